@@ -1,0 +1,66 @@
+"""The root of the one error tree.
+
+Every error that leaves a storey is an `MmeError` with a `Kind`. A kind says what went wrong in terms of models and
+memory; it is never an HTTP status. `container/status.py` maps kinds to statuses in one table, and nothing anywhere
+matches on message text.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Kind(Enum):
+    """What went wrong, from the point of view of the engine."""
+
+    INVALID_ARGUMENT = "invalid argument"  # the request is wrong: a name, a type, a shape, a size
+    TOO_LARGE = "too large"  # the request or a part of it exceeds a limit
+    INVALID_MODEL = "invalid model"  # the archive, its config or its model file is wrong
+    UNKNOWN_MODEL = "unknown model"  # no such model here or in the store
+    UNKNOWN_VERSION = "unknown version"  # the model is here, the version is not
+    ALREADY_EXISTS = "already exists"  # a model of that name is loaded or being loaded
+    UNSUPPORTED = "unsupported"  # a feature or method that is not offered
+    QUEUE_FULL = "queue full"  # the model's queue has reached max_queue_size
+    QUEUE_TIMEOUT = "queue timeout"  # the request waited longer than its queue policy allows
+    UNAVAILABLE = "unavailable"  # not now: draining, unloading, no memory free in time, store unreachable
+    OUT_OF_MEMORY = "out of memory"  # memory (host, device or disk) does not suffice, and nothing else
+    CANCELLED = "cancelled"  # the client left before the answer
+    EXECUTION_FAILED = "execution failed"  # the framework raised while it ran the model
+    INTERNAL = "internal"  # a bug of ours
+
+
+class MmeError(Exception):
+    """An error with a kind and one sentence that names what is wrong and says what to do.
+
+    Attributes:
+        kind: what went wrong; the only thing that code may branch on.
+    """
+
+    __slots__ = ("kind",)
+
+    def __init__(self, kind: Kind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+    @property
+    def message(self) -> str:
+        """The sentence, as the client reads it."""
+        return str(self.args[0])
+
+    def __repr__(self) -> str:
+        return f"<MmeError {self.kind.name}: {self.message}>"
+
+
+def invalid_argument(message: str) -> MmeError:
+    """The request is wrong."""
+    return MmeError(Kind.INVALID_ARGUMENT, message)
+
+
+def invalid_model(message: str) -> MmeError:
+    """The archive, its configuration or its model file is wrong."""
+    return MmeError(Kind.INVALID_MODEL, message)
+
+
+def out_of_memory(message: str) -> MmeError:
+    """Memory does not suffice. SageMaker evicts other models when it sees this: raise it for nothing else."""
+    return MmeError(Kind.OUT_OF_MEMORY, message)

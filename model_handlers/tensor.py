@@ -1,0 +1,163 @@
+"""Tensors as the protocol names them: data types, specs, shapes and the wire form of string elements.
+
+A tensor in flight is a plain `numpy.ndarray`. Two data types have no numpy equivalent: BYTES is an object array of
+`bytes`, and BF16 is carried as its bit pattern in `uint16`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model_handlers.errors import invalid_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DataType:
+    """One row of the protocol's data type table.
+
+    Attributes:
+        name: the name on the wire, for example `FP32`; `config.pbtxt` says `TYPE_FP32` (and `TYPE_STRING` for BYTES).
+        number: the value in the published ModelConfig message.
+        dtype: the numpy dtype that carries it.
+        itemsize: bytes an element, 0 where elements differ (BYTES).
+        json: whether elements can be written as JSON.
+    """
+
+    name: str
+    number: int
+    dtype: np.dtype[Any]
+    itemsize: int
+    json: bool = True
+
+    @property
+    def config_name(self) -> str:
+        """The name in config.pbtxt."""
+        return "TYPE_STRING" if self is BYTES else f"TYPE_{self.name}"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _row(name: str, number: int, dtype: str, *, json: bool = True) -> DataType:
+    np_dtype = np.dtype(dtype)
+    return DataType(name, number, np_dtype, 0 if dtype == "O" else np_dtype.itemsize, json)
+
+
+BOOL = _row("BOOL", 1, "?")
+UINT8 = _row("UINT8", 2, "u1")
+UINT16 = _row("UINT16", 3, "<u2")
+UINT32 = _row("UINT32", 4, "<u4")
+UINT64 = _row("UINT64", 5, "<u8")
+INT8 = _row("INT8", 6, "i1")
+INT16 = _row("INT16", 7, "<i2")
+INT32 = _row("INT32", 8, "<i4")
+INT64 = _row("INT64", 9, "<i8")
+FP16 = _row("FP16", 10, "<f2", json=False)
+FP32 = _row("FP32", 11, "<f4")
+FP64 = _row("FP64", 12, "<f8")
+BYTES = _row("BYTES", 13, "O")
+BF16 = _row("BF16", 14, "<u2", json=False)
+
+DATA_TYPES = (BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, FP32, FP64, BYTES, BF16)
+BY_NAME = {data_type.name: data_type for data_type in DATA_TYPES}
+BY_NUMBER = {data_type.number: data_type for data_type in DATA_TYPES}
+# BF16 shares its dtype with UINT16, so an array alone says UINT16; the spec of the tensor tells them apart.
+BY_DTYPE = {data_type.dtype: data_type for data_type in DATA_TYPES if data_type is not BF16}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A model's input or output as its configuration declares it.
+
+    Attributes:
+        name: the tensor's name.
+        data_type: its element type.
+        dims: its shape without the batch dimension; -1 is a dimension of any size.
+        reshape: the shape that the framework sees instead of `dims`, or None.
+        optional: whether a request may leave the input out.
+        labels: the path of a label file relative to the model directory, or "".
+    """
+
+    name: str
+    data_type: DataType
+    dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None = None
+    optional: bool = False
+    labels: str = ""
+
+    def shape(self, max_batch_size: int) -> tuple[int, ...]:
+        """The full shape that a client sees: `dims`, behind a -1 where the model batches."""
+        return (-1, *self.dims) if max_batch_size > 0 else self.dims
+
+
+def shape_matches(shape: Sequence[int], expected: Sequence[int]) -> bool:
+    """Whether a concrete shape fits one that may hold -1."""
+    return len(shape) == len(expected) and all(
+        have == want or want == -1 for have, want in zip(shape, expected, strict=True)
+    )
+
+
+def element_count(shape: Iterable[int]) -> int:
+    """The number of elements of a concrete shape; 1 for a scalar."""
+    return math.prod(shape)
+
+
+def decode_bytes_elements(buffer: bytes | memoryview, count: int, name: str, model: str) -> Array:
+    """Split the wire form of a BYTES tensor (4-byte little-endian length, then the element) into `count` elements.
+
+    Returns:
+        a one-dimensional object array of `bytes`, length `count`.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT, when the buffer ends early or holds another number of elements.
+    """
+    view = memoryview(buffer)
+    size, offset = len(view), 0
+    elements: list[bytes] = []
+    while offset < size:
+        if size - offset < 4:
+            raise invalid_argument(
+                f"incomplete string length indicator for inference input '{name}' for model '{model}', "
+                f"expecting 4 bytes but only {size - offset} bytes available. "
+                "Please make sure the string length indicator is in one buffer."
+            )
+        (length,) = struct.unpack_from("<I", view, offset)
+        offset += 4
+        if length > size - offset:
+            raise invalid_argument(
+                f"incomplete string data for inference input '{name}' for model '{model}', "
+                f"expecting string of length {length} but only {size - offset} bytes available"
+            )
+        elements.append(bytes(view[offset : offset + length]))
+        offset += length
+        if len(elements) > count:
+            break
+    if len(elements) != count:
+        raise invalid_argument(
+            f"expected {count} string elements for inference input '{name}' for model '{model}', "
+            f"got {'more' if len(elements) > count else len(elements)}"
+        )
+    array = np.empty(count, dtype=np.object_)
+    array[:] = elements
+    return array
+
+
+def encode_bytes_elements(array: Array) -> bytes:
+    """The wire form of a BYTES tensor: each element, row-major, behind its 4-byte little-endian length."""
+    parts: list[bytes] = []
+    for element in array.ravel(order="C").tolist():
+        data = element if isinstance(element, bytes) else str(element).encode()
+        parts += (len(data).to_bytes(4, "little"), data)
+    return b"".join(parts)
