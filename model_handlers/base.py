@@ -1,0 +1,112 @@
+"""What a framework must offer to be served: five small methods.
+
+A handler class serves one backend. `autocomplete` completes a configuration from the model file without loading it;
+`load` makes an instance that holds the model on one device; the instance executes batches until it is closed.
+Handlers know tensors, files and devices. They never queue, never choose a device, and raise `MmeError` alone:
+each maps its framework's exceptions where it calls the framework.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from model_handlers.config import ModelConfig
+    from model_handlers.tensor import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A place where a model can live: the host's CPUs, or one GPU by its index."""
+
+    kind: str  # "cpu" or "gpu"
+    index: int = 0
+
+    def __str__(self) -> str:
+        return "cpu" if self.kind == "cpu" else f"gpu:{self.index}"
+
+
+CPU = Device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes that a model takes: on the host, and on devices all together."""
+
+    host: int = 0
+    device: int = 0
+
+    def __add__(self, other: Footprint) -> Footprint:
+        return Footprint(self.host + other.host, self.device + other.device)
+
+    def __sub__(self, other: Footprint) -> Footprint:
+        return Footprint(self.host - other.host, self.device - other.device)
+
+    def fits(self, room: Footprint) -> bool:
+        """Whether this much goes into `room`, in both kinds of memory."""
+        return self.host <= room.host and self.device <= room.device
+
+    def scaled(self, factor: float) -> Footprint:
+        """This footprint times a factor."""
+        return Footprint(int(self.host * factor), int(self.device * factor))
+
+
+class Handler(ABC):
+    """One model, loaded by one framework on one device. `execute` may be called by several threads at once.
+
+    Attributes:
+        backend: the name that selects the class in config.pbtxt.
+        platform: the older name, or "".
+        default_filename: the model file in a version directory when the configuration names none.
+        estimate_factor: bytes in memory per byte on disk, for a model never seen before.
+        inline: whether a short execution may run on the event loop: it must release the GIL while it computes,
+            never block on anything but the CPU, and never run code of the model's author.
+    """
+
+    backend: ClassVar[str]
+    platform: ClassVar[str] = ""
+    default_filename: ClassVar[str]
+    estimate_factor: ClassVar[float] = 1.5
+    inline: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
+        """Fill what `config` leaves out (inputs, outputs, batch size) from the model file, and check the rest.
+
+        Raises:
+            MmeError: INVALID_MODEL, naming the field that disagrees with the file.
+        """
+
+    @classmethod
+    @abstractmethod
+    def load(cls, config: ModelConfig, model_file: Path, device: Device) -> Handler:
+        """Load the model on `device`. Runs on a load thread, at low priority, for as long as it takes.
+
+        Raises:
+            MmeError: INVALID_MODEL when the framework refuses the file, OUT_OF_MEMORY when it finds no room.
+        """
+
+    @abstractmethod
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Run one batch.
+
+        Args:
+            inputs: one array a declared input, batch dimension first where the model batches.
+            outputs: names of the outputs that anybody in the batch asked for.
+
+        Returns:
+            one array an entry of `outputs`, in that order.
+
+        Raises:
+            MmeError: EXECUTION_FAILED with the framework's words, OUT_OF_MEMORY when it ran out of room.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back everything the model holds. Called once, when nothing executes any more."""

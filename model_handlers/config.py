@@ -1,0 +1,138 @@
+"""A model's configuration as frozen values: what config.pbtxt says, defaults filled in.
+
+`pbtxt.py` makes these from text and back into the published message; nothing else knows the message. Names follow
+the fields of Triton's ModelConfig.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from model_handlers.tensor import TensorSpec
+
+_NO_STRINGS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPolicy:
+    """Which versions of a model are served: the `latest` n, `all`, or the `specific` ones named.
+
+    Exactly one is set; `latest=1` is the default.
+    """
+
+    latest: int = 1
+    all: bool = False
+    specific: tuple[int, ...] = ()
+
+    def select(self, available: tuple[int, ...]) -> tuple[int, ...]:
+        """The versions to serve, ascending, out of the `available` ones."""
+        if self.all:
+            return tuple(sorted(available))
+        if self.specific:
+            return tuple(version for version in sorted(available) if version in self.specific)
+        return tuple(sorted(available)[-self.latest :]) if self.latest > 0 else ()
+
+
+class TimeoutAction(Enum):
+    """What happens to a request whose queue time is over."""
+
+    REJECT = 0
+    DELAY = 1
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """How long requests may wait and how many of them. Zero means no limit.
+
+    Attributes:
+        timeout_action: reject the request, or serve it after those that still have time.
+        default_timeout_us: microseconds in the queue before the action.
+        allow_timeout_override: whether a request's own, shorter timeout counts.
+        max_queue_size: requests waiting; one more is refused at once.
+    """
+
+    timeout_action: TimeoutAction = TimeoutAction.REJECT
+    default_timeout_us: int = 0
+    allow_timeout_override: bool = False
+    max_queue_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicBatching:
+    """The dynamic batcher's settings.
+
+    Attributes:
+        preferred_batch_sizes: sizes at which a batch is cut, ascending; (max_batch_size,) when none are given.
+        max_queue_delay_us: microseconds that the oldest request may wait for a preferred size.
+        preserve_ordering: whether responses leave in the order in which requests came.
+        queue_policy: limits of the queue.
+    """
+
+    preferred_batch_sizes: tuple[int, ...]
+    max_queue_delay_us: int = 0
+    preserve_ordering: bool = False
+    queue_policy: QueuePolicy = field(default_factory=QueuePolicy)
+
+
+class InstanceKind(Enum):
+    """Where an instance group runs."""
+
+    AUTO = 0
+    GPU = 1
+    CPU = 2
+    MODEL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGroup:
+    """`count` execution lanes of a model on one kind of device (per GPU, where it names several)."""
+
+    name: str
+    kind: InstanceKind = InstanceKind.AUTO
+    count: int = 1
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Everything we honour of a model's configuration.
+
+    Attributes:
+        name: the model's name.
+        backend: `onnxruntime`, …: names the handler. `platform` is the older name for the same.
+        max_batch_size: the largest batch, 0 for a model without a batch dimension.
+        inputs, outputs: tensor specs, without the batch dimension. Empty until autocompleted.
+        dynamic_batching: None when requests are never batched together.
+        default_model_filename: the model file inside a version directory.
+        optimization_level: `optimization.graph.level` (-1 none, 1 basic, 2 extended, 0 all).
+        parameters: the model's own `parameters`, for its backend.
+        metric_tags: labels that every metric of the model carries.
+    """
+
+    name: str
+    backend: str = ""
+    platform: str = ""
+    max_batch_size: int = 0
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    version_policy: VersionPolicy = field(default_factory=VersionPolicy)
+    instance_groups: tuple[InstanceGroup, ...] = ()
+    dynamic_batching: DynamicBatching | None = None
+    default_model_filename: str = ""
+    optimization_level: int = 0
+    parameters: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
+    metric_tags: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
+
+    def input(self, name: str) -> TensorSpec | None:
+        """The input of that name, or None."""
+        return next((spec for spec in self.inputs if spec.name == name), None)
+
+    def output(self, name: str) -> TensorSpec | None:
+        """The output of that name, or None."""
+        return next((spec for spec in self.outputs if spec.name == name), None)
