@@ -1,0 +1,97 @@
+"""Which handler serves which backend, and how a model directory without a configuration gives its backend away.
+
+The table holds every backend that Triton publishes, so that a model for one that is not served here is refused by
+its name and not mistaken for another. A handler's module imports its framework when the first such model is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from model_handlers.errors import Kind, MmeError, invalid_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from model_handlers.base import Handler
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A backend as config.pbtxt names it.
+
+    Attributes:
+        name: the `backend` field.
+        platforms: values of the older `platform` field that mean the same.
+        filename: its model file in a version directory, when the configuration names none.
+        handler: `module:class` of the handler, "" where this build serves no such model.
+        detect: whether the file's presence is enough to recognise the backend.
+    """
+
+    name: str
+    platforms: tuple[str, ...]
+    filename: str
+    handler: str = ""
+    detect: bool = True
+
+
+# In the order in which Triton tries to recognise a model by its file.
+BACKENDS = (
+    Backend("tensorflow", ("tensorflow_savedmodel",), "model.savedmodel"),
+    Backend("tensorflow", ("tensorflow_graphdef",), "model.graphdef"),
+    Backend("tensorrt", ("tensorrt_plan",), "model.plan"),
+    Backend("onnxruntime", ("onnxruntime_onnx",), "model.onnx", "model_handlers.onnx:OnnxHandler"),
+    Backend("openvino", (), "model.xml"),
+    Backend("pytorch", ("pytorch_libtorch", "libtorch"), "model.pt"),
+    Backend("pytorch", ("torch_aoti",), "model.pt2"),
+    Backend("python", (), "model.py"),
+    Backend("fil", (), "xgboost.json", detect=False),
+)
+
+
+def detect_backend(version_directory: Path) -> Backend | None:
+    """The backend whose default model file lies in `version_directory`, or None."""
+    return next((b for b in BACKENDS if b.detect and (version_directory / b.filename).exists()), None)
+
+
+def find_backend(name: str, platform: str, model: str) -> Backend:
+    """The backend that a configuration names by `backend`, by `platform`, or by both.
+
+    Raises:
+        MmeError: INVALID_MODEL when the two disagree or neither is known.
+    """
+    if platform and not any(platform in b.platforms for b in BACKENDS):
+        raise invalid_model(f"unexpected platform type '{platform}' for {model}")
+    matches = [b for b in BACKENDS if (not name or b.name == name) and (not platform or platform in b.platforms)]
+    if matches:
+        return matches[0]
+    if platform:
+        raise invalid_model(f"unexpected 'platform' and 'backend' pair, got:{platform}, {name}")
+    raise invalid_model(
+        f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration. "
+        f"Model '{model}': the backends served here are {', '.join(served_backends())}."
+    )
+
+
+def handler_for(backend: Backend, model: str) -> type[Handler]:
+    """The handler class of a backend; imports its module, not yet its framework.
+
+    Raises:
+        MmeError: UNSUPPORTED when this build serves no such model.
+    """
+    if not backend.handler:
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            f"model '{model}' needs backend '{backend.name}', which this build does not serve; "
+            f"the backends served here are {', '.join(served_backends())}",
+        )
+    module, _, name = backend.handler.partition(":")
+    handler: type[Handler] = getattr(importlib.import_module(module), name)
+    return handler
+
+
+def served_backends() -> tuple[str, ...]:
+    """The names of the backends that have a handler."""
+    return tuple(b.name for b in BACKENDS if b.handler)
