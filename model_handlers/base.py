@@ -60,6 +60,7 @@ class Handler(ABC):
     """One model, loaded by one framework on one device. `execute` may be called by several threads at once.
 
     Attributes:
+        config: the configuration, completed from the model file.
         backend: the name that selects the class in config.pbtxt.
         platform: the older name, or "".
         default_filename: the model file in a version directory when the configuration names none.
@@ -74,6 +75,9 @@ class Handler(ABC):
     estimate_factor: ClassVar[float] = 1.5
     inline: ClassVar[bool] = False
 
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+
     @classmethod
     @abstractmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
@@ -87,6 +91,8 @@ class Handler(ABC):
     @abstractmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device) -> Handler:
         """Load the model on `device`. Runs on a load thread, at low priority, for as long as it takes.
+
+        What `config` leaves out is completed from the model, so that a load reads the file once: see `config`.
 
         Raises:
             MmeError: INVALID_MODEL when the framework refuses the file, OUT_OF_MEMORY when it finds no room.

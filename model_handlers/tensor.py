@@ -88,6 +88,7 @@ class TensorSpec:
         reshape: the shape that the framework sees instead of `dims`, or None.
         optional: whether a request may leave the input out.
         labels: the path of a label file relative to the model directory, or "".
+        format: `FORMAT_NHWC` or `FORMAT_NCHW` when it says that it is an image; told to clients, changes nothing.
     """
 
     name: str
@@ -96,6 +97,7 @@ class TensorSpec:
     reshape: tuple[int, ...] | None = None
     optional: bool = False
     labels: str = ""
+    format: str = "FORMAT_NONE"
 
     def shape(self, max_batch_size: int) -> tuple[int, ...]:
         """The full shape that a client sees: `dims`, behind a -1 where the model batches."""
@@ -105,7 +107,7 @@ class TensorSpec:
 def shape_matches(shape: Sequence[int], expected: Sequence[int]) -> bool:
     """Whether a concrete shape fits one that may hold -1."""
     return len(shape) == len(expected) and all(
-        have == want or want == -1 for have, want in zip(shape, expected, strict=True)
+        want in (have, -1) for have, want in zip(shape, expected, strict=True)
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
     from model_handlers.errors import MmeError
     from model_handlers.tensor import Array, DataType
+
+    Completion = Callable[["InferenceRequest", "InferenceResponse | MmeError"], None]
 
 
 class Layout:
@@ -34,6 +36,13 @@ class Layout:
         return f"<Layout {tensors} -> {', '.join(self.outputs) or 'all'}>"
 
 
+class Lease(Protocol):
+    """The promise that a model stays in memory until it is released."""
+
+    def release(self) -> None:
+        """End the promise. Called once, on the event loop."""
+
+
 class InferenceRequest:
     """A request on its way through the engine.
 
@@ -42,24 +51,28 @@ class InferenceRequest:
         inputs: one array an input of the layout, in its order, with the full shape. May be views into the body.
         id: the client's request id, or "".
         parameters: what the client sent beside tensors (never the reserved keys, which have fields of their own).
-        priority: 0 for the model's default.
         timeout_us: the client's own queue timeout in microseconds, 0 for none.
         on_complete: called exactly once, on the event loop, with the response or the error.
         cancelled: set when the client left; a queued request is then dropped instead of run.
-        batch_size: elements of the batch dimension, 1 for models without one. Set by the model.
-        arrival_ns: `time.perf_counter_ns()` when the model accepted it. Set by the model.
+        lease: keeps the model in memory until the answer was handed over. Set by the engine.
+        batch_size, order, signature: what the model's check of the layout found (`serve/layout_check.py`).
+        arrival_ns, deadline_ns: `time.perf_counter_ns()` when the model accepted it and when its time in the queue
+            is over (0: never). Set by the model and by its queue.
     """
 
     __slots__ = (
         "arrival_ns",
         "batch_size",
         "cancelled",
+        "deadline_ns",
         "id",
         "inputs",
         "layout",
+        "lease",
         "on_complete",
+        "order",
         "parameters",
-        "priority",
+        "signature",
         "timeout_us",
     )
 
@@ -67,26 +80,36 @@ class InferenceRequest:
         self,
         layout: Layout,
         inputs: list[Array],
-        *,
+        on_complete: Completion,
         id: str = "",  # noqa: A002 - the protocol's name for it
         parameters: Mapping[str, Any] | None = None,
-        priority: int = 0,
         timeout_us: int = 0,
     ) -> None:
         self.layout = layout
         self.inputs = inputs
+        self.on_complete = on_complete
         self.id = id
-        self.parameters = parameters or {}
-        self.priority = priority
+        self.parameters = parameters
         self.timeout_us = timeout_us
-        self.on_complete: Callable[[InferenceRequest, InferenceResponse | MmeError], None] = _nobody_waits
         self.cancelled = False
+        self.lease: Lease | None = None
         self.batch_size = 1
+        self.order: tuple[int, ...] = ()
+        self.signature: Hashable = None
         self.arrival_ns = 0
+        self.deadline_ns = 0
 
+    def resolve(self, result: InferenceResponse | MmeError) -> None:
+        """Hand over the answer and end the lease, in this order: the answer may look into the model's memory."""
+        try:
+            self.on_complete(self, result)
+        finally:
+            lease, self.lease = self.lease, None
+            if lease is not None:
+                lease.release()
 
-def _nobody_waits(_request: InferenceRequest, _result: InferenceResponse | MmeError) -> None:
-    """The completion of a request that nobody waits for."""
+    def __repr__(self) -> str:
+        return f"<InferenceRequest {self.id or '-'} {self.layout!r}>"
 
 
 class InferenceResponse:
@@ -96,7 +119,7 @@ class InferenceResponse:
         model_name, model_version: who answered; the version is the resolved one, as a string.
         outputs: (name, data type, array) of each requested output, full shapes.
         id: the request's id.
-        timings: where the time went.
+        timings: where the time of its execution went.
     """
 
     __slots__ = ("id", "model_name", "model_version", "outputs", "timings")
@@ -116,19 +139,19 @@ class InferenceResponse:
         self.timings = timings
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Timings:
-    """Where one request's time went, in nanoseconds; the first four for every member of a batch alike."""
+    """Where the time of one execution went, in nanoseconds; `start` is a reading of `time.perf_counter_ns()`."""
 
-    queue: int = 0
-    compute_input: int = 0
-    compute_infer: int = 0
-    compute_output: int = 0
+    start: int
+    compute_input: int
+    compute_infer: int
+    compute_output: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What one cold load cost: nanoseconds for each part, and who had to go for it."""
+    """What one load cost: nanoseconds for each part, and who had to go for it."""
 
     download: int = 0
     load: int = 0

@@ -1,0 +1,126 @@
+"""What this machine has: GPUs and memory, free and total. pynvml and psutil live here and nowhere else.
+
+Every number is bytes. Asking for GPUs on a machine without one, or without a driver, is not an error: there are none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from model_handlers.base import CPU, Device
+from model_handlers.config import InstanceGroup, InstanceKind
+from model_handlers.errors import Kind, MmeError, invalid_model
+
+_log = logging.getLogger("mme.devices")
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as the driver lists it."""
+
+    index: int
+    name: str
+    total: int
+    free: int
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs of this machine, () where there is none."""
+    import pynvml  # noqa: PLC0415 - dlopens the driver's library; a CPU machine should not pay for it at start
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        return tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(pynvml: object, index: int) -> Gpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)  # type: ignore[attr-defined]
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)  # type: ignore[attr-defined]
+    name = pynvml.nvmlDeviceGetName(handle)  # type: ignore[attr-defined]
+    return Gpu(index, str(name), int(memory.total), int(memory.free))
+
+
+@functools.cache
+def gpu_count() -> int:
+    """How many GPUs there are; asked of the driver once."""
+    return len(gpus())
+
+
+def host_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or the control group's limit where it is lower."""
+    total: int = psutil.virtual_memory().total
+    for path in _CGROUP_LIMITS:
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            total = min(total, int(text))
+    return total
+
+
+def device_memory() -> int:
+    """Bytes of memory of all GPUs together, 0 without one."""
+    return sum(gpu.total for gpu in gpus())
+
+
+def device_memory_used() -> int:
+    """Bytes in use on all GPUs together, by anybody."""
+    return sum(gpu.total - gpu.free for gpu in gpus()) if gpu_count() else 0
+
+
+def private_memory() -> int:
+    """Bytes of this process that no other shares: resident pages less file-backed and shared ones."""
+    fields = Path("/proc/self/statm").read_text().split()
+    return (int(fields[1]) - int(fields[2])) * _PAGE
+
+
+def trim_host_memory() -> None:
+    """Hand freed heap pages back to the system, so that what a model gave back is seen by everybody."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
+    if trim is not None:
+        trim(0)
+
+
+def place(group: InstanceGroup, model: str, *, gpu_capable: bool, require_gpu: bool) -> tuple[Device, ...]:
+    """The devices of an instance group, `count` entries for each.
+
+    Without a GPU a KIND_GPU group runs on the CPU, which is logged once a model, unless `require_gpu` forbids it.
+
+    Raises:
+        MmeError: INVALID_MODEL for a GPU that is not there, UNAVAILABLE when a GPU is required and there is none.
+    """
+    available = gpu_count() if gpu_capable else 0
+    if group.kind is InstanceKind.CPU or (group.kind is InstanceKind.MODEL and not available):
+        return (CPU,) * group.count
+    missing = [gpu for gpu in group.gpus if gpu >= available]
+    if available and missing and group.kind is InstanceKind.GPU:
+        raise invalid_model(
+            f"instance group {group.name} of model {model} specifies invalid or unsupported gpu id {missing[0]}. "
+            f"GPUs on this machine are: {', '.join(str(index) for index in range(available))}"
+        )
+    if available and not missing:
+        return tuple(Device("gpu", index) for index in group.gpus or range(available) for _ in range(group.count))
+    if group.kind is InstanceKind.GPU:
+        _warn_no_gpu(group, model, require_gpu=require_gpu)
+    return (CPU,) * group.count
+
+
+def _warn_no_gpu(group: InstanceGroup, model: str, *, require_gpu: bool) -> None:
+    sentence = f"instance group {group.name} of model {model} has kind KIND_GPU but no GPUs are available"
+    if require_gpu:
+        raise MmeError(Kind.UNAVAILABLE, f"{sentence}, and MME_REQUIRE_GPU forbids to run it on the CPU")
+    _log.warning("%s; it runs on the CPU", sentence, extra={"target_model": model})

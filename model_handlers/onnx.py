@@ -1,0 +1,290 @@
+"""ONNX models by ONNX Runtime, on CPU or by its CUDA provider.
+
+`session.run` releases the GIL while it computes, and so does creating a session, so these models live in the serving
+process. One session serves all instances on a device: sessions may be called by several threads at once, and the
+weights are held once. Threads of a session never spin while they wait: with hundreds of sessions they would fight for
+the cores with those that have work.
+
+Called by load threads (`autocomplete`, `load`, `close`) and by instance threads or the event loop (`execute`).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from model_handlers.base import Device, Handler
+from model_handlers.config import DynamicBatching, ModelConfig
+from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.tensor import BY_NAME, DataType, TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from model_handlers.tensor import Array
+
+DEFAULT_MAX_BATCH_SIZE = 4  # what Triton gives a batching model whose configuration names no batch size
+
+_TYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+# optimization.graph.level and the parameter `level` use the same numbers.
+_GRAPH_LEVELS = {-1: "ORT_DISABLE_ALL", 1: "ORT_ENABLE_BASIC", 2: "ORT_ENABLE_EXTENDED", 0: "ORT_ENABLE_ALL"}
+_SMALL_MODEL = 1 << 20  # bytes of the model file
+_MEMORY_WORDS = ("bad_alloc", "allocate memory", "out of memory", "CUDA_ERROR_OUT_OF_MEMORY")
+
+
+@functools.cache
+def _onnxruntime() -> Any:
+    try:
+        import onnxruntime  # noqa: PLC0415 - optional: only a machine that serves ONNX models has it
+    except ImportError as error:
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            "ONNX models need ONNX Runtime, which is not installed; run `pip install 'mme[onnx]'` "
+            "(or 'mme[onnx-gpu]' on a machine with a GPU)",
+        ) from error
+    onnxruntime.set_default_logger_severity(3)  # errors reach the client as exceptions; warnings fill CloudWatch
+    return onnxruntime
+
+
+class OnnxHandler(Handler):
+    """One ONNX Runtime session on one device."""
+
+    backend: ClassVar[str] = "onnxruntime"
+    platform: ClassVar[str] = "onnxruntime_onnx"
+    default_filename: ClassVar[str] = "model.onnx"
+    estimate_factor: ClassVar[float] = 1.3
+    inline: ClassVar[bool] = True
+
+    def __init__(self, session: Any, config: ModelConfig) -> None:
+        super().__init__(_complete(config, *_signature(session, config.name)))
+        self._session = session
+        self._run = session.run
+
+    @classmethod
+    def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
+        """Inputs, outputs and the batch dimension from the graph; what the configuration says must agree with it."""
+        session = _signature_session(model_file, config.name)
+        return _complete(config, *_signature(session, config.name))
+
+    @classmethod
+    def load(cls, config: ModelConfig, model_file: Path, device: Device) -> OnnxHandler:
+        """Create the session; parameters are named as Triton's ONNX Runtime backend names them."""
+        runtime = _onnxruntime()
+        options = _session_options(runtime, config, _default_threads(model_file))
+        providers: list[Any] = ["CPUExecutionProvider"]
+        if device.kind == "gpu":
+            providers.insert(0, ("CUDAExecutionProvider", {"device_id": str(device.index)}))
+        try:
+            session = runtime.InferenceSession(
+                str(_onnx_path(model_file)), options, providers=providers, enable_fallback=0
+            )
+        except Exception as error:  # ONNX Runtime raises a dozen unrelated classes, some of them plain RuntimeError
+            raise _translated(error, config.name, loading=True) from error
+        if device.kind == "gpu" and session.get_providers()[0] != "CUDAExecutionProvider":
+            raise MmeError(
+                Kind.UNAVAILABLE,
+                f"model '{config.name}' was to run on {device}, but ONNX Runtime's CUDA provider did not start; "
+                "check that the driver, CUDA and cuDNN fit the installed onnxruntime-gpu",
+            )
+        return cls(session, config)
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Run the session once."""
+        try:
+            result: list[Array] = self._run(outputs, inputs)
+        except Exception as error:  # see load
+            raise _translated(error, self.config.name, loading=False) from error
+        return result
+
+    def close(self) -> None:
+        """Drop the session: ONNX Runtime frees weights and arena in its destructor."""
+        del self._run
+        del self._session
+
+
+def gpu_capable() -> bool:
+    """Whether the installed ONNX Runtime was built with the CUDA provider (it may still fail to start)."""
+    return "CUDAExecutionProvider" in _onnxruntime().get_available_providers()
+
+
+def _onnx_path(model_file: Path) -> Path:
+    """A model with external data may be a directory that holds model.onnx beside its data."""
+    return model_file / "model.onnx" if model_file.is_dir() else model_file
+
+
+def _default_threads(model_file: Path) -> int:
+    """One thread for a small model: splitting its operators costs more than it gains, and a pool costs threads."""
+    path = _onnx_path(model_file)
+    small = path.stat().st_size < _SMALL_MODEL and not model_file.is_dir()
+    return 1 if small else len(os.sched_getaffinity(0))
+
+
+def _session_options(runtime: Any, config: ModelConfig, default_threads: int) -> Any:
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    options.intra_op_num_threads = _integer(config, "intra_op_thread_count", 0, range(1025)) or default_threads
+    options.inter_op_num_threads = _integer(config, "inter_op_thread_count", 0, range(1025)) or 1
+    if _integer(config, "execution_mode", 0, range(2)):
+        options.execution_mode = runtime.ExecutionMode.ORT_PARALLEL
+    level = _integer(config, "level", config.optimization_level, range(-1, 3))
+    options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, _GRAPH_LEVELS[level])
+    options.enable_cpu_mem_arena = bool(_integer(config, "enable_mem_arena", 1, range(2)))
+    options.enable_mem_pattern = bool(_integer(config, "enable_mem_pattern", 1, range(2)))
+    return options
+
+
+def _integer(config: ModelConfig, key: str, default: int, allowed: range) -> int:
+    text = config.parameters.get(key)
+    if text is None:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = allowed.stop
+    if value not in allowed:
+        raise invalid_model(
+            f"model '{config.name}': parameter '{key}' must be an integer from {allowed.start} to {allowed[-1]}, "
+            f"got '{text}'"
+        )
+    return value
+
+
+def _translated(error: Exception, model: str, *, loading: bool) -> MmeError:
+    """ONNX Runtime's exceptions carry a status class but no code for memory: its allocator's words are all there is."""
+    words = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or any(word in words for word in _MEMORY_WORDS):
+        return out_of_memory(f"model '{model}' ran out of memory: {words}")
+    if loading:
+        return invalid_model(f"ONNX Runtime can't load model '{model}': {words}")
+    return MmeError(Kind.EXECUTION_FAILED, f"ONNX Runtime failed while running model '{model}': {words}")
+
+
+# A tensor as the graph declares it: name, type, shape with -1 for symbolic dimensions (None: no rank given).
+_GraphTensor = tuple[str, DataType, tuple[int, ...]]
+
+
+def _signature_session(model_file: Path, model: str) -> Any:
+    """A session that only tells inputs and outputs: no weight is transformed, few are touched."""
+    runtime = _onnxruntime()
+    options = runtime.SessionOptions()
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    try:
+        return runtime.InferenceSession(
+            str(_onnx_path(model_file)), options, providers=["CPUExecutionProvider"], enable_fallback=0
+        )
+    except Exception as error:  # see OnnxHandler.load
+        raise _translated(error, model, loading=True) from error
+
+
+def _signature(session: Any, model: str) -> tuple[list[_GraphTensor], list[_GraphTensor]]:
+    return (
+        [_graph_tensor(node, model) for node in session.get_inputs()],
+        [_graph_tensor(node, model) for node in session.get_outputs()],
+    )
+
+
+def _graph_tensor(node: Any, model: str) -> _GraphTensor:
+    type_name = _TYPES.get(node.type)
+    if type_name is None:
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            f"model '{model}': tensor '{node.name}' has ONNX type {node.type}, which can't be sent over the protocol; "
+            "export the model with plain tensors (with skl2onnx: zipmap=False)",
+        )
+    shape = tuple(dim if isinstance(dim, int) and dim > 0 else -1 for dim in node.shape)
+    return (node.name, BY_NAME[type_name], shape)
+
+
+def _complete(config: ModelConfig, inputs: list[_GraphTensor], outputs: list[_GraphTensor]) -> ModelConfig:
+    batchable = all(shape and shape[0] == -1 for _, _, shape in inputs + outputs)
+    max_batch_size = config.max_batch_size
+    unset = not config.inputs and not config.outputs and max_batch_size == 0
+    if max_batch_size > 0 and not batchable:
+        raise invalid_model(
+            f"autofill failed for model '{config.name}': model does not support batching while non-zero "
+            "max_batch_size is specified"
+        )
+    if unset and batchable:
+        max_batch_size = DEFAULT_MAX_BATCH_SIZE
+    batching = config.dynamic_batching
+    if unset and max_batch_size > 1 and batching is None:
+        batching = DynamicBatching(preferred_batch_sizes=(max_batch_size,))
+    config = replace(config, max_batch_size=max_batch_size, dynamic_batching=batching)
+    return replace(
+        config,
+        inputs=_merge("input", config.inputs, inputs, config),
+        outputs=_merge("output", config.outputs, outputs, config),
+    )
+
+
+def _merge(
+    what: str, declared: tuple[TensorSpec, ...], graph: list[_GraphTensor], config: ModelConfig
+) -> tuple[TensorSpec, ...]:
+    """The declared specs, checked, and the graph's for those not declared. All inputs must end up declared."""
+    by_name = {name: (data_type, shape) for name, data_type, shape in graph}
+    for spec in declared:
+        if spec.name not in by_name:
+            raise invalid_model(
+                f"unable to load model '{config.name}', unexpected inference {what} '{spec.name}', "
+                f"allowed {what}s are: {', '.join(by_name)}"
+            )
+        _check(spec, *by_name[spec.name], config)
+    names = {spec.name for spec in declared}
+    if declared and what == "output":
+        return declared
+    missing = tuple(_spec(name, *by_name[name], config) for name in by_name if name not in names)
+    return declared + missing
+
+
+def _spec(name: str, data_type: DataType, shape: tuple[int, ...], config: ModelConfig) -> TensorSpec:
+    dims = shape[1:] if config.max_batch_size > 0 else shape
+    if not dims:  # the protocol has no scalars: one element outside, no dimension inside
+        return TensorSpec(name, data_type, (1,), reshape=())
+    return TensorSpec(name, data_type, dims)
+
+
+def _check(spec: TensorSpec, data_type: DataType, shape: tuple[int, ...], config: ModelConfig) -> None:
+    if spec.data_type is not data_type:
+        raise invalid_model(
+            f"unable to load model '{config.name}', configuration expects datatype {spec.data_type.config_name} for "
+            f"input '{spec.name}', model provides {data_type.config_name}"
+        )
+    inner = spec.dims if spec.reshape is None else spec.reshape
+    full = (-1, *inner) if config.max_batch_size > 0 else tuple(inner)
+    agree = len(full) == len(shape) and all(-1 in (a, b) or a == b for a, b in zip(full, shape, strict=True))
+    if not agree:
+        batch = (
+            " (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
+            f"making complete shape {_brackets(full)})"
+            if config.max_batch_size > 0
+            else f" (shape {_brackets(full)})"
+        )
+        raise invalid_model(
+            f"model '{config.name}', tensor '{spec.name}': the model expects {len(shape)} dimensions "
+            f"(shape {_brackets(shape)}) but the model configuration specifies {len(full)} dimensions{batch}"
+        )
+
+
+def _brackets(shape: tuple[int, ...]) -> str:
+    return f"[{','.join(str(dim) for dim in shape)}]"

@@ -1,0 +1,213 @@
+"""One execution lane of a model: take a batch, collate, execute, scatter, report.
+
+`execute_batch` is the whole of an execution and touches nothing but its arguments; it runs on the lane's own thread,
+or on the event loop for models so quick that a thread hand-off would cost more than the work.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from model_handlers.errors import Kind, MmeError
+from serve.request import InferenceRequest, InferenceResponse, Timings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from model_handlers.base import Handler
+    from model_handlers.config import ModelConfig
+    from model_handlers.tensor import Array
+
+    Batch = list[InferenceRequest]
+
+_log = logging.getLogger("mme.instance")
+_now = time.perf_counter_ns
+
+
+class Signature:
+    """What every execution of a model version has to know, worked out once from its configuration.
+
+    Attributes:
+        name, version: who answers, as the response says it.
+        inputs, outputs: the model's specs.
+        output_names: the names of all outputs.
+    """
+
+    def __init__(self, name: str, version: int, config: ModelConfig) -> None:
+        self.name = name
+        self.version = str(version)
+        self.batches = config.max_batch_size > 0
+        self.inputs = config.inputs
+        self.outputs = {spec.name: spec for spec in config.outputs}
+        self.output_names = tuple(self.outputs)
+
+
+class Execution:
+    """One batch and what became of each request in it: a response or an error, in the batch's order."""
+
+    __slots__ = ("batch", "results", "size", "timings")
+
+    def __init__(
+        self, batch: Batch, results: Sequence[InferenceResponse | MmeError], size: int, timings: Timings
+    ) -> None:
+        self.batch = batch
+        self.results = results
+        self.size = size
+        self.timings = timings
+
+
+def execute_batch(handler: Handler, signature: Signature, batch: Batch) -> Execution:
+    """Run one batch. Never raises: what goes wrong becomes the error of every request in the batch."""
+    start = collated = executed = _now()
+    size = 0
+    for request in batch:
+        size += request.batch_size
+    try:
+        names = _wanted(signature, batch)
+        inputs = collate(signature, batch)
+        collated = executed = _now()
+        arrays = handler.execute(inputs, names)
+        executed = _now()
+        results: Sequence[InferenceResponse | MmeError] = scatter(signature, batch, names, arrays, size)
+    except MmeError as error:
+        results = [error] * len(batch)
+    except Exception as error:  # noqa: BLE001 - a lane must survive whatever a framework throws, or its model stands still
+        _log.exception("model '%s' failed in a way its handler does not know", signature.name)
+        message = f"model '{signature.name}' failed: {type(error).__name__}: {error}"
+        results = [MmeError(Kind.INTERNAL, message)] * len(batch)
+    done = _now()
+    timings = Timings(start, collated - start, executed - collated, done - executed)
+    for result in results:
+        if isinstance(result, InferenceResponse):
+            result.timings = timings
+    return Execution(batch, results, size, timings)
+
+
+def _wanted(signature: Signature, batch: Batch) -> tuple[str, ...]:
+    """The outputs that anybody in the batch asked for, in the model's order."""
+    first = batch[0].layout.outputs
+    if not first:
+        return signature.output_names
+    wanted = set(first)
+    for request in batch[1:]:
+        if not request.layout.outputs:
+            return signature.output_names
+        wanted.update(request.layout.outputs)
+    return tuple(name for name in signature.output_names if name in wanted)
+
+
+def collate(signature: Signature, batch: Batch) -> dict[str, Array]:
+    """One array an input, the requests' batch dimensions behind one another."""
+    first = batch[0]
+    inputs: dict[str, Array] = {}
+    for index, spec in enumerate(signature.inputs):
+        position = first.order[index]
+        if position < 0:
+            continue
+        if len(batch) == 1:
+            array = first.inputs[position]
+            if not array.flags.aligned:  # a view into a body starts where the JSON header happened to end
+                array = array.copy()
+        else:
+            array = np.concatenate([request.inputs[request.order[index]] for request in batch])
+        inputs[spec.name] = array if spec.reshape is None else _reshaped(signature, spec.reshape, array)
+    return inputs
+
+
+def _reshaped(signature: Signature, dims: tuple[int, ...], array: Array) -> Array:
+    return array.reshape((array.shape[0], *dims) if signature.batches else dims)
+
+
+def scatter(
+    signature: Signature, batch: Batch, names: tuple[str, ...], arrays: list[Array], size: int
+) -> list[InferenceResponse]:
+    """Give each request its own rows of each output it asked for.
+
+    Raises:
+        MmeError: EXECUTION_FAILED when the model returned another number of rows than it was given.
+    """
+    columns = [(signature.outputs[name], array) for name, array in zip(names, arrays, strict=True)]
+    if signature.batches:
+        for spec, array in columns:
+            if not array.shape or array.shape[0] != size:
+                raise MmeError(
+                    Kind.EXECUTION_FAILED,
+                    f"model '{signature.name}' returned output '{spec.name}' with shape {list(array.shape)} "
+                    f"for a batch of {size}: its first dimension must be the batch",
+                )
+    columns = [
+        (spec, array if spec.reshape is None else _reshaped(signature, spec.dims, array)) for spec, array in columns
+    ]
+    responses = []
+    offset = 0
+    for request in batch:
+        end = offset + request.batch_size
+        outputs = [
+            (spec.name, spec.data_type, array if len(batch) == 1 else array[offset:end])
+            for spec, array in columns
+            if not request.layout.outputs or spec.name in request.layout.outputs
+        ]
+        responses.append(InferenceResponse(signature.name, signature.version, outputs, request.id))
+        offset = end
+    return responses
+
+
+class Instance:
+    """A lane with a thread of its own.
+
+    Args:
+        name: `<model>_<group>_<index>`, the thread's name too.
+        handler: what executes; may be shared with other lanes on the same device.
+        signature: the model's.
+        pull: asks for the next batch; marks the lane idle and returns [] when there is none.
+        report: takes a finished execution; called on the lane's thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        handler: Handler,
+        signature: Signature,
+        pull: Callable[[Instance], Batch],
+        report: Callable[[Execution], None],
+    ) -> None:
+        self.name = name
+        self.handler = handler
+        self._signature = signature
+        self._pull = pull
+        self._report = report
+        self._inbox: SimpleQueue[Batch | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+
+    def __repr__(self) -> str:
+        return f"<Instance {self.name}>"
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def run(self, batch: Batch) -> None:
+        """Have the idle lane execute a batch, then whatever it can pull."""
+        self._inbox.put(batch)
+
+    def execute(self, batch: Batch) -> Execution:
+        """Execute a batch on the calling thread, while the lane is idle."""
+        return execute_batch(self.handler, self._signature, batch)
+
+    def stop(self) -> None:
+        """End the thread after what it is doing, and wait for it. Never called on the event loop."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _main(self) -> None:
+        while batch := self._inbox.get():
+            while batch:
+                execution = self.execute(batch)
+                self._report(execution)
+                batch = self._pull(self)

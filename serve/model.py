@@ -1,0 +1,294 @@
+"""One version of one model in memory: its queue, its lanes, its statistics.
+
+Theory of operation. `submit` runs on the event loop: it checks the request's layout (once a layout), queues it and
+asks for one `_dispatch` at the end of this turn of the loop, by which time every socket that had data has been read
+and requests that arrived together lie in the queue together. `_dispatch` gives a batch to each idle lane. A lane that
+has finished pulls its next batch itself, without the loop, and reports with one wake-up a batch.
+
+A batch that will be done sooner than a thread hand-off pays for is executed on the loop: how long the last executions
+of that size took decides, so a model earns it by being quick and loses it by being slow once.
+
+The queue and the list of idle lanes are the only things that both the loop and the lanes touch; `_lock` guards them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from model_handlers.errors import Kind, MmeError
+from serve.instance import Execution, Instance, Signature
+from serve.layout_check import Checked, check_layout
+from serve.request import InferenceRequest, InferenceResponse
+from serve.scheduling.batch_queue import BatchQueue, Take
+from serve.scheduling.ordering import InOrder
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from model_handlers.base import Handler
+    from model_handlers.config import ModelConfig
+    from serve.instance import Batch
+    from serve.stats import ModelStats
+
+_now = time.perf_counter_ns
+_KNOWN_LAYOUTS = 1024  # remembered per model; a client that sends ever new shapes must not grow us
+
+
+class Model:
+    """One version of a model, ready to execute.
+
+    Attributes:
+        config: the configuration, completed.
+        stats: what happened so far.
+        outstanding: requests accepted and not answered yet.
+
+    Args:
+        name: the name it is served under, which responses carry.
+        version: its number.
+        handlers: (lane name, handler) of each lane; lanes on one device may share a handler.
+        stats: where to count.
+        loop: the event loop that calls `submit` and is told of results.
+        inline_ns: executions expected to take at most this long run on the loop; 0 for none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        handlers: list[tuple[str, Handler]],
+        stats: ModelStats,
+        loop: asyncio.AbstractEventLoop,
+        inline_ns: int = 0,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.config: ModelConfig = handlers[0][1].config
+        self.stats = stats
+        self.outstanding = 0
+        self._loop = loop
+        self._handlers = {id(handler): handler for _, handler in handlers}
+        signature = Signature(name, version, self.config)
+        self._lanes = [Instance(lane, handler, signature, self._pull, self._report) for lane, handler in handlers]
+        self._idle = list(self._lanes)
+        self._queue: BatchQueue[InferenceRequest] = BatchQueue(
+            name, self.config.max_batch_size, self.config.dynamic_batching
+        )
+        self._lock = threading.Lock()
+        self._checked: dict[object, Checked] = {}
+        self._dispatch_asked = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._inline_ns = inline_ns if all(handler.inline for _, handler in handlers) else 0
+        self._costs = _Costs()
+        ordered = self.config.dynamic_batching is not None and self.config.dynamic_batching.preserve_ordering
+        self._order: InOrder[Execution] | None = InOrder() if ordered and len(handlers) > 1 else None
+        self._tickets: dict[int, int] = {}
+        self._ticket = itertools.count()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Model {self.name}/{self.version}: {len(self._queue)} queued of {self.outstanding} accepted, "
+            f"{len(self._idle)} of {len(self._lanes)} lanes idle>"
+        )
+
+    @property
+    def queued(self) -> int:
+        """Requests waiting for a lane."""
+        return len(self._queue)
+
+    def start(self) -> None:
+        """Start the lanes. Called on the event loop, so that their threads have its priority and not a loader's."""
+        for lane in self._lanes:
+            lane.start()
+
+    def submit(self, request: InferenceRequest) -> None:
+        """Accept a request, which from now on gets exactly one answer.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT when it does not fit the model, QUEUE_FULL. Then it was not accepted.
+        """
+        checked = self._checked.get(request.layout)
+        if checked is None:
+            checked = self._check(request)
+        request.batch_size = checked.batch_size
+        request.order = checked.order
+        request.signature = checked.signature
+        request.arrival_ns = _now()
+        try:
+            with self._lock:
+                self._queue.push(request)
+        except MmeError as error:
+            self.stats.failed(error.kind, 0)
+            raise
+        self.outstanding += 1
+        if not self._dispatch_asked:
+            self._dispatch_asked = True
+            self._loop.call_soon(self._dispatch)
+
+    def _check(self, request: InferenceRequest) -> Checked:
+        if len(self._checked) >= _KNOWN_LAYOUTS:
+            self._checked.clear()
+        try:
+            checked = check_layout(request.layout, self.config)
+        except MmeError as error:
+            self.stats.failed(error.kind, 0)
+            raise
+        self._checked[request.layout] = checked
+        return checked
+
+    def _dispatch(self) -> None:
+        """Give a batch to every idle lane while there are both. On the loop."""
+        self._dispatch_asked = False
+        while True:
+            with self._lock:
+                if not self._idle:
+                    take = None
+                    break
+                take = self._queue.take(_now())
+                lane = self._idle.pop() if take.batch else None
+                if lane is not None:
+                    self._ticket_for(take.batch)
+            self._drop(take)
+            if lane is None:
+                if take.cancelled and len(self._queue):
+                    continue
+                break
+            self._start(lane, take.batch)
+        self._set_timer(take.wake_at if take is not None else self._queue.next_deadline())
+
+    def _start(self, lane: Instance, batch: Batch) -> None:
+        if self._inline_ns and self._costs.expected(batch) <= self._inline_ns:
+            execution = lane.execute(batch)
+            with self._lock:
+                self._idle.append(lane)
+            self._finished(execution)
+        else:
+            lane.run(batch)
+
+    def _pull(self, lane: Instance) -> Batch:
+        """The lane's next batch; [] makes it idle. On the lane's thread, which leaves dropped requests to the loop."""
+        with self._lock:
+            take = self._queue.take(_now())
+            if take.batch:
+                self._ticket_for(take.batch)
+            else:
+                self._idle.append(lane)
+        if take.expired or take.cancelled or take.wake_at:
+            self._loop.call_soon_threadsafe(self._pulled, take)
+        return take.batch
+
+    def _pulled(self, take: Take[InferenceRequest]) -> None:
+        self._drop(take)
+        self._dispatch()
+
+    def _report(self, execution: Execution) -> None:
+        """A lane finished. On its thread: one wake-up of the loop for the whole batch."""
+        self._loop.call_soon_threadsafe(self._finished, execution)
+
+    def _finished(self, execution: Execution) -> None:
+        self._costs.learn(execution)
+        if self._order is None:
+            self._resolve(execution)
+            return
+        for ready in self._order.release(self._tickets.pop(id(execution.batch)), execution):
+            self._resolve(ready)
+
+    def _ticket_for(self, batch: Batch) -> None:
+        """Number the batches in the order in which they leave the queue, where responses must keep it."""
+        if self._order is not None:
+            self._tickets[id(batch)] = next(self._ticket)
+
+    def _resolve(self, execution: Execution) -> None:
+        """Count, then answer everybody in the batch."""
+        batch, timings = execution.batch, execution.timings
+        self.outstanding -= len(batch)
+        done = _now()
+        first = execution.results[0]
+        if isinstance(first, InferenceResponse):
+            arrivals = sum([request.arrival_ns for request in batch])
+            count = len(batch)
+            self.stats.executed(execution.size, timings)
+            self.stats.succeeded(
+                count, execution.size, timings.start * count - arrivals, done * count - arrivals, timings
+            )
+        else:
+            for request in batch:
+                self.stats.failed(first.kind, done - request.arrival_ns)
+        for request, result in zip(batch, execution.results, strict=True):
+            request.resolve(result)
+
+    def _drop(self, take: Take[InferenceRequest]) -> None:
+        for request in take.expired:
+            self._refuse(request, MmeError(Kind.QUEUE_TIMEOUT, f"Request timeout expired for model '{self.name}'"))
+        for request in take.cancelled:
+            self._refuse(request, MmeError(Kind.CANCELLED, f"the client of model '{self.name}' left"))
+
+    def _refuse(self, request: InferenceRequest, error: MmeError) -> None:
+        self.outstanding -= 1
+        self.stats.failed(error.kind, _now() - request.arrival_ns)
+        request.resolve(error)
+
+    def _set_timer(self, wake_at: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if wake_at:
+            self._timer = self._loop.call_later(max(wake_at - _now(), 0) / 1e9, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        with self._lock:
+            expired = None if self._idle else self._queue.take_expired(_now())
+        if expired is not None:
+            self._drop(expired)
+        self._dispatch()
+
+    def refuse_waiting(self) -> None:
+        """Tell everybody still queued that the model goes. On the loop."""
+        with self._lock:
+            waiting = self._queue.clear()
+        self._set_timer(0)
+        for request in waiting:
+            self._refuse(request, MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again"))
+
+    def close(self) -> None:
+        """Stop the lanes and give the memory back. On a load thread, when nothing is queued or executing."""
+        for lane in self._lanes:
+            lane.stop()
+        while self._handlers:
+            self._handlers.popitem()[1].close()
+
+
+class _Costs:
+    """How long executions took of late, by the size of their input, to the next power of two.
+
+    A slow execution counts at once; quicker ones after it win back trust slowly. What was never seen is expected to
+    take for ever, so that the first execution of any size runs on a lane.
+    """
+
+    __slots__ = ("_ns",)
+
+    def __init__(self) -> None:
+        self._ns: dict[int, float] = {}
+
+    def expected(self, batch: Batch) -> float:
+        """Nanoseconds that this batch is expected to take; infinite for a size not seen before."""
+        return self._ns.get(_input_class(batch), float("inf"))
+
+    def learn(self, execution: Execution) -> None:
+        """Remember what this execution took."""
+        key = _input_class(execution.batch)
+        timings = execution.timings
+        took = timings.compute_input + timings.compute_infer + timings.compute_output
+        known = self._ns.get(key, 0.0)
+        self._ns[key] = took if took >= known else known - (known - took) / 8
+
+
+def _input_class(batch: Batch) -> int:
+    size = 0
+    for request in batch:
+        for array in request.inputs:
+            size += array.nbytes
+    return size.bit_length()

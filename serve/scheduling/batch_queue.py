@@ -1,0 +1,201 @@
+"""The dynamic batcher's queue. PURE: requests and `now` in, batches out.
+
+Theory of operation. Instances *pull*: one that is free calls `take(now)`, so a batch forms while all of them are
+busy, and no timer is needed unless `max_queue_delay` asks for one. `take` looks at the front of the queue and
+
+1. drops what nobody waits for any more (cancelled), and what waited longer than its queue policy allows (REJECT), or
+   moves the latter behind everybody who still has time (DELAY);
+2. walks on while requests fit together: same shapes apart from the batch dimension, at most `max_batch_size` in all;
+3. remembers the last point at which the size was a preferred one;
+4. hands out the preferred batch if it met one, else all it walked over if no more can join, if the largest preferred
+   size is reached, or if the oldest has waited long enough; else it says when to ask again.
+
+    delayed ----+                 the front of the queue                      the back
+                v                 |<-- walked over, fits together -->|
+         [d1 d2]      [r1 r2 r3 r4 r5 r6 | r7: other shape or too many, r8 ...]
+                                ^ preferred size reached here: cut
+
+Times are nanoseconds of one monotonic clock. The queue is not thread-safe: its model's lock guards it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from model_handlers.config import DynamicBatching, TimeoutAction
+from model_handlers.errors import Kind, MmeError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+
+class Queued(Protocol):
+    """What the queue has to know of a request."""
+
+    batch_size: int
+    arrival_ns: int
+    timeout_us: int
+    cancelled: bool
+    signature: Hashable
+    deadline_ns: int
+
+
+R = TypeVar("R", bound=Queued)
+
+UNBATCHED = DynamicBatching(preferred_batch_sizes=(1,))
+
+
+class Take(Generic[R]):
+    """What one `take` decided.
+
+    Attributes:
+        batch: requests to execute together, [] when there is nothing to do now.
+        wake_at: when to ask again (ns), 0 for: when something changes.
+        expired: requests whose time in the queue is over; each is owed a Kind.QUEUE_TIMEOUT.
+        cancelled: requests that nobody waits for.
+    """
+
+    __slots__ = ("batch", "cancelled", "expired", "wake_at")
+
+    def __init__(self) -> None:
+        self.batch: list[R] = []
+        self.wake_at = 0
+        self.expired: list[R] = []
+        self.cancelled: list[R] = []
+
+
+class BatchQueue(Generic[R]):
+    """Requests of one model, waiting to be batched.
+
+    Args:
+        model: the model's name, for messages.
+        max_batch_size: the sum of batch sizes that one execution may have; 0 and 1 mean one request each.
+        batching: the dynamic batcher's settings, None to run each request alone.
+    """
+
+    def __init__(self, model: str, max_batch_size: int, batching: DynamicBatching | None) -> None:
+        self._model = model
+        self._batches = batching is not None and max_batch_size > 1
+        self._max = max_batch_size
+        settings = batching or UNBATCHED
+        self._preferred = frozenset(settings.preferred_batch_sizes)
+        self._max_preferred = max(self._preferred, default=max_batch_size)
+        self._delay_ns = settings.max_queue_delay_us * 1000 if self._batches else 0
+        self._policy = settings.queue_policy
+        self._waiting: deque[R] = deque()
+        self._delayed: deque[R] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._delayed)
+
+    def __repr__(self) -> str:
+        return f"<BatchQueue {self._model}: {len(self._waiting)} waiting, {len(self._delayed)} delayed>"
+
+    def push(self, request: R) -> None:
+        """Accept a request; its `arrival_ns` is set.
+
+        Raises:
+            MmeError: QUEUE_FULL when `max_queue_size` requests wait already.
+        """
+        policy = self._policy
+        if policy.max_queue_size and len(self) >= policy.max_queue_size:
+            raise MmeError(
+                Kind.QUEUE_FULL,
+                f"Exceeds maximum queue size: model '{self._model}' has {len(self)} requests waiting, "
+                f"max_queue_size is {policy.max_queue_size}; try again later",
+            )
+        timeout_us = policy.default_timeout_us
+        if timeout_us and policy.allow_timeout_override and 0 < request.timeout_us < timeout_us:
+            timeout_us = request.timeout_us
+        request.deadline_ns = request.arrival_ns + timeout_us * 1000 if timeout_us else 0
+        self._waiting.append(request)
+
+    def take(self, now: int) -> Take[R]:
+        """The next batch, if it is time for one."""
+        take: Take[R] = Take()
+        self._expire(now, take)
+        self._drop_cancelled(take)
+        if self._waiting:
+            self._cut(self._waiting, now, take)
+        elif self._delayed:
+            self._cut(self._delayed, now, take)
+        if not take.batch and self._policy.default_timeout_us and self._waiting:
+            deadline = min(request.deadline_ns for request in self._waiting)
+            take.wake_at = min(take.wake_at or deadline, deadline)
+        return take
+
+    def next_deadline(self) -> int:
+        """The nearest time (ns) at which a request's queue time is over, 0 for none."""
+        if not self._policy.default_timeout_us or not self._waiting:
+            return 0
+        return min(request.deadline_ns for request in self._waiting)
+
+    def take_expired(self, now: int) -> Take[R]:
+        """Only those whose time is over, while no lane is free to take a batch."""
+        take: Take[R] = Take()
+        self._expire(now, take)
+        return take
+
+    def clear(self) -> list[R]:
+        """Everybody still waiting, who must be told that nobody will run them."""
+        everybody = [*self._waiting, *self._delayed]
+        self._waiting.clear()
+        self._delayed.clear()
+        return everybody
+
+    def _expire(self, now: int, take: Take[R]) -> None:
+        if not self._policy.default_timeout_us:
+            return
+        late = [request for request in self._waiting if request.deadline_ns <= now]
+        if not late:
+            return
+        self._waiting = deque(request for request in self._waiting if request.deadline_ns > now)
+        if self._policy.timeout_action is TimeoutAction.DELAY:
+            self._delayed.extend(late)
+        else:
+            take.expired = late
+
+    def _drop_cancelled(self, take: Take[R]) -> None:
+        """From both fronts; one in the middle is met by `_cut` or gets to the front in time."""
+        for queue in (self._waiting, self._delayed):
+            while queue and queue[0].cancelled:
+                take.cancelled.append(queue.popleft())
+
+    def _cut(self, queue: deque[R], now: int, take: Take[R]) -> None:
+        if not self._batches:
+            take.batch = [queue.popleft()]
+            return
+        count, total, closed, preferred_count = self._walk(queue)
+        oldest = queue[0].arrival_ns
+        patience_over = not self._delay_ns or now - oldest >= self._delay_ns
+        if preferred_count and not (self._delay_ns and patience_over):
+            count = preferred_count
+        elif not (closed or patience_over or total >= self._max_preferred):
+            take.wake_at = oldest + self._delay_ns
+            return
+        members = [queue.popleft() for _ in range(count)]
+        take.cancelled += [request for request in members if request.cancelled]
+        take.batch = [request for request in members if not request.cancelled]
+
+    def _walk(self, queue: deque[R]) -> tuple[int, int, bool, int]:
+        """Over the requests that fit together: how many, their size, whether no more can join, the preferred cut."""
+        signature = queue[0].signature
+        count = total = preferred_count = 0
+        for request in queue:
+            if request.cancelled:
+                count += 1
+                continue
+            joined = total + request.batch_size
+            if count and (joined > self._max or request.signature != signature):
+                return count, total, True, preferred_count or self._overshoot(joined, count)
+            if count and joined > self._max_preferred and not preferred_count:
+                preferred_count = count
+            count, total = count + 1, joined
+            if total in self._preferred:
+                preferred_count = count
+        return count, total, False, preferred_count
+
+    def _overshoot(self, joined: int, count: int) -> int:
+        """A request that would carry the batch past the largest preferred size cuts it before itself."""
+        return count if joined > self._max_preferred else 0

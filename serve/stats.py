@@ -1,0 +1,142 @@
+"""What happened to a model's requests: counters and durations, in Triton's terms. Touched on the event loop only.
+
+Durations are nanoseconds, summed. Counting is a handful of integer additions a batch; turning the sums into JSON or
+Prometheus text happens when somebody asks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.errors import Kind
+
+if TYPE_CHECKING:
+    from serve.request import Timings
+
+# Triton's reasons for a failed request.
+FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+_REASON_OF_KIND = {
+    Kind.QUEUE_FULL: "REJECTED",
+    Kind.QUEUE_TIMEOUT: "REJECTED",
+    Kind.UNAVAILABLE: "REJECTED",
+    Kind.CANCELLED: "CANCELED",
+    Kind.EXECUTION_FAILED: "BACKEND",
+    Kind.OUT_OF_MEMORY: "BACKEND",
+}
+
+
+@dataclass(slots=True)
+class Duration:
+    """How often, and how many nanoseconds in all."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int, count: int = 1) -> None:
+        """Count `count` more occurrences that took `ns` together."""
+        self.count += count
+        self.ns += ns
+
+    def as_dict(self) -> dict[str, int]:
+        """The protocol's form."""
+        return {"count": self.count, "ns": self.ns}
+
+
+@dataclass(slots=True)
+class BatchStats:
+    """Executions of one batch size."""
+
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
+class ModelStats:
+    """Everything counted for one version of one model. It outlives the model: an evicted model keeps its numbers."""
+
+    inference_count: int = 0
+    execution_count: int = 0
+    last_inference_ms: int = 0
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    batches: dict[int, BatchStats] = field(default_factory=dict)
+    failures: Counter[str] = field(default_factory=Counter)
+
+    def executed(self, size: int, timings: Timings) -> None:
+        """One execution of `size` batched elements."""
+        self.execution_count += 1
+        batch = self.batches.get(size)
+        if batch is None:
+            batch = self.batches[size] = BatchStats()
+        batch.compute_input.add(timings.compute_input)
+        batch.compute_infer.add(timings.compute_infer)
+        batch.compute_output.add(timings.compute_output)
+
+    def succeeded(self, requests: int, inferences: int, waited_ns: int, total_ns: int, timings: Timings) -> None:
+        """`requests` of one execution succeeded; sums of their times in the queue and in all."""
+        self.inference_count += inferences
+        self.last_inference_ms = time.time_ns() // 1_000_000
+        self.success.add(total_ns, requests)
+        self.queue.add(waited_ns, requests)
+        self.compute_input.add(timings.compute_input * requests, requests)
+        self.compute_infer.add(timings.compute_infer * requests, requests)
+        self.compute_output.add(timings.compute_output * requests, requests)
+
+    def failed(self, kind: Kind, total_ns: int) -> None:
+        """One request failed."""
+        self.fail.add(total_ns)
+        self.failures[_REASON_OF_KIND.get(kind, "OTHER")] += 1
+
+    def as_dict(self, name: str, version: str) -> dict[str, Any]:
+        """The statistics extension's form of one model version."""
+        empty = Duration().as_dict()
+        return {
+            "name": name,
+            "version": version,
+            "last_inference": self.last_inference_ms,
+            "inference_count": self.inference_count,
+            "execution_count": self.execution_count,
+            "inference_stats": {
+                "success": self.success.as_dict(),
+                "fail": self.fail.as_dict(),
+                "queue": self.queue.as_dict(),
+                "compute_input": self.compute_input.as_dict(),
+                "compute_infer": self.compute_infer.as_dict(),
+                "compute_output": self.compute_output.as_dict(),
+                "cache_hit": empty,
+                "cache_miss": empty,
+            },
+            "batch_stats": [
+                {
+                    "batch_size": size,
+                    "compute_input": batch.compute_input.as_dict(),
+                    "compute_infer": batch.compute_infer.as_dict(),
+                    "compute_output": batch.compute_output.as_dict(),
+                }
+                for size, batch in sorted(self.batches.items())
+            ],
+            "memory_usage": [],
+            "response_stats": {},
+        }
+
+
+@dataclass(slots=True)
+class TargetStats:
+    """What the cache did for one target model."""
+
+    hits: int = 0
+    misses: int = 0
+    loads: int = 0
+    load_failures: int = 0
+    evictions: int = 0
+    download: Duration = field(default_factory=Duration)
+    load: Duration = field(default_factory=Duration)
+    unload: Duration = field(default_factory=Duration)
