@@ -1,0 +1,185 @@
+"""The one reader of the environment: every setting of the server, checked before anything starts.
+
+`Settings.from_environ` takes a mapping and never looks at `os.environ` by itself; flags of `mme serve` become variables
+of that mapping first. A variable that is unknown, or a value that cannot be honoured, refuses to start, and all
+of them are named at once. `to_environ` writes settings back, so that they survive the exec into gunicorn. Read once a
+process, by the command line and again by gunicorn's master and worker; immutable after.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from container.settings_reading import Reading
+from container.settings_sagemaker import (
+    SAGEMAKER_MODEL_DIR,
+    apply_rules,
+    choose_single_model,
+    expand_arguments,
+)
+from container.settings_table import VARIABLES
+from container.settings_values import (
+    DEFAULT_MAX_BODY,
+    DEFAULT_PORT,
+    LogFormat,
+    MemoryBudget,
+    Mode,
+    PingMode,
+    SettingsError,
+    to_text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "LogFormat",
+    "MemoryBudget",
+    "Mode",
+    "PingMode",
+    "Settings",
+    "SettingsError",
+    "choose_single_model",
+    "settings_table",
+]
+
+# Which variable says a mode; the others of its row belong to another mode and are not written.
+_MODE_FIELDS = {Mode.STORE: "model_store", Mode.REPOSITORY: "model_repository", Mode.SINGLE: "model_dir"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that can be set.
+
+    Attributes:
+        mode: where models come from; one of `model_dir` (SINGLE), `model_store` (STORE: an s3:// URL or an absolute
+            path) and `model_repository` (REPOSITORY) goes with it.
+        load_models: models to load at start; in a repository () means all.
+        default_model_name: the model of /invocations, "" where none was named.
+        host, port: where to listen.
+        memory_budget, gpu_memory_budget: bytes (int), a share of what there is (float), or None for as much as the
+            host or each GPU leaves.
+        require_gpu: whether KIND_GPU without a GPU refuses.
+        cache_dir: where archives are unpacked.
+        load_threads, load_timeout: loads at once; seconds for each.
+        max_body_bytes: the largest request body.
+        request_timeout, idle_timeout, header_timeout, body_timeout: seconds.
+        drain_seconds: seconds to finish accepted requests after SIGTERM.
+        inline_microseconds: the longest execution that may run on the event loop, 0 for none.
+        ping_mode: what a 200 from /ping means.
+        default_accept: content type of answers to requests without an Accept header.
+        batch_transform: whether this is a batch transform job.
+        max_concurrent_transforms, batch_strategy, max_payload_in_mb: the answer of /execution-parameters.
+        log_level, log_format: what is logged, and how.
+        notices: sentences to log once at start; no part of equality.
+    """
+
+    mode: Mode = Mode.SINGLE
+    model_dir: Path = SAGEMAKER_MODEL_DIR
+    model_store: str = ""
+    model_repository: Path | None = None
+    load_models: tuple[str, ...] = ()
+    default_model_name: str = ""
+    host: str = "0.0.0.0"  # noqa: S104 - a container listens on every address
+    port: int = DEFAULT_PORT
+    memory_budget: MemoryBudget = None
+    gpu_memory_budget: MemoryBudget = None
+    require_gpu: bool = False
+    cache_dir: Path = field(default_factory=lambda: _user_cache_dir({}))
+    load_threads: int = 2
+    load_timeout: float = 350.0
+    max_body_bytes: int = DEFAULT_MAX_BODY
+    request_timeout: float = 60.0
+    idle_timeout: float = 75.0
+    header_timeout: float = 15.0
+    body_timeout: float = 60.0
+    drain_seconds: float = 25.0
+    inline_microseconds: int = 200
+    ping_mode: PingMode = PingMode.READY
+    default_accept: str = "application/json"
+    batch_transform: bool = False
+    max_concurrent_transforms: int = 8
+    batch_strategy: str = "SINGLE_RECORD"
+    max_payload_in_mb: int = 6
+    log_level: str = "info"
+    log_format: LogFormat = LogFormat.AUTO
+    notices: tuple[str, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Settings:
+        """Read and check the settings.
+
+        Raises:
+            SettingsError: with one sentence for every variable that is unknown, malformed or in conflict.
+        """
+        reading = Reading()
+        reading.collect(environ)
+        expand_arguments(reading)
+        reading.parse()
+        apply_rules(reading)
+        if reading.problems:
+            raise SettingsError(*reading.problems)
+        values = reading.fields
+        values.setdefault("cache_dir", _user_cache_dir(environ))
+        values.setdefault("ping_mode", PingMode.READY if values["mode"] is Mode.SINGLE else PingMode.LIVE)
+        return cls(**values, notices=tuple(reading.notices))
+
+    def to_environ(self) -> dict[str, str]:
+        """The variables that read back as these settings, on top of any environment that they were read from.
+
+        MME_ variables are written even where they hold the default, because the environment below may say otherwise.
+        """
+        written: dict[str, str] = {}
+        defaults = Settings()
+        seen = set(_MODE_FIELDS.values()) - {_MODE_FIELDS.get(self.mode)}
+        for variable in VARIABLES:
+            if variable.field in seen or not variable.field:
+                continue
+            seen.add(variable.field)
+            value = getattr(self, variable.field)
+            ours = variable.name.startswith("MME_")
+            if value not in (None, "", ()) and (ours or value != getattr(defaults, variable.field)):
+                written[variable.name] = to_text(value)
+        if self.mode is Mode.PLATFORM:
+            written["SAGEMAKER_MULTI_MODEL"] = "true"
+        return written
+
+    def check_paths(self) -> None:
+        """Check that the folders which models come from are there.
+
+        Raises:
+            SettingsError: naming the variable and the folder.
+        """
+        local_store = self.mode is Mode.STORE and not self.model_store.startswith("s3://")
+        store = Path(self.model_store) if local_store else None
+        if store and not store.is_dir():
+            raise SettingsError(f"--model-store/MME_MODEL_STORE='{store}': there is no such folder")
+        repository = self.model_repository
+        if self.mode is Mode.REPOSITORY and repository and not repository.is_dir():
+            raise SettingsError(f"--model-repository/MME_MODEL_REPOSITORY='{repository}': there is no such folder")
+
+
+def settings_table() -> list[tuple[str, str, str, str, str]]:
+    """Every variable as (name, flag, default, allowed, help), for people."""
+    defaults = {item.name: getattr(Settings(), item.name) for item in fields(Settings)}
+    return [
+        (
+            variable.name,
+            variable.flag,
+            variable.default or to_text(defaults.get(variable.field, "")),
+            variable.allowed,
+            variable.help,
+        )
+        for variable in VARIABLES
+    ]
+
+
+def _user_cache_dir(environ: Mapping[str, str]) -> Path:
+    """A folder of this user's: $XDG_CACHE_HOME/mme, else in the temporary directory (on SageMaker the larger disk)."""
+    if base := environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "mme"
+    return Path(environ.get("TMPDIR") or tempfile.gettempdir()) / f"mme-{os.getuid()}"

@@ -1,0 +1,102 @@
+"""From an environment to parsed values: which variables are given, which are unknown, what they say.
+
+Collects every problem instead of stopping at the first. Knows the table, but no rule between variables.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from container.settings_table import BY_NAME, VARIABLES
+from container.settings_values import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# A mistyped variable of these families would otherwise be a setting that silently does not hold. SageMaker itself
+# adds SAGEMAKER_ variables as it likes, so those that are not in the table are let through.
+_STRICT_PREFIXES = ("MME_", "SAGEMAKER_TRITON_")
+
+# Kubernetes describes every Service of the namespace to every container; one called "mme" (or "mme-…") makes
+# MME_PORT=tcp://10.0.0.1:8080, MME_SERVICE_HOST and MME_PORT_8080_TCP_ADDR, none of which is meant for us.
+_SERVICE_LINK = re.compile(
+    r"MME_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_SERVICE_LINK_URL = re.compile(r"(tcp|udp|sctp)://")
+
+
+class Given(NamedTuple):
+    """One value as it was given: how to name its origin, and its text."""
+
+    label: str
+    text: str
+
+
+@dataclass(slots=True)
+class Reading:
+    """What an environment says, and what is wrong with it.
+
+    Attributes:
+        given: variable to its text; an empty variable counts as not given.
+        parsed: variable to its value, for those that parse.
+        fields: field of `Settings` to value, the variable that comes first in the table winning.
+        problems: reasons not to start, a sentence each.
+        notices: what deserves a log line, a sentence each.
+    """
+
+    given: dict[str, Given] = field(default_factory=dict)
+    parsed: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+    def collect(self, environ: Mapping[str, str]) -> None:
+        """Take the variables of the table out of `environ`, and refuse unknown ones of our families."""
+        for name, text in sorted(environ.items()):
+            if not text.strip() or _is_service_link(name, text):
+                continue
+            if name in BY_NAME:
+                self.given[name] = Given(BY_NAME[name].label, text.strip())
+            elif name.startswith(_STRICT_PREFIXES):
+                self.problems.append(_unknown(name))
+
+    def parse(self) -> None:
+        """Parse what is given, in the table's order."""
+        for variable in VARIABLES:
+            given = self.given.get(variable.name)
+            if given is None:
+                continue
+            try:
+                value = variable.parse(given.text)
+            except Refused as error:
+                self.problems.append(f"{given.label}={given.text!r}: {error}")
+                continue
+            except ValueError as error:
+                self.problems.append(f"{given.label}={given.text!r}: expected {error}")
+                continue
+            self.parsed[variable.name] = value
+            if variable.field:
+                self.fields.setdefault(variable.field, value)
+            if variable.has_notice:
+                self.notices.append(f"{given.label} has {variable.help}")
+
+    def label(self, name: str) -> str:
+        """How to name a given variable in a message."""
+        return self.given[name].label
+
+
+def _is_service_link(name: str, text: str) -> bool:
+    """Whether Kubernetes put the variable there to describe a Service."""
+    return bool(
+        _SERVICE_LINK.fullmatch(name)
+        or (name.startswith("MME_") and name.endswith("PORT") and _SERVICE_LINK_URL.match(text))
+    )
+
+
+def _unknown(name: str) -> str:
+    nearest = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.6)
+    hint = f"did you mean {nearest[0]}?" if nearest else "`mme settings` lists those there are"
+    return f"{name}: there is no such variable; {hint}"

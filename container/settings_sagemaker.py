@@ -1,0 +1,226 @@
+"""The rules between variables: modes, ports, log levels, tritonserver's flags, Triton's choice of a single model.
+
+`settings_table` says what each variable may be by itself; here is what they mean together. The texts that Triton's own
+start-up prints are kept, because people search for them.
+
+About ports: SAGEMAKER_SAFE_PORT_RANGE holds the ports that a container may open *for itself*; the port that SageMaker
+calls is its own choice, lies outside that range as a rule (8080 against 21000-21999), and is never checked against it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from container.settings_reading import Given
+from container.settings_values import DEFAULT_MAX_BODY, DEFAULT_PORT, Mode, SettingsError
+
+if TYPE_CHECKING:
+    from container.settings_reading import Reading
+
+SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
+_KILL_AFTER_SECONDS = 30  # SageMaker's patience between SIGTERM and SIGKILL
+_DRAIN_MARGIN_SECONDS = 3
+
+# tritonserver's flags that mean something here, by the variable that says the same.
+_ARGUMENTS = {
+    "--load-model": "MME_LOAD_MODEL",
+    "--http-max-input-size": "MME_MAX_BODY",
+    "--model-load-thread-count": "MME_LOAD_THREADS",
+    "--exit-timeout-secs": "MME_DRAIN_SECONDS",
+    "--log-verbose": "SAGEMAKER_TRITON_LOG_VERBOSE",
+    "--log-info": "SAGEMAKER_TRITON_LOG_INFO",
+    "--log-warning": "SAGEMAKER_TRITON_LOG_WARNING",
+    "--log-error": "SAGEMAKER_TRITON_LOG_ERROR",
+    "--allow-grpc": "SAGEMAKER_TRITON_ALLOW_GRPC",
+    "--grpc-port": "SAGEMAKER_TRITON_GRPC_PORT",
+    "--allow-metrics": "SAGEMAKER_TRITON_ALLOW_METRICS",
+    "--metrics-port": "SAGEMAKER_TRITON_METRICS_PORT",
+    "--sagemaker-thread-count": "SAGEMAKER_TRITON_THREAD_COUNT",
+    "--buffer-manager-thread-count": "SAGEMAKER_TRITON_BUFFER_MANAGER_THREAD_COUNT",
+    "--model-namespacing": "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
+}
+_ADDITIONAL_ARGS = "SAGEMAKER_TRITON_ADDITIONAL_ARGS"
+_LOG_VARIABLES = tuple(f"SAGEMAKER_TRITON_LOG_{name}" for name in ("VERBOSE", "INFO", "WARNING", "ERROR"))
+_NOT_MODELS = frozenset({"__MACOSX", "lost+found"})
+
+
+def expand_arguments(reading: Reading) -> None:
+    """Turn flags of tritonserver into the variables that say the same; refuse others by name.
+
+    They come in SAGEMAKER_TRITON_ADDITIONAL_ARGS, and behind a SAGEMAKER_TRITON_LOG_ value: Triton pastes that value
+    unquoted into a command line, and `false --load-model=encoder` was the only way to load a second model.
+    """
+    words: list[tuple[str, str]] = []
+    for name in (*_LOG_VARIABLES, _ADDITIONAL_ARGS):
+        if name not in reading.given:
+            continue
+        try:
+            parts = shlex.split(reading.given[name].text)
+        except ValueError as error:
+            reading.problems.append(f"{name}={reading.given[name].text!r}: cannot be split into words: {error}")
+            continue
+        if name != _ADDITIONAL_ARGS and parts:
+            reading.given[name] = Given(reading.label(name), parts.pop(0))
+        words += [(name, part) for part in parts]
+    _take_arguments(reading, words)
+
+
+def _take_arguments(reading: Reading, words: list[tuple[str, str]]) -> None:
+    while words:
+        origin, word = words.pop(0)
+        flag, has_value, value = word.partition("=")
+        if flag not in _ARGUMENTS:
+            known = ", ".join(_ARGUMENTS)
+            reading.problems.append(f"{origin}: {flag!r} is not understood; of tritonserver's flags only {known} are")
+            continue
+        if not has_value and words and not words[0][1].startswith("--"):
+            value = words.pop(0)[1]
+        _take_argument(reading, f"{origin} ({flag})", _ARGUMENTS[flag], value or "true")
+
+
+def _take_argument(reading: Reading, label: str, name: str, value: str) -> None:
+    """One flag: Triton's own variables lose against it, as in Triton; ours win over it, and model lists add up."""
+    before = reading.given.get(name)
+    if before and name == "MME_LOAD_MODEL":
+        reading.given[name] = Given(before.label, f"{before.text},{value}")
+    elif before is None or not name.startswith("MME_"):
+        reading.given[name] = Given(label, value)
+
+
+def apply_rules(reading: Reading) -> None:
+    """Everything that takes more than one variable."""
+    _choose_mode(reading)
+    _choose_port(reading)
+    _check_second_ports(reading)
+    _choose_log_level(reading)
+    _raise_max_body(reading)
+    _check_drain(reading)
+
+
+def _choose_mode(reading: Reading) -> None:
+    modes = {
+        "SAGEMAKER_MULTI_MODEL": Mode.PLATFORM,
+        "MME_MODEL_STORE": Mode.STORE,
+        "MME_MODEL_REPOSITORY": Mode.REPOSITORY,
+        "MME_MODEL_DIR": Mode.SINGLE,
+    }
+    chosen = {name: mode for name, mode in modes.items() if reading.parsed.get(name)}
+    if len(chosen) > 1:
+        labels = " and ".join(f"{reading.label(name)}={reading.given[name].text!r}" for name in chosen)
+        reading.problems.append(f"{labels} say different things about where models come from; keep one of them")
+    mode = next(iter(chosen.values()), Mode.SINGLE)
+    reading.fields["mode"] = mode
+    if mode is Mode.PLATFORM and "MME_LOAD_MODEL" in reading.given:
+        label = reading.label("MME_LOAD_MODEL")
+        reading.problems.append(f"{label}: with SAGEMAKER_MULTI_MODEL=true SageMaker decides what is loaded; unset it")
+
+
+def _choose_port(reading: Reading) -> None:
+    bind, own = reading.parsed.get("SAGEMAKER_BIND_TO_PORT"), reading.parsed.get("MME_PORT")
+    if bind is None:
+        if own not in {None, DEFAULT_PORT}:
+            _check_port(reading, "MME_PORT", "HTTP")
+        return
+    if own not in {None, bind}:
+        reading.notices.append(
+            f"{reading.label('MME_PORT')}={own} is not used: SageMaker calls SAGEMAKER_BIND_TO_PORT={bind}"
+        )
+    reading.fields["port"] = bind
+
+
+def _check_second_ports(reading: Reading) -> None:
+    for name, protocol in (("SAGEMAKER_TRITON_METRICS_PORT", "metrics"), ("SAGEMAKER_TRITON_GRPC_PORT", "gRPC")):
+        if name in reading.parsed:
+            _check_port(reading, name, protocol)
+
+
+def _check_port(reading: Reading, name: str, protocol: str) -> None:
+    port, safe = reading.parsed[name], reading.parsed.get("SAGEMAKER_SAFE_PORT_RANGE")
+    if safe and not safe[0] <= port <= safe[1]:
+        reading.problems.append(
+            f"{reading.label(name)}: The server cannot listen to {protocol} requests at port {port}, "
+            f"allowed port range is [{safe[0]}, {safe[1]}]"
+        )
+
+
+def _choose_log_level(reading: Reading) -> None:
+    """Triton's four switches, unless MME_LOG_LEVEL speaks: the least severe level that is not switched off."""
+    given = {name: reading.parsed[name] for name in _LOG_VARIABLES if name in reading.parsed}
+    if "MME_LOG_LEVEL" in reading.parsed or not given:
+        return
+    levels = zip(_LOG_VARIABLES, ("debug", "info", "warning", "error"), strict=True)
+    on = [level for name, level in levels if given.get(name, name != _LOG_VARIABLES[0])]
+    reading.fields["log_level"] = on[0] if on else "critical"
+
+
+def _raise_max_body(reading: Reading) -> None:
+    payload = reading.parsed.get("SAGEMAKER_MAX_PAYLOAD_IN_MB", 0) * 1024 * 1024
+    limit = reading.fields.get("max_body_bytes", DEFAULT_MAX_BODY)
+    reading.fields["max_body_bytes"] = max(payload, limit)
+
+
+def _check_drain(reading: Reading) -> None:
+    drain = reading.fields.get("drain_seconds", 0)
+    if drain + _DRAIN_MARGIN_SECONDS >= _KILL_AFTER_SECONDS:
+        label = reading.label("MME_DRAIN_SECONDS")
+        reading.notices.append(
+            f"{label}={drain:g} is longer than SageMaker waits: it kills {_KILL_AFTER_SECONDS} s after SIGTERM"
+        )
+
+
+def choose_single_model(model_dir: Path, default_name: str) -> tuple[str, str | None]:
+    """The model of a single-model endpoint, by Triton's rules.
+
+    Args:
+        model_dir: what SageMaker unpacked; holds one directory a model.
+        default_name: SAGEMAKER_TRITON_DEFAULT_MODEL_NAME, or "" to take the only directory there is.
+
+    Returns:
+        the model's name, and a warning to log or None.
+
+    Raises:
+        SettingsError: there is no such directory, none at all, or several and no name.
+    """
+    found = _model_directories(model_dir)
+    if default_name:
+        if default_name not in found:
+            raise SettingsError(
+                f"ERROR: Directory with provided SAGEMAKER_TRITON_DEFAULT_MODEL_NAME {default_name} does not exist "
+                f"in {model_dir}, which holds {_listing(found)}"
+            )
+        return default_name, None
+    if len(found) > 1:
+        raise SettingsError(
+            "ERROR: More than 1 model directory found in model repository. Either provide a single directory or "
+            f"set SAGEMAKER_TRITON_DEFAULT_MODEL_NAME to the one to serve: {model_dir} holds {_listing(found)}"
+        )
+    if not found:
+        raise SettingsError(
+            f"ERROR: No model found in model repository: {model_dir} holds no directory of a model with its versions"
+        )
+    return found[0], (
+        "WARNING: No SAGEMAKER_TRITON_DEFAULT_MODEL_NAME provided. "
+        f"Starting with the only existing model directory {found[0]}"
+    )
+
+
+def _model_directories(model_dir: Path) -> list[str]:
+    """The names of the directories in `model_dir` that can be models, sorted."""
+    if not model_dir.is_dir():
+        raise SettingsError(
+            f"ERROR: No model found in model repository: {model_dir} is not a directory; give --model-store, "
+            "--model-repository or --model-dir (`mme serve --help` has examples)"
+        )
+    if (model_dir / "config.pbtxt").is_file():
+        raise SettingsError(
+            "ERROR: Incorrect directory structure. Model directory needs to contain the top level folder: "
+            f"move {model_dir}/config.pbtxt and its versions to {model_dir}/<model name>/"
+        )
+    entries = (entry for entry in model_dir.iterdir() if entry.is_dir())
+    return sorted(e.name for e in entries if not e.name.startswith(".") and e.name not in _NOT_MODELS)
+
+
+def _listing(names: list[str]) -> str:
+    return ", ".join(names) if names else "no directories"

@@ -1,0 +1,131 @@
+"""Every variable that decides how the server runs, as data: its name, what it sets, what it may be, what it does.
+
+The parser, `mme serve --help`, `mme settings` and the documentation all read this table, so none can name a variable
+that the others do not know. Here are our own; `settings_table_sagemaker` holds SageMaker's and Triton's. Where several
+variables set one field, the row that comes first wins: MME_ before SAGEMAKER_TRITON_ before SAGEMAKER_.
+"""
+
+from __future__ import annotations
+
+from container import settings_values as v
+from container.settings_table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIABLES
+from container.settings_values import Variable
+
+_PORT = v.integer(0, 65535)
+_TIMEOUT = v.seconds(0.1, 3600)
+
+MME_VARIABLES = (
+    Variable(
+        "MME_MODEL_STORE",
+        "model_store",
+        v.model_store,
+        "Serve archives: TargetModel names a .tar.gz under this S3 prefix or in this folder.",
+        "--model-store",
+        "none",
+    ),
+    Variable(
+        "MME_MODEL_REPOSITORY",
+        "model_repository",
+        v.directory,
+        "Serve a Triton model repository; all its models are loaded at start.",
+        "--model-repository",
+        "none",
+    ),
+    Variable(
+        "MME_MODEL_DIR",
+        "model_dir",
+        v.directory,
+        "Serve one model, as SageMaker unpacks it: the folder that holds the model's directory.",
+        "--model-dir",
+        "/opt/ml/model",
+    ),
+    Variable(
+        "MME_LOAD_MODEL",
+        "load_models",
+        v.names,
+        "Models to load at start (comma-separated; the flag may be repeated). Of a repository: only these.",
+        "--load-model",
+        "none, of a repository all",
+    ),
+    Variable("MME_HOST", "host", v.host, "Address to listen on.", "--host"),
+    Variable("MME_PORT", "port", _PORT, "Port to listen on; 0 takes a free one and logs it.", "--port"),
+    Variable(
+        "MME_MEMORY_BUDGET",
+        "memory_budget",
+        v.memory_budget,
+        "Memory that models on the host may take together.",
+        "--memory-budget",
+        "what the host leaves",
+    ),
+    Variable(
+        "MME_GPU_MEMORY_BUDGET",
+        "gpu_memory_budget",
+        v.memory_budget,
+        "Memory that models may take of each GPU.",
+        "--gpu-memory-budget",
+        "what the GPU leaves",
+    ),
+    Variable(
+        "MME_REQUIRE_GPU",
+        "require_gpu",
+        v.boolean,
+        "Refuse a model whose instance group is KIND_GPU where there is no GPU, instead of running it on the CPU.",
+        "--require-gpu",
+    ),
+    Variable(
+        "MME_CACHE_DIR",
+        "cache_dir",
+        v.directory,
+        "Where archives are unpacked.",
+        "--cache-dir",
+        "$XDG_CACHE_HOME/mme, else a folder of the user's in the temporary directory",
+    ),
+    Variable("MME_LOAD_THREADS", "load_threads", v.integer(1, 64), "Models that may load at once.", "--load-threads"),
+    Variable(
+        "MME_LOAD_TIMEOUT",
+        "load_timeout",
+        v.seconds(1, 359),
+        "Seconds for one load, download included; SageMaker gives up after 360.",
+        "--load-timeout",
+    ),
+    Variable("MME_MAX_BODY", "max_body_bytes", v.byte_size, "Largest request body.", "--max-body"),
+    Variable(
+        "MME_REQUEST_TIMEOUT",
+        "request_timeout",
+        _TIMEOUT,
+        "Seconds for one inference request, waiting included; SageMaker gives up after 60.",
+    ),
+    Variable("MME_IDLE_TIMEOUT", "idle_timeout", _TIMEOUT, "Seconds a connection may lie idle between requests."),
+    Variable("MME_HEADER_TIMEOUT", "header_timeout", _TIMEOUT, "Seconds for a client to send a request's headers."),
+    Variable("MME_BODY_TIMEOUT", "body_timeout", _TIMEOUT, "Seconds for a client to send a request's body."),
+    Variable(
+        "MME_DRAIN_SECONDS",
+        "drain_seconds",
+        v.seconds(0, 600),
+        "Seconds after SIGTERM for accepted requests to finish; SageMaker kills after 30.",
+    ),
+    Variable(
+        "MME_INLINE_MICROSECONDS",
+        "inline_microseconds",
+        v.integer(0, 1_000_000),
+        "Models that take no longer than this run on the event loop when nothing waits; 0 never does.",
+    ),
+    Variable(
+        "MME_PING_MODE",
+        "ping_mode",
+        v.enum_of(v.PingMode),
+        "What a 200 from /ping means: the server lives, or the models of the start-up list are ready.",
+        default="ready with one model, else live",
+    ),
+    Variable("MME_LOG_LEVEL", "log_level", v.log_level, "Least severe level that is logged.", "--log-level"),
+    Variable(
+        "MME_LOG_FORMAT",
+        "log_format",
+        v.enum_of(v.LogFormat),
+        "Text for people, JSON lines for machines; auto chooses text on a terminal.",
+        "--log-format",
+    ),
+)
+
+VARIABLES = MME_VARIABLES + TRITON_VARIABLES + SAGEMAKER_VARIABLES
+BY_NAME = {variable.name: variable for variable in VARIABLES}

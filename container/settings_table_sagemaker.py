@@ -1,0 +1,229 @@
+"""SageMaker's and Triton's variables: which we honour, which change nothing, which refuse to start.
+
+Rows of the table in `settings_table`. Those without a field either take part in a rule of `settings_sagemaker` or are
+accepted without an effect; then `help` begins with "no effect:" and the server logs it once.
+
+The log level follows Triton's four switches: it is that of the least severe of VERBOSE, INFO, WARNING and ERROR that is
+on. VERBOSE is off unless set; Triton's own default is on, and floods CloudWatch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from container import settings_values as v
+from container.settings_values import Variable
+
+if TYPE_CHECKING:
+    from container.settings_values import Parser
+
+_PORT = v.integer(0, 65535)
+_THREADS = v.integer(1, 1024)
+_TIMEOUT = v.seconds(0.1, 3600)
+_NOT_SERVED_PYTHON = "Python models are not served here"
+
+
+def _only(value: str, why: str) -> Parser:
+    """A parser of the single value that can be honoured."""
+
+    def parse(text: str) -> str:
+        if text.lower() != value:
+            msg = f"{value}: {why}"
+            raise ValueError(msg)
+        return value
+
+    return parse
+
+
+def _refuse(why: str) -> Parser:
+    """A parser for what cannot be honoured at all."""
+
+    def parse(text: str) -> str:
+        if text == "\0":
+            msg = "nothing"
+            raise ValueError(msg)
+        raise v.Refused(why)
+
+    return parse
+
+
+def _inference_type(text: str) -> str:
+    """`infer`; Triton's other two are known and not served."""
+    if text in {"generate", "generate_stream"}:
+        msg = "this inference type is not served yet; /invocations answers 'infer' requests"
+        raise v.Refused(msg)
+    if text != "infer":
+        msg = "infer" if text == "\0" else f"ERROR: Invalid SAGEMAKER_TRITON_INFERENCE_TYPE '{text}'. Allowed: infer"
+        raise (ValueError if text == "\0" else v.Refused)(msg)
+    return text
+
+
+def _any(text: str) -> str:
+    """Text that nothing here looks into."""
+    return text
+
+
+def _log_flag(text: str) -> bool:
+    """A boolean, or a verbosity of which anything above 0 is on."""
+    return int(text) > 0 if text.isascii() and text.isdigit() else bool(v.boolean(text))
+
+
+SAGEMAKER_VARIABLES = (
+    Variable(
+        "SAGEMAKER_MULTI_MODEL",
+        "",
+        v.boolean,
+        "true: SageMaker loads and unloads models through /models.",
+        default="false",
+    ),
+    Variable(
+        "SAGEMAKER_BIND_TO_PORT",
+        "",
+        v.integer(1, 65535),
+        "Port to listen on; wins over MME_PORT, because SageMaker calls no other.",
+        default="unset",
+    ),
+    Variable(
+        "SAGEMAKER_SAFE_PORT_RANGE",
+        "",
+        v.port_range,
+        "Ports that a container may choose for itself. Checked for every port but 8080 and SAGEMAKER_BIND_TO_PORT, "
+        "which SageMaker chose.",
+        default="unset",
+    ),
+    Variable("SAGEMAKER_BATCH", "batch_transform", v.boolean, "Set by a batch transform job."),
+    Variable(
+        "SAGEMAKER_MAX_PAYLOAD_IN_MB",
+        "max_payload_in_mb",
+        v.integer(0, 100_000),
+        "Largest body of a batch transform (0: no limit of the job's); raises MME_MAX_BODY where larger.",
+    ),
+    Variable(
+        "SAGEMAKER_BATCH_STRATEGY",
+        "batch_strategy",
+        v.choice("SINGLE_RECORD", "MULTI_RECORD"),
+        "Told to SageMaker by /execution-parameters.",
+    ),
+    Variable(
+        "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS",
+        "max_concurrent_transforms",
+        v.integer(1, 1000),
+        "Told to SageMaker by /execution-parameters.",
+    ),
+    Variable(
+        "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT",
+        "default_accept",
+        v.media_type,
+        "Content type of answers to requests without an Accept header.",
+    ),
+    Variable("SAGEMAKER_CONTAINER_LOG_LEVEL", "log_level", v.log_level, "Log level, by name or number."),
+    Variable(
+        "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "request_timeout", _TIMEOUT, "Seconds for one inference request."
+    ),
+    Variable("SAGEMAKER_MODEL_SERVER_TIMEOUT", "request_timeout", _TIMEOUT, "Seconds for one inference request."),
+    Variable(
+        "SAGEMAKER_MODEL_SERVER_WORKERS",
+        "",
+        _only("1", "one process owns the model cache; give a model more instances in its config.pbtxt instead"),
+        "Only 1: one process owns the model cache.",
+        default="1",
+    ),
+    Variable("SAGEMAKER_MODEL_SERVER_VMARGS", "", _any, "no effect: there is no Java machine here."),
+    Variable(
+        "SAGEMAKER_STARTUP_TIMEOUT",
+        "",
+        v.integer(0, 86_400),
+        "no effect: the server answers at once, and each load has MME_LOAD_TIMEOUT.",
+    ),
+    Variable(
+        "SAGEMAKER_PROGRAM",
+        "",
+        _refuse("inference scripts are not served yet; serve the model from a Triton model repository and unset it"),
+        "Refused unless empty: inference scripts are not served.",
+    ),
+    Variable(
+        "SAGEMAKER_ENABLE_STATEFUL_SESSIONS",
+        "",
+        _only("false", "stateful sessions are not served yet"),
+        "Only false: stateful sessions are not served.",
+        default="false",
+    ),
+)
+
+TRITON_VARIABLES = (
+    Variable(
+        "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
+        "default_model_name",
+        v.model_name,
+        "The model that /invocations asks.",
+        default="the only directory in the model directory",
+    ),
+    Variable(
+        "SAGEMAKER_TRITON_INFERENCE_TYPE",
+        "",
+        _inference_type,
+        "Only infer: generate and generate_stream are not served yet.",
+        default="infer",
+    ),
+    Variable(
+        "SAGEMAKER_TRITON_OVERRIDE_PING_MODE",
+        "ping_mode",
+        v.enum_of(v.PingMode),
+        "As MME_PING_MODE; wins over SAGEMAKER_TRITON_PING_MODE.",
+    ),
+    Variable("SAGEMAKER_TRITON_PING_MODE", "ping_mode", v.enum_of(v.PingMode), "As MME_PING_MODE."),
+    Variable(
+        "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT",
+        "gpu_memory_budget",
+        v.fraction,
+        "Share of each GPU's memory for models, as MME_GPU_MEMORY_BUDGET.",
+    ),
+    Variable("SAGEMAKER_TRITON_LOG_VERBOSE", "", _log_flag, "true or above 0: level debug.", default="false"),
+    Variable("SAGEMAKER_TRITON_LOG_INFO", "", _log_flag, "false: level warning.", default="true"),
+    Variable("SAGEMAKER_TRITON_LOG_WARNING", "", _log_flag, "false, and INFO too: level error.", default="true"),
+    Variable("SAGEMAKER_TRITON_LOG_ERROR", "", _log_flag, "false, and the others too: level critical.", default="true"),
+    Variable(
+        "SAGEMAKER_TRITON_ADDITIONAL_ARGS",
+        "",
+        _any,
+        "Flags of tritonserver; the few that mean something here are translated, any other is refused.",
+    ),
+    Variable(
+        "SAGEMAKER_TRITON_ALLOW_GRPC",
+        "",
+        _only("false", "gRPC is not served yet; HTTP on the main port speaks the same protocol"),
+        "Only false: gRPC is not served yet.",
+        default="false",
+    ),
+    Variable(
+        "SAGEMAKER_TRITON_GRPC_PORT",
+        "",
+        _PORT,
+        "no effect: gRPC is not served yet; must lie in SAGEMAKER_SAFE_PORT_RANGE.",
+    ),
+    Variable("SAGEMAKER_TRITON_ALLOW_METRICS", "", v.boolean, "no effect: /metrics is always there, on the main port."),
+    Variable(
+        "SAGEMAKER_TRITON_METRICS_PORT",
+        "",
+        _PORT,
+        "no effect: /metrics is on the main port; must lie in SAGEMAKER_SAFE_PORT_RANGE.",
+    ),
+    Variable("SAGEMAKER_TRITON_THREAD_COUNT", "", _THREADS, "no effect: one event loop answers every connection."),
+    Variable(
+        "SAGEMAKER_TRITON_BUFFER_MANAGER_THREAD_COUNT",
+        "",
+        v.integer(0, 1024),
+        "no effect: tensors are gathered by the thread that executes the batch.",
+    ),
+    Variable("SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE", "", v.integer(1, 2**40), f"no effect: {_NOT_SERVED_PYTHON}."),
+    Variable("SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE", "", v.integer(1, 2**40), f"no effect: {_NOT_SERVED_PYTHON}."),
+    Variable(
+        "SAGEMAKER_TRITON_TENSORFLOW_VERSION", "", v.integer(1, 2), "no effect: TensorFlow models are not served here."
+    ),
+    Variable(
+        "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
+        "",
+        v.boolean,
+        "no effect: every archive is a namespace of its own.",
+    ),
+)

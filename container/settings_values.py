@@ -1,0 +1,295 @@
+"""What one setting's text may be: functions from a variable's text to its value, and back; the row of the table.
+
+Each parser raises `ValueError` with what is allowed, worded to follow "expected". They know no variable's name, read no
+environment and touch no disk; `settings_table` says which variable uses which.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.errors import Kind, MmeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Parser = Callable[[str], Any]
+
+# An int is a number of bytes, a float a share (0 to 1) of what the host or the device has, None its own measure.
+MemoryBudget = int | float | None
+
+NO_EFFECT = "no effect:"  # how the help of a variable begins that changes nothing
+DEFAULT_PORT = 8080  # SageMaker's, where it names no other
+DEFAULT_MAX_BODY = 64 * 1024 * 1024  # Triton's
+
+_TRUE = frozenset({"true", "1", "yes", "on"})
+_FALSE = frozenset({"false", "0", "no", "off"})
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
+_UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
+_BYTES_ALLOWED = "a size such as 67108864, 350MB or 2GiB"
+_BUDGET_ALLOWED = "a size such as 350MB or 2GiB, or a share such as 80% or 0.8"
+_MEDIA_TYPES = ("application/json", "application/vnd.sagemaker-triton.binary+json")
+
+
+class SettingsError(MmeError):
+    """Settings that refuse to start.
+
+    Attributes:
+        problems: one sentence for each, naming the variable and what it may be.
+    """
+
+    __slots__ = ("problems",)
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        super().__init__(Kind.INVALID_ARGUMENT, "\n".join(self.problems))
+
+
+class Refused(ValueError):  # noqa: N818 - it is a value that is refused, and reads so where it is raised
+    """A value that is understood and cannot be honoured; its text says why and what to do instead."""
+
+
+class Mode(Enum):
+    """Where models come from and who decides which are loaded."""
+
+    PLATFORM = "platform"  # SageMaker unpacks, loads and unloads
+    SINGLE = "single"  # one model directory, pinned
+    STORE = "store"  # archives in S3 or a folder, loaded when they are asked for
+    REPOSITORY = "repository"  # a Triton model repository on disk, loaded at start
+
+
+class PingMode(Enum):
+    """What a 200 from /ping means."""
+
+    LIVE = "live"  # the server answers
+    READY = "ready"  # the models of the start-up list are loaded
+
+
+class LogFormat(Enum):
+    """How a log line looks."""
+
+    AUTO = "auto"  # text on a terminal, JSON lines elsewhere
+    TEXT = "text"
+    JSON = "json"
+
+
+def boolean(text: str) -> bool:
+    """`true` or `false`, also as 1/0, yes/no, on/off."""
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    msg = "true or false"
+    raise ValueError(msg)
+
+
+def integer(low: int, high: int) -> Parser:
+    """A parser of whole numbers from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"-?[0-9]{1,18}", text) or not low <= int(text) <= high:
+            msg = f"a whole number from {low} to {high}"
+            raise ValueError(msg)
+        return int(text)
+
+    return parse
+
+
+def seconds(low: float, high: float) -> Parser:
+    """A parser of seconds from `low` to `high`, with or without a fraction."""
+
+    def parse(text: str) -> float:
+        if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) or not low <= float(text) <= high:
+            msg = f"seconds from {low:g} to {high:g}"
+            raise ValueError(msg)
+        return float(text)
+
+    return parse
+
+
+def byte_size(text: str) -> int:
+    """A number of bytes: `67108864`, `350MB` (powers of 1000), `2GiB` (powers of 1024)."""
+    match = _SIZE.fullmatch(text.strip().lower())
+    unit = _UNITS.get(match[2]) if match else None
+    if match is None or unit is None or int(float(match[1]) * unit) < 1:
+        raise ValueError(_BYTES_ALLOWED)
+    return int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
+
+
+def memory_budget(text: str) -> int | float:
+    """A number of bytes, or a share of what there is: `80%`, `0.8`.
+
+    Returns:
+        an int for bytes, a float in (0, 1] for a share.
+    """
+    share = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)%|([01]\.[0-9]+)", text)
+    if share is None:
+        try:
+            return byte_size(text)
+        except ValueError:
+            raise ValueError(_BUDGET_ALLOWED) from None
+    value = float(share[1]) / 100 if share[1] else float(share[2])
+    if not 0 < value <= 1:
+        raise ValueError(_BUDGET_ALLOWED)
+    return value
+
+
+def fraction(text: str) -> float:
+    """A share between 0 and 1, as `0.8` or `1`."""
+    if not re.fullmatch(r"[01](\.[0-9]+)?", text) or not 0 < float(text) <= 1:
+        msg = "a fraction above 0 and up to 1, such as 0.8"
+        raise ValueError(msg)
+    return float(text)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Model names between commas."""
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(found) or "\0" in text:
+        msg = "model names between commas, none of them empty"
+        raise ValueError(msg)
+    return tuple(dict.fromkeys(found))
+
+
+def directory(text: str) -> Path:
+    """A folder, made absolute here because the server runs in another working directory."""
+    if "\0" in text:
+        msg = "a folder"
+        raise ValueError(msg)
+    return Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100 - resolve() would follow links
+
+
+def model_store(text: str) -> str:
+    """`s3://bucket/prefix`, or a folder (made absolute; `file://` may stand before it)."""
+    if text.startswith("s3://"):
+        bucket, _, prefix = text.removeprefix("s3://").partition("/")
+        if re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", bucket):
+            return f"s3://{bucket}/{prefix.strip('/')}".rstrip("/")
+    elif "://" not in text.removeprefix("file://") and "\0" not in text:
+        return str(directory(text.removeprefix("file://")))
+    msg = "s3://bucket/prefix or a folder of .tar.gz archives"
+    raise ValueError(msg)
+
+
+def host(text: str) -> str:
+    """An address or host name to listen on."""
+    if not re.fullmatch(r"[0-9A-Za-z.:_-]+", text):
+        msg = "an address such as 0.0.0.0, 127.0.0.1 or ::"
+        raise ValueError(msg)
+    return text
+
+
+def model_name(text: str) -> str:
+    """The name of a model directory, not a path."""
+    if "/" in text or "\0" in text or text in {".", ".."}:
+        msg = "the name of a directory in the model repository, not a path"
+        raise ValueError(msg)
+    return text
+
+
+def choice(*allowed: str) -> Parser:
+    """A parser of a few words; letter case does not count."""
+    by_lower = {word.lower(): word for word in allowed}
+
+    def parse(text: str) -> str:
+        if text.lower() not in by_lower:
+            raise ValueError(", ".join(allowed[:-1]) + f" or {allowed[-1]}")
+        return by_lower[text.lower()]
+
+    return parse
+
+
+def enum_of(kind: type[Enum]) -> Parser:
+    """A parser of the values of an enumeration of words."""
+    words = choice(*(str(member.value) for member in kind))
+    return lambda text: kind(words(text))
+
+
+def log_level(text: str) -> str:
+    """A level by name, or by the number Python's logging gives it; numbers between two levels mean the lower."""
+    levels = ("debug", "info", "warning", "error", "critical")
+    if re.fullmatch(r"[0-9]{1,3}", text):
+        return levels[min(max(int(text) // 10, 1), 5) - 1]
+    word = {"warn": "warning", "fatal": "critical"}.get(text.lower(), text.lower())
+    if word not in levels:
+        msg = f"{', '.join(levels)}, or a number from 0 to 50"
+        raise ValueError(msg)
+    return word
+
+
+def media_type(text: str) -> str:
+    """A media type that an inference answer can have; parameters after `;` are kept."""
+    base = text.partition(";")[0].strip().lower()
+    if base in {"*/*", "application/*"}:
+        return _MEDIA_TYPES[0]
+    if base not in _MEDIA_TYPES:
+        raise ValueError(" or ".join(_MEDIA_TYPES))
+    return text
+
+
+def port_range(text: str) -> tuple[int, int]:
+    """An inclusive range of ports, `21000-21999`."""
+    match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text)
+    if not match or not int(match[1]) <= int(match[2]) <= 65535:
+        msg = "an inclusive range of ports such as 21000-21999"
+        raise ValueError(msg)
+    return int(match[1]), int(match[2])
+
+
+def to_text(value: object) -> str:
+    """The text that parses back into `value`."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(str(item) for item in value)
+    if isinstance(value, float):
+        return f"{Decimal(repr(value)):f}"  # never in exponents
+    return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable.
+
+    Attributes:
+        name: the variable.
+        field: the attribute of `Settings` that it sets, or "".
+        parse: text to value; raises ValueError with what is allowed.
+        help: one line for people.
+        flag: the same as an option of `mme serve`, or "".
+        default: how to write the default where the field's own value does not say it.
+    """
+
+    name: str
+    field: str
+    parse: Parser
+    help: str
+    flag: str = ""
+    default: str = ""
+
+    @property
+    def label(self) -> str:
+        """How messages name it: by its flag too, because a value may have come either way."""
+        return f"{self.flag}/{self.name}" if self.flag else self.name
+
+    @property
+    def allowed(self) -> str:
+        """What the value may be, in the parser's own words."""
+        try:
+            self.parse("\0")
+        except ValueError as error:
+            return str(error)
+        return "any text"
+
+    @property
+    def has_notice(self) -> bool:
+        """Whether a given value is worth a log line, since it changes nothing."""
+        return self.help.startswith(NO_EFFECT)

@@ -1,0 +1,558 @@
+"""Settings: what an environment says, what refuses to start, and that it survives an exec."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from container import settings_values as v
+from container.settings import LogFormat, Mode, PingMode, Settings, SettingsError, choose_single_model, settings_table
+from container.settings_table import VARIABLES
+from hypothesis import given
+from hypothesis import strategies as st
+
+MIB = 1024 * 1024
+
+
+def problems(**environ):
+    """The sentences with which an environment refuses to start."""
+    with pytest.raises(SettingsError) as raised:
+        Settings.from_environ(environ)
+    return raised.value.problems
+
+
+def test_an_empty_environment_serves_one_model_as_sagemaker_does():
+    """With nothing set, the server listens where SageMaker calls and serves /opt/ml/model."""
+    settings = Settings.from_environ({})
+
+    assert settings.mode is Mode.SINGLE
+    assert (settings.host, settings.port, str(settings.model_dir)) == ("0.0.0.0", 8080, "/opt/ml/model")
+    assert settings.ping_mode is PingMode.READY
+    assert settings.max_body_bytes == 64 * MIB
+    assert settings == Settings()
+
+
+@pytest.mark.parametrize(
+    ("environ", "mode", "ping"),
+    [
+        ({"SAGEMAKER_MULTI_MODEL": "true"}, Mode.PLATFORM, PingMode.LIVE),
+        ({"SAGEMAKER_MULTI_MODEL": "false"}, Mode.SINGLE, PingMode.READY),
+        ({"MME_MODEL_DIR": "/srv/model"}, Mode.SINGLE, PingMode.READY),
+        ({"MME_MODEL_STORE": "s3://bucket/prefix"}, Mode.STORE, PingMode.LIVE),
+        ({"MME_MODEL_REPOSITORY": "/srv/models"}, Mode.REPOSITORY, PingMode.LIVE),
+    ],
+)
+def test_mode_follows_from_what_is_given(environ, mode, ping):
+    """Each source of models has its mode, and only a single model makes /ping wait for it."""
+    settings = Settings.from_environ(environ)
+
+    assert (settings.mode, settings.ping_mode) == (mode, ping)
+
+
+def test_conflicting_modes_are_named():
+    """Two sources of models refuse to start, and both variables are in the sentence."""
+    (sentence,) = problems(SAGEMAKER_MULTI_MODEL="true", MME_MODEL_STORE="s3://bucket/prefix")
+
+    assert "SAGEMAKER_MULTI_MODEL" in sentence
+    assert "MME_MODEL_STORE" in sentence
+
+
+def test_platform_mode_refuses_models_to_load():
+    """Where SageMaker decides what is loaded, a list of models to load is refused."""
+    (sentence,) = problems(SAGEMAKER_MULTI_MODEL="true", MME_LOAD_MODEL="bert")
+
+    assert "MME_LOAD_MODEL" in sentence
+
+
+def test_every_problem_is_told_at_once():
+    """Three mistakes make three sentences, each with the variable's name and what it may be."""
+    found = problems(MME_PORT="http", MME_MEMORY_BUDGET="lots", SAGEMAKER_TRITON_THREAD_COUNT="0")
+
+    assert len(found) == 3
+    assert any("MME_PORT='http': expected a whole number from 0 to 65535" in sentence for sentence in found)
+    assert any("MME_MEMORY_BUDGET" in sentence and "350MB" in sentence for sentence in found)
+    assert any("SAGEMAKER_TRITON_THREAD_COUNT" in sentence for sentence in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("MME_PROT", "MME_PORT"), ("SAGEMAKER_TRITON_PINGMODE", "SAGEMAKER_TRITON_PING_MODE")],
+)
+def test_unknown_variable_is_refused_with_the_nearest_name(name, nearest):
+    """A mistyped variable does not start, and the message knows what was meant."""
+    assert problems(**{name: "1"}) == (f"{name}: there is no such variable; did you mean {nearest}?",)
+
+
+def test_unknown_variable_of_the_platform_is_let_through():
+    """SageMaker adds variables as it likes; those do not stop the server."""
+    assert Settings.from_environ({"SAGEMAKER_REGION": "eu-west-1", "SAGEMAKER_NEW_THING": "1"}) == Settings()
+
+
+def test_empty_variable_counts_as_unset():
+    """An empty value means the same as no variable, also where a value would be refused."""
+    assert Settings.from_environ({"MME_PORT": "", "SAGEMAKER_PROGRAM": " "}) == Settings()
+
+
+def test_kubernetes_service_links_are_not_settings():
+    """A Kubernetes Service called mme puts MME_ variables into every container; they are passed over."""
+    links = {
+        "MME_PORT": "tcp://10.0.0.1:8080",
+        "MME_SERVICE_HOST": "10.0.0.1",
+        "MME_SERVICE_PORT": "8080",
+        "MME_SERVICE_PORT_HTTP": "8080",
+        "MME_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+        "MME_PORT_8080_TCP_PROTO": "tcp",
+        "MME_CANARY_PORT": "tcp://10.0.0.2:8080",
+        "MME_CANARY_PORT_8080_TCP_ADDR": "10.0.0.2",
+    }
+
+    assert Settings.from_environ(links) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("350MB", 350_000_000),
+        ("2GiB", 2 * 1024 * MIB),
+        ("1.5 gib", 1536 * MIB),
+        ("67108864", 67108864),
+        ("80%", 0.8),
+        ("0.25", 0.25),
+        ("100%", 1.0),
+    ],
+)
+def test_memory_budget_is_bytes_or_a_share(text, value):
+    """A budget is a number of bytes with or without a unit, or a share of what there is."""
+    settings = Settings.from_environ({"MME_MEMORY_BUDGET": text, "MME_GPU_MEMORY_BUDGET": text})
+
+    assert settings.memory_budget == value
+    assert settings.gpu_memory_budget == value
+    assert type(settings.memory_budget) is type(value)
+
+
+BAD_VALUES = [
+    ("MME_MEMORY_BUDGET", "0"),
+    ("MME_MEMORY_BUDGET", "101%"),
+    ("MME_MEMORY_BUDGET", "0%"),
+    ("MME_MEMORY_BUDGET", "1.2"),
+    ("MME_MEMORY_BUDGET", "-1GB"),
+    ("MME_MEMORY_BUDGET", "5 parsecs"),
+    ("MME_MAX_BODY", "80%"),
+    ("MME_PORT", "65536"),
+    ("MME_PORT", "8٠80"),
+    ("MME_HOST", "0.0.0.0/8"),
+    ("MME_REQUIRE_GPU", "maybe"),
+    ("MME_LOAD_MODEL", "a,,b"),
+    ("MME_LOAD_THREADS", "0"),
+    ("MME_LOAD_TIMEOUT", "360"),
+    ("MME_IDLE_TIMEOUT", "nan"),
+    ("MME_DRAIN_SECONDS", "-1"),
+    ("MME_INLINE_MICROSECONDS", "-1"),
+    ("MME_PING_MODE", "alive"),
+    ("MME_LOG_LEVEL", "loud"),
+    ("MME_LOG_FORMAT", "xml"),
+    ("MME_MODEL_STORE", "gs://bucket/prefix"),
+    ("MME_MODEL_STORE", "s3://"),
+    ("MME_MODEL_STORE", "s3://Bad_Bucket/prefix"),
+    ("SAGEMAKER_MULTI_MODEL", "2"),
+    ("SAGEMAKER_BIND_TO_PORT", "0"),
+    ("SAGEMAKER_SAFE_PORT_RANGE", "21999-21000"),
+    ("SAGEMAKER_BATCH_STRATEGY", "BOTH"),
+    ("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "text/csv"),
+    ("SAGEMAKER_MODEL_SERVER_WORKERS", "4"),
+    ("SAGEMAKER_PROGRAM", "inference.py"),
+    ("SAGEMAKER_ENABLE_STATEFUL_SESSIONS", "true"),
+    ("SAGEMAKER_TRITON_ALLOW_GRPC", "true"),
+    ("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT", "1.5"),
+    ("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "../model"),
+    ("SAGEMAKER_TRITON_TENSORFLOW_VERSION", "3"),
+    ("SAGEMAKER_TRITON_LOG_INFO", "perhaps"),
+    ("SAGEMAKER_TRITON_INFERENCE_TYPE", "generate"),
+    ("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "--rate-limit=off"),
+    ("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "--load-model 'a"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), BAD_VALUES)
+def test_bad_value_is_refused_by_name(name, text):
+    """A value that cannot be honoured makes exactly one sentence, which starts with the variable."""
+    (sentence,) = problems(**{name: text})
+
+    assert name in sentence.split(":")[0]
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(("name", "text"), [("MME_LOAD_TIMEOUT", "359"), ("MME_PORT", "65535"), ("MME_PORT", "0")])
+def test_limits_are_inclusive(name, text):
+    """The largest and smallest allowed values are allowed."""
+    Settings.from_environ({name: text})
+
+
+def test_workers_other_than_one_are_refused_with_the_reason():
+    """More workers than one are refused, because one process owns the cache."""
+    (sentence,) = problems(SAGEMAKER_MODEL_SERVER_WORKERS="4")
+
+    assert "one process owns the model cache" in sentence
+
+
+def test_inference_type_garbage_and_unserved_types_differ():
+    """Garbage gets Triton's own words; a known type that is not served yet says so."""
+    (garbage,) = problems(SAGEMAKER_TRITON_INFERENCE_TYPE="chat")
+    (unserved,) = problems(SAGEMAKER_TRITON_INFERENCE_TYPE="generate_stream")
+
+    assert "ERROR: Invalid SAGEMAKER_TRITON_INFERENCE_TYPE 'chat'" in garbage
+    assert "not served yet" in unserved
+    assert Settings.from_environ({"SAGEMAKER_TRITON_INFERENCE_TYPE": "infer"}) == Settings()
+
+
+SAFE = {"SAGEMAKER_SAFE_PORT_RANGE": "21000-21999"}
+
+
+def test_sagemakers_own_port_is_not_held_against_the_safe_range():
+    """8080 and SAGEMAKER_BIND_TO_PORT lie outside the range as a rule, and are SageMaker's choice."""
+    assert Settings.from_environ(SAFE).port == 8080
+    assert Settings.from_environ({**SAFE, "MME_PORT": "8080"}).port == 8080
+    assert Settings.from_environ({**SAFE, "SAGEMAKER_BIND_TO_PORT": "9000"}).port == 9000
+
+
+def test_a_port_of_ones_own_must_lie_in_the_safe_range():
+    """Any other port outside the range is refused in Triton's words; its two ends belong to it."""
+    (sentence,) = problems(**SAFE, MME_PORT="9000")
+
+    assert "The server cannot listen to HTTP requests at port 9000, allowed port range is [21000, 21999]" in sentence
+    assert Settings.from_environ({**SAFE, "MME_PORT": "21000"}).port == 21000
+    assert Settings.from_environ({**SAFE, "MME_PORT": "21999"}).port == 21999
+
+
+@pytest.mark.parametrize(("name", "what"), [("METRICS", "metrics"), ("GRPC", "gRPC")])
+def test_second_ports_must_lie_in_the_safe_range(name, what):
+    """Triton's second ports are not opened here, yet one that SageMaker forbids is refused."""
+    (sentence,) = problems(**SAFE, **{f"SAGEMAKER_TRITON_{name}_PORT": "8002"})
+
+    assert f"The server cannot listen to {what} requests at port 8002" in sentence
+    settings = Settings.from_environ({**SAFE, f"SAGEMAKER_TRITON_{name}_PORT": "21001"})
+    assert any("has no effect" in notice for notice in settings.notices)
+
+
+def test_bind_to_port_wins_and_says_so():
+    """SageMaker calls the port it named; another one that was asked for is mentioned, not used."""
+    settings = Settings.from_environ({"SAGEMAKER_BIND_TO_PORT": "9000", "MME_PORT": "9001"})
+
+    assert settings.port == 9000
+    assert any("MME_PORT=9001 is not used" in notice for notice in settings.notices)
+
+
+@pytest.mark.parametrize(
+    ("environ", "mode"),
+    [
+        ({"SAGEMAKER_TRITON_PING_MODE": "live"}, PingMode.LIVE),
+        ({"SAGEMAKER_TRITON_PING_MODE": "live", "SAGEMAKER_TRITON_OVERRIDE_PING_MODE": "ready"}, PingMode.READY),
+        ({"SAGEMAKER_TRITON_OVERRIDE_PING_MODE": "LIVE"}, PingMode.LIVE),
+        ({"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_TRITON_PING_MODE": "ready"}, PingMode.READY),
+    ],
+)
+def test_ping_mode_override_wins(environ, mode):
+    """Triton's override beats its ping mode, and both beat the mode's default."""
+    assert Settings.from_environ(environ).ping_mode is mode
+
+
+@pytest.mark.parametrize(
+    ("environ", "level"),
+    [
+        ({}, "info"),
+        ({"MME_LOG_LEVEL": "WARN"}, "warning"),
+        ({"SAGEMAKER_CONTAINER_LOG_LEVEL": "10"}, "debug"),
+        ({"SAGEMAKER_CONTAINER_LOG_LEVEL": "35"}, "warning"),
+        ({"SAGEMAKER_CONTAINER_LOG_LEVEL": "error"}, "error"),
+        ({"SAGEMAKER_TRITON_LOG_VERBOSE": "true"}, "debug"),
+        ({"SAGEMAKER_TRITON_LOG_VERBOSE": "2"}, "debug"),
+        ({"SAGEMAKER_TRITON_LOG_VERBOSE": "0"}, "info"),
+        ({"SAGEMAKER_TRITON_LOG_INFO": "false"}, "warning"),
+        ({"SAGEMAKER_TRITON_LOG_INFO": "false", "SAGEMAKER_TRITON_LOG_WARNING": "false"}, "error"),
+        ({f"SAGEMAKER_TRITON_LOG_{name}": "false" for name in ("INFO", "WARNING", "ERROR")}, "critical"),
+        ({"SAGEMAKER_TRITON_LOG_VERBOSE": "true", "SAGEMAKER_CONTAINER_LOG_LEVEL": "40"}, "debug"),
+        ({"SAGEMAKER_TRITON_LOG_VERBOSE": "true", "MME_LOG_LEVEL": "error"}, "error"),
+    ],
+)
+def test_log_level_from_three_families(environ, level):
+    """Ours beats Triton's switches, which beat SageMaker's number."""
+    assert Settings.from_environ(environ).log_level == level
+
+
+def test_payload_of_a_batch_job_raises_the_body_limit_and_never_lowers_it():
+    """SAGEMAKER_MAX_PAYLOAD_IN_MB counts where it is the larger one."""
+    assert Settings.from_environ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "100"}).max_body_bytes == 100 * MIB
+    assert Settings.from_environ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6"}).max_body_bytes == 64 * MIB
+    small = Settings.from_environ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "2", "MME_MAX_BODY": "1MiB"})
+    assert (small.max_body_bytes, small.max_payload_in_mb) == (2 * MIB, 2)
+
+
+def test_batch_transform_variables_reach_the_settings():
+    """What a transform job sets is what /execution-parameters answers."""
+    settings = Settings.from_environ(
+        {
+            "SAGEMAKER_BATCH": "true",
+            "SAGEMAKER_BATCH_STRATEGY": "MULTI_RECORD",
+            "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "3",
+            "SAGEMAKER_MAX_PAYLOAD_IN_MB": "20",
+        }
+    )
+
+    assert settings.batch_transform
+    assert settings.batch_strategy == "MULTI_RECORD"
+    assert (settings.max_concurrent_transforms, settings.max_payload_in_mb) == (3, 20)
+
+
+def test_request_timeout_in_seconds_beats_the_older_name():
+    """Both of AWS's names mean seconds; the newer wins, ours before both."""
+    aws = {"SAGEMAKER_MODEL_SERVER_TIMEOUT": "30", "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "40"}
+
+    assert Settings.from_environ({"SAGEMAKER_MODEL_SERVER_TIMEOUT": "30"}).request_timeout == 30
+    assert Settings.from_environ(aws).request_timeout == 40
+    assert Settings.from_environ({**aws, "MME_REQUEST_TIMEOUT": "50"}).request_timeout == 50
+
+
+def test_gpu_load_limit_is_a_share_of_each_gpu():
+    """Triton's limit for loading becomes the budget of the GPU, unless ours is set."""
+    limit = {"SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT": "0.7"}
+
+    assert Settings.from_environ(limit).gpu_memory_budget == 0.7
+    assert Settings.from_environ({**limit, "MME_GPU_MEMORY_BUDGET": "1GB"}).gpu_memory_budget == 10**9
+
+
+@pytest.mark.parametrize("name", [row.name for row in VARIABLES if row.has_notice])
+def test_variables_without_effect_are_accepted_and_logged_once(name):
+    """A variable that changes nothing starts the server, and one notice names it and the reason."""
+    text = "2" if name != "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING" else "true"
+    settings = Settings.from_environ({name: "false" if name.endswith("ALLOW_METRICS") else text})
+
+    (notice,) = settings.notices
+    assert notice.startswith(f"{name} has no effect: ")
+    assert settings == Settings()
+
+
+def test_additional_args_translate_the_flags_that_mean_something():
+    """tritonserver's flags set the same fields as our variables, with = or a space between flag and value."""
+    settings = Settings.from_environ(
+        {
+            "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--load-model=encoder --load-model 'my decoder' --log-verbose 1 "
+            "--http-max-input-size=1048576 --model-load-thread-count=4 --exit-timeout-secs=20",
+        }
+    )
+
+    assert settings.load_models == ("encoder", "my decoder")
+    assert settings.log_level == "debug"
+    assert (settings.max_body_bytes, settings.load_threads, settings.drain_seconds) == (MIB, 4, 20)
+
+
+def test_additional_args_yield_to_our_variables_and_beat_tritons():
+    """A flag loses against MME_, wins over the SAGEMAKER_TRITON_ variable it overrides, and model lists add up."""
+    settings = Settings.from_environ(
+        {
+            "MME_LOAD_THREADS": "3",
+            "MME_LOAD_MODEL": "a,b",
+            "SAGEMAKER_TRITON_LOG_VERBOSE": "true",
+            "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--model-load-thread-count=4 --load-model=b --load-model=c "
+            "--log-verbose=false",
+        }
+    )
+
+    assert settings.load_threads == 3
+    assert settings.load_models == ("a", "b", "c")
+    assert settings.log_level == "info"
+
+
+def test_additional_args_refuse_other_flags_and_bad_values_by_name():
+    """A flag we do not understand, and a value that does not parse, are each named with their origin."""
+    found = problems(SAGEMAKER_TRITON_ADDITIONAL_ARGS="--cuda-memory-pool-byte-size=0:1 --log-info=maybe loose")
+
+    assert any("'--cuda-memory-pool-byte-size' is not understood" in sentence for sentence in found)
+    assert any("(--log-info)='maybe'" in sentence for sentence in found)
+    assert any("'loose' is not understood" in sentence for sentence in found)
+
+
+def test_flags_behind_a_log_variable_are_understood():
+    """The known trick of loading a second model through a log variable works as on Triton."""
+    settings = Settings.from_environ({"SAGEMAKER_TRITON_LOG_INFO": "false --load-model=encoder"})
+
+    assert settings.log_level == "warning"
+    assert settings.load_models == ("encoder",)
+
+
+def test_relative_paths_are_made_absolute(tmp_path, monkeypatch):
+    """The server runs in another working directory, so that folders are resolved when they are read."""
+    monkeypatch.chdir(tmp_path)
+
+    assert Settings.from_environ({"MME_MODEL_STORE": "archives"}).model_store == str(tmp_path / "archives")
+    assert Settings.from_environ({"MME_MODEL_STORE": f"file://{tmp_path}/a"}).model_store == f"{tmp_path}/a"
+    assert Settings.from_environ({"MME_MODEL_DIR": "m"}).model_dir == tmp_path / "m"
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a/b/", "s3://bucket/a/b", "s3://bucket//a/b"])
+def test_store_prefix_is_written_one_way(url):
+    """Slashes around a prefix do not matter."""
+    assert Settings.from_environ({"MME_MODEL_STORE": url}).model_store == "s3://bucket/a/b"
+
+
+def test_cache_directory_is_the_users_own():
+    """Without a setting, archives are unpacked below XDG_CACHE_HOME or in a folder named for the user."""
+    assert str(Settings.from_environ({"XDG_CACHE_HOME": "/x"}).cache_dir) == "/x/mme"
+    assert Settings.from_environ({"TMPDIR": "/t"}).cache_dir.parent.as_posix() == "/t"
+    assert str(Settings.from_environ({"MME_CACHE_DIR": "/c", "XDG_CACHE_HOME": "/x"}).cache_dir) == "/c"
+
+
+def test_a_long_drain_is_mentioned():
+    """A drain longer than SageMaker's patience is allowed elsewhere, and mentioned."""
+    assert Settings.from_environ({}).notices == ()
+    assert any("SageMaker" in n for n in Settings.from_environ({"MME_DRAIN_SECONDS": "60"}).notices)
+
+
+SAMPLES = {
+    "MME_LOAD_MODEL": st.sampled_from(["a", "a,b"]),
+    "MME_PORT": st.integers(0, 65535).map(str),
+    "SAGEMAKER_BIND_TO_PORT": st.integers(1, 65535).map(str),
+    "MME_MEMORY_BUDGET": st.one_of(
+        st.integers(1, 2**50).map(str), st.integers(1, 10000).map(lambda n: f"{n / 100:.2f}%"), st.just("7%")
+    ),
+    "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT": st.sampled_from(["0.07", "1", "0.333333333333"]),
+    "MME_REQUIRE_GPU": st.sampled_from(["true", "false"]),
+    "MME_MAX_BODY": st.sampled_from(["1", "10MB"]),
+    "MME_IDLE_TIMEOUT": st.floats(0.1, 3600).map(lambda value: f"{value:.3f}"),
+    "SAGEMAKER_MAX_PAYLOAD_IN_MB": st.integers(0, 1000).map(str),
+    "SAGEMAKER_TRITON_PING_MODE": st.sampled_from(["live", "ready"]),
+    "SAGEMAKER_TRITON_LOG_INFO": st.sampled_from(["true", "false", "false --load-model=z"]),
+    "SAGEMAKER_CONTAINER_LOG_LEVEL": st.sampled_from(["10", "40"]),
+    "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": st.sampled_from(["*/*", "application/vnd.sagemaker-triton.binary+json"]),
+    "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": st.just("ensemble"),
+    "SAGEMAKER_BATCH": st.sampled_from(["true", "false"]),
+    "SAGEMAKER_TRITON_ADDITIONAL_ARGS": st.sampled_from(["--load-model=c", "--model-load-thread-count=9"]),
+    "MME_LOG_FORMAT": st.sampled_from(["auto", "text", "json"]),
+    "MME_CACHE_DIR": st.just("/c"),
+}
+MODES = st.sampled_from(
+    [
+        {},
+        {"MME_MODEL_DIR": "/m"},
+        {"MME_MODEL_STORE": "s3://bucket/p"},
+        {"MME_MODEL_STORE": "/archives"},
+        {"MME_MODEL_REPOSITORY": "/r"},
+    ]
+)
+
+
+@given(mode=MODES, environ=st.fixed_dictionaries({}, optional=SAMPLES))
+def test_settings_survive_the_environment(mode, environ):
+    """What to_environ writes reads back the same, alone and on top of the environment it came from."""
+    settings = Settings.from_environ({**mode, **environ})
+
+    assert Settings.from_environ(settings.to_environ()) == settings
+    assert Settings.from_environ({**mode, **environ, **settings.to_environ()}) == settings
+
+
+def test_platform_mode_survives_the_environment():
+    """Platform mode is written as SageMaker writes it."""
+    settings = Settings.from_environ({"SAGEMAKER_MULTI_MODEL": "true"})
+
+    assert Settings.from_environ(settings.to_environ()) == settings
+
+
+def test_written_settings_win_over_the_environment_below():
+    """A flag that sets a default back is written, so that the variable it overrides does not come through."""
+    settings = dataclasses.replace(Settings.from_environ({"MME_PORT": "9000"}), port=8080)
+
+    assert Settings.from_environ({"MME_PORT": "9000", **settings.to_environ()}).port == 8080
+
+
+def test_every_field_has_a_variable_and_every_variable_a_field():
+    """The table and the dataclass agree, but for what follows from several variables."""
+    fields = {field.name for field in dataclasses.fields(Settings)}
+    named = {row.field for row in VARIABLES if row.field}
+
+    assert named <= fields
+    assert fields - named == {"mode", "notices"}
+
+
+def test_the_table_for_people_is_complete():
+    """Every row says its name, default, what is allowed and what it does; names are unique."""
+    rows = settings_table()
+
+    assert len({row[0] for row in rows}) == len(rows) == len(VARIABLES)
+    assert all(row[3] and row[4].endswith(".") for row in rows)
+    by_name = {row[0]: row for row in rows}
+    assert by_name["MME_PORT"][1:3] == ("--port", "8080")
+    assert by_name["MME_LOG_FORMAT"][2:4] == ("auto", "auto, text or json")
+
+
+@pytest.mark.parametrize("flag", [row.flag for row in VARIABLES if row.flag])
+def test_a_flag_is_its_variable_in_other_letters(flag):
+    """Whoever knows a flag knows its variable."""
+    assert f"MME_{flag.removeprefix('--').replace('-', '_').upper()}" in {row.name for row in VARIABLES}
+
+
+def test_paths_are_checked_by_name(tmp_path):
+    """A folder that is not there refuses to start, naming variable and folder."""
+    for name in ("MME_MODEL_STORE", "MME_MODEL_REPOSITORY"):
+        with pytest.raises(SettingsError, match=rf"{name}='{tmp_path}/none'"):
+            Settings.from_environ({name: f"{tmp_path}/none"}).check_paths()
+        Settings.from_environ({name: str(tmp_path)}).check_paths()
+    Settings.from_environ({"MME_MODEL_STORE": "s3://bucket/p"}).check_paths()
+
+
+def test_the_only_directory_is_the_single_model_with_a_warning(tmp_path):
+    """One directory needs no name; hidden folders and files beside it do not count."""
+    (tmp_path / "resnet" / "1").mkdir(parents=True)
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / "README").touch()
+
+    name, warning = choose_single_model(tmp_path, "")
+    assert name == "resnet"
+    assert warning is not None
+    assert warning.startswith("WARNING: No SAGEMAKER_TRITON_DEFAULT_MODEL_NAME provided")
+
+
+def test_a_named_model_is_chosen_among_several(tmp_path):
+    """SAGEMAKER_TRITON_DEFAULT_MODEL_NAME names the ensemble among its parts, and needs no warning."""
+    for name in ("encoder", "ensemble"):
+        (tmp_path / name).mkdir()
+
+    assert choose_single_model(tmp_path, "ensemble") == ("ensemble", None)
+
+
+@pytest.mark.parametrize(
+    ("tree", "name", "message"),
+    [
+        ([], "", "ERROR: No model found in model repository"),
+        (["a/", "b/"], "", "ERROR: More than 1 model directory found in model repository."),
+        (["config.pbtxt", "1/"], "", "ERROR: Incorrect directory structure."),
+        (
+            ["a/"],
+            "b",
+            "ERROR: Directory with provided SAGEMAKER_TRITON_DEFAULT_MODEL_NAME b does not exist",
+        ),
+    ],
+)
+def test_single_model_trees_that_cannot_start_keep_tritons_words(tmp_path, tree, name, message):
+    """Each refusal begins with the text that Triton's users search for."""
+    for entry in tree:
+        (tmp_path / entry).mkdir() if entry.endswith("/") else (tmp_path / entry).touch()
+
+    with pytest.raises(SettingsError) as raised:
+        choose_single_model(tmp_path, name)
+    assert raised.value.message.startswith(message)
+
+
+def test_a_missing_model_directory_says_what_to_give(tmp_path):
+    """Started with nothing, the message leads to the flags."""
+    with pytest.raises(SettingsError, match="--model-store"):
+        choose_single_model(tmp_path / "none", "")
+
+
+@given(st.floats(1e-9, 1.0))
+def test_shares_are_written_without_loss(value):
+    """Any share of memory survives being written as text."""
+    assert v.memory_budget(v.to_text(value)) == value
+
+
+def test_log_format_is_a_word():
+    """The format of the log is read regardless of case."""
+    assert Settings.from_environ({"MME_LOG_FORMAT": "JSON"}).log_format is LogFormat.JSON
