@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from container import settings_values as v
 from container.settings import LogFormat, Mode, PingMode, Settings, SettingsError, choose_single_model, settings_table
 from container.settings_table import VARIABLES
-from hypothesis import given
-from hypothesis import strategies as st
 
 MIB = 1024 * 1024
 
@@ -139,7 +140,7 @@ BAD_VALUES = [
     ("MME_MEMORY_BUDGET", "5 parsecs"),
     ("MME_MAX_BODY", "80%"),
     ("MME_PORT", "65536"),
-    ("MME_PORT", "8٠80"),
+    ("MME_PORT", "8\u066080"),
     ("MME_HOST", "0.0.0.0/8"),
     ("MME_REQUIRE_GPU", "maybe"),
     ("MME_LOAD_MODEL", "a,,b"),
@@ -332,7 +333,7 @@ def test_variables_without_effect_are_accepted_and_logged_once(name):
 
 
 def test_additional_args_translate_the_flags_that_mean_something():
-    """tritonserver's flags set the same fields as our variables, with = or a space between flag and value."""
+    """Flags of tritonserver set the same fields as our variables, with = or a space between flag and value."""
     settings = Settings.from_environ(
         {
             "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--load-model=encoder --load-model 'my decoder' --log-verbose 1 "

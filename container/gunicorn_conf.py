@@ -1,0 +1,50 @@
+"""Gunicorn's configuration, as the module it reads with `-c python:container.gunicorn_conf`.
+
+Every upper-level name here that gunicorn knows is one of its settings; the values come from `Settings`. One worker,
+because exactly one process owns the model cache, and no preloading, because threads and loops do not survive a fork.
+Runs in gunicorn's master, and again on a reload.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from container.logs import configure, logging_config
+from container.settings import Settings
+
+if TYPE_CHECKING:
+    from typing import Any
+
+_settings = Settings.from_environ(os.environ)
+configure(_settings.log_level, _settings.log_format)
+_DRAIN_MARGIN_SECONDS = 3  # for the worker to close what it holds; SageMaker kills 30 s after SIGTERM
+
+bind = f"[{_settings.host}]:{_settings.port}" if ":" in _settings.host else f"{_settings.host}:{_settings.port}"
+backlog = 2048  # SageMaker wants connections accepted within 250 ms, also while many clients come at once
+proc_name = "mme"
+
+workers = 1
+worker_class = "container.worker.EngineWorker"
+preload_app = False
+# The worker's loop tells the master that it turns; a loop that has stood still for this long answers no ping either.
+timeout = 60
+graceful_timeout = int(_settings.drain_seconds) + _DRAIN_MARGIN_SECONDS
+keepalive = int(_settings.idle_timeout)
+
+# The heartbeat is a file. On a slow disk touching it can block, so it lies in memory where that is possible.
+worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - a file without a name
+control_socket_disable = True  # a socket in the home directory, which may be read-only or shared
+
+accesslog = None
+errorlog = "-"
+loglevel = _settings.log_level
+# gunicorn hangs handlers of its own on its loggers; this takes them off again
+logconfig_dict = logging_config(_settings.log_level, _settings.log_format)
+
+
+def on_starting(server: Any) -> None:
+    """Refuse a number of workers that came another way: GUNICORN_CMD_ARGS or gunicorn's command line."""
+    if server.cfg.workers != 1:
+        msg = f"workers={server.cfg.workers}: one process owns the model cache, so that only 1 worker can be used"
+        raise RuntimeError(msg)

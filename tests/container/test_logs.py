@@ -1,0 +1,216 @@
+"""Log lines, and gunicorn's configuration as gunicorn itself reads it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import structlog
+
+from container.logs import configure
+from container.settings import LogFormat
+
+ROOT = Path(__file__).parents[2]
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self):
+        """Say yes."""
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging():
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    logging.captureWarnings(False)
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def lines(stream):
+    """The JSON objects that were logged."""
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_extra_facts_are_fields_of_the_json_line():
+    """What is passed as extra= stands beside the message, under its own name."""
+    stream = io.StringIO()
+    configure("info", LogFormat.JSON, stream)
+
+    logging.getLogger("mme.engine").info(
+        "loaded %s", "bert", extra={"target_model": "bert-0.tar.gz", "inference_id": "42"}
+    )
+
+    (line,) = lines(stream)
+    assert line.pop("timestamp")
+    assert line == {
+        "level": "info",
+        "logger": "mme.engine",
+        "message": "loaded bert",
+        "target_model": "bert-0.tar.gz",
+        "inference_id": "42",
+    }
+
+
+def test_timestamp_is_when_the_line_was_written_in_utc_milliseconds():
+    """The time is the record's own, ISO 8601 with milliseconds and Z."""
+    stream = io.StringIO()
+    configure("info", LogFormat.JSON, stream)
+    record = logging.makeLogRecord({"name": "mme", "levelno": logging.INFO, "levelname": "INFO", "msg": "x"})
+    record.created = 1_700_000_000.25
+
+    logging.getLogger("mme").handle(record)
+
+    assert lines(stream)[0]["timestamp"] == "2023-11-14T22:13:20.250Z"
+
+
+def test_traceback_is_one_field_of_one_line():
+    """An exception makes one line, with the whole traceback in it."""
+    stream = io.StringIO()
+    configure("info", LogFormat.JSON, stream)
+
+    try:
+        {}["gone"]
+    except KeyError:
+        logging.getLogger("mme").exception("lost it", extra={"target_model": "a"})
+
+    (line,) = lines(stream)
+    assert line["exception"].startswith("Traceback (most recent call last):\n")
+    assert line["exception"].endswith("KeyError: 'gone'")
+    assert (line["level"], line["target_model"]) == ("error", "a")
+
+
+def test_auto_is_text_on_a_terminal_and_json_elsewhere():
+    """A person sees coloured text, a log collector JSON, from the same setting."""
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        configure("info", LogFormat.AUTO, stream)
+        logging.getLogger("mme").info("hello", extra={"target_model": "a"})
+
+    assert "\x1b[" in terminal.getvalue()
+    assert "hello" in terminal.getvalue()
+    assert lines(pipe)[0]["message"] == "hello"
+
+
+def test_text_without_a_terminal_has_no_colours():
+    """Text that goes into a file carries no escape sequences."""
+    stream = io.StringIO()
+    configure("info", LogFormat.TEXT, stream)
+
+    logging.getLogger("mme").warning("hello", extra={"target_model": "a.tar.gz"})
+
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z \[warning *\] hello", stream.getvalue())
+    assert "target_model=a.tar.gz" in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_level_holds_for_everybody_and_botocore_never_tells_its_requests():
+    """At debug level our own debug lines come out, botocore's (with credentials in them) do not."""
+    stream = io.StringIO()
+    configure("debug", LogFormat.JSON, stream)
+    logging.getLogger("mme").debug("ours")
+    logging.getLogger("botocore.auth").debug("secret")
+    configure("warning", LogFormat.JSON, stream)
+    logging.getLogger("mme").info("quiet")
+    logging.getLogger("botocore").info("quiet")
+
+    assert [line["message"] for line in lines(stream)] == ["ours"]
+
+
+def test_structlog_loggers_and_warnings_come_out_the_same_way():
+    """A structlog logger and a Python warning go through the same handler as everything else."""
+    stream = io.StringIO()
+    configure("info", LogFormat.JSON, stream)
+
+    structlog.get_logger("mme.y").info("native", target_model="a")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(False)
+        logging.captureWarnings(True)
+        warnings.warn("old", UserWarning, stacklevel=1)
+
+    native, warning = lines(stream)
+    assert (native["message"], native["logger"], native["target_model"]) == ("native", "mme.y", "a")
+    assert (warning["logger"], warning["level"]) == ("py.warnings", "warning")
+
+
+@pytest.mark.parametrize("value", [{1, 2}, b"\xff", float("nan"), "\udcff", 2**70, {(1, 2): object}])
+def test_no_value_loses_a_line(value):
+    """Whatever is passed as extra=, the line comes out as JSON."""
+    stream = io.StringIO()
+    configure("info", LogFormat.JSON, stream)
+
+    logging.getLogger("mme").info("still here", extra={"value": value})
+
+    assert lines(stream)[0]["message"] == "still here"
+
+
+def gunicorn(tmp_path, *args, **environ):
+    """Gunicorn with our configuration, its own plain worker, and an application that does nothing."""
+    (tmp_path / "nothing.py").write_text("def app(environ, start):\n    start('200 OK', [])\n    return [b'']\n")
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "gunicorn", "-c", "python:container.gunicorn_conf", "-k", "sync", *args, "nothing:app"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "MME_HOST": "127.0.0.1", "MME_PORT": "0", **environ},
+    )
+
+
+def test_gunicorn_logs_through_the_same_handler_and_drains_on_sigterm(tmp_path):
+    """Every line of gunicorn's master and worker is JSON; SIGTERM ends it with 0."""
+    process = gunicorn(tmp_path)
+    try:
+        seen = []
+        for text in process.stderr:
+            seen.append(json.loads(text))
+            if "Booting worker" in seen[-1]["message"]:
+                process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+    finally:
+        process.kill()
+        process.stderr.close()
+        process.wait()
+
+    assert {line["logger"] for line in seen} == {"gunicorn.error"}
+    assert any("127.0.0.1" in line["message"] for line in seen)
+
+
+def test_gunicorn_refuses_more_than_one_worker(tmp_path):
+    """More workers than one do not start, wherever the number came from, and the reason is said."""
+    process = gunicorn(tmp_path, GUNICORN_CMD_ARGS="--workers 2")
+    _, errors = process.communicate(timeout=20)
+
+    assert process.returncode != 0
+    assert "one process owns the model cache" in errors
+
+
+def test_gunicorn_settings_follow_ours(tmp_path):
+    """Address, drain and idle time come from our variables; one worker, no preload, no access log, no control socket."""
+    code = (
+        "from container import gunicorn_conf as c; import json;"
+        "print(json.dumps([c.bind, c.graceful_timeout, c.keepalive, c.workers, c.worker_class, c.preload_app,"
+        "c.accesslog, c.control_socket_disable, c.logconfig_dict['root']['level']]))"
+    )
+    environ = {"MME_HOST": "::", "MME_PORT": "9000", "MME_IDLE_TIMEOUT": "30", "MME_LOG_LEVEL": "debug"}
+    output = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environ}, cwd=ROOT, check=True, capture_output=True
+    ).stdout
+
+    assert json.loads(output) == [
+        "[::]:9000", 28, 30, 1, "container.worker.EngineWorker", False, None, True, "DEBUG",
+    ]  # fmt: skip
