@@ -69,6 +69,7 @@ class DynamicBatching:
 
     Attributes:
         preferred_batch_sizes: sizes at which a batch is cut, ascending; (max_batch_size,) when none are given.
+            They mean nothing to a model without a batch dimension.
         max_queue_delay_us: microseconds that the oldest request may wait for a preferred size.
         preserve_ordering: whether responses leave in the order in which requests came.
         queue_policy: limits of the queue.

@@ -1,0 +1,128 @@
+"""The rules that a configuration must obey whatever its text looked like, and the defaults that Triton fills in.
+
+Pure: takes a `ModelConfig`, returns one or raises. Knows neither config.pbtxt nor the machine: whether a GPU exists
+is asked where instances are made. Sentences are Triton's where it has one, so that a search for them finds its users.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from model_handlers.config import InstanceKind, TimeoutAction
+from model_handlers.errors import invalid_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from model_handlers.config import DynamicBatching, InstanceGroup, ModelConfig
+    from model_handlers.tensor import TensorSpec
+
+_WHOLE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
+
+
+def normalise(config: ModelConfig) -> ModelConfig:
+    """Check a configuration and fill in the defaults that depend on other fields.
+
+    Call it again after a handler has completed the configuration: with a batch size come new limits and defaults.
+
+    Raises:
+        MmeError: INVALID_MODEL, naming the field.
+    """
+    if config.max_batch_size < 0:
+        raise invalid_model(f"'max_batch_size' must be non-negative value for {config.name}")
+    _check_path("default_model_filename", config.default_model_filename, config.name)
+    _check_tensors("input", config.inputs, config.name)
+    _check_tensors("output", config.outputs, config.name)
+    return replace(
+        config,
+        instance_groups=tuple(_group(config, index, group) for index, group in enumerate(config.instance_groups)),
+        dynamic_batching=config.dynamic_batching and _batching(config, config.dynamic_batching),
+    )
+
+
+def _check_path(field: str, value: str, model: str) -> None:
+    """A file named in an archive must lie in the archive."""
+    path = PurePosixPath(value)
+    if path.is_absolute() or ".." in path.parts or "\0" in value:
+        raise invalid_model(f"'{field}' of {model} is '{value}'; it must name a file inside the model's directory")
+
+
+def _check_tensors(what: str, specs: Sequence[TensorSpec], model: str) -> None:
+    names = set()
+    for spec in specs:
+        if spec.name in names:
+            raise invalid_model(f"model {what} '{spec.name}' specified more than once for {model}")
+        names.add(spec.name)
+        _check_tensor(f"model {what} '{spec.name}'", spec, model)
+
+
+def _check_tensor(subject: str, spec: TensorSpec, model: str) -> None:
+    if not spec.dims:
+        raise invalid_model(f"{subject} must specify 'dims' for {model}")
+    if not _are_dimensions(spec.dims):
+        raise invalid_model(f"{subject} dimension {_WHOLE} for {model}")
+    if spec.format != "FORMAT_NONE" and len(spec.dims) != 3:
+        raise invalid_model(
+            f"{subject} has format {spec.format}, which needs 3 dims, not {list(spec.dims)}, for {model}"
+        )
+    if spec.reshape is not None:
+        _check_reshape(subject, spec.dims, spec.reshape, model)
+    _check_path(f"label_filename of {subject}", spec.labels, model)
+
+
+def _check_reshape(subject: str, dims: tuple[int, ...], reshape: tuple[int, ...], model: str) -> None:
+    """A reshape keeps the element count, and the order of what surrounds each variable dimension.
+
+    An empty one (a scalar inside, one element outside) is right with and without a batch dimension.
+    """
+    if not _are_dimensions(reshape):
+        raise invalid_model(f"{subject} reshape dimensions {_WHOLE} for {model}")
+    if dims.count(-1) != reshape.count(-1):
+        raise invalid_model(
+            f"{subject} has different number of variable-size dimensions for dims and reshape for {model}"
+        )
+    if _segments(dims) != _segments(reshape):
+        raise invalid_model(f"{subject} has different size for dims and reshape for {model}")
+
+
+def _are_dimensions(dims: tuple[int, ...]) -> bool:
+    return all(dim >= 1 or dim == -1 for dim in dims)
+
+
+def _segments(dims: tuple[int, ...]) -> list[int]:
+    """Element counts before, between and after the variable dimensions: those that a reshape must keep."""
+    cuts = [-1, *(index for index, dim in enumerate(dims) if dim == -1), len(dims)]
+    return [math.prod(dims[start + 1 : end]) for start, end in pairwise(cuts)]
+
+
+def _group(config: ModelConfig, index: int, group: InstanceGroup) -> InstanceGroup:
+    name = group.name or f"{config.name}_{index}"
+    subject = f"instance group {name} of model {config.name}"
+    if group.kind in (InstanceKind.CPU, InstanceKind.MODEL) and group.gpus:
+        raise invalid_model(f"{subject} has kind KIND_{group.kind.name} but specifies one or more GPUs")
+    if group.count < 1:
+        raise invalid_model(f"{subject} has count {group.count}, must be at least 1")
+    for gpu in group.gpus:
+        if gpu < 0:
+            raise invalid_model(f"{subject} specifies invalid or unsupported gpu id {gpu}")
+    return replace(group, name=name)
+
+
+def _batching(config: ModelConfig, batching: DynamicBatching) -> DynamicBatching:
+    """The settings with preferred sizes in order; a model without a batch dimension keeps what it has, unused."""
+    sizes = sorted(set(batching.preferred_batch_sizes))
+    if sizes and sizes[0] < 1:
+        raise invalid_model(f"dynamic batching preferred size must be positive for {config.name}")
+    if config.max_batch_size > 0:
+        sizes = sizes or [config.max_batch_size]
+        if sizes[-1] > config.max_batch_size:
+            raise invalid_model(f"dynamic batching preferred size must be <= max batch size for {config.name}")
+    if batching.preserve_ordering and batching.queue_policy.timeout_action is TimeoutAction.DELAY:
+        raise invalid_model(
+            f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {config.name}"
+        )
+    return replace(batching, preferred_batch_sizes=tuple(sizes))

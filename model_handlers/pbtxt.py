@@ -1,0 +1,291 @@
+"""config.pbtxt into a `ModelConfig`, and a `ModelConfig` back into text and into the JSON that clients ask for.
+
+The text is read by protobuf's own parser against the published message, so that whatever Triton accepts is accepted
+here letter by letter. Which fields count is the business of `pbtxt_fields.py`, which values are right that of
+`config_checks.py`; this module only translates. Runs on load threads and in `mme pack`; holds no state.
+"""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import text_format
+
+from model_handlers.config import (
+    DynamicBatching,
+    InstanceGroup,
+    InstanceKind,
+    ModelConfig,
+    QueuePolicy,
+    TimeoutAction,
+    VersionPolicy,
+)
+from model_handlers.config_checks import normalise
+from model_handlers.errors import invalid_model
+from model_handlers.pbtxt_fields import check_fields, refusal
+from model_handlers.proto import model_config_pb2 as pb
+from model_handlers.tensor import BY_NUMBER, DataType, TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from google.protobuf.descriptor import FieldDescriptor
+    from google.protobuf.message import Message
+
+_COMMENT_OR_STRING = re.compile(r"""#.*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""")
+_ESCAPE = re.compile(r"\\([4-7][0-7]{2}|.)")  # the first alternative is no byte
+_ESCAPES = frozenset("abfnrtv\\'\"01234567xuU")
+
+
+def parse_config(text: str, *, model: str, strict_name: bool = False) -> ModelConfig:
+    """Read a config.pbtxt.
+
+    Args:
+        text: the file's contents.
+        model: the name that the model is served under; errors name it, and the result carries it.
+        strict_name: refuse a `name` in the text that differs from `model`, as a repository on disk does. Otherwise
+            `name` is only what the author called the model.
+
+    Returns:
+        the configuration with defaults filled in; inputs, outputs, backend and batch size may still be missing.
+
+    Raises:
+        MmeError: INVALID_MODEL for text that is no ModelConfig (with line and field) or breaks a rule; UNSUPPORTED for
+            a field that is not honoured here, by its full path.
+    """
+    message = _parse_text(text, model)
+    check_fields(message, model)
+    if message.platform == "ensemble":
+        raise refusal("platform", "models that are graphs of other models are not run", model)
+    if strict_name and message.name and message.name != model:
+        raise invalid_model(
+            f"unexpected directory name '{model}' for model '{message.name}', directory name must equal model name"
+        )
+    return normalise(
+        ModelConfig(
+            name=model,
+            backend=message.backend,
+            platform=message.platform,
+            max_batch_size=message.max_batch_size,
+            inputs=tuple(_input(tensor, model) for tensor in message.input),
+            outputs=tuple(_output(tensor, model) for tensor in message.output),
+            version_policy=_version_policy(message, model),
+            instance_groups=tuple(_instance_group(group) for group in message.instance_group),
+            dynamic_batching=_dynamic_batching(message),
+            default_model_filename=message.default_model_filename,
+            optimization_level=message.optimization.graph.level,
+            parameters=MappingProxyType({key: value.string_value for key, value in message.parameters.items()}),
+            metric_tags=MappingProxyType(dict(message.metric_tags)),
+        )
+    )
+
+
+def config_message(config: ModelConfig) -> pb.ModelConfig:
+    """The published message that says what `config` says."""
+    message = pb.ModelConfig(
+        name=config.name,
+        platform=config.platform,
+        backend=config.backend,
+        max_batch_size=config.max_batch_size,
+        input=[
+            pb.ModelInput(
+                format=pb.ModelInput.Format.Value(spec.format), optional=spec.optional, **_tensor_fields(spec)
+            )
+            for spec in config.inputs
+        ],
+        output=[pb.ModelOutput(label_filename=spec.labels, **_tensor_fields(spec)) for spec in config.outputs],
+        version_policy=_version_policy_message(config.version_policy),
+        instance_group=[
+            pb.ModelInstanceGroup(
+                name=group.name,
+                kind=pb.ModelInstanceGroup.Kind.Value(f"KIND_{group.kind.name}"),
+                count=group.count,
+                gpus=group.gpus,
+            )
+            for group in config.instance_groups
+        ],
+        default_model_filename=config.default_model_filename,
+        metric_tags=config.metric_tags,
+        parameters={key: pb.ModelParameter(string_value=value) for key, value in config.parameters.items()},
+    )
+    if config.dynamic_batching is not None:
+        message.dynamic_batching.CopyFrom(_dynamic_batching_message(config.dynamic_batching))
+    if config.optimization_level:
+        message.optimization.graph.level = config.optimization_level
+    return message
+
+
+def config_json(config: ModelConfig) -> dict[str, Any]:
+    """The configuration as `GET /v2/models/M/config` answers it.
+
+    Field names are the message's; every scalar, list and map is there, with its default if it was not set; messages
+    only where set; enums by name. Integers of 64 bits are numbers, where protobuf's own JSON makes them strings.
+    """
+    return _json(config_message(config))
+
+
+def config_text(config: ModelConfig) -> str:
+    """The configuration as the text of a config.pbtxt; `parse_config` reads it back into an equal one."""
+    return text_format.MessageToString(config_message(config), as_utf8=True)
+
+
+def _parse_text(text: str, model: str) -> pb.ModelConfig:
+    _check_escapes(text, model)
+    try:
+        return text_format.Parse(text, pb.ModelConfig())
+    except text_format.ParseError as error:
+        line, column = error.GetLine(), error.GetColumn()
+        # The parser quotes the line, which may be the whole file and may hold what no response can carry.
+        what = str(error).removeprefix(f"{line}:{column} : ").replace('"mme.', '"')[:300]
+        what = what.encode(errors="replace").decode()
+        raise invalid_model(f"model '{model}': config.pbtxt line {line}, column {column}: {what}") from None
+
+
+def _check_escapes(text: str, model: str) -> None:
+    r"""Refuse `\m` and its like in strings: the parser keeps them as they are, with one of Python's own warnings."""
+    for token in _COMMENT_OR_STRING.finditer(text):
+        for escape in () if token[0].startswith("#") else _ESCAPE.finditer(token[0]):
+            if escape[1] not in _ESCAPES:
+                line = text.count("\n", 0, token.start()) + 1
+                raise invalid_model(
+                    f"model '{model}': config.pbtxt line {line}: {escape[0]!a} in a string is no escape sequence; "
+                    "write a backslash twice"
+                )
+
+
+def _input(tensor: pb.ModelInput, model: str) -> TensorSpec:
+    return TensorSpec(
+        name=_name(tensor, "input", model),
+        data_type=_data_type(tensor, "input", model),
+        dims=tuple(tensor.dims),
+        reshape=_reshape(tensor),
+        optional=tensor.optional,
+        format=pb.ModelInput.Format.Name(tensor.format),
+    )
+
+
+def _output(tensor: pb.ModelOutput, model: str) -> TensorSpec:
+    return TensorSpec(
+        name=_name(tensor, "output", model),
+        data_type=_data_type(tensor, "output", model),
+        dims=tuple(tensor.dims),
+        reshape=_reshape(tensor),
+        labels=tensor.label_filename,
+    )
+
+
+def _name(tensor: pb.ModelInput | pb.ModelOutput, what: str, model: str) -> str:
+    if not tensor.name:
+        raise invalid_model(f"model {what} must specify 'name' for {model}")
+    return tensor.name
+
+
+def _data_type(tensor: pb.ModelInput | pb.ModelOutput, what: str, model: str) -> DataType:
+    if tensor.data_type not in BY_NUMBER:
+        raise invalid_model(f"model {what} '{tensor.name}' must specify 'data_type' for {model}")
+    return BY_NUMBER[tensor.data_type]
+
+
+def _reshape(tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, ...] | None:
+    return tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
+
+
+def _tensor_fields(spec: TensorSpec) -> dict[str, Any]:
+    """What inputs and outputs share."""
+    reshape = None if spec.reshape is None else pb.ModelTensorReshape(shape=spec.reshape)
+    return {"name": spec.name, "data_type": spec.data_type.number, "dims": spec.dims, "reshape": reshape}
+
+
+def _version_policy(message: pb.ModelConfig, model: str) -> VersionPolicy:
+    policy = message.version_policy
+    match policy.WhichOneof("policy_choice"):
+        case "latest":
+            return VersionPolicy(latest=policy.latest.num_versions)
+        case "all":
+            return VersionPolicy(all=True)
+        case "specific":
+            if not policy.specific.versions:
+                raise invalid_model(
+                    f"at least one version must be available under the version policy of model '{model}': "
+                    "name one in 'version_policy.specific.versions'"
+                )
+            return VersionPolicy(specific=tuple(policy.specific.versions))
+        case _:
+            return VersionPolicy()
+
+
+def _version_policy_message(policy: VersionPolicy) -> pb.ModelVersionPolicy:
+    if policy.all:
+        return pb.ModelVersionPolicy(all=pb.ModelVersionPolicy.All())
+    if policy.specific:
+        return pb.ModelVersionPolicy(specific=pb.ModelVersionPolicy.Specific(versions=policy.specific))
+    return pb.ModelVersionPolicy(latest=pb.ModelVersionPolicy.Latest(num_versions=policy.latest))
+
+
+def _instance_group(group: pb.ModelInstanceGroup) -> InstanceGroup:
+    # 0 is how the message says that no count is given; a negative one is left for the checks to refuse.
+    return InstanceGroup(group.name, InstanceKind(group.kind), group.count or 1, tuple(group.gpus))
+
+
+def _dynamic_batching(message: pb.ModelConfig) -> DynamicBatching | None:
+    if not message.HasField("dynamic_batching"):
+        return None
+    batching = message.dynamic_batching
+    policy = batching.default_queue_policy
+    return DynamicBatching(
+        preferred_batch_sizes=tuple(batching.preferred_batch_size),
+        max_queue_delay_us=batching.max_queue_delay_microseconds,
+        preserve_ordering=batching.preserve_ordering,
+        queue_policy=QueuePolicy(
+            timeout_action=TimeoutAction(policy.timeout_action),
+            default_timeout_us=policy.default_timeout_microseconds,
+            allow_timeout_override=policy.allow_timeout_override,
+            max_queue_size=policy.max_queue_size,
+        ),
+    )
+
+
+def _dynamic_batching_message(batching: DynamicBatching) -> pb.ModelDynamicBatching:
+    policy = batching.queue_policy
+    return pb.ModelDynamicBatching(
+        preferred_batch_size=batching.preferred_batch_sizes,
+        max_queue_delay_microseconds=batching.max_queue_delay_us,
+        preserve_ordering=batching.preserve_ordering,
+        default_queue_policy=None
+        if policy == QueuePolicy()
+        else pb.ModelQueuePolicy(
+            timeout_action=pb.ModelQueuePolicy.TimeoutAction.Value(policy.timeout_action.name),
+            default_timeout_microseconds=policy.default_timeout_us,
+            allow_timeout_override=policy.allow_timeout_override,
+            max_queue_size=policy.max_queue_size,
+        ),
+    )
+
+
+def _json(message: Message) -> dict[str, Any]:
+    """A message as JSON values, in the order of its schema."""
+    fields: Iterable[Any] = message.DESCRIPTOR.fields
+    return {
+        field.name: _json_field(field, getattr(message, field.name))
+        for field in fields
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def _json_field(field: FieldDescriptor, value: Any) -> Any:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        inside = field.message_type.fields_by_name["value"]
+        return {str(key): _json_value(inside, value[key]) for key in value}
+    if field.is_repeated:
+        return [_json_value(field, member) for member in value]
+    return _json_value(field, value)
+
+
+def _json_value(field: FieldDescriptor, value: Any) -> Any:
+    if field.message_type is not None:
+        return _json(value)
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    return value

@@ -1,0 +1,217 @@
+"""What becomes of each field of config.pbtxt: one row a field, and the walk that looks the rows up.
+
+A field that is set is honoured, harmless (logged once, then forgotten) or refused; none is dropped in silence. A row
+of a message field that is honoured sends the walk inside; any other row speaks for everything below it. Fields that
+are spelled out with their default value (`decoupled: false`) count as not set, as protobuf itself has it.
+Knows fields, not their values: `config_checks.py` judges those. Runs on a load thread; holds no state.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.errors import Kind, MmeError, invalid_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from google.protobuf.descriptor import FieldDescriptor
+    from google.protobuf.message import Message
+
+_log = logging.getLogger("mme.config")
+
+
+class Fate(Enum):
+    """What becomes of a field that is set."""
+
+    HONOURED = "honoured"
+    HARMLESS = "harmless"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row: the fate, and what the reader of the log line or of the error should know about it."""
+
+    fate: Fate
+    reason: str = ""
+
+
+def _harmless(reason: str) -> Rule:
+    return Rule(Fate.HARMLESS, reason)
+
+
+def _refused(reason: str) -> Rule:
+    return Rule(Fate.REFUSED, reason)
+
+
+_HONOURED = Rule(Fate.HONOURED)
+_SPEED = _harmless("it changes speed, never results")
+_PRIORITIES = _refused("all requests of a model wait in one queue")
+_TENSORRT = _refused("only TensorRT engines have it")
+_ACCELERATOR = _refused("execution providers are chosen by the device alone")
+_RATE_LIMITER = _refused("instances execute as soon as they are free")
+
+RULES: Mapping[str, Mapping[str, Rule]] = {
+    "ModelConfig": {
+        "name": _HONOURED,
+        "platform": _HONOURED,
+        "backend": _HONOURED,
+        "runtime": _refused("a backend is chosen by 'backend' or 'platform', not by a library file"),
+        "version_policy": _HONOURED,
+        "max_batch_size": _HONOURED,
+        "input": _HONOURED,
+        "output": _HONOURED,
+        "batch_input": _refused("ragged batches are not formed"),
+        "batch_output": _refused("ragged batches are not formed"),
+        "optimization": _HONOURED,
+        "dynamic_batching": _HONOURED,
+        "sequence_batching": _refused("the requests of a sequence are not kept together"),
+        "ensemble_scheduling": _refused("models that are graphs of other models are not run"),
+        "instance_group": _HONOURED,
+        "default_model_filename": _HONOURED,
+        "cc_model_filenames": _refused("one model file serves every device; name it in 'default_model_filename'"),
+        "metric_tags": _HONOURED,
+        "parameters": _HONOURED,
+        "model_warmup": _harmless("the first requests warm the model up"),
+        "model_operations": _HONOURED,
+        "model_transaction_policy": _HONOURED,
+        "model_repository_agents": _HONOURED,
+        "response_cache": _HONOURED,
+        "model_metrics": _HONOURED,
+    },
+    "ModelParameter": {"string_value": _HONOURED},
+    "ModelInput": {
+        "name": _HONOURED,
+        "data_type": _HONOURED,
+        "format": _HONOURED,
+        "dims": _HONOURED,
+        "reshape": _HONOURED,
+        "is_shape_tensor": _TENSORRT,
+        "allow_ragged_batch": _refused("ragged batches are not formed"),
+        "optional": _HONOURED,
+        "is_non_linear_format_io": _TENSORRT,
+    },
+    "ModelOutput": {
+        "name": _HONOURED,
+        "data_type": _HONOURED,
+        "dims": _HONOURED,
+        "reshape": _HONOURED,
+        "label_filename": _HONOURED,
+        "is_shape_tensor": _TENSORRT,
+        "is_non_linear_format_io": _TENSORRT,
+    },
+    "ModelTensorReshape": {"shape": _HONOURED},
+    "ModelVersionPolicy": {"latest": _HONOURED, "all": _HONOURED, "specific": _HONOURED},
+    "ModelVersionPolicy.Latest": {"num_versions": _HONOURED},
+    "ModelVersionPolicy.All": {},
+    "ModelVersionPolicy.Specific": {"versions": _HONOURED},
+    "ModelOptimizationPolicy": {
+        "graph": _HONOURED,
+        "priority": _SPEED,
+        "cuda": _HONOURED,
+        "execution_accelerators": _HONOURED,
+        "input_pinned_memory": _SPEED,
+        "output_pinned_memory": _SPEED,
+        "gather_kernel_buffer_threshold": _SPEED,
+        "eager_batching": _SPEED,
+    },
+    "ModelOptimizationPolicy.Graph": {"level": _HONOURED},
+    "ModelOptimizationPolicy.Cuda": {
+        "graphs": _SPEED,
+        "busy_wait_events": _SPEED,
+        "graph_spec": _SPEED,
+        "output_copy_stream": _SPEED,
+    },
+    "ModelOptimizationPolicy.ExecutionAccelerators": {
+        "gpu_execution_accelerator": _ACCELERATOR,
+        "cpu_execution_accelerator": _ACCELERATOR,
+    },
+    "ModelDynamicBatching": {
+        "preferred_batch_size": _HONOURED,
+        "max_queue_delay_microseconds": _HONOURED,
+        "preserve_ordering": _HONOURED,
+        "priority_levels": _PRIORITIES,
+        "default_priority_level": _PRIORITIES,
+        "default_queue_policy": _HONOURED,
+        "priority_queue_policy": _PRIORITIES,
+    },
+    "ModelQueuePolicy": {
+        "timeout_action": _HONOURED,
+        "default_timeout_microseconds": _HONOURED,
+        "allow_timeout_override": _HONOURED,
+        "max_queue_size": _HONOURED,
+    },
+    "ModelInstanceGroup": {
+        "name": _HONOURED,
+        "kind": _HONOURED,
+        "count": _HONOURED,
+        "rate_limiter": _HONOURED,
+        "gpus": _HONOURED,
+        "secondary_devices": _refused("instances run on CPUs and GPUs alone"),
+        "profile": _TENSORRT,
+        "passive": _refused("every instance takes requests"),
+        "host_policy": _harmless("threads and memory are the operating system's to place"),
+    },
+    "ModelRateLimiter": {"resources": _RATE_LIMITER, "priority": _RATE_LIMITER},
+    "ModelOperations": {"op_library_filename": _refused("libraries of custom operations are not loaded")},
+    "ModelTransactionPolicy": {"decoupled": _refused("a request has exactly one response")},
+    "ModelRepositoryAgents": {"agents": _refused("no plug-in runs when a model is loaded or unloaded")},
+    "ModelResponseCache": {"enable": _refused("responses are not cached")},
+    "ModelMetrics": {"metric_control": _refused("the buckets of the metrics are the same for all models")},
+}
+
+
+def check_fields(message: Message, model: str) -> None:
+    """Refuse or log every field of a ModelConfig message that is set and not honoured.
+
+    Raises:
+        MmeError: UNSUPPORTED for a refused field, INVALID_MODEL for a number that its enum does not name; the
+            sentence holds the field's full path.
+    """
+    logged = set()
+    for path, field, value, rule in _set_fields(message, ""):
+        if rule.fate is Fate.REFUSED:
+            raise refusal(path, rule.reason, model)
+        if rule.fate is Fate.HARMLESS and field.full_name not in logged:
+            logged.add(field.full_name)
+            _log.warning("model '%s': config.pbtxt field '%s' is ignored: %s", model, path, rule.reason)
+        # A number in the text need not be one that the enum names.
+        if field.enum_type is not None and value not in field.enum_type.values_by_number:
+            names = ", ".join(field.enum_type.values_by_name)
+            raise invalid_model(f"model '{model}': config.pbtxt field '{path}' is {value}, must be one of {names}")
+
+
+def refusal(path: str, reason: str, model: str) -> MmeError:
+    """The error that refuses a field or its value."""
+    return MmeError(
+        Kind.UNSUPPORTED,
+        f"model '{model}': config.pbtxt field '{path}' is not honoured ({reason}); "
+        "remove it or serve the model elsewhere",
+    )
+
+
+def _set_fields(message: Message, prefix: str) -> Iterator[tuple[str, FieldDescriptor, Any, Rule]]:
+    """Path, descriptor, value and row of each set field, depth first, as far as the rows lead inside."""
+    rules = RULES[message.DESCRIPTOR.full_name.removeprefix("mme.")]
+    for field, value in message.ListFields():
+        path, rule = prefix + field.name, rules[field.name]
+        yield path, field, value, rule
+        if rule.fate is Fate.HONOURED:
+            for member_path, member in _members(field, value, path):
+                yield from _set_fields(member, f"{member_path}.")
+
+
+def _members(field: FieldDescriptor, value: Any, path: str) -> Iterable[tuple[str, Message]]:
+    """The messages inside a field: none in a scalar, one, those of a list, or the values of a map."""
+    if field.message_type is None:
+        return ()
+    if field.message_type.GetOptions().map_entry:
+        is_message = field.message_type.fields_by_name["value"].message_type is not None
+        return [(f"{path}['{key}']", value[key]) for key in sorted(value)] if is_message else ()
+    if field.is_repeated:
+        return [(f"{path}[{index}]", member) for index, member in enumerate(value)]
+    return [(path, value)]

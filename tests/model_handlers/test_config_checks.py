@@ -1,0 +1,171 @@
+"""Rules that a configuration obeys, one by one, and the defaults that depend on other fields."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_handlers.config import DynamicBatching, InstanceGroup, InstanceKind, ModelConfig, QueuePolicy, TimeoutAction
+from model_handlers.config_checks import normalise
+from model_handlers.errors import Kind, MmeError
+from model_handlers.tensor import FP32, TensorSpec
+
+
+def tensor(**changes):
+    """A tensor that obeys every rule, but for the changes."""
+    return replace(TensorSpec("I", FP32, (4, -1)), **changes)
+
+
+def batching(*sizes, **changes):
+    """A dynamic batcher with these preferred sizes."""
+    return DynamicBatching(sizes, **changes)
+
+
+DELAYING = QueuePolicy(timeout_action=TimeoutAction.DELAY)
+WHOLE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
+
+BROKEN = {
+    "'max_batch_size' must be non-negative value for bert": {"max_batch_size": -1},
+    "model input 'I' must specify 'dims' for bert": {"inputs": (tensor(dims=()),)},
+    f"model input 'I' dimension {WHOLE} for bert": {"inputs": (tensor(dims=(2, 0)),)},
+    f"model output 'I' dimension {WHOLE} for bert": {"outputs": (tensor(dims=(-2,)),)},
+    "model input 'I' specified more than once for bert": {"inputs": (tensor(), tensor())},
+    "model output 'I' specified more than once for bert": {"outputs": (tensor(), tensor(dims=(1,)))},
+    f"model input 'I' reshape dimensions {WHOLE} for bert": {"inputs": (tensor(reshape=(0,)),)},
+    "model input 'I' has different number of variable-size dimensions for dims and reshape for bert": {
+        "inputs": (tensor(reshape=(4, -1, -1)),)
+    },
+    "model output 'I' has different size for dims and reshape for bert": {"outputs": (tensor(reshape=(2, -1)),)},
+    "model input 'I' has format FORMAT_NHWC, which needs 3 dims, not [4, -1], for bert": {
+        "inputs": (tensor(format="FORMAT_NHWC"),)
+    },
+    "dynamic batching preferred size must be positive for bert": {"dynamic_batching": batching(0, 4)},
+    "dynamic batching preferred size must be <= max batch size for bert": {"dynamic_batching": batching(4, 9)},
+    "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for bert": {
+        "dynamic_batching": batching(preserve_ordering=True, queue_policy=DELAYING)
+    },
+    "instance group bert_0 of model bert has kind KIND_CPU but specifies one or more GPUs": {
+        "instance_groups": (InstanceGroup("", InstanceKind.CPU, gpus=(0,)),)
+    },
+    "instance group g of model bert has kind KIND_MODEL but specifies one or more GPUs": {
+        "instance_groups": (InstanceGroup("g", InstanceKind.MODEL, gpus=(1,)),)
+    },
+    "instance group g of model bert has count -2, must be at least 1": {
+        "instance_groups": (InstanceGroup("g", count=-2),)
+    },
+    "instance group g of model bert specifies invalid or unsupported gpu id -1": {
+        "instance_groups": (InstanceGroup("g", InstanceKind.GPU, gpus=(0, -1)),)
+    },
+}
+
+
+@pytest.mark.parametrize(("sentence", "changes"), BROKEN.items(), ids=BROKEN)
+def test_a_broken_rule_is_told_in_one_sentence(sentence, changes):
+    """Each rule has its own sentence, which names the model and the field."""
+    with pytest.raises(MmeError) as caught:
+        normalise(replace(ModelConfig("bert", max_batch_size=8), **changes))
+
+    assert caught.value.kind is Kind.INVALID_MODEL
+    assert caught.value.message == sentence
+
+
+@pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "1/../../x", "a\0b"])
+@pytest.mark.parametrize("field", ["default_model_filename", "label_filename of model output 'I'"])
+def test_no_file_outside_the_model_can_be_named(field, path):
+    """A configuration from a stranger's archive can't point at the host's files."""
+    label = path if field.startswith("label") else ""
+    config = ModelConfig("bert", outputs=(tensor(labels=label),), default_model_filename="" if label else path)
+
+    with pytest.raises(MmeError, match="must name a file inside the model's directory") as caught:
+        normalise(config)
+
+    assert caught.value.kind is Kind.INVALID_MODEL
+    assert field in caught.value.message
+
+
+def test_a_file_in_a_folder_of_the_model_can_be_named():
+    """Dots in names and folders below the model are no crime."""
+    config = ModelConfig("bert", default_model_filename="sub/model..v2.onnx")
+
+    assert normalise(config) == config
+
+
+@pytest.mark.parametrize(
+    ("dims", "reshape"),
+    [((4, -1), (2, 2, -1)), ((-1,), (1, -1, 1)), ((1,), ()), ((2, -1, 6, -1), (1, 2, -1, 2, 3, -1)), ((3,), (3,))],
+)
+def test_a_reshape_that_keeps_the_elements_passes(dims, reshape):
+    """Dimensions of size one come and go, and a segment between variable dimensions may be cut differently."""
+    config = ModelConfig("bert", inputs=(tensor(dims=dims, reshape=reshape),))
+
+    assert normalise(config) == config
+
+
+def test_elements_may_not_cross_a_variable_dimension():
+    """The same product on the wrong side of a -1 is another tensor."""
+    with pytest.raises(MmeError, match="has different size for dims and reshape"):
+        normalise(ModelConfig("bert", inputs=(tensor(dims=(2, -1, 3), reshape=(3, -1, 2)),)))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.data())
+def test_any_regrouping_of_dimensions_is_a_reshape(dims, data):
+    """Merging neighbours never breaks a reshape, changing one entry always does."""
+    cut = data.draw(st.integers(1, len(dims)))
+    merged = dims[:cut]
+    for dim in dims[cut:]:
+        merged[-1] *= dim
+    spec = tensor(dims=tuple(dims), reshape=tuple(merged))
+
+    assert normalise(ModelConfig("bert", inputs=(spec,))).inputs == (spec,)
+    with pytest.raises(MmeError, match="different size"):
+        normalise(ModelConfig("bert", inputs=(replace(spec, reshape=(merged[0] + 1, *merged[1:])),)))
+
+
+def test_preferred_sizes_are_sorted_and_unique():
+    """The order in which the author wrote the sizes does not matter."""
+    config = normalise(ModelConfig("bert", max_batch_size=8, dynamic_batching=batching(8, 2, 4, 2)))
+
+    assert config.dynamic_batching == batching(2, 4, 8)
+
+
+def test_the_preferred_size_is_the_largest_batch_where_none_is_given():
+    """`dynamic_batching {}` batches up to max_batch_size."""
+    config = normalise(ModelConfig("bert", max_batch_size=8, dynamic_batching=batching()))
+
+    assert config.dynamic_batching == batching(8)
+
+
+@pytest.mark.parametrize("sizes", [(), (4,)])
+def test_dynamic_batching_without_a_batch_dimension_is_harmless(sizes):
+    """Until a handler finds a batch dimension, the settings wait: the size that it finds decides about them."""
+    config = normalise(ModelConfig("bert", dynamic_batching=batching(*sizes, max_queue_delay_us=5)))
+
+    assert config.dynamic_batching == batching(*sizes, max_queue_delay_us=5)
+    completed = normalise(replace(config, max_batch_size=4))
+    assert completed.dynamic_batching == batching(4, max_queue_delay_us=5)
+
+
+def test_groups_without_a_name_are_numbered():
+    """A group is called after the model and its place among all groups."""
+    groups = (InstanceGroup(""), InstanceGroup("own"), InstanceGroup(""))
+
+    config = normalise(ModelConfig("bert", instance_groups=groups))
+
+    assert [group.name for group in config.instance_groups] == ["bert_0", "own", "bert_2"]
+
+
+def test_normalising_twice_changes_nothing():
+    """The checks may run again after a handler has completed the configuration."""
+    config = normalise(
+        ModelConfig(
+            "bert",
+            max_batch_size=4,
+            inputs=(tensor(),),
+            instance_groups=(InstanceGroup(""),),
+            dynamic_batching=batching(3, 1),
+        )
+    )
+
+    assert normalise(config) == config
