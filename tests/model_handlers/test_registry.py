@@ -1,0 +1,120 @@
+"""Which backend a model belongs to."""
+
+import subprocess
+import sys
+
+import pytest
+
+from model_handlers.base import Handler
+from model_handlers.errors import Kind, MmeError
+from model_handlers.registry import BACKENDS, detect_backend, find_backend, handler_for, served_backends
+
+SERVED = [backend for backend in BACKENDS if backend.handler]
+
+
+@pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend.detect], ids=lambda b: b.filename)
+def test_a_model_file_of_the_usual_name_tells_the_backend(backend, tmp_path):
+    """A model without a configuration is recognised by its file."""
+    (tmp_path / backend.filename).write_bytes(b"")
+
+    assert detect_backend(tmp_path) is backend
+
+
+def test_a_model_directory_of_the_usual_name_tells_the_backend(tmp_path):
+    """A saved model is a folder, and so is an ONNX model with external data."""
+    (tmp_path / "model.onnx").mkdir()
+
+    assert detect_backend(tmp_path).name == "onnxruntime"
+
+
+def test_a_file_that_several_backends_share_tells_nothing(tmp_path):
+    """Tree models must name their backend."""
+    (tmp_path / "xgboost.json").write_bytes(b"")
+
+    assert detect_backend(tmp_path) is None
+
+
+def test_a_directory_without_a_model_file_tells_nothing(tmp_path):
+    """Neither an empty version directory nor one that does not exist has a backend."""
+    assert detect_backend(tmp_path) is None
+    assert detect_backend(tmp_path / "1") is None
+
+
+def test_the_first_of_two_files_wins(tmp_path):
+    """Two model files side by side are settled by the order of the table."""
+    for name in ("model.py", "model.onnx"):
+        (tmp_path / name).write_bytes(b"")
+
+    assert detect_backend(tmp_path).name == "onnxruntime"
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.filename)
+def test_a_backend_is_found_by_its_name_and_by_its_platforms(backend):
+    """`backend`, each `platform`, and both together lead to the same backend."""
+    assert find_backend(backend.name, "", "bert").name == backend.name
+    for platform in backend.platforms:
+        assert find_backend("", platform, "bert") is backend
+        assert find_backend(backend.name, platform, "bert") is backend
+
+
+@pytest.mark.parametrize(
+    ("name", "platform", "sentence"),
+    [
+        ("", "caffe2_netdef", "unexpected platform type 'caffe2_netdef' for bert"),
+        ("onnxruntime", "caffe2_netdef", "unexpected platform type 'caffe2_netdef' for bert"),
+        (
+            "pytorch",
+            "onnxruntime_onnx",
+            "unexpected 'platform' and 'backend' pair, got:onnxruntime_onnx, pytorch",
+        ),
+        ("vllm", "", "unable to find backend library for backend 'vllm'"),
+    ],
+)
+def test_a_backend_that_nobody_knows_is_refused_by_name(name, platform, sentence):
+    """The error repeats what the configuration says."""
+    with pytest.raises(MmeError) as caught:
+        find_backend(name, platform, "bert")
+
+    assert caught.value.kind is Kind.INVALID_MODEL
+    assert caught.value.message.startswith(sentence)
+
+
+def test_an_unknown_backend_is_told_which_ones_there_are():
+    """The reader sees the name to write instead."""
+    with pytest.raises(MmeError, match=", ".join(served_backends())):
+        find_backend("onnx", "", "bert")
+
+
+def test_a_backend_without_a_handler_is_unsupported():
+    """A model of a framework that is not served here is not a broken model."""
+    missing = next(backend for backend in BACKENDS if not backend.handler)
+
+    with pytest.raises(MmeError, match=f"needs backend '{missing.name}'") as caught:
+        handler_for(missing, "bert")
+
+    assert caught.value.kind is Kind.UNSUPPORTED
+    assert "'bert'" in caught.value.message
+    assert ", ".join(served_backends()) in caught.value.message
+
+
+@pytest.mark.parametrize("backend", SERVED, ids=lambda b: b.filename)
+def test_a_handler_agrees_with_its_row(backend):
+    """The class that a row names serves the row's backend, from the row's file."""
+    handler = handler_for(backend, "bert")
+
+    assert issubclass(handler, Handler)
+    assert handler.backend == backend.name
+    assert handler.default_filename == backend.filename
+    assert not handler.platform or handler.platform in backend.platforms
+
+
+def test_looking_a_handler_up_imports_no_framework():
+    """A server that holds no ONNX model does not pay for ONNX Runtime."""
+    program = (
+        "import sys\n"
+        "from model_handlers.registry import find_backend, handler_for\n"
+        "handler_for(find_backend('onnxruntime', '', 'bert'), 'bert')\n"
+        "sys.exit('onnxruntime' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
