@@ -396,9 +396,11 @@ class SlowStream(io.RawIOBase):
         self.error = error
 
     def readable(self):
+        """Yes."""
         return True
 
     def readinto(self, buffer):
+        """What is there; then wait."""
         count = self.data.readinto(buffer)
         if not count:
             self.waits.set()
@@ -408,6 +410,7 @@ class SlowStream(io.RawIOBase):
         return count
 
     def close(self):
+        """End the wait."""
         self.go.set()
         super().close()
 

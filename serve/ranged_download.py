@@ -1,0 +1,184 @@
+"""A large object as one stream of bytes, fetched in parts by a few threads at once and delivered in order.
+
+One connection to an object store is slower than the network; several fill it. A part's bytes are delivered while the
+rest of it is still coming, a part whose connection breaks goes on where it broke, and at most `ahead` parts are in
+memory. Refuses to know S3: it is given a function that opens a range. Read by one thread; closed by any.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING, Protocol
+
+from model_handlers.errors import Kind, MmeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from _typeshed import WriteableBuffer
+
+_CHUNK_SIZE = 256 << 10
+_ATTEMPTS = 4  # openings of one part, before its error is everybody's
+
+
+class RangeBody(Protocol):
+    """The bytes of one range while they arrive."""
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill the start of `buffer`; 0 at the end. An `MmeError` says that the connection broke."""
+
+    def close(self) -> None:
+        """Give the connection back."""
+
+
+class _Part:
+    """One part: the first `filled` bytes of `data` have arrived and never change again."""
+
+    __slots__ = ("data", "filled", "start")
+
+    def __init__(self, start: int, size: int) -> None:
+        self.start = start
+        self.data = memoryview(bytearray(size))
+        self.filled = 0
+
+
+class RangedDownload(io.RawIOBase):
+    """The object's bytes in order.
+
+    Every field below the condition is guarded by it; part numbers run from `_reading` to `_claimed`.
+    """
+
+    def __init__(
+        self, open_range: Callable[[int, int], RangeBody], size: int, *, part_size: int, ahead: int, name: str
+    ) -> None:
+        """Start to download.
+
+        Args:
+            open_range: opens the bytes from its first argument up to, not including, its second. Called by several
+                threads; what it raises ends the download.
+            size: bytes of the object.
+            part_size: bytes of a part; an object that is not larger is asked for whole.
+            ahead: parts in memory, and threads, at most.
+            name: of the object, for errors and threads.
+        """
+        super().__init__()
+        self._open_range = open_range
+        self._size = size
+        self._part_size = part_size
+        self._ahead = ahead
+        self._count = -(-size // part_size)
+        self._name = name
+        self._changed = threading.Condition()
+        self._parts: dict[int, _Part] = {}
+        self._claimed = 0  # parts that a thread has taken on
+        self._reading = 0  # the part that the reader is in
+        self._offset = 0  # of the reader in that part
+        self._error: BaseException | None = None
+        self._stopped = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"download {name} {lane}", daemon=True)
+            for lane in range(min(ahead, self._count))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Bytes that have arrived, at least one; 0 at the end.
+
+        Raises:
+            MmeError: what `open_range` raised, or UNAVAILABLE when the connection broke too often.
+            ValueError: the stream was closed while this waited.
+        """
+        target = memoryview(buffer).cast("B")
+        if self._reading == self._count:
+            return 0
+        part = self._arrived()
+        size = min(len(target), part.filled - self._offset)
+        target[:size] = part.data[self._offset : self._offset + size]
+        self._advance(part, size)
+        return size
+
+    def close(self) -> None:
+        """Stop the threads and wait for them: each looks up within one chunk, or within the read timeout."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():  # a stream that was dropped unclosed may end in one of them
+                thread.join()
+        self._parts.clear()
+        super().close()
+
+    def _arrived(self) -> _Part:
+        """The part being read, once it has bytes that were not read yet."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or self._error or self._has_bytes())
+            if self._stopped:
+                raise ValueError(f"the download of {self._name} is closed")
+            if self._error:
+                raise self._error
+            return self._parts[self._reading]
+
+    def _has_bytes(self) -> bool:
+        part = self._parts.get(self._reading)
+        return part is not None and part.filled > self._offset
+
+    def _advance(self, part: _Part, size: int) -> None:
+        self._offset += size
+        if self._offset == len(part.data):
+            with self._changed:
+                self._parts.pop(self._reading, None)
+                self._reading += 1
+                self._offset = 0
+                self._changed.notify_all()
+
+    def _work(self) -> None:
+        """A thread: take on one part after the other."""
+        try:
+            while (part := self._claim()) is not None:
+                self._download(part)
+        except BaseException as error:  # noqa: BLE001 - it is raised again, where the stream is read
+            with self._changed:
+                self._error = self._error or error
+                self._changed.notify_all()
+
+    def _claim(self) -> _Part | None:
+        """The next part, as soon as there is room for it; None when there is nothing more to do."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._idle() or self._claimed < self._reading + self._ahead)
+            if self._idle():
+                return None
+            start = self._claimed * self._part_size
+            part = self._parts[self._claimed] = _Part(start, min(self._part_size, self._size - start))
+            self._claimed += 1
+            return part
+
+    def _idle(self) -> bool:
+        return self._stopped or self._error is not None or self._claimed == self._count
+
+    def _download(self, part: _Part) -> None:
+        """Fill the part, opening what is missing of it again when the connection breaks."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            with closing(self._open_range(part.start + part.filled, part.start + len(part.data))) as body:
+                try:
+                    self._receive(part, body)
+                except MmeError:
+                    if attempt == _ATTEMPTS:
+                        raise
+                else:
+                    return
+
+    def _receive(self, part: _Part, body: RangeBody) -> None:
+        while part.filled < len(part.data) and not self._stopped:
+            received = body.readinto(part.data[part.filled : part.filled + _CHUNK_SIZE])
+            if not received:
+                raise MmeError(Kind.UNAVAILABLE, f"the download of {self._name} ended early: try again")
+            with self._changed:
+                part.filled += received
+                self._changed.notify_all()
