@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -165,17 +165,14 @@ class Settings:
 
 def settings_table() -> list[tuple[str, str, str, str, str]]:
     """Every variable as (name, flag, default, allowed, help), for people."""
-    defaults = {item.name: getattr(Settings(), item.name) for item in fields(Settings)}
-    return [
-        (
-            variable.name,
-            variable.flag,
-            variable.default or to_text(defaults.get(variable.field, "")),
-            variable.allowed,
-            variable.help,
-        )
-        for variable in VARIABLES
-    ]
+    settings, told, rows = Settings(), set[str](), []
+    for row in VARIABLES:
+        default = row.default
+        if row.field and row.field not in told:  # the field's other variables have no default of their own
+            default = default or to_text(getattr(settings, row.field)).removesuffix(".0")
+        told.add(row.field)
+        rows.append((row.name, row.flag, default, row.allowed, row.help))
+    return rows
 
 
 def _user_cache_dir(environ: Mapping[str, str]) -> Path:

@@ -88,7 +88,7 @@ MME_VARIABLES = (
         "Seconds for one load, download included; SageMaker gives up after 360.",
         "--load-timeout",
     ),
-    Variable("MME_MAX_BODY", "max_body_bytes", v.byte_size, "Largest request body.", "--max-body"),
+    Variable("MME_MAX_BODY", "max_body_bytes", v.byte_size, "Largest request body.", "--max-body", "64MiB"),
     Variable(
         "MME_REQUEST_TIMEOUT",
         "request_timeout",

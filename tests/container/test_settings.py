@@ -481,6 +481,7 @@ def test_the_table_for_people_is_complete():
     assert all(row[3] and row[4].endswith(".") for row in rows)
     by_name = {row[0]: row for row in rows}
     assert by_name["MME_PORT"][1:3] == ("--port", "8080")
+    assert (by_name["MME_LOAD_TIMEOUT"][2], by_name["SAGEMAKER_TRITON_PING_MODE"][2]) == ("350", "")
     assert by_name["MME_LOG_FORMAT"][2:4] == ("auto", "auto, text or json")
 
 

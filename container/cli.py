@@ -1,0 +1,243 @@
+"""The command line: `mme serve | pack | invoke | models | settings`, and `serve`, the command that SageMaker runs.
+
+Holds the parsers, the start of a server and what an error looks like to a person; the other commands live in modules of
+their own, imported when they are run. `mme serve` checks the settings and then *becomes* gunicorn by exec, so that
+signals reach it without anybody in between. Exit codes: 1 what was asked failed, 2 what was asked is wrong.
+"""
+
+# ruff: noqa: T201 - a command talks to people
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import logging
+import os
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from container.logs import configure
+from container.settings import Mode, Settings, choose_single_model, settings_table
+from container.settings_table import MME_VARIABLES
+from container.settings_values import boolean
+from model_handlers.errors import Kind, MmeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_log = logging.getLogger("mme.start")
+
+_SERVE_EXAMPLES = """\
+examples:
+  mme serve --model-store s3://bucket/models --memory-budget 80%
+      archives under an S3 prefix; TargetModel names one, the least used leave memory when it is full
+  mme serve --model-store ./archives --load-model bert-0.tar.gz --port 9000
+      the same from a folder, one model loaded at start
+  mme serve --model-repository ./repository
+      a Triton model repository, all models loaded at start
+  mme serve --model-dir ./model
+      one model, as SageMaker mounts it on /opt/ml/model
+
+Every flag is also a variable (in brackets); a flag wins. `mme settings` lists all variables.
+"""
+_PACK_EXAMPLES = """\
+examples:
+  mme pack repository/bert-0 -o bert-0.tar.gz     a Triton model directory: config.pbtxt and versions
+  mme pack resnet.onnx --name resnet50            a bare ONNX file becomes resnet50/1/model.onnx
+"""
+_INVOKE_EXAMPLES = """\
+examples:
+  mme invoke --target bert-0.tar.gz --json request.json
+  mme invoke --target iris.tar.gz --json '{"inputs":[{"name":"X","shape":[1,4],"datatype":"FP32","data":[5,3,1,0]}]}'
+  mme invoke --url http://localhost:9000 --target resnet.tar.gz --npy input=image.npy
+  mme invoke --endpoint my-endpoint --target bert-0.tar.gz --json -      boto3, on AWS; the request on standard input
+"""
+_MODELS_EXAMPLES = """\
+examples:
+  mme models
+  mme models --url http://localhost:9000
+"""
+_DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command of `mme`; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    return _guarded(arguments.command, arguments)
+
+
+def serve_command(argv: Sequence[str] | None = None) -> int:
+    """Start the server as SageMaker does: the environment says everything, flags are allowed."""
+    parser = argparse.ArgumentParser(prog="serve", description="Start the server; the same as `mme serve`.")
+    _add_serve_flags(parser)
+    return _guarded("serve", parser.parse_args(argv))
+
+
+def _guarded(command: str, arguments: argparse.Namespace) -> int:
+    """Run a command; an error becomes a sentence on standard error and an exit code."""
+    module, _, function = _COMMANDS[command].partition(":")
+    try:
+        run: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(module), function)
+        return run(arguments)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `mme models | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # noqa: BLE001 - the last stop: a person gets a sentence, --debug shows the rest
+        if getattr(arguments, "debug", False):
+            traceback.print_exc()
+        return _report(command, error)
+
+
+def _report(command: str, error: Exception) -> int:
+    """Say what went wrong; returns the exit code."""
+    if isinstance(error, MmeError):
+        for sentence in error.message.splitlines():
+            print(f"{command}: {sentence}", file=sys.stderr)
+        return 2 if error.kind is Kind.INVALID_ARGUMENT else 1
+    if isinstance(error, OSError):
+        print(f"{command}: {error.strerror or error}: {error.filename or ''}".rstrip(": "), file=sys.stderr)
+        return 1
+    kind = type(error).__name__
+    print(f"{command}: unexpected {kind}: {error}; --debug shows where it comes from", file=sys.stderr)
+    return 1
+
+
+def run_serve(arguments: argparse.Namespace) -> int:
+    """Check the settings and become gunicorn; returns only when that fails."""
+    given = {row.name: getattr(arguments, row.field) for row in MME_VARIABLES if row.flag}
+    flags = {name: ",".join(text) if isinstance(text, list) else text for name, text in given.items() if text}
+    settings = Settings.from_environ({**os.environ, **flags})
+    settings.check_paths()
+    configure(settings.log_level, settings.log_format)
+    for notice in settings.notices:
+        _log.warning(notice)
+    if settings.mode is Mode.SINGLE:
+        name, warning = choose_single_model(settings.model_dir, settings.default_model_name)
+        settings = replace(settings, default_model_name=name)
+        if warning:
+            _log.warning(warning)
+    _become_gunicorn(settings)
+    return 1
+
+
+def _become_gunicorn(settings: Settings) -> None:
+    command = [sys.executable, "-m", "gunicorn", "-c", "python:container.gunicorn_conf", "container.app:create_app()"]
+    # Python and gunicorn put the working directory in front of the import path, where a user's serve.py or container/
+    # would hide ours; settings hold no relative path any more.
+    os.chdir(Path(__file__).parents[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvpe(sys.executable, command, {**os.environ, **settings.to_environ()})  # noqa: S606 - no shell wanted
+
+
+def run_settings(arguments: argparse.Namespace) -> int:
+    """Print every variable, for people or as a table of Markdown."""
+    if arguments.format == "markdown":
+        print("| variable | flag | default | allowed | effect |\n|---|---|---|---|---|")
+        for name, flag, default, allowed, text in settings_table():
+            cells = (f"`{name}`", f"`{flag}`" if flag else "", default, allowed, text)
+            print("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        return 0
+    for name, flag, default, allowed, text in settings_table():
+        print(f"{name}{f'  ({flag})' if flag else ''}\n    {text}\n    {allowed}; default: {default or '-'}")
+    return 0
+
+
+_COMMANDS = {
+    "serve": "container.cli:run_serve",
+    "settings": "container.cli:run_settings",
+    "pack": "container.pack_command:run",
+    "invoke": "container.client_commands:run_invoke",
+    "models": "container.client_commands:run_models",
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mme", description="A serving container for SageMaker multi-model endpoints.")
+    parser.add_argument("--version", action="version", version=f"mme {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_serve_flags(_command(commands, "serve", "start the server", _SERVE_EXAMPLES))
+    _add_pack_flags(_command(commands, "pack", "make a .tar.gz that a multi-model endpoint can load", _PACK_EXAMPLES))
+    _add_invoke_flags(_command(commands, "invoke", "send one request and print the answer", _INVOKE_EXAMPLES))
+    _add_url_flags(_command(commands, "models", "list a server's models", _MODELS_EXAMPLES), _DEFAULT_URL)
+    settings = _command(commands, "settings", "list every variable the server reads", "")
+    settings.add_argument("--format", choices=("text", "markdown"), default="text")
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, examples: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if name != "serve":
+        _add_debug(parser)
+    return parser
+
+
+def _add_debug(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag for every variable of ours that has one; the text stays text, Settings parses it."""
+    defaults = {row[0]: row[2] for row in settings_table()}
+    for row in MME_VARIABLES:
+        if not row.flag:
+            continue
+        text = f"{row.help} Default: {defaults[row.name] or 'none'} [{row.name}]".replace("%", "%%")
+        if row.parse is boolean:
+            parser.add_argument(row.flag, dest=row.field, action="store_const", const="true", help=text)
+            continue
+        action = "append" if row.field == "load_models" else "store"
+        metavar = row.flag.rpartition("-")[2].upper()
+        parser.add_argument(row.flag, dest=row.field, action=action, metavar=metavar, help=text)
+    _add_debug(parser)
+
+
+def _add_pack_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, metavar="MODEL", help="a Triton model directory or an .onnx file")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the archive; NAME.tar.gz by default")
+    parser.add_argument("--name", help="the model's name; that of the directory or file by default")
+    parser.add_argument("--level", type=int, default=1, help="0 (fastest) to 3 (smallest); default 1")
+
+
+def _add_invoke_flags(parser: argparse.ArgumentParser) -> None:
+    _add_url_flags(parser, None)
+    parser.add_argument("--endpoint", metavar="NAME", help="call this SageMaker endpoint through boto3")
+    parser.add_argument("--target", metavar="NAME", help="the model: TargetModel, such as bert-0.tar.gz")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--json", metavar="FILE", help="a KServe v2 request: a file, - for standard input, or the JSON")
+    what.add_argument(
+        "--npy", metavar="INPUT=FILE", action="append", help="an input tensor out of a .npy file; may be repeated"
+    )
+    parser.add_argument("--inference-id", metavar="ID", help="an id that the server logs")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the answer here, as it came")
+    parser.add_argument("--timeout", type=float, default=70.0, metavar="SECONDS", help="default 70")
+
+
+def _add_url_flags(parser: argparse.ArgumentParser, default: str | None) -> None:
+    parser.add_argument("--url", default=default, help=f"the server; default {_DEFAULT_URL}")
+    if default:
+        parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="default 10")
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("mme")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

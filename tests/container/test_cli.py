@@ -1,0 +1,580 @@
+"""The command line: what `serve` becomes, what a person sees, and what the other commands send and write."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from container import cli, client_commands
+from container.settings import Settings
+from serve.archive import extract
+from serve.repository import open_model, open_target
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch):
+    """No test sees settings of the machine, or leaves logging configured."""
+    for name in list(os.environ):
+        if name.startswith(("MME_", "SAGEMAKER_", "AWS_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(cli, "configure", lambda *_: None)
+
+
+class Became(Exception):  # noqa: N818
+    """Raised in place of an exec, because an exec does not return."""
+
+
+@pytest.fixture(name="became")
+def _became(monkeypatch, tmp_path):
+    """The exec that `serve` ends in: its command, environment and working directory."""
+    seen = {}
+
+    def execvpe(file, command, environ):
+        seen.update(file=file, command=command, environ=environ, cwd=Path.cwd())
+        raise Became
+
+    monkeypatch.setattr(os, "execvpe", execvpe)
+    monkeypatch.chdir(tmp_path)
+    return seen
+
+
+def run(*argv):
+    """The exit code of `mme`, also where argparse exits by itself."""
+    try:
+        return cli.main([str(word) for word in argv])
+    except SystemExit as error:
+        return error.code
+
+
+def test_serve_becomes_gunicorn_with_its_flags_as_variables(became, tmp_path):
+    """Every flag reaches gunicorn's process through the environment, and the command is gunicorn's own."""
+    store = tmp_path / "archives"
+    store.mkdir()
+    run("serve", "--model-store", "archives", "--host", "127.0.0.1", "--port", "9000", "--memory-budget", "80%",
+        "--load-model", "a.tar.gz", "--load-model", "b.tar.gz", "--log-level", "debug", "--require-gpu")  # fmt: skip
+
+    settings = Settings.from_environ(became["environ"])
+    assert became["command"][1:] == [
+        "-m", "gunicorn", "-c", "python:container.gunicorn_conf", "container.app:create_app()",
+    ]  # fmt: skip
+    assert became["file"] == became["command"][0] == sys.executable
+    assert settings.model_store == str(store)
+    assert (settings.host, settings.port, settings.memory_budget) == ("127.0.0.1", 9000, 0.8)
+    assert settings.load_models == ("a.tar.gz", "b.tar.gz")
+    assert settings.require_gpu
+    assert settings.log_level == "debug"
+
+
+def test_a_flag_wins_over_its_variable(became, monkeypatch):
+    """A flag that sets the default back beats a variable that says otherwise."""
+    monkeypatch.setenv("MME_PORT", "9000")
+    monkeypatch.setenv("MME_MODEL_STORE", "s3://bucket/p")
+    run("serve", "--port", "8080")
+
+    assert Settings.from_environ(became["environ"]).port == 8080
+
+
+def test_the_rest_of_the_environment_reaches_gunicorn(became, monkeypatch):
+    """Variables that are none of ours (credentials, paths) are handed on untouched."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:5000")
+    monkeypatch.setenv("SAGEMAKER_MULTI_MODEL", "true")
+    run("serve")
+
+    assert became["environ"]["AWS_ENDPOINT_URL"] == "http://localhost:5000"
+    assert became["environ"]["SAGEMAKER_MULTI_MODEL"] == "true"
+
+
+def test_serve_command_is_the_same_without_flags(became, monkeypatch):
+    """`serve`, as SageMaker calls it, starts from the environment alone."""
+    monkeypatch.setenv("SAGEMAKER_MULTI_MODEL", "true")
+    cli.serve_command([])
+
+    assert became["command"][1:3] == ["-m", "gunicorn"]
+
+
+def test_the_only_model_of_a_single_endpoint_is_named_for_the_server(became, monkeypatch, tmp_path):
+    """Without a default model name, the only directory is chosen before the server starts."""
+    (tmp_path / "model" / "resnet").mkdir(parents=True)
+    monkeypatch.setenv("MME_MODEL_DIR", str(tmp_path / "model"))
+    cli.serve_command([])
+
+    assert became["environ"]["SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"] == "resnet"
+
+
+def test_bad_settings_are_a_line_each_and_exit_code_two(became, monkeypatch, capsys):
+    """Every problem is a line on standard error; nothing is started."""
+    monkeypatch.setenv("MME_PROT", "1")
+    code = run("serve", "--model-store", "s3://bucket", "--port", "http", "--load-timeout", "400")
+
+    lines = capsys.readouterr().err.splitlines()
+    assert code == 2
+    assert len(lines) == 3
+    assert lines[0].startswith("serve: MME_PROT: there is no such variable; did you mean MME_PORT?")
+    assert any("--port/MME_PORT='http'" in line for line in lines)
+    assert not became
+
+
+def test_started_with_nothing_it_says_what_to_give(monkeypatch, capsys, became, tmp_path):
+    """Without any source of models, the sentence names the flags."""
+    monkeypatch.setenv("MME_MODEL_DIR", str(tmp_path / "none"))
+
+    assert run("serve") == 2
+    assert "--model-store" in capsys.readouterr().err
+    assert not became
+
+
+def test_a_store_that_is_not_there_is_refused(capsys, became):
+    """A mistyped folder does not start a server without models."""
+    assert run("serve", "--model-store", "./archvies") == 2
+    assert "there is no such folder" in capsys.readouterr().err
+
+
+def test_exec_keeps_the_process_and_is_not_fooled_by_the_working_directory(tmp_path):
+    """The process that was started is gunicorn's own, and a user's serve.py beside it hides none of our packages."""
+    fake = tmp_path / "path" / "gunicorn"
+    fake.mkdir(parents=True)
+    (fake / "__init__.py").touch()
+    (fake / "__main__.py").write_text(
+        "import json, os, sys, serve\n"
+        "print(json.dumps([os.getpid(), sys.argv[1:], serve.__file__, os.environ['MME_MODEL_STORE']]))\n"
+    )
+    home, script = tmp_path / "home", tmp_path / "bin" / "serve"
+    for folder in (home / "archives", home / "container", script.parent):
+        folder.mkdir(parents=True)
+    (home / "serve.py").write_text("raise SystemExit('the wrong serve')\n")
+    (home / "container" / "__init__.py").write_text("raise SystemExit('the wrong container')\n")
+    script.write_text("import sys\nfrom container.cli import serve_command\nsys.exit(serve_command())\n")
+
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{fake.parent}", "MME_MODEL_STORE": "archives"}
+    process = subprocess.Popen([sys.executable, script], cwd=home, env=environ, stdout=subprocess.PIPE, text=True)
+    output, _ = process.communicate(timeout=30)
+
+    pid, argv, serve_file, store = json.loads(output)
+    assert pid == process.pid
+    assert argv == ["-c", "python:container.gunicorn_conf", "container.app:create_app()"]
+    assert Path(serve_file) == ROOT / "serve" / "__init__.py"
+    assert store == str(home / "archives")
+
+
+@pytest.mark.parametrize("command", ["serve", "pack", "invoke", "models"])
+def test_help_has_examples(command, capsys):
+    """Each command's help shows how it is used."""
+    assert run(command, "--help") == 0
+    assert f"  mme {command}" in capsys.readouterr().out.partition("examples:")[2]
+
+
+def test_serve_help_names_each_variable(capsys):
+    """Each flag's help tells its variable and its default."""
+    run("serve", "--help")
+
+    output = " ".join(capsys.readouterr().out.split())
+    for flag, variable in (("--memory-budget", "MME_MEMORY_BUDGET"), ("--load-model", "MME_LOAD_MODEL")):
+        assert flag in output
+        assert f"[{variable}]" in output
+    assert "Default: 8080 [MME_PORT]" in output
+
+
+def test_settings_command_prints_every_variable(capsys):
+    """`mme settings` lists all variables, as text or as a table whose rows have five cells."""
+    assert run("settings") == 0
+    text = capsys.readouterr().out
+    assert run("settings", "--format", "markdown") == 0
+    rows = capsys.readouterr().out.splitlines()
+
+    assert "SAGEMAKER_TRITON_ADDITIONAL_ARGS" in text
+    assert {row.count(" | ") for row in rows if "---" not in row} == {4}
+
+
+def test_version_is_printed(capsys):
+    """`mme --version` says a name and a version."""
+    assert run("--version") == 0
+    assert capsys.readouterr().out.startswith("mme ")
+
+
+def test_an_unexpected_error_is_a_sentence_and_a_traceback_only_on_request(monkeypatch, capsys):
+    """A bug of ours does not throw its traceback at a person, unless --debug asks for it."""
+    monkeypatch.setattr(cli, "run_settings", lambda _arguments: 1 // 0)
+
+    assert run("settings") == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "settings: unexpected ZeroDivisionError: integer division or modulo by zero; --debug shows where it comes from"
+    ]
+    assert run("settings", "--debug") == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_heavy_libraries_are_not_imported_by_the_start(tmp_path):
+    """`mme serve` gets to its exec without numpy, boto3 or a framework."""
+    code = "import container.cli, sys; print([m for m in ('numpy', 'boto3', 'onnxruntime') if m in sys.modules])"
+    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+
+    assert output.strip() == "[]"
+
+
+# ---- pack
+
+
+def write_onnx(path):
+    """A model that adds 1: input X, output Y, FP32 [batch, 2]."""
+    one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["X", "one"], ["Y"])],
+        "plus",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["batch", 2])],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["batch", 2])],
+        [one],
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+@pytest.fixture(name="model")
+def _model(tmp_path):
+    """A Triton model directory called plus."""
+    write_onnx(tmp_path / "repository" / "plus" / "1" / "model.onnx")
+    (tmp_path / "repository" / "plus" / "config.pbtxt").write_text(
+        'name: "plus" backend: "onnxruntime" max_batch_size: 8'
+    )
+    return tmp_path / "repository" / "plus"
+
+
+def members(archive):
+    """The names in an archive."""
+    with tarfile.open(archive) as tar:
+        return sorted(tar.getnames())
+
+
+def test_packed_directory_loads_as_one_of_many_and_as_the_only_one(model, tmp_path, capsys):
+    """The archive holds the model under its name, so that multi-model and single-model endpoints both take it."""
+    archive = tmp_path / "plus.tar.gz"
+
+    assert run("pack", model, "-o", archive) == 0
+    assert members(archive) == ["plus", "plus/1", "plus/1/model.onnx", "plus/config.pbtxt"]
+    with archive.open("rb") as stream:
+        extract(stream, tmp_path / "unpacked", name="plus.tar.gz")
+    assert open_target(tmp_path / "unpacked", "anything").config.max_batch_size == 8
+    assert open_model(tmp_path / "unpacked" / "plus", "plus").config.max_batch_size == 8
+    output = capsys.readouterr().out
+    assert "1/model.onnx" in output
+    assert "max_batch_size: 8" in output
+    assert 'name: "X"' in output
+
+
+def test_bare_onnx_file_becomes_a_model(tmp_path, monkeypatch, capsys):
+    """An .onnx file is packed as version 1, with the configuration that the server will complete."""
+    write_onnx(tmp_path / "plus.onnx")
+    monkeypatch.chdir(tmp_path)
+
+    assert run("pack", "plus.onnx", "--name", "adder") == 0
+    assert members("adder.tar.gz") == ["adder", "adder/1", "adder/1/model.onnx"]
+    assert 'name: "X"' in capsys.readouterr().out
+
+
+def test_weights_beside_an_onnx_file_come_along(tmp_path, capsys):
+    """External data that an exporter wrote beside the file is packed under the name the file refers to."""
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [512], np.ones(512, np.float32).tobytes(), raw=True)
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["X", "w"], ["Y"])],
+        "big",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [512])],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [512])],
+        [weights],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "big.onnx", save_as_external_data=True, location="big.onnx.data", size_threshold=0)
+
+    assert run("pack", tmp_path / "big.onnx", "-o", tmp_path / "big.tar.gz") == 0
+    assert members(tmp_path / "big.tar.gz") == ["big", "big/1", "big/1/big.onnx.data", "big/1/model.onnx"]
+
+
+def test_repository_of_one_model_is_packed_as_that_model(model, tmp_path):
+    """The folder around a model may be named too; the archive gets the model's files, not another level."""
+    assert run("pack", model.parent, "--name", "plus", "-o", tmp_path / "out.tar.gz") == 0
+    assert "plus/config.pbtxt" in members(tmp_path / "out.tar.gz")
+
+
+def test_a_bad_configuration_is_refused_by_field_and_writes_nothing(model, tmp_path, capsys):
+    """What the server would refuse is refused before packing, and no archive and no staging folder is left."""
+    (model / "config.pbtxt").write_text('name: "plus" backend: "onnxruntime" max_batch_size: -3')
+
+    assert run("pack", model, "-o", tmp_path / "plus.tar.gz") == 1
+    assert "max_batch_size" in capsys.readouterr().err
+    assert not (tmp_path / "plus.tar.gz").exists()
+    assert sorted(path.name for path in model.parent.iterdir()) == ["plus"]
+
+
+def test_a_configuration_that_the_file_contradicts_is_refused(model, tmp_path, capsys):
+    """The model file itself is held against the configuration."""
+    (model / "config.pbtxt").write_text(
+        'backend: "onnxruntime" max_batch_size: 8 input { name: "Z" data_type: TYPE_FP32 dims: 2 }'
+    )
+
+    assert run("pack", model, "-o", tmp_path / "plus.tar.gz") == 1
+    assert "Z" in capsys.readouterr().err
+
+
+def test_a_link_is_refused_by_the_name_its_owner_knows(model, tmp_path, capsys):
+    """SageMaker takes no links; the message shows the path in the model directory."""
+    (model / "labels.txt").symlink_to("config.pbtxt")
+
+    assert run("pack", model, "-o", tmp_path / "plus.tar.gz") == 1
+    assert str(model / "labels.txt") in capsys.readouterr().err
+
+
+def test_another_name_than_the_configurations_is_mentioned(model, tmp_path, capsys):
+    """An archive whose directory is not the configured name works with many models, and the note says where not."""
+    assert run("pack", model, "--name", "other", "-o", tmp_path / "other.tar.gz") == 0
+    assert "unexpected directory name 'other' for model 'plus'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("none",), "does not exist"),
+        (("notes.txt",), "neither a Triton model directory nor an .onnx file"),
+        (("plus.onnx", "-o", "plus.zip"), "must end in .tar.gz"),
+        (("plus.onnx", "--name", "a/b"), "is not the name of a directory"),
+        (("plus.onnx", "--level", "9"), "compression level 9"),
+    ],
+)
+def test_wrong_arguments_of_pack_are_one_sentence(arguments, message, tmp_path, monkeypatch, capsys):
+    """Each mistake in the command is exit code 2 and one sentence."""
+    write_onnx(tmp_path / "plus.onnx")
+    (tmp_path / "notes.txt").touch()
+    monkeypatch.chdir(tmp_path)
+
+    assert run("pack", *arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+# ---- invoke and models
+
+ANSWER = {"model_name": "plus", "outputs": [{"name": "Y", "datatype": "FP32", "shape": [1], "data": [2.0]}]}
+INDEX = [
+    {"name": "plus.tar.gz", "version": "1", "state": "READY", "reason": ""},
+    {"name": "broken.tar.gz", "version": "", "state": "UNAVAILABLE", "reason": "no config.pbtxt"},
+]
+STATS = {
+    "model_stats": [
+        {
+            "name": "plus.tar.gz",
+            "version": "1",
+            "inference_count": 30,
+            "execution_count": 12,
+            "inference_stats": {
+                "success": {"count": 10, "ns": 5},
+                "fail": {"count": 2, "ns": 5},
+                "queue": {"count": 10, "ns": 5_000_000},
+                "compute_infer": {"count": 10, "ns": 12_300_000},
+            },
+        }
+    ]
+}
+TIMING = 'cache;desc=miss, download;dur=12.3, load;dur=88.1, infer;dur=5.2, evict;desc="bert-1.tar.gz"'
+
+
+class Recorder(http.server.BaseHTTPRequestHandler):
+    """Answers as a server of models does, and remembers what it was asked."""
+
+    def do_GET(self):
+        """Statistics."""
+        self._answer(200, STATS)
+
+    def do_POST(self):
+        """An index or an inference; the model called gone does not exist."""
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked.append((self.path, dict(self.headers), body))
+        if self.path == "/v2/repository/index":
+            self._answer(200, INDEX)
+        elif self.headers.get("X-Amzn-SageMaker-Target-Model") == "gone":
+            self._answer(404, {"error": "there is no model 'gone'"})
+        elif self.headers.get("X-Amzn-SageMaker-Target-Model") == "failing":
+            self._answer(
+                424,
+                {"Message": "wrapped", "OriginalStatusCode": 400, "OriginalMessage": '{"error": "input X is missing"}'},
+                {"x-amzn-errortype": "ModelError"},
+            )
+        else:
+            self._answer(200, ANSWER)
+
+    def _answer(self, status, content, headers=()):
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", "Server-Timing": TIMING, **dict(headers)}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@pytest.fixture(name="server")
+def _server():
+    """A listening server; `asked` holds path, headers and body of each request, `url` its address."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Recorder) as server:
+        server.asked, server.url = [], f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_invoke_sends_json_and_shows_answer_and_times(server, tmp_path, capsys):
+    """The request goes out as it is, the answer comes to standard output, the times to standard error."""
+    (tmp_path / "request.json").write_text('{"inputs": []}')
+
+    assert run("invoke", "--url", server.url, "--target", "plus.tar.gz", "--json", tmp_path / "request.json") == 0
+    ((path, headers, body),) = server.asked
+    assert (path, body) == ("/invocations", b'{"inputs": []}')
+    assert headers["X-Amzn-Sagemaker-Target-Model"] == "plus.tar.gz"
+    assert headers["Content-Type"] == "application/json"
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == ANSWER
+    assert "cache miss · download 12.3 ms · load 88.1 ms · infer 5.2 ms · evict bert-1.tar.gz" in captured.err
+
+
+def test_invoke_takes_json_from_the_command_line_and_from_standard_input(server, monkeypatch):
+    """A request may be written out, or piped in."""
+    read, write = os.pipe()
+    os.write(write, b'{"id": "2"}')
+    os.close(write)
+    with os.fdopen(read, "r") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert run("invoke", "--url", server.url, "--json", "-") == 0
+    assert run("invoke", "--url", server.url, "--json", '{"id": "1"}') == 0
+
+    assert [body for _, _, body in server.asked] == [b'{"id": "2"}', b'{"id": "1"}']
+
+
+def test_invoke_sends_npy_files_as_binary_tensors(server, tmp_path):
+    """Arrays become inputs in order, little-endian and row-major, with the header's length in the content type."""
+    numbers = np.arange(6, dtype=">f4").reshape(2, 3).T
+    np.save(tmp_path / "x.npy", numbers)
+    np.save(tmp_path / "s.npy", np.array(["ab", "c"]))
+
+    code = run("invoke", "--url", server.url, "--npy", f"X={tmp_path}/x.npy", "--npy", f"S={tmp_path}/s.npy")
+    assert code == 0
+    ((_, headers, body),) = server.asked
+    prefix, _, size = headers["Content-Type"].rpartition("=")
+    header, data = json.loads(body[: int(size)]), body[int(size) :]
+    assert prefix == "application/vnd.sagemaker-triton.binary+json;json-header-size"
+    assert header["inputs"] == [
+        {"name": "X", "shape": [3, 2], "datatype": "FP32", "parameters": {"binary_data_size": 24}},
+        {"name": "S", "shape": [2], "datatype": "BYTES", "parameters": {"binary_data_size": 11}},
+    ]
+    assert data == numbers.astype("<f4").tobytes(order="C") + b"\2\0\0\0ab\1\0\0\0c"
+
+
+def test_invoke_through_boto3_needs_no_credentials_for_a_local_server(server, monkeypatch, tmp_path, capsys):
+    """With --endpoint the request is the SageMaker Runtime's, here against --url and with no AWS account at all."""
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+    code = run("invoke", "--url", server.url, "--endpoint", "mine", "--target", "plus.tar.gz", "--inference-id", "7",
+               "--json", "{}")  # fmt: skip
+    assert code == 0
+    ((path, headers, _),) = server.asked
+    assert path == "/endpoints/mine/invocations"
+    assert headers["X-Amzn-SageMaker-Inference-Id"] == "7"
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == ANSWER
+    assert "load 88.1 ms" in captured.err
+
+
+def test_the_models_own_sentence_comes_out_of_a_boto3_error(server, monkeypatch, capsys):
+    """What SageMaker wraps in a ModelError is unwrapped for the reader."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+
+    assert run("invoke", "--url", server.url, "--endpoint", "mine", "--target", "failing", "--json", "{}") == 1
+    assert capsys.readouterr().err == "invoke: ModelError: input X is missing\n"
+
+
+def test_a_servers_error_is_its_own_sentence(server, capsys):
+    """Status and sentence of the server, exit code 1, no traceback."""
+    assert run("invoke", "--url", server.url, "--target", "gone", "--json", "{}") == 1
+    assert capsys.readouterr().err == "invoke: 404 Not Found: there is no model 'gone'\n"
+
+
+def test_output_file_gets_the_answer_as_it_came(server, tmp_path, capsys):
+    """--output writes the bytes of the answer, and nothing to standard output."""
+    assert run("invoke", "--url", server.url, "--json", "{}", "--output", tmp_path / "answer") == 0
+    assert json.loads((tmp_path / "answer").read_bytes()) == ANSWER
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--json", "{}", "--url", "localhost:8080"), 2, "is not an address"),
+        (("--npy", "X"), 2, "is not INPUT=FILE"),
+        (("--npy", "X=text.npy"), 2, "is no .npy file"),
+        (("--npy", "X=complex.npy"), 2, "no data type for complex128"),
+        (("--npy", "X=none.npy"), 1, "No such file or directory: none.npy"),
+        (("--json", "none.json"), 1, "No such file or directory: none.json"),
+    ],
+)
+def test_wrong_arguments_of_invoke_are_one_sentence(arguments, code, message, tmp_path, monkeypatch, capsys):
+    """Each mistake in the command is one sentence and nothing is sent."""
+    (tmp_path / "text.npy").write_text("not an array")
+    np.save(tmp_path / "complex.npy", np.ones(1, np.complex128))
+    monkeypatch.chdir(tmp_path)
+
+    assert run("invoke", *arguments) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_invoke_needs_exactly_one_request(capsys):
+    """Neither --json nor --npy is a usage error."""
+    assert run("invoke", "--target", "a") == 2
+    assert "--json" in capsys.readouterr().err
+
+
+def test_nobody_listening_is_said(capsys):
+    """A refused connection leads to the question whether the server is up."""
+    assert run("models", "--url", "http://127.0.0.1:9") == 1
+    assert "is the server up?" in capsys.readouterr().err
+
+
+def test_models_shows_index_and_statistics(server, capsys):
+    """One line a model: state, requests, failures, mean batch size, mean times, and the reason of one that failed."""
+    assert run("models", "--url", server.url) == 0
+
+    titles, plus, broken = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert titles[:3] == ["MODEL", "VERSION", "STATE"]
+    assert plus == ["plus.tar.gz", "1", "READY", "10", "2", "2.5", "0.50", "ms", "1.23", "ms"]
+    assert broken == ["broken.tar.gz", "UNAVAILABLE", "no", "config.pbtxt"]
+
+
+@pytest.mark.parametrize(
+    ("header", "entries"),
+    [
+        ("", []),
+        (TIMING, [("cache", "miss"), ("download", "12.3 ms"), ("load", "88.1 ms"), ("infer", "5.2 ms"),
+                  ("evict", "bert-1.tar.gz")]),
+        ('evict;desc="a, b;dur=1"', [("evict", "a, b;dur=1")]),
+        ("x", [("x", "")]),
+    ],
+)  # fmt: skip
+def test_server_timing_is_read_with_its_quotes(header, entries):
+    """Metrics keep their order; commas and semicolons between quotes separate nothing."""
+    assert client_commands.server_timing(header) == entries
