@@ -1,0 +1,220 @@
+"""From a directory on disk to what can be loaded: which model it is, which versions, which file of each.
+
+The layouts are Triton's: `config.pbtxt` beside directories of versions, each with a model file. It reads the
+configuration and looks at names; it opens no model file and knows no framework. Runs on load threads; holds no state.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from model_handlers.config import ModelConfig
+from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.pbtxt import parse_config
+from model_handlers.registry import Backend, detect_backend, find_backend
+from serve.disk import directory_size, disk_errors
+
+CONFIG_NAME = "config.pbtxt"
+_MAX_CONFIG_SIZE = 1 << 20
+_SHOWN_FILES = 12
+# Directories of a model that are no versions; the last is for configurations beside config.pbtxt.
+_RESERVED = ("warmup", "initial_state", "configs")
+_ENSEMBLE = re.compile(r'^\s*(platform\s*:\s*["\']ensemble["\']|ensemble_scheduling\b)', re.MULTILINE)
+_EXPECTED = f"{CONFIG_NAME} and 1/model.onnx, or one directory that holds them"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDirectory:
+    """One model on disk, with everything that its files and its configuration leave open decided.
+
+    Attributes:
+        name: that it is served under.
+        path: the directory of its configuration and versions.
+        config: with backend, platform and model file named.
+        versions: number to directory, of those that the version policy selects, ascending.
+    """
+
+    name: str
+    path: Path
+    config: ModelConfig
+    versions: dict[int, Path]
+
+    def model_file(self, version: int) -> Path:
+        """The file (or directory, for some backends) that the handler of that version loads."""
+        return self.versions[version] / self.config.default_model_filename
+
+    def size(self) -> int:
+        """Bytes on disk of the selected versions."""
+        return sum(directory_size(path) for path in self.versions.values())
+
+
+def open_target(path: Path, name: str) -> ModelDirectory:
+    """The one model in an unpacked archive: at its root, or in its one model directory.
+
+    Whatever the configuration calls it, it is served as `name`.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when `path` is no directory; INVALID_MODEL when there is no model in it, more than
+            one, or a broken one; UNSUPPORTED for ensembles.
+    """
+    if not path.is_dir():
+        raise invalid_argument(f"model '{name}' should be in {path}, which is not a directory")
+    with disk_errors(f"model '{name}' cannot be read from {path}"):
+        return _open(_model_in(path, name), name, strict_name=False)
+
+
+def list_models(path: Path) -> list[str]:
+    """The names of the models in a repository of several, in order: its directories that hold a model.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when the repository is not a directory.
+    """
+    if not path.is_dir():
+        raise invalid_argument(f"model repository '{path}' is not a directory: create it, or name another")
+    with disk_errors(f"model repository {path} cannot be read"):
+        return [child.name for child in _directories(path) if _is_model(child)]
+
+
+def open_model(path: Path, name: str, *, strict_name: bool = True) -> ModelDirectory:
+    """The model whose own directory is `path`, such as a repository of several holds.
+
+    Args:
+        path: the directory of config.pbtxt and versions.
+        name: that the model is served under.
+        strict_name: refuse a configuration that calls the model something else.
+
+    Raises:
+        MmeError: UNKNOWN_MODEL when there is no such directory; INVALID_MODEL, UNSUPPORTED.
+    """
+    if not path.is_dir():
+        reason = f"model '{name}' is not in the repository {path.parent}: make {name}/{CONFIG_NAME} and {name}/1/"
+        raise MmeError(Kind.UNKNOWN_MODEL, reason)
+    with disk_errors(f"model '{name}' cannot be read from {path}"):
+        if not _is_model(path):
+            raise _no_model(path, name)
+        return _open(path, name, strict_name=strict_name)
+
+
+def _model_in(path: Path, name: str) -> Path:
+    """The model directory of an unpacked archive."""
+    if _is_model(path):
+        return path
+    candidates = [child for child in _directories(path) if _is_model(child)]
+    if len(candidates) == 1:
+        return candidates[0]
+    if not candidates:
+        raise _no_model(path, name)
+    if any(_is_ensemble(candidate) for candidate in candidates):
+        raise MmeError(Kind.UNSUPPORTED, f"model '{name}' is an ensemble, which is not served yet: load its parts")
+    found = ", ".join(f"'{candidate.name}'" for candidate in candidates)
+    raise invalid_model(
+        f"archive '{name}' holds two models or more and no ensemble ({found}): pack each into an archive of its own"
+    )
+
+
+def _open(path: Path, name: str, *, strict_name: bool) -> ModelDirectory:
+    config = _read_config(path, name, strict_name=strict_name)
+    available = _versions(path)
+    backend = _backend(path, config, available)
+    config = replace(
+        config,
+        name=name,
+        backend=backend.name,
+        platform=config.platform or next(iter(backend.platforms), ""),
+        default_model_filename=config.default_model_filename or backend.filename,
+    )
+    selected = config.version_policy.select(tuple(available))
+    if not selected:
+        raise invalid_model(
+            f"at least one version must be available under the version policy of model '{name}': "
+            f"found {', '.join(map(str, available)) or 'no version directory'}"
+        )
+    model = ModelDirectory(name, path, config, {version: available[version] for version in selected})
+    _check_files(model)
+    return model
+
+
+def _read_config(path: Path, name: str, *, strict_name: bool) -> ModelConfig:
+    file = path / CONFIG_NAME
+    if not file.is_file():
+        return ModelConfig(name=name)
+    if file.stat().st_size > _MAX_CONFIG_SIZE:
+        raise invalid_model(f"{CONFIG_NAME} of model '{name}' is larger than {_MAX_CONFIG_SIZE} bytes")
+    try:
+        text = file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise invalid_model(f"{CONFIG_NAME} of model '{name}' is not UTF-8 text: {error}") from error
+    return parse_config(text, model=name, strict_name=strict_name)
+
+
+def _backend(path: Path, config: ModelConfig, available: dict[int, Path]) -> Backend:
+    """The backend that the configuration names, or that the first version's file gives away."""
+    if config.backend or config.platform:
+        return find_backend(config.backend, config.platform, config.name)
+    for directory in list(available.values())[:1]:  # Triton, too, looks at the first one alone
+        detected = detect_backend(directory)
+        if detected is not None:
+            return detected
+    raise _no_model(path, config.name)
+
+
+def _check_files(model: ModelDirectory) -> None:
+    """Every selected version has the model file, inside its directory."""
+    filename = PurePosixPath(model.config.default_model_filename)
+    # Names are what is checked, not where links lead: archives hold none, and a folder of its owner may.
+    if filename.is_absolute() or ".." in filename.parts or not filename.parts:
+        raise invalid_model(
+            f"default_model_filename '{filename}' of model '{model.name}' lies outside of its version directory"
+        )
+    for version, directory in model.versions.items():
+        if not (directory / filename).exists():
+            raise invalid_model(
+                f"model '{model.name}' has no file '{filename}' in version {version}, which backend "
+                f"'{model.config.backend}' loads: found {_shown_tree(directory)}; name it in default_model_filename"
+            )
+
+
+def _is_model(path: Path) -> bool:
+    return (path / CONFIG_NAME).is_file() or bool(_versions(path))
+
+
+def _is_ensemble(path: Path) -> bool:
+    """Whether its configuration says so, without reading what else is in it."""
+    file = path / CONFIG_NAME
+    if not file.is_file():
+        return False
+    with file.open("rb") as content:
+        return bool(_ENSEMBLE.search(content.read(_MAX_CONFIG_SIZE).decode("utf-8", "replace")))
+
+
+def _versions(path: Path) -> dict[int, Path]:
+    """The version directories by their numbers, ascending. Other names, and 01 for 1, are no versions to Triton."""
+    names = [child.name for child in _directories(path) if child.name.isascii() and child.name.isdigit()]
+    return {int(name): path / name for name in sorted(names, key=int) if str(int(name)) == name}
+
+
+def _directories(path: Path) -> list[Path]:
+    """The directories inside, by name, without hidden and reserved ones."""
+    with os.scandir(path) as entries:
+        names = [entry.name for entry in entries if entry.is_dir()]
+    return [path / name for name in sorted(names) if not name.startswith(".") and name not in _RESERVED]
+
+
+def _no_model(path: Path, name: str) -> MmeError:
+    return invalid_model(f"no model found in '{name}': found {_shown_tree(path)}; expected {_EXPECTED}")
+
+
+def _shown_tree(path: Path) -> str:
+    """What lies below, in one bounded line."""
+    found = []
+    for base, directories, files in os.walk(path):
+        directories.sort()
+        below = Path(base).relative_to(path)
+        found += [(below / file).as_posix() for file in sorted(files)]
+        found += [f"{below.as_posix()}/"] * (not files and not directories and below != Path())
+        if len(found) > _SHOWN_FILES:
+            return f"{', '.join(found[:_SHOWN_FILES])} and more"
+    return ", ".join(found) or "nothing"

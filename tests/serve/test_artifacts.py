@@ -1,0 +1,273 @@
+"""Archives are downloaded once per etag, by one thread, and found again."""
+
+import os
+import threading
+
+import pytest
+
+from model_handlers.errors import Kind, MmeError
+from serve.artifacts import Artifacts
+from serve.store import LocalStore, S3Store
+from serve.tar_member import ExtractLimits
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+class Counting:
+    """A store that counts what is opened, and may hold an open back."""
+
+    def __init__(self, store):
+        self.store = store
+        self.opened = 0
+        self.asked = threading.Event()
+        self.go = threading.Event()
+        self.go.set()
+
+    @property
+    def uri(self):
+        """That of the real one."""
+        return self.store.uri
+
+    def stat(self, name):
+        """Ask the real one."""
+        return self.store.stat(name)
+
+    def open(self, obj):
+        """Count, wait for permission, open."""
+        self.opened += 1
+        self.asked.set()
+        self.go.wait()
+        return self.store.open(obj)
+
+
+@pytest.fixture
+def store(tmp_path, targz_bytes):
+    """A folder with an archive `a.tar.gz`."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    (folder / "a.tar.gz").write_bytes(targz_bytes(("1/model.onnx", b"first" * 1000)))
+    return Counting(LocalStore(folder))
+
+
+@pytest.fixture
+def replace(tmp_path, targz_bytes):
+    """Put another archive in the place of `a.tar.gz`."""
+
+    def put(content):
+        new = tmp_path / "new"
+        new.write_bytes(targz_bytes(("1/model.onnx", content)))
+        new.replace(tmp_path / "store" / "a.tar.gz")
+
+    return put
+
+
+def names(artifacts):
+    """The directories on disk."""
+    return sorted(path.name for path in artifacts._directory.iterdir())
+
+
+def test_known_etag_is_not_fetched_again(store, tmp_path):
+    """The second fetch finds the directory, and so does a later run."""
+    artifacts = Artifacts(store, tmp_path / "disk")
+    first = artifacts.fetch("a.tar.gz")
+    second = artifacts.fetch("a.tar.gz")
+    later = Artifacts(store, tmp_path / "disk").fetch("a.tar.gz")
+
+    assert (first.path / "1" / "model.onnx").read_bytes() == b"first" * 1000
+    assert (first.downloaded, first.size, first.name) == (True, 5000, "a.tar.gz")
+    assert first.seconds > 0
+    assert (second.downloaded, second.size, second.seconds) == (False, 5000, 0.0)
+    assert (second.path, second.etag) == (first.path, first.etag) == (later.path, later.etag)
+    assert not later.downloaded
+    assert store.opened == 1
+
+
+def test_new_etag_is_fetched_beside_the_old(store, replace, tmp_path):
+    """A replaced archive is unpacked beside the old one, whose files may be in use, until it is discarded."""
+    artifacts = Artifacts(store, tmp_path / "disk")
+    old = artifacts.fetch("a.tar.gz")
+    replace(b"second")
+    new = artifacts.fetch("a.tar.gz")
+
+    assert (old.path / "1" / "model.onnx").read_bytes() == b"first" * 1000
+    assert (new.path / "1" / "model.onnx").read_bytes() == b"second"
+    artifacts.discard("a.tar.gz", keep=new.etag)
+    assert names(artifacts) == [new.path.name]
+    artifacts.discard("a.tar.gz")
+    assert names(artifacts) == []
+    artifacts.discard("a.tar.gz")
+    assert artifacts.fetch("a.tar.gz").downloaded
+
+
+def test_discard_leaves_other_models(store, tmp_path, targz_bytes):
+    """Only the named archive goes, not one whose name begins alike, nor one of another store."""
+    (tmp_path / "store" / "a.tar.gz2").write_bytes(targz_bytes(("x", b"")))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "a.tar.gz").write_bytes(targz_bytes(("x", b"")))
+    artifacts = Artifacts(store, tmp_path / "disk")
+    elsewhere = Artifacts(LocalStore(other), tmp_path / "disk")
+    for artifact in (artifacts.fetch("a.tar.gz"), artifacts.fetch("a.tar.gz2"), elsewhere.fetch("a.tar.gz")):
+        assert artifact.downloaded
+    artifacts.discard("a.tar.gz")
+
+    assert len(names(artifacts)) == 2
+    assert not artifacts.fetch("a.tar.gz2").downloaded
+    assert not elsewhere.fetch("a.tar.gz").downloaded
+
+
+def test_fetched_at_once_is_downloaded_once(store, tmp_path):
+    """Threads that want the same archive share one download; all get the same directory."""
+    artifacts = Artifacts(store, tmp_path / "disk")
+    store.go.clear()
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(artifacts.fetch("a.tar.gz"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    store.asked.wait()
+    store.go.set()
+    for thread in threads:
+        thread.join()
+
+    assert store.opened == 1
+    assert len({artifact.path for artifact in found}) == 1
+    assert sorted(artifact.downloaded for artifact in found) == [False] * 7 + [True]
+    assert artifacts._locks == {}
+
+
+def test_names_do_not_wait_for_each_other(store, tmp_path, targz_bytes):
+    """While one archive is downloading, another one is fetched."""
+    (tmp_path / "store" / "b.tar.gz").write_bytes(targz_bytes(("x", b"")))
+    artifacts = Artifacts(store, tmp_path / "disk")
+    store.go.clear()
+    slow = threading.Thread(target=artifacts.fetch, args=("a.tar.gz",))
+    slow.start()
+    store.asked.wait()
+    store.go, held = threading.Event(), store.go
+    store.go.set()
+    other = artifacts.fetch("b.tar.gz")
+    held.set()
+    slow.join()
+
+    assert other.downloaded
+    assert len(names(artifacts)) == 2
+
+
+def test_waiter_can_leave(store, tmp_path):
+    """A thread that waits for another one's download leaves when its own client has left."""
+    artifacts = Artifacts(store, tmp_path / "disk")
+    store.go.clear()
+    slow = threading.Thread(target=artifacts.fetch, args=("a.tar.gz",))
+    slow.start()
+    store.asked.wait()
+    with pytest.raises(MmeError) as caught:
+        artifacts.fetch("a.tar.gz", cancelled=lambda: True)
+    store.go.set()
+    slow.join()
+
+    assert caught.value.kind is Kind.CANCELLED
+    assert len(names(artifacts)) == 1
+
+
+def test_failed_fetch_leaves_nothing(store, tmp_path):
+    """A refused archive leaves no directory, and the next fetch tries again."""
+    path = tmp_path / "store" / "a.tar.gz"
+    good = path.read_bytes()
+    path.write_bytes(good[:-100])
+    artifacts = Artifacts(store, tmp_path / "disk")
+    for _ in range(2):
+        with pytest.raises(MmeError, match="truncated"):
+            artifacts.fetch("a.tar.gz")
+        assert names(artifacts) == []
+    path.write_bytes(good)
+
+    assert artifacts.fetch("a.tar.gz").downloaded
+
+
+def test_limits_are_passed_on(store, tmp_path):
+    """What an archive may unpack to is the operator's to say."""
+    artifacts = Artifacts(store, tmp_path / "disk", ExtractLimits(max_bytes=4999))
+
+    with pytest.raises(MmeError, match="more than 4999 bytes"):
+        artifacts.fetch("a.tar.gz")
+
+
+def test_unknown_and_bad_names(store, tmp_path):
+    """An unknown archive and a name that leads outside are refused alike: nothing on disk, no lock kept."""
+    artifacts = Artifacts(store, tmp_path / "disk")
+    for name, kind in (("b.tar.gz", Kind.UNKNOWN_MODEL), ("../a.tar.gz", Kind.INVALID_ARGUMENT)):
+        with pytest.raises(MmeError) as caught:
+            artifacts.fetch(name)
+        assert caught.value.kind is kind
+    assert names(artifacts) == []
+    assert artifacts._locks == {}
+
+
+def test_staging_of_a_crashed_run_is_removed(store, tmp_path):
+    """What a crashed run had half unpacked goes at the next start; what it had finished stays."""
+    artifact = Artifacts(store, tmp_path / "disk").fetch("a.tar.gz")
+    left = tmp_path / "disk" / ".staging-x" / "1"
+    left.mkdir(parents=True)
+    (left / "model.onnx").write_bytes(b"half")
+    artifacts = Artifacts(store, tmp_path / "disk")
+
+    assert names(artifacts) == [artifact.path.name]
+
+
+def test_directory_that_cannot_be_made(store, tmp_path):
+    """A place that cannot hold directories is refused at the start, by its name."""
+    (tmp_path / "file").touch()
+
+    with pytest.raises(MmeError, match="file/disk cannot hold unpacked models"):
+        Artifacts(store, tmp_path / "file" / "disk")
+
+
+@pytest.fixture
+def s3_artifacts(s3_bucket, s3_client, tmp_path, targz_bytes):
+    """An archive of 20 parts in S3, and the tier for it."""
+    data = targz_bytes(("config.pbtxt", b"x"), ("1/model.onnx", os.urandom(2_000_000)))
+    s3_client.put_object(Bucket=s3_bucket, Key="models/t/a.tar.gz", Body=data)
+    return Artifacts(S3Store(s3_bucket, "models", part_size=100_000, parts_ahead=3), tmp_path / "disk")
+
+
+def test_from_s3(s3_artifacts):
+    """An archive comes out of S3 in parts, onto the disk as files."""
+    artifact = s3_artifacts.fetch("t/a.tar.gz")
+
+    assert artifact.size == 2_000_001
+    assert (artifact.path / "1" / "model.onnx").stat().st_size == 2_000_000
+    assert not s3_artifacts.fetch("t/a.tar.gz").downloaded
+
+
+def test_cancelled_in_the_middle_of_s3(s3_artifacts):
+    """A client that leaves while the archive arrives leaves nothing behind: no directory, no thread."""
+    directory = s3_artifacts._directory
+
+    def model_is_being_written():
+        return any(path.stat().st_size for path in directory.glob(".staging-*/1/model.onnx"))
+
+    with pytest.raises(MmeError) as caught:
+        s3_artifacts.fetch("t/a.tar.gz", cancelled=model_is_being_written)
+
+    assert caught.value.kind is Kind.CANCELLED
+    assert names(s3_artifacts) == []
+    assert s3_artifacts.fetch("t/a.tar.gz").downloaded
+
+
+def test_replaced_in_s3_while_downloading(s3_artifacts, s3_client, targz_bytes):
+    """An archive that is replaced while it arrives is unavailable, leaves nothing, and is whole the next time."""
+    replaced = targz_bytes(("config.pbtxt", b"y"), ("1/model.onnx", os.urandom(2_000_000)))
+    bucket = s3_artifacts.store._bucket
+    done = []
+
+    def replace_once():
+        if not done and list(s3_artifacts._directory.glob(".staging-*/config.pbtxt")):
+            done.append(s3_client.put_object(Bucket=bucket, Key="models/t/a.tar.gz", Body=replaced))
+        return False
+
+    with pytest.raises(MmeError, match="replaced while it was downloaded") as caught:
+        s3_artifacts.fetch("t/a.tar.gz", cancelled=replace_once)
+
+    assert caught.value.kind is Kind.UNAVAILABLE
+    assert names(s3_artifacts) == []
+    assert (s3_artifacts.fetch("t/a.tar.gz").path / "config.pbtxt").read_bytes() == b"y"

@@ -1,0 +1,239 @@
+"""A directory is one model with its versions and files, or is refused with what was found and what was expected."""
+
+import pytest
+
+from model_handlers.errors import Kind, MmeError
+from serve.repository import list_models, open_model, open_target
+
+ONNX = 'backend: "onnxruntime"\n'
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Make a directory `m` of name -> text; names that end with a slash are directories."""
+
+    def make(files):
+        root = tmp_path / "m"
+        root.mkdir(exist_ok=True)
+        for name, text in files.items():
+            path = root / name
+            if name.endswith("/"):
+                path.mkdir(parents=True)
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return root
+
+    return make
+
+
+def refused(path, name="target.tar.gz", opened=open_target, **options):
+    """The kind and the sentence with which it is refused; the sentence names the model."""
+    with pytest.raises(MmeError) as caught:
+        opened(path, name, **options)
+    assert name in caught.value.message
+    assert "\n" not in caught.value.message
+    return caught.value.kind, caught.value.message
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config.pbtxt": ONNX, "1/model.onnx": "x"},
+        {"1/model.onnx": "x"},
+        {"bert/config.pbtxt": ONNX, "bert/1/model.onnx": "x"},
+        {"bert/1/model.onnx": "x"},
+        {"bert/1/model.onnx": "x", "readme.md": "", "docs/x": "", ".hidden/1/model.onnx": ""},
+        {"config.pbtxt": 'platform: "onnxruntime_onnx"', "1/model.onnx": "x"},
+        {"config.pbtxt": 'name: "what_its_author_called_it"', "1/model.onnx": "x"},
+        {"config.pbtxt": "", "1/model.onnx/model.onnx": "x"},
+    ],
+)
+def test_layouts(files, tree):
+    """A model at the root or in one directory, with a configuration or without, is served under the target's name."""
+    model = open_target(tree(files), "target.tar.gz")
+
+    assert model.name == model.config.name == "target.tar.gz"
+    assert (model.config.backend, model.config.platform) == ("onnxruntime", "onnxruntime_onnx")
+    assert list(model.versions) == [1]
+    assert model.model_file(1).name == "model.onnx"
+    assert model.model_file(1).exists()
+
+
+def test_configuration_is_read(tree):
+    """What config.pbtxt says is what the model has."""
+    config = ONNX + 'max_batch_size: 8 parameters { key: "k" value { string_value: "v" } }'
+    model = open_target(tree({"config.pbtxt": config, "1/model.onnx": ""}), "m")
+
+    assert (model.config.max_batch_size, dict(model.config.parameters)) == (8, {"k": "v"})
+
+
+def test_named_model_file(tree):
+    """default_model_filename names the file, in a directory below the version's if it says so."""
+    config = ONNX + 'default_model_filename: "weights/net.onnx"'
+    model = open_target(tree({"config.pbtxt": config, "3/weights/net.onnx": "x"}), "m")
+
+    assert model.model_file(3) == model.path / "3" / "weights" / "net.onnx"
+
+
+@pytest.mark.parametrize(
+    ("policy", "served"),
+    [
+        ("", [10]),
+        ("version_policy { latest { num_versions: 2 } }", [2, 10]),
+        ("version_policy { all {} }", [0, 1, 2, 10]),
+        ("version_policy { specific { versions: [1, 7, 0] } }", [0, 1]),
+    ],
+)
+def test_versions(policy, served, tree):
+    """Directories are versions by Triton's rules, numbers in the order of numbers, chosen by the policy."""
+    versions = ("0", "1", "2", "10", "02", "3x", "-4", "²", "warmup", "initial_state", "configs", ".5")
+    model = open_target(
+        tree({"config.pbtxt": ONNX + policy, "6": "a file", **{f"{v}/model.onnx": "x" for v in versions}}), "m"
+    )
+
+    assert list(model.versions) == served
+    assert [model.versions[version].name for version in served] == [str(version) for version in served]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config.pbtxt": ONNX},
+        {"config.pbtxt": ONNX, "01/model.onnx": "x"},
+        {"config.pbtxt": ONNX + "version_policy { specific { versions: [7] } }", "1/model.onnx": "x"},
+        {"config.pbtxt": ONNX + "version_policy { latest { num_versions: 0 } }", "1/model.onnx": "x"},
+    ],
+)
+def test_no_version_left(files, tree):
+    """A model of which no version may be served is refused in Triton's words."""
+    kind, message = refused(tree(files))
+
+    assert kind is Kind.INVALID_MODEL
+    if "num_versions" not in files["config.pbtxt"]:
+        assert "at least one version must be available under the version policy of model 'target.tar.gz'" in message
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({}, "nothing"),
+        ({"model.onnx": "x"}, "model.onnx"),
+        ({"1/weights.bin": "x", "readme": ""}, "readme, 1/weights.bin"),
+        ({"bert/": "", "a/b/c": ""}, "a/b/c, bert/"),
+        ({"config.pbtxt": "max_batch_size: 1", "1/net.onnx": "x"}, "config.pbtxt, 1/net.onnx"),
+        ({f"{number:02}.bin": "" for number in range(99)}, "09.bin, 10.bin, 11.bin and more"),
+    ],
+)
+def test_no_model(files, found, tree):
+    """Without configuration and known file, the sentence shows what was found, bounded, and what was expected."""
+    kind, message = refused(tree(files))
+
+    assert kind is Kind.INVALID_MODEL
+    assert f"{found}; expected config.pbtxt and 1/model.onnx" in message
+    assert len(message) < 400
+
+
+def test_two_models(tree):
+    """Two models and no ensemble are refused by their names."""
+    kind, message = refused(tree({"a/1/model.onnx": "", "b/config.pbtxt": '# platform: "ensemble"\n' + ONNX}))
+
+    assert kind is Kind.INVALID_MODEL
+    assert "two models" in message
+    assert "'a', 'b'" in message
+
+
+@pytest.mark.parametrize("ensemble", ['platform: "ensemble"', "name: 'e'\nensemble_scheduling { step [] }"])
+def test_ensembles(ensemble, tree):
+    """An ensemble, beside its parts or alone, is not served yet, and told so."""
+    kind, message = refused(tree({"e/config.pbtxt": ensemble, "e/1/": "", "a/1/model.onnx": ""}))
+    alone, _ = refused(tree({"config.pbtxt": ensemble}))
+
+    assert kind is alone is Kind.UNSUPPORTED
+    assert "not served yet" in message
+
+
+@pytest.mark.parametrize("filename", ["../../secret", "/etc/passwd", "a/../../b", "."])
+def test_model_file_outside(filename, tree):
+    """A model file outside of its version directory is refused, though it exists."""
+    root = tree({"config.pbtxt": ONNX + f'default_model_filename: "{filename}"', "1/model.onnx": "x", "b": ""})
+    (root.parent / "secret").touch()
+    kind, message = refused(root)
+
+    assert kind is Kind.INVALID_MODEL
+    assert "default_model_filename" in message
+
+
+def test_missing_model_file(tree):
+    """Each selected version must have the file; the sentence names it, the version, and what is there."""
+    config = ONNX + "version_policy { all {} }"
+    kind, message = refused(tree({"config.pbtxt": config, "1/model.onnx": "x", "2/net.onnx": "x"}))
+
+    assert kind is Kind.INVALID_MODEL
+    assert "no file 'model.onnx' in version 2" in message
+    assert "found net.onnx" in message
+
+
+def test_unselected_version_may_be_broken(tree):
+    """A version that is not served need not have its file."""
+    assert list(open_target(tree({"config.pbtxt": ONNX, "1/": "", "2/model.onnx": ""}), "m").versions) == [2]
+
+
+def test_unreadable_configuration(tree):
+    """Text that is no UTF-8, no configuration, or far too long is refused as a broken model."""
+    root = tree({"1/model.onnx": "x"})
+    for data in (b"\xff\xfe\x00", b"max_batch_size: lots", b"#" * (2 << 20)):
+        (root / "config.pbtxt").write_bytes(data)
+        kind, message = refused(root)
+        assert kind is Kind.INVALID_MODEL
+        assert "config.pbtxt" in message or "max_batch_size" in message
+
+
+def test_unknown_backend(tree):
+    """A backend that nobody serves is refused by its name."""
+    kind, message = refused(tree({"config.pbtxt": 'backend: "abacus"', "1/model.onnx": "x"}))
+
+    assert kind is Kind.INVALID_MODEL
+    assert "abacus" in message
+
+
+def test_size_is_that_of_the_selected_versions(tree):
+    """Only the versions that will be loaded count, with everything beside the model file."""
+    root = tree({"1/model.onnx": "x" * 1000, "2/model.onnx": "x" * 10, "2/model.onnx.data": "y" * 5, "warmup/z": "z"})
+
+    assert open_target(root, "m").size() == 15
+
+
+def test_target_that_is_not_there(tmp_path):
+    """A directory that is missing is the caller's mistake."""
+    assert refused(tmp_path / "nope")[0] is Kind.INVALID_ARGUMENT
+
+
+def test_list_models(tree):
+    """A repository lists the directories that hold a model, by name, and nothing else."""
+    files = {"b/1/model.onnx": "", "a/config.pbtxt": "", ".c/1/model.onnx": "", "docs/readme": "", "d": ""}
+
+    assert list_models(tree(files)) == ["a", "b"]
+    with pytest.raises(MmeError) as caught:
+        list_models(tree({}) / "d")
+    assert caught.value.kind is Kind.INVALID_ARGUMENT
+
+
+def test_open_model(tree):
+    """A model of a repository is named after its directory, and its configuration must agree."""
+    files = {
+        "a/config.pbtxt": 'name: "a"\n' + ONNX,
+        "a/1/model.onnx": "",
+        "b/config.pbtxt": 'name: "a"\n' + ONNX,
+        "b/1/model.onnx": "",
+        "c/1/model.onnx": "",
+        "d/e/1/model.onnx": "",
+    }
+    root = tree(files)
+
+    assert open_model(root / "a", "a").name == "a"
+    assert open_model(root / "c", "c").config.name == "c"
+    assert open_model(root / "b", "b", strict_name=False).config.name == "b"
+    assert "directory name must equal model name" in refused(root / "b", "b", open_model)[1]
+    assert refused(root / "d", "d", open_model)[0] is Kind.INVALID_MODEL
+    assert refused(root / "x", "x", open_model)[0] is Kind.UNKNOWN_MODEL
