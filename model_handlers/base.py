@@ -47,6 +47,10 @@ class Footprint:
     def __sub__(self, other: Footprint) -> Footprint:
         return Footprint(self.host - other.host, self.device - other.device)
 
+    def beyond(self, other: Footprint) -> Footprint:
+        """What this takes more than `other`, never less than nothing."""
+        return Footprint(max(self.host - other.host, 0), max(self.device - other.device, 0))
+
     def fits(self, room: Footprint) -> bool:
         """Whether this much goes into `room`, in both kinds of memory."""
         return self.host <= room.host and self.device <= room.device
@@ -77,6 +81,11 @@ class Handler(ABC):
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
+
+    @classmethod
+    def gpu_capable(cls) -> bool:
+        """Whether the installed framework was built for GPUs."""
+        return False
 
     @classmethod
     @abstractmethod

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from model_handlers.base import Device, Handler
 from model_handlers.config import DynamicBatching, ModelConfig
+from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.tensor import BY_NAME, DataType, TensorSpec
 
@@ -78,6 +79,11 @@ class OnnxHandler(Handler):
         self._run = session.run
 
     @classmethod
+    def gpu_capable(cls) -> bool:
+        """Whether the CUDA provider is built in (it may still fail to start)."""
+        return "CUDAExecutionProvider" in _onnxruntime().get_available_providers()
+
+    @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
         """Inputs, outputs and the batch dimension from the graph; what the configuration says must agree with it."""
         session = _signature_session(model_file, config.name)
@@ -117,11 +123,6 @@ class OnnxHandler(Handler):
         """Drop the session: ONNX Runtime frees weights and arena in its destructor."""
         del self._run
         del self._session
-
-
-def gpu_capable() -> bool:
-    """Whether the installed ONNX Runtime was built with the CUDA provider (it may still fail to start)."""
-    return "CUDAExecutionProvider" in _onnxruntime().get_available_providers()
 
 
 def _onnx_path(model_file: Path) -> Path:
@@ -231,10 +232,12 @@ def _complete(config: ModelConfig, inputs: list[_GraphTensor], outputs: list[_Gr
     if unset and max_batch_size > 1 and batching is None:
         batching = DynamicBatching(preferred_batch_sizes=(max_batch_size,))
     config = replace(config, max_batch_size=max_batch_size, dynamic_batching=batching)
-    return replace(
-        config,
-        inputs=_merge("input", config.inputs, inputs, config),
-        outputs=_merge("output", config.outputs, outputs, config),
+    return normalise(
+        replace(
+            config,
+            inputs=_merge("input", config.inputs, inputs, config),
+            outputs=_merge("output", config.outputs, outputs, config),
+        )
     )
 
 

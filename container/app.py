@@ -1,0 +1,91 @@
+"""The Flask application: every route of the contract, on whatever WSGI server runs it.
+
+Under our own worker, Flask gets what is not inference; under any other server it gets everything, and hands the hot
+routes to the same functions. Views run on the server's threads and reach the engine through the event loop alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import TYPE_CHECKING
+
+from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+
+from container import answers, kserve, metrics, runtime_api, sagemaker
+from container.logs import configure
+from container.on_loop import LoopThread, OnLoop, WaitingExchange
+from container.service import Service
+from container.settings import Settings
+from model_handlers.errors import MmeError
+
+if TYPE_CHECKING:
+    from container.views import View
+
+
+def make_app(service: Service, on_loop: OnLoop) -> Flask:
+    """The application over a running service."""
+    app = Flask("mme", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = service.settings.max_body_bytes
+    app.url_map.strict_slashes = False
+    app.url_map.merge_slashes = False
+
+    def hot(**_names: str) -> Response:
+        """A route that the event loop answers."""
+        exchange = WaitingExchange(
+            request.method,
+            request.environ.get("RAW_URI", request.full_path).encode("latin-1"),
+            {name.lower(): value for name, value in request.headers.items()},
+            request.get_data(cache=False),
+        )
+        on_loop.dispatch(service.routes, exchange)
+        status, headers, body = exchange.wait()
+        return Response(body, status, answers.header_pairs(headers))
+
+    view: View = hot
+    for module in (sagemaker, kserve, runtime_api, metrics):
+        app.register_blueprint(module.blueprint(service, on_loop, view))
+    app.register_error_handler(MmeError, _refused)
+    app.register_error_handler(HTTPException, _http_error)
+    return app
+
+
+def create_app() -> Flask:
+    """The application with an engine of its own, for any WSGI server; settings come from the environment.
+
+    The engine's thread starts here, so a server that forks must not preload.
+    """
+    settings = Settings.from_environ(os.environ)
+    configure(settings.log_level, settings.log_format)
+    thread = LoopThread()
+    on_loop = OnLoop(thread.loop)
+    service = on_loop.call(Service, settings, thread.loop)
+    on_loop.call(service.start)
+
+    def stop() -> None:
+        on_loop.run(service.close())
+        thread.stop()
+
+    atexit.register(stop)
+    return make_app(service, on_loop)
+
+
+def _refused(error: MmeError) -> Response:
+    flavor = "kserve" if request.path.startswith("/v2") else "sagemaker"
+    if request.path.startswith("/endpoints"):
+        flavor = "runtime"
+    status, _, body = answers.error(error, flavor)
+    return Response(body, status, content_type="application/json")
+
+
+def _http_error(error: HTTPException) -> Response:
+    """404, 405 and their like, as JSON; the sentence names the route."""
+    if isinstance(error, RequestEntityTooLarge):
+        sentence = "the body is larger than this server accepts; raise MME_MAX_BODY"
+    else:
+        sentence = f"{error.name}: {request.method} {request.path} is not a route of this server"
+    response = Response(answers.error_body(sentence), error.code or 500, content_type="application/json")
+    if error.code == 405 and getattr(error, "valid_methods", None):
+        response.headers["Allow"] = ", ".join(error.valid_methods)  # type: ignore[attr-defined]
+    return response

@@ -1,0 +1,327 @@
+"""KServe v2 inference requests: a JSON header, and tensors in JSON or as binary data behind it.
+
+A binary request's header says the same thing again and again: names, types, shapes. What one header means is worked
+out once and kept as a *plan*, keyed by the header's bytes; a header met before costs one dictionary look-up, and its
+tensors are views into the body.
+
+A `Decoder` belongs to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from container.codec.encode import Reply
+from container.codec.json_data import array_from_json
+from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.tensor import BY_NAME, BYTES, decode_bytes_elements, element_count
+from serve.request import InferenceRequest, Layout
+
+if TYPE_CHECKING:
+    from model_handlers.config import ModelConfig
+    from model_handlers.tensor import Array, DataType
+    from serve.request import Completion
+
+_MAX_PLANS = 1024  # headers remembered; then all are forgotten, which costs each one parse
+_MAX_PLAN_BYTES = 8 << 10
+_MAX_LAYOUTS = 4096
+_MAX_DIMS = 32  # numpy's limit is 64; no framework goes near either
+_MAX_ELEMENTS = 1 << 40
+
+
+class _Tensor:
+    """Where one binary input lies in the bytes behind the header."""
+
+    __slots__ = ("count", "data_type", "end", "name", "shape", "start")
+
+    def __init__(self, name: str, data_type: DataType, shape: tuple[int, ...], start: int, end: int) -> None:
+        self.name = name
+        self.data_type = data_type
+        self.shape = shape
+        self.count = element_count(shape)
+        self.start = start
+        self.end = end
+
+
+class _Plan:
+    """What a header means."""
+
+    __slots__ = ("id", "layout", "parameters", "reply", "size", "tensors", "timeout_us")
+
+    def __init__(self, layout: Layout, tensors: list[_Tensor | Array], size: int, reply: Reply, top: _Top) -> None:
+        self.layout = layout
+        self.tensors = tensors
+        self.size = size
+        self.reply = reply
+        self.id = top.id
+        self.parameters = top.parameters
+        self.timeout_us = top.timeout_us
+
+
+class _Top:
+    """The request's own fields."""
+
+    __slots__ = ("binary", "id", "parameters", "timeout_us")
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        request_id = document.get("id", "")
+        if not isinstance(request_id, str):
+            raise invalid_argument("'id' must be a string")
+        parameters = _object(document, "parameters", "the request")
+        for key, value in parameters.items():
+            if key.startswith("triton_"):
+                raise invalid_argument(
+                    "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+                )
+            if not isinstance(value, str | int | bool | float):
+                raise invalid_argument(f"parameter '{key}' must be a string, a number or a boolean")
+        timeout = parameters.get("timeout", 0)
+        if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 0:
+            raise invalid_argument("parameter 'timeout' must be a number of microseconds, 0 or more")
+        self.id = request_id
+        self.timeout_us = timeout
+        self.binary = _boolean(parameters, "binary_data_output", "the request", default=False)
+        self.parameters = {k: v for k, v in parameters.items() if k not in {"timeout", "binary_data_output"}}
+
+
+class Decoder:
+    """Decodes requests, and remembers the headers and layouts it has seen."""
+
+    def __init__(self) -> None:
+        self._plans: dict[bytes, _Plan] = {}
+        self._layouts: dict[Any, Layout] = {}
+
+    def decode(
+        self, body: bytes, header_length: int | None, model: str, on_complete: Completion
+    ) -> tuple[InferenceRequest, Reply]:
+        """A request from its body.
+
+        Args:
+            body: JSON, or a JSON header with binary data behind it.
+            header_length: bytes of that header, None when the whole body is JSON. In (0, len(body)].
+            model: for messages.
+            on_complete: the request's completion.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong.
+        """
+        if header_length is None:
+            plan = self._plan(body)
+            header_length = len(body)
+        else:
+            header = body[:header_length]
+            known = self._plans.get(header)
+            plan = self._remember(header) if known is None else known
+        if header_length + plan.size != len(body):
+            raise _size_mismatch(plan.size, len(body) - header_length, model)
+        inputs: list[Array] = [
+            _view(tensor, body, header_length, model) if isinstance(tensor, _Tensor) else tensor
+            for tensor in plan.tensors
+        ]
+        request = InferenceRequest(plan.layout, inputs, on_complete, plan.id, plan.parameters, plan.timeout_us)
+        return request, plan.reply
+
+    def decode_raw(self, body: bytes, config: ModelConfig, on_complete: Completion) -> tuple[InferenceRequest, Reply]:
+        """A raw binary request: the whole body is the data of the model's only input, its shape is deduced.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT when shape or input can't be deduced.
+        """
+        if len(config.inputs) != 1:
+            raise invalid_argument(
+                f"Raw request must only have 1 input (found 1) to be deduced but got {len(config.inputs)} inputs in "
+                f"'{config.name}' model configuration"
+            )
+        spec = config.inputs[0]
+        if spec.data_type is BYTES:
+            shape: tuple[int, ...] = (1,)
+            array = decode_bytes_elements(body, 1, spec.name, config.name)
+        else:
+            shape = _deduced_shape(spec.dims, len(body), spec.data_type.itemsize, spec.name, config.name)
+            array = np.frombuffer(body, spec.data_type.dtype).reshape(shape)
+        if config.max_batch_size > 0:
+            shape = (1, *shape)
+        layout = self._layout(((spec.name, spec.data_type, shape),), ())
+        return InferenceRequest(layout, [array.reshape(shape)], on_complete), Reply({}, binary=True, remember=False)
+
+    def _remember(self, header: bytes) -> _Plan:
+        plan = self._plan(header, remember=True)
+        if len(header) <= _MAX_PLAN_BYTES:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            self._plans[header] = plan
+        return plan
+
+    def _plan(self, header: bytes, *, remember: bool = False) -> _Plan:
+        try:
+            document = orjson.loads(header)
+        except orjson.JSONDecodeError as error:
+            raise invalid_argument(f"failed to parse the request JSON buffer: {error}") from None
+        if not isinstance(document, dict):
+            raise invalid_argument("the request must be a JSON object with 'inputs'")
+        top = _Top(document)
+        tensors: list[_Tensor | Array] = []
+        described: list[tuple[str, DataType, tuple[int, ...]]] = []
+        offset = 0
+        for item in _objects(document, "inputs"):
+            name, data_type, shape = _description(item)
+            described.append((name, data_type, shape))
+            tensor, offset = _tensor(item, name, data_type, shape, offset)
+            tensors.append(tensor)
+        names, binary = _requested(document)
+        reply = Reply(binary, binary=top.binary, remember=remember)
+        return _Plan(self._layout(tuple(described), tuple(names)), tensors, offset, reply, top)
+
+    def _layout(self, inputs: tuple[tuple[str, DataType, tuple[int, ...]], ...], outputs: tuple[str, ...]) -> Layout:
+        key = (inputs, outputs)
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+            layout = self._layouts[key] = Layout(inputs, outputs)
+        return layout
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+
+def _view(tensor: _Tensor, body: bytes, base: int, model: str) -> Array:
+    start = base + tensor.start
+    if tensor.data_type is BYTES:
+        window = memoryview(body)[start : base + tensor.end]
+        return decode_bytes_elements(window, tensor.count, tensor.name, model).reshape(tensor.shape)
+    return np.ndarray(tensor.shape, tensor.data_type.dtype, body, start)
+
+
+def _description(item: dict[str, Any]) -> tuple[str, DataType, tuple[int, ...]]:
+    name = item.get("name")
+    if not isinstance(name, str) or not name:
+        raise invalid_argument("every input must have a 'name'")
+    data_type = BY_NAME.get(item.get("datatype"))  # type: ignore[arg-type]
+    if data_type is None:
+        raise invalid_argument(
+            f"input '{name}' has datatype {item.get('datatype')!r}; the protocol knows {', '.join(BY_NAME)}"
+        )
+    return name, data_type, _shape(item, name)
+
+
+def _shape(item: dict[str, Any], name: str) -> tuple[int, ...]:
+    shape = item.get("shape")
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMS:
+        raise invalid_argument(f"input '{name}' must have a 'shape' of at most {_MAX_DIMS} dimensions")
+    total = 1
+    for dim in shape:
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 0:
+            raise invalid_argument(f"'shape' of input '{name}' must hold integers of 0 or more, got {dim!r}")
+        total *= dim
+    if total > _MAX_ELEMENTS:
+        raise invalid_argument(f"'shape' of input '{name}' has too many elements: {shape}")
+    return tuple(shape)
+
+
+def _tensor(
+    item: dict[str, Any], name: str, data_type: DataType, shape: tuple[int, ...], offset: int
+) -> tuple[_Tensor | Array, int]:
+    """The input's array, or where its bytes lie; and where the next one's begin."""
+    parameters = _object(item, "parameters", f"input '{name}'")
+    fields = ["'data'"] if "data" in item else []
+    fields += [f"'{key}' in 'parameters'" for key in ("binary_data_size", "shared_memory_region") if key in parameters]
+    if len(fields) != 1:
+        found = f"set {', '.join(fields)}" if fields else "no field is set"
+        raise invalid_argument(
+            "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+            f"'shared_memory_region' in 'parameters'. But {found} for input '{name}'"
+        )
+    if "shared_memory_region" in parameters:
+        raise _no_shared_memory(f"input '{name}'")
+    if "data" in item:
+        return array_from_json(item["data"], data_type, shape, name), offset
+    size = parameters["binary_data_size"]
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise invalid_argument(f"'binary_data_size' of input '{name}' must be a number of bytes, got {size!r}")
+    expected = element_count(shape) * data_type.itemsize
+    if data_type is not BYTES and size != expected:
+        raise invalid_argument(
+            f"input byte size mismatch for input '{name}'. Expected {expected} "
+            f"for shape {list(shape)} of {data_type.name}, got {size}"
+        )
+    return _Tensor(name, data_type, shape, offset, offset + size), offset + size
+
+
+def _requested(document: dict[str, Any]) -> tuple[list[str], dict[str, bool]]:
+    """The requested outputs, and which of them say themselves whether they want to be binary."""
+    names: list[str] = []
+    binary: dict[str, bool] = {}
+    for item in _objects(document, "outputs") if "outputs" in document else ():
+        name = item.get("name")
+        if not isinstance(name, str) or not name:
+            raise invalid_argument("every requested output must have a 'name'")
+        parameters = _object(item, "parameters", f"output '{name}'")
+        if "shared_memory_region" in parameters:
+            raise _no_shared_memory(f"output '{name}'")
+        if parameters.get("classification"):
+            raise MmeError(
+                Kind.UNSUPPORTED, f"output '{name}' asks for 'classification', which is not served; ask for the tensor"
+            )
+        names.append(name)
+        if "binary_data" in parameters:
+            binary[name] = _boolean(parameters, "binary_data", f"output '{name}'", default=False)
+    return names, binary
+
+
+def _deduced_shape(dims: tuple[int, ...], size: int, itemsize: int, name: str, model: str) -> tuple[int, ...]:
+    if dims.count(-1) > 1:
+        raise invalid_argument(
+            f"The shape of the raw input '{name}' can not be deduced because there are more than one variable-sized "
+            "dimension"
+        )
+    known = itemsize * element_count(dim for dim in dims if dim != -1)
+    if -1 in dims and size % known == 0:
+        return tuple(size // known if dim == -1 else dim for dim in dims)
+    if -1 in dims or size != known:
+        raise invalid_argument(
+            f"input byte size mismatch for input '{name}' for model '{model}'. Expected "
+            f"{'a multiple of ' if -1 in dims else ''}{known}, got {size}"
+        )
+    return dims
+
+
+def _size_mismatch(expected: int, got: int, model: str) -> MmeError:
+    if got > expected:
+        return invalid_argument(
+            f"unexpected additional input data for model '{model}': its header describes {expected} bytes, {got} came"
+        )
+    return invalid_argument(
+        f"unexpected size for input, expecting {expected - got} additional bytes for model '{model}': "
+        f"its header describes {expected} bytes, {got} came"
+    )
+
+
+def _no_shared_memory(what: str) -> MmeError:
+    return MmeError(Kind.UNSUPPORTED, f"{what} names a shared memory region, which is not served; send the tensor")
+
+
+def _objects(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    items = document.get(key)
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise invalid_argument(f"the request must have '{key}': an array of objects")
+    return items
+
+
+def _object(document: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    value = document.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise invalid_argument(f"'{key}' of {where} must be an object")
+    return value
+
+
+def _boolean(parameters: dict[str, Any], key: str, where: str, *, default: bool) -> bool:
+    value = parameters.get(key, default)
+    if not isinstance(value, bool):
+        raise invalid_argument(f"parameter '{key}' of {where} must be true or false")
+    return value

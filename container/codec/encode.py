@@ -1,0 +1,102 @@
+"""KServe v2 inference responses: a JSON header, and tensors in JSON or as binary data behind it.
+
+The head of a binary response says the same for every request of one form, so it is kept with the `Reply` that the
+decoder made for that form.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from container.codec.json_data import array_to_json
+from model_handlers.tensor import BYTES, encode_bytes_elements
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from model_handlers.tensor import Array, DataType
+    from serve.request import InferenceResponse
+
+_MAX_HEADS = 1024  # heads remembered for one form of request
+_LARGE = 1 << 16  # bytes from which an output is sent from where it lies instead of copied
+
+
+class Reply:
+    """How a client wants its answer.
+
+    Attributes:
+        binary: whether outputs are binary by default.
+        outputs: output name → binary, for those that say so themselves.
+        heads: ready response heads by what they depend on; None where requests of this form are not remembered.
+    """
+
+    __slots__ = ("binary", "heads", "outputs")
+
+    def __init__(self, outputs: dict[str, bool], *, binary: bool, remember: bool) -> None:
+        self.binary = binary
+        self.outputs = outputs
+        self.heads: dict[Any, bytes] | None = {} if remember else None
+
+
+def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memoryview], int | None]:
+    """The body of a response.
+
+    Returns:
+        its parts, and the length of the JSON header if binary data follow it, else None.
+
+    Raises:
+        MmeError: UNSUPPORTED when an output can't be written as the client asked.
+    """
+    shapes = []
+    data: list[bytes | memoryview] = []
+    plain = False
+    for name, data_type, array in response.outputs:
+        if not reply.outputs.get(name, reply.binary):
+            plain = True
+        elif data_type is BYTES:
+            part: bytes | memoryview = encode_bytes_elements(array)
+            data.append(part)
+            shapes.append((array.shape, len(part)))
+        else:
+            data.append(_raw(array, data_type))
+            shapes.append(array.shape)
+    if plain or reply.heads is None:
+        head = _head(response, reply, data)
+    else:
+        key = (response.model_name, response.model_version, *shapes)
+        known = reply.heads.get(key)
+        if known is None:
+            if len(reply.heads) >= _MAX_HEADS:
+                reply.heads.clear()
+            known = reply.heads[key] = _head(response, reply, data)
+        head = known
+    if not data:
+        return [head], None
+    data.insert(0, head)
+    return data, len(head)
+
+
+def _raw(array: Array, data_type: DataType) -> bytes | memoryview:
+    if array.dtype != data_type.dtype:
+        array = array.astype(data_type.dtype)
+    if array.nbytes < _LARGE:
+        return array.tobytes()
+    return np.ascontiguousarray(array).data.cast("B")
+
+
+def _head(response: InferenceResponse, reply: Reply, data: Sequence[bytes | memoryview]) -> bytes:
+    sizes = iter([len(part) for part in data])
+    outputs = []
+    for name, data_type, array in response.outputs:
+        item: dict[str, Any] = {"name": name, "datatype": data_type.name, "shape": array.shape}
+        if reply.outputs.get(name, reply.binary):
+            item["parameters"] = {"binary_data_size": next(sizes)}
+        else:
+            item["data"] = array_to_json(array, data_type, name)
+        outputs.append(item)
+    document: dict[str, Any] = {"id": response.id} if response.id else {}
+    document |= {"model_name": response.model_name, "model_version": response.model_version, "outputs": outputs}
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,60 @@
+"""Where the JSON of a request ends: SageMaker says it in the content type, KServe in a header of its own.
+
+SageMaker strips headers that it does not know, which is why Triton's SageMaker endpoint carries the number in the
+media type: `application/vnd.sagemaker-triton.binary+json;json-header-size=N`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from model_handlers.errors import invalid_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+BINARY_TYPE = b"application/vnd.sagemaker-triton.binary+json;json-header-size="
+_BINARY_TYPE = BINARY_TYPE.decode()
+_BINARY_MEDIA_TYPE = _BINARY_TYPE.partition(";")[0]
+_KSERVE_HEADER = "inference-header-content-length"
+
+
+def header_length(headers: Mapping[str, str], body_length: int, *, kserve: bool) -> tuple[int | None, bool]:
+    """How long the JSON header of a request is.
+
+    Args:
+        headers: the request's, by lower-case name.
+        body_length: bytes of the body.
+        kserve: whether the route is KServe's, where binary answers use its header.
+
+    Returns:
+        the length, None when the whole body is JSON, 0 for a raw binary request; and whether a binary answer uses
+        KServe's header.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when the number is no number, negative, or larger than the body.
+    """
+    text = headers.get(_KSERVE_HEADER)
+    if text is not None:
+        return _checked(text, body_length, "Inference-Header-Content-Length"), True
+    content_type = headers.get("content-type", "")
+    if content_type.startswith(_BINARY_TYPE):
+        return _checked(content_type[len(_BINARY_TYPE) :], body_length, "inference header size"), kserve
+    if _BINARY_MEDIA_TYPE in content_type:
+        raise invalid_argument(f"expect MIME type for binary data starts with '{_BINARY_TYPE}', got: {content_type}")
+    return None, kserve
+
+
+def _checked(text: str, body_length: int, what: str) -> int:
+    digits = text.strip()
+    number = digits[1:] if digits[:1] == "-" else digits
+    if not (number.isascii() and number.isdigit()):
+        raise invalid_argument(f"Unable to parse {what}, got: {text[:64]}")
+    if len(number) > 10 or not -(1 << 31) <= int(digits) < 1 << 31:
+        raise invalid_argument(
+            f"Unable to parse {what}, value is out of range [ -2147483648, 2147483647 ], got: {text[:64]}"
+        )
+    length = int(digits)
+    if length < 0 or length > body_length:
+        raise invalid_argument(f"inference header size should be in range (0, {body_length}), got: {length}")
+    return length

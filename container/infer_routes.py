@@ -1,0 +1,295 @@
+"""The routes that carry inference, and /ping: answered on the event loop, from bytes to bytes.
+
+    /ping                                   GET, POST   health
+    /invocations                            POST        SageMaker, single model or by X-Amzn-SageMaker-Target-Model
+    /models/{name}/invoke                   POST        SageMaker, multi-model
+    /v2/models/{name}[/versions/{v}]/infer  POST        KServe v2
+    /endpoints/{endpoint}/invocations       POST        SageMaker Runtime API, what boto3 calls
+
+A request for a model in memory is decoded, queued and, when its batch is done, encoded and sent, without a task or a
+lock of its own. A request for any other model becomes a task that waits for the load. Everything here runs on the
+loop; Flask reaches it through the same `dispatch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
+
+from container import answers
+from container.codec.compression import inflate
+from container.codec.decode import Decoder
+from container.codec.encode import Reply, encode
+from container.codec.framing import BINARY_TYPE, header_length
+from model_handlers.errors import Kind, MmeError, invalid_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from container.exchange import Exchange
+    from serve.engine import Engine
+    from serve.request import InferenceRequest, InferenceResponse, LoadReport
+
+_log = logging.getLogger("mme.infer")
+_MAX_ROUTES = 4096  # targets remembered
+
+TARGET_MODEL = "x-amzn-sagemaker-target-model"
+CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+
+
+class Flavor(Enum):
+    """Which protocol's conventions an answer follows."""
+
+    SAGEMAKER = "sagemaker"
+    KSERVE = "kserve"
+    RUNTIME = "runtime"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a target means. `model` is "" where a header or the default names it."""
+
+    flavor: Flavor | None  # None: /ping
+    model: str = ""
+    version: str = ""
+
+
+_INFER = re.compile(rb"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]*))?/infer/?")
+_INVOKE = re.compile(rb"/models/(?P<model>.+)/invoke/?")
+_RUNTIME = re.compile(rb"/endpoints/[^/]+/invocations/?")
+
+
+def parse_target(target: bytes) -> Route | None:
+    """The hot route of a request target, None if it is not one."""
+    path = target.partition(b"?")[0]
+    if path == b"/ping":
+        return Route(None)
+    if path == b"/invocations":
+        return Route(Flavor.SAGEMAKER)
+    if match := _INFER.fullmatch(path):
+        return Route(Flavor.KSERVE, _text(match["model"]), _text(match["version"] or b""))
+    if match := _INVOKE.fullmatch(path):
+        return Route(Flavor.SAGEMAKER, _text(match["model"]))
+    if _RUNTIME.fullmatch(path):
+        return Route(Flavor.RUNTIME)
+    return None
+
+
+def _text(quoted: bytes) -> str:
+    return unquote_to_bytes(quoted).decode("utf-8", "replace")
+
+
+def parse_version(text: str) -> int | None:
+    """A version from a path, None for the latest.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT.
+    """
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise invalid_argument(
+            f"failed to get model version from specified version string '{text}', "
+            "version should be an integral value > 0"
+        )
+    return int(text)
+
+
+class InferRoutes:
+    """Dispatches hot requests to the engine.
+
+    Args:
+        engine: who answers.
+        default_model: the model of /invocations without a target model header, "" for none.
+        starting: whether /ping has to wait until somebody sets `starting` to False.
+        max_body: bytes that a compressed body may have once it is inflated.
+        patience: seconds after which the Runtime API answers that a model still loads.
+
+    Attributes:
+        draining: set when the server goes: /ping says so, everything else is still answered.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        default_model: str = "",
+        starting: bool = False,
+        max_body: int = 64 << 20,
+        patience: float = 60.0,
+    ) -> None:
+        self.engine = engine
+        self.default_model = default_model
+        self.draining = False
+        self.starting = starting
+        self._max_body = max_body
+        self._patience = patience
+        self._decoder = Decoder()
+        self._routes: dict[bytes, Route | None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def dispatch(self, exchange: Exchange) -> bool:
+        """Take the exchange if its route is a hot one; False leaves it to others."""
+        target = exchange.target
+        try:
+            route = self._routes[target]
+        except KeyError:
+            route = self._learn(target)
+        if route is None:
+            return False
+        if route.flavor is None:
+            return self._ping(exchange)
+        if exchange.method != "POST":
+            return False
+        call = _Call(self, exchange, route.flavor)
+        try:
+            self._infer(call, route)
+        except MmeError as error:
+            call.fail(error)
+        return True
+
+    def _learn(self, target: bytes) -> Route | None:
+        if len(self._routes) >= _MAX_ROUTES:
+            self._routes.clear()
+        route = self._routes[target] = parse_target(target)
+        return route
+
+    def _ping(self, exchange: Exchange) -> bool:
+        if exchange.method not in {"GET", "POST", "HEAD"}:
+            return False
+        if self.draining or self.starting:
+            exchange.respond(503, b"", ())
+        else:
+            exchange.respond(200, b"", ())
+        return True
+
+    def _infer(self, call: _Call, route: Route) -> None:
+        exchange = call.exchange
+        headers = exchange.headers
+        name = self._model_name(route, headers.get(TARGET_MODEL, ""))
+        version = parse_version(route.version) if route.version else None
+        body = exchange.body
+        if "content-encoding" in headers:
+            body = inflate(body, headers["content-encoding"], self._max_body)
+        length, call.kserve_form = header_length(headers, len(body), kserve=route.flavor is Flavor.KSERVE)
+        if length == 0:
+            self._aside(self._infer_raw(call, name, version, body))
+            return
+        request, call.reply = self._decoder.decode(body, length, name, call.complete)
+        call.request = request
+        exchange.on_disconnect = call.abandon
+        if not self.engine.submit(name, version, request):
+            self._aside(self._infer_cold(call, name, version))
+
+    def _model_name(self, route: Route, header: str) -> str:
+        name = route.model or header or self.default_model
+        if not name:
+            raise invalid_argument(
+                "this endpoint serves many models: name one in the header X-Amzn-SageMaker-Target-Model "
+                "(TargetModel in boto3)"
+            )
+        if route.model and header and route.flavor is Flavor.SAGEMAKER:
+            self.engine.check_alias(name, header)
+        return self.engine.canonical(name)
+
+    async def _infer_cold(self, call: _Call, name: str, version: int | None) -> None:
+        request = call.request
+        if request is None:
+            return
+        try:
+            patience = self._patience if call.flavor is Flavor.RUNTIME else None
+            async with asyncio.timeout(patience):
+                call.report = await self.engine.submit_cold(name, version, request)
+        except TimeoutError:
+            call.not_ready(name)
+        except MmeError as error:
+            call.fail(error)
+
+    async def _infer_raw(self, call: _Call, name: str, version: int | None, body: bytes) -> None:
+        """A request without a header: what it means depends on the model's configuration."""
+        try:
+            async with self.engine.leased(name, version) as model:
+                request, call.reply = self._decoder.decode_raw(body, model.config, call.complete)
+                call.request = request
+                self.engine.submit(name, version, request)
+        except MmeError as error:
+            call.fail(error)
+
+    def _aside(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Call:
+    """One inference request between its bytes."""
+
+    __slots__ = ("exchange", "flavor", "kserve_form", "reply", "report", "request", "routes")
+
+    def __init__(self, routes: InferRoutes, exchange: Exchange, flavor: Flavor) -> None:
+        self.routes = routes
+        self.exchange = exchange
+        self.flavor = flavor
+        self.kserve_form = False
+        self.reply: Reply | None = None
+        self.report: LoadReport | None = None
+        self.request: InferenceRequest | None = None
+
+    def complete(self, _request: InferenceRequest, result: InferenceResponse | MmeError) -> None:
+        """Send the answer."""
+        if isinstance(result, MmeError) or self.reply is None:
+            self.fail(result if isinstance(result, MmeError) else MmeError(Kind.INTERNAL, "no reply was planned"))
+            return
+        try:
+            parts, length = encode(result, self.reply)
+        except MmeError as error:
+            self.fail(error)
+            return
+        self.exchange.respond(200, self._headers(result, length), parts)
+
+    def _headers(self, response: InferenceResponse, length: int | None) -> bytes:
+        if length is None:
+            headers = b"Content-Type: application/json\r\n"
+        elif self.kserve_form:
+            headers = b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n" % length
+        else:
+            headers = b"Content-Type: %s%d\r\n" % (BINARY_TYPE, length)
+        attributes = self.exchange.headers.get(CUSTOM_ATTRIBUTES)
+        if attributes is not None:
+            headers += answers.custom_attributes(attributes)
+        if self.flavor is Flavor.RUNTIME:
+            headers += answers.RUNTIME_HEADERS
+        if self.report is not None or self.flavor is Flavor.RUNTIME:
+            headers += answers.server_timing(response.timings, self.report)
+        return headers
+
+    def abandon(self) -> None:
+        """The client left: a queued request need not run."""
+        if self.request is not None:
+            self.request.cancelled = True
+
+    def fail(self, error: MmeError) -> None:
+        """Send an error."""
+        if error.kind in {Kind.INTERNAL, Kind.EXECUTION_FAILED, Kind.OUT_OF_MEMORY}:
+            headers = self.exchange.headers
+            context = {
+                "target_model": headers.get(TARGET_MODEL, ""),
+                "inference_id": headers.get("x-amzn-sagemaker-inference-id", ""),
+            }
+            _log.error("%s", error, extra={key: value for key, value in context.items() if value})
+        attributes = self.exchange.headers.get(CUSTOM_ATTRIBUTES)
+        extra = b"" if attributes is None else answers.custom_attributes(attributes)
+        status, headers_block, body = answers.error(error, self.flavor.value)
+        self.exchange.respond(status, headers_block + extra, (body,))
+
+    def not_ready(self, name: str) -> None:
+        """The model still loads; the Runtime API answers so that the client may try again."""
+        status, headers, body = answers.runtime_error(
+            "ModelNotReadyException", f"Model '{name}' is still being downloaded or loaded; try again"
+        )
+        self.exchange.respond(status, headers, (body,))

@@ -1,0 +1,146 @@
+"""Statistics → Prometheus text, on the same port. A Flask blueprint; the numbers are read on the event loop.
+
+Inference counters carry Triton's names and labels, so that dashboards made for it go on working; what a multi-model
+cache adds is named `mme_…`. Nothing is counted here: the collector turns the engine's counters into families when
+somebody scrapes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flask import Blueprint, Response
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from serve.stats import FAILURE_REASONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from container.on_loop import OnLoop
+    from container.service import Service
+    from container.views import View
+    from serve.engine import Engine
+    from serve.stats import ModelStats
+
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_DURATIONS = {
+    "nv_inference_request_duration_us": "success",
+    "nv_inference_queue_duration_us": "queue",
+    "nv_inference_compute_input_duration_us": "compute_input",
+    "nv_inference_compute_infer_duration_us": "compute_infer",
+    "nv_inference_compute_output_duration_us": "compute_output",
+}
+
+
+def blueprint(service: Service, on_loop: OnLoop, _hot: View) -> Blueprint:
+    """/metrics over a service."""
+    routes = Blueprint("metrics", __name__)
+    registry = CollectorRegistry()
+    registry.register(_Collector(service.engine))
+
+    def metrics() -> Response:
+        return Response(on_loop.call(generate_latest, registry), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    routes.add_url_rule("/metrics", "metrics", metrics)
+    return routes
+
+
+class _Collector:
+    """Families from the engine's counters."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family; called on the loop."""
+        yield from self._inference()
+        yield self._batch_sizes()
+        yield from self._cache()
+        yield from self._memory()
+
+    def _models(self) -> list[tuple[list[str], ModelStats]]:
+        return [([name, str(version)], stats) for (name, version), stats in sorted(self._engine.stats.items())]
+
+    def _inference(self) -> Iterator[Metric]:
+        """Triton's counters. Their names lack Prometheus's `_total`, so they are written as untyped."""
+        success = Metric("nv_inference_request_success", "Successful requests", "unknown")
+        failure = Metric("nv_inference_request_failure", "Failed requests, by reason", "unknown")
+        count = Metric("nv_inference_count", "Inferences: batch elements", "unknown")
+        executions = Metric("nv_inference_exec_count", "Executions: batches", "unknown")
+        durations = {name: Metric(name, "Microseconds, cumulative", "unknown") for name in _DURATIONS}
+        for (model, version), stats in self._models():
+            labels = {"model": model, "version": version}
+            success.add_sample(success.name, labels, stats.success.count)
+            count.add_sample(count.name, labels, stats.inference_count)
+            executions.add_sample(executions.name, labels, stats.execution_count)
+            for reason in FAILURE_REASONS:
+                failure.add_sample(failure.name, {**labels, "reason": reason}, stats.failures[reason])
+            for name, field in _DURATIONS.items():
+                durations[name].add_sample(name, labels, getattr(stats, field).ns / 1000)
+        yield from (success, failure, count, executions, *durations.values())
+        pending = GaugeMetricFamily(
+            "nv_inference_pending_request_count", "Requests waiting for execution", labels=["model", "version"]
+        )
+        for name, model_now in self._engine.resident_models():
+            pending.add_metric([name, str(model_now.version)], model_now.queued)
+        yield pending
+
+    def _batch_sizes(self) -> Metric:
+        family = HistogramMetricFamily(
+            "mme_batch_size", "Batch elements of each execution", labels=["model", "version"]
+        )
+        for labels, stats in self._models():
+            sizes = {size: batch.compute_infer.count for size, batch in stats.batches.items()}
+            buckets = [
+                (str(float(bound)), float(sum(count for size, count in sizes.items() if size <= bound)))
+                for bound in _BATCH_SIZES
+            ]
+            total = sum(sizes.values())
+            buckets.append(("+Inf", float(total)))
+            family.add_metric(labels, buckets, sum(size * count for size, count in sizes.items()))
+        return family
+
+    def _cache(self) -> Iterator[Metric]:
+        counters = {
+            field: CounterMetricFamily(f"mme_{name}", text, labels=["model"])
+            for field, name, text in (
+                ("hits", "model_cache_hits", "Requests that found their model in memory"),
+                ("misses", "model_cache_misses", "Requests that waited for a load"),
+                ("loads", "model_loads", "Loads"),
+                ("load_failures", "model_load_failures", "Loads that failed"),
+                ("evictions", "model_evictions", "Times the model left memory to make room for another"),
+            )
+        }
+        seconds = {
+            field: CounterMetricFamily(f"mme_model_{field}_seconds", text, labels=["model"])
+            for field, text in (
+                ("download", "Fetching and unpacking"),
+                ("load", "Loading, without the download"),
+                ("unload", "Unloading"),
+            )
+        }
+        for name, stats in sorted(self._engine.target_stats.items()):
+            for field, family in counters.items():
+                family.add_metric([name], getattr(stats, field))
+            for field, family in seconds.items():
+                family.add_metric([name], getattr(stats, field).ns / 1e9)
+        yield from counters.values()
+        yield from seconds.values()
+
+    def _memory(self) -> Iterator[Metric]:
+        cache = self._engine.cache
+        yield GaugeMetricFamily("mme_loaded_models", "Models in memory (LoadedModelCount)", cache.resident_count)
+        model = GaugeMetricFamily("mme_model_memory_bytes", "Measured bytes of a model", labels=["model", "kind"])
+        for entry in cache.entries.values():
+            if entry.resident is not None:
+                model.add_metric([entry.name, "host"], entry.footprint.host)
+                model.add_metric([entry.name, "device"], entry.footprint.device)
+        yield model
+        for what, footprint in (("budget", cache.budget), ("used", cache.used())):
+            family = GaugeMetricFamily(f"mme_memory_{what}_bytes", f"Memory {what} for models", labels=["kind"])
+            family.add_metric(["host"], footprint.host)
+            family.add_metric(["device"], footprint.device)
+            yield family

@@ -1,0 +1,104 @@
+"""SageMaker's container contract: the routes beside inference. A Flask blueprint; views run on the server's threads.
+
+GET    /models                  list, 100 a page, continued by next_page_token
+POST   /models                  load: {"model_name", "url"}
+GET    /models/{name}           one model
+DELETE /models/{name}           unload; answered when the memory was given back
+GET    /execution-parameters    for batch transform
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TYPE_CHECKING, Any
+
+from flask import Blueprint, Response, request
+
+from container.infer_routes import TARGET_MODEL
+from container.views import json_answer, json_body
+from model_handlers.errors import invalid_argument
+
+if TYPE_CHECKING:
+    from container.on_loop import OnLoop
+    from container.service import Service
+    from container.views import View
+
+PAGE = 100  # models in one answer, what SageMaker's own containers send
+
+
+def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
+    """The routes over a service; `hot` answers the inference ones."""
+    routes = Blueprint("sagemaker", __name__)
+    engine = service.engine
+
+    def list_models() -> Response:
+        after = _token_name(request.args.get("next_page_token", ""))
+        return json_answer(page(on_loop.call(engine.registered), after))
+
+    def load_model() -> Response:
+        document = json_body(required=True)
+        name, url = _text(document, "model_name"), _text(document, "url")
+        on_loop.run(engine.load(name, url, request.headers.get(TARGET_MODEL, "")))
+        return json_answer(_described(name, url))
+
+    def get_model(name: str) -> Response:
+        return json_answer(_described(name, on_loop.call(engine.url, name)))
+
+    def unload_model(name: str) -> Response:
+        on_loop.run(engine.unload(name))
+        return json_answer({})
+
+    def execution_parameters() -> Response:
+        settings = service.settings
+        return json_answer(
+            {
+                "MaxConcurrentTransforms": settings.max_concurrent_transforms,
+                "BatchStrategy": settings.batch_strategy,
+                "MaxPayloadInMB": settings.max_payload_in_mb,
+            }
+        )
+
+    routes.add_url_rule("/ping", "ping", hot, methods=["GET", "POST"])
+    routes.add_url_rule("/invocations", "invocations", hot, methods=["POST"])
+    routes.add_url_rule("/models/<path:name>/invoke", "invoke", hot, methods=["POST"])
+    routes.add_url_rule("/models", "list_models", list_models)
+    routes.add_url_rule("/models", "load_model", load_model, methods=["POST"])
+    routes.add_url_rule("/models/<path:name>", "get_model", get_model)
+    routes.add_url_rule("/models/<path:name>", "unload_model", unload_model, methods=["DELETE"])
+    routes.add_url_rule("/execution-parameters", "execution_parameters", execution_parameters)
+    return routes
+
+
+def page(models: list[tuple[str, str]], after: str) -> dict[str, Any]:
+    """The models behind the name `after`, at most `PAGE` of them, and the token for the rest if there is any.
+
+    The token carries the last name shown, so that models which come and go between two pages shift nothing.
+    """
+    rest = [(name, url) for name, url in models if name > after]
+    document: dict[str, Any] = {"models": [_described(name, url) for name, url in rest[:PAGE]]}
+    if len(rest) > PAGE:
+        document["nextPageToken"] = base64.urlsafe_b64encode(rest[PAGE - 1][0].encode()).decode()
+    return document
+
+
+def _token_name(token: str) -> str:
+    try:
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        raise invalid_argument(
+            f"next_page_token '{token[:100]}' is none that this server gave out; start without one"
+        ) from None
+
+
+def _described(name: str, url: str) -> dict[str, str]:
+    return {"modelName": name, "modelUrl": url}
+
+
+def _text(document: dict[str, Any], key: str) -> str:
+    value = document.get(key)
+    if not isinstance(value, str) or not value:
+        raise invalid_argument(
+            f'the body must name \'{key}\', as in {{"model_name": "bert", "url": "/opt/ml/models/bert/model"}}'
+        )
+    return value

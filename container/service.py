@@ -1,0 +1,111 @@
+"""Settings → a running engine: which models come from where, what is loaded at start, when /ping is healthy.
+
+Lives on the event loop. The HTTP side, ours or Flask's, is handed `routes` and `engine`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from container.infer_routes import InferRoutes
+from container.settings import Mode, PingMode, Settings, choose_single_model
+from model_handlers import devices
+from model_handlers.base import Footprint
+from model_handlers.errors import Kind, MmeError
+from serve.engine import Engine, EngineOptions
+
+if TYPE_CHECKING:
+    from container.settings import MemoryBudget
+
+_log = logging.getLogger("mme.service")
+_HOST_SHARE = 0.8  # of the host's memory, when no budget is set: the rest is for us, the page cache and batches
+_DEVICE_SHARE = 0.9
+
+
+class Service:
+    """Everything behind HTTP, made from settings."""
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self.settings = settings
+        self.engine = Engine(engine_options(settings), loop)
+        self._start_models: tuple[str, ...] = settings.load_models
+        default_model = ""
+        if settings.mode is Mode.SINGLE:
+            default_model, _ = choose_single_model(settings.model_dir, settings.default_model_name)
+            self._start_models = (default_model,)
+        self.routes = InferRoutes(
+            self.engine,
+            default_model=default_model,
+            starting=settings.ping_mode is PingMode.READY and settings.mode is not Mode.PLATFORM,
+            max_body=settings.max_body_bytes,
+            patience=settings.request_timeout,
+        )
+        self._loading: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to load the start-up models; the server accepts requests meanwhile."""
+        budget = self.engine.options.budget
+        _log.info(
+            "serving in %s mode, memory budget %.0f MB on the host, %.0f MB on GPUs",
+            self.settings.mode.value,
+            budget.host / 1e6,
+            budget.device / 1e6,
+        )
+        self._loading = asyncio.get_running_loop().create_task(self._load_start_models())
+
+    async def _load_start_models(self) -> None:
+        names = self._start_models
+        if self.settings.mode is Mode.REPOSITORY and not names:
+            names = tuple(await asyncio.get_running_loop().run_in_executor(None, self.engine.find_all))
+        results = await asyncio.gather(*(self._load(name) for name in names))
+        if all(results):
+            self.routes.starting = False
+
+    async def _load(self, name: str) -> bool:
+        try:
+            await self.engine.load(self.engine.canonical(name))
+        except MmeError as error:
+            if error.kind is Kind.ALREADY_EXISTS:  # a request was quicker
+                return True
+            _log.error("start-up model '%s' did not load: %s", name, error, extra={"target_model": name})
+            return False
+        return True
+
+    @property
+    def ready(self) -> bool:
+        """Whether every start-up model is there and we are not on our way out."""
+        return not self.routes.draining and not self.routes.starting
+
+    async def close(self) -> None:
+        """Give everything back."""
+        if self._loading is not None:
+            self._loading.cancel()
+        await self.engine.close()
+
+
+def engine_options(settings: Settings) -> EngineOptions:
+    """The engine's options out of the operator's settings."""
+    repository = settings.model_dir if settings.mode is Mode.SINGLE else settings.model_repository
+    return EngineOptions(
+        budget=Footprint(
+            _budget(settings.memory_budget, devices.host_memory(), _HOST_SHARE),
+            _budget(settings.gpu_memory_budget, devices.device_memory(), _DEVICE_SHARE),
+        ),
+        cache_directory=settings.cache_dir,
+        evicts=settings.mode is not Mode.PLATFORM,
+        store=settings.model_store if settings.mode is Mode.STORE else "",
+        repository=repository,
+        load_threads=settings.load_threads,
+        load_patience=settings.load_timeout,
+        drain_patience=settings.drain_seconds,
+        inline_ns=settings.inline_microseconds * 1000,
+        require_gpu=settings.require_gpu,
+    )
+
+
+def _budget(setting: MemoryBudget, available: int, default_share: float) -> int:
+    if setting is None:
+        return int(available * default_share)
+    return int(available * setting) if isinstance(setting, float) else setting

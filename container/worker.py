@@ -1,0 +1,155 @@
+"""The gunicorn worker: one event loop that owns the engine and answers inference, and Flask on threads for the rest.
+
+Gunicorn's master keeps us alive: it starts us, restarts us when we die, and kills us when our loop stands still. The
+loop tells it so once a second by `notify`, which touches a file. Signals arrive on the loop: SIGTERM drains, SIGINT
+and SIGQUIT end at once.
+
+Two pools of threads serve Flask. Requests that change something (load, unload) may take minutes and have a pool of
+their own, so that however many loads are under way, a GET is answered at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+from gunicorn.workers.base import Worker
+
+from container.app import make_app
+from container.http1 import Http1Server, Limits
+from container.on_loop import OnLoop
+from container.service import Service
+from container.settings import Settings
+from container.wsgi import call_application
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flask import Flask
+
+    from container.http1 import Exchange
+
+_log = logging.getLogger("mme.worker")
+_SWITCH_INTERVAL = 0.0005  # seconds; a lane's thread must not keep the loop waiting for Python's default of 5 ms
+_NOTIFY_SECONDS = 1.0
+_READ_THREADS = 8
+_CHANGE_THREADS = 256  # idle ones cost nothing; each load or unload under way holds one
+
+
+class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
+    """One process, one loop, one engine."""
+
+    _graceful = True
+
+    def load_wsgi(self) -> None:
+        """The application is made on the loop, where its engine lives."""
+
+    def init_signals(self) -> None:
+        """Back to defaults until the loop takes them over: the master's handlers are not ours."""
+        for number in self.SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+    def run(self) -> None:
+        """Serve until told to stop; gunicorn calls this once."""
+        sys.setswitchinterval(_SWITCH_INTERVAL)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            loop.add_signal_handler(number, self._stop_asked, number, stop)
+        loop.add_signal_handler(signal.SIGUSR1, self.log.reopen_files)
+        settings = Settings.from_environ(os.environ)
+        service = Service(settings, loop)
+        front = _Front(service, loop)
+        http = Http1Server(front.handle, http_limits(settings), loop)
+        listeners = [await loop.create_server(http.protocol_factory, sock=sock.sock) for sock in self.sockets]
+        service.start()
+        # What start-up left behind lives as long as we do: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+        await self._beat_until(stop)
+        service.routes.draining = True
+        for listener in listeners:
+            listener.close()
+        http.drain()
+        seconds = settings.drain_seconds if self._graceful else 0.0
+        if not await self._drained(http, seconds):
+            _log.warning("%d requests were not answered within %.0f s", http.in_flight, seconds)
+            http.abort()
+        front.close()
+        await service.close()
+
+    def _stop_asked(self, number: int, stop: asyncio.Event) -> None:
+        self._graceful = number == signal.SIGTERM
+        self.alive = False
+        stop.set()
+
+    async def _beat_until(self, stop: asyncio.Event) -> None:
+        """Tell the master that the loop turns; stop when asked to, or when the master is gone."""
+        while not stop.is_set():
+            self.notify()
+            if self.ppid != os.getppid():
+                _log.error("the master process is gone; stopping")
+                self._stop_asked(signal.SIGTERM, stop)
+            try:
+                async with asyncio.timeout(_NOTIFY_SECONDS):
+                    await stop.wait()
+            except TimeoutError:
+                continue
+
+    async def _drained(self, http: Http1Server, seconds: float) -> bool:
+        """Wait for the last answers, and keep the master informed meanwhile."""
+        closing = asyncio.ensure_future(http.wait_closed(seconds))
+        while not closing.done():
+            self.notify()
+            await asyncio.wait([closing], timeout=_NOTIFY_SECONDS)
+        return closing.result()
+
+
+def http_limits(settings: Settings) -> Limits:
+    """The HTTP server's limits out of the operator's settings."""
+    return Limits(
+        body=settings.max_body_bytes,
+        header_timeout=settings.header_timeout,
+        body_timeout=settings.body_timeout,
+        idle_timeout=settings.idle_timeout,
+    )
+
+
+class _Front:
+    """Hands each request to the loop's routes or to Flask."""
+
+    def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+        self._dispatch: Callable[[Any], bool] = service.routes.dispatch
+        self._loop = loop
+        self._app: Flask = make_app(service, OnLoop(loop))
+        self._readers = ThreadPoolExecutor(_READ_THREADS, "flask-read")
+        self._changers = ThreadPoolExecutor(_CHANGE_THREADS, "flask-change")
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer an inference request on the loop, have Flask answer any other on a thread."""
+        if self._dispatch(exchange):
+            return
+        pool = self._readers if exchange.method in {"GET", "HEAD"} else self._changers
+        answer = pool.submit(call_application, self._app, exchange)
+        answer.add_done_callback(lambda done: self._loop.call_soon_threadsafe(_respond, exchange, done.result()))
+
+    def close(self) -> None:
+        """Let the threads go; what they still wait for is cancelled with the engine."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._changers.shutdown(wait=False, cancel_futures=True)
+
+
+def _respond(exchange: Exchange, answer: tuple[int, bytes, bytes]) -> None:
+    status, headers, body = answer
+    exchange.respond(status, headers, (body,))

@@ -1,0 +1,343 @@
+"""The engine: load, unload, infer, index. Composition, no policy.
+
+It ties together where models come from (`target.Source`), who is in memory (`model_cache`) and who executes
+(`model`). Every method is called on the event loop; `on_loop` of the container brings callers from other threads here.
+
+*Registered* and *resident* are two things: a registered model that was evicted answers its next request after a
+reload; it is never unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from model_handlers.errors import Kind, MmeError, invalid_argument
+from serve.artifacts import Artifacts
+from serve.lifecycle import State
+from serve.model_cache import Entry, ModelCache
+from serve.repository import list_models
+from serve.stats import ModelStats, TargetStats
+from serve.store import open_store
+from serve.target import Archived, InRepository, ModelLoader, PreparedTarget, Source, Target, Unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from model_handlers.base import Footprint
+    from serve.model import Model
+    from serve.request import InferenceRequest, LoadReport
+
+_log = logging.getLogger("mme.engine")
+_LOADER_NICENESS = 10
+_FORBIDDEN_ROOTS = tuple(Path(root) for root in ("/dev", "/proc", "/sys"))
+ARCHIVE_SUFFIX = ".tar.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How the engine is to behave.
+
+    Attributes:
+        budget: memory for all models together.
+        cache_directory: where unpacked archives live.
+        evicts: whether we make room ourselves; False where a platform manages the models.
+        store: URI of the archives that requests may name, or "".
+        repository: folder of models that requests may name, or None.
+        load_threads: loads and unloads at a time.
+        load_patience: seconds that anybody waits for a load.
+        drain_patience: seconds that an unload waits for requests under way.
+        inline_ns: executions expected to take at most this long run on the event loop.
+        require_gpu: whether KIND_GPU without a GPU is an error.
+    """
+
+    budget: Footprint
+    cache_directory: Path
+    evicts: bool = True
+    store: str = ""
+    repository: Path | None = None
+    load_threads: int = 2
+    load_patience: float = 350.0
+    drain_patience: float = 25.0
+    inline_ns: int = 200_000
+    require_gpu: bool = False
+
+
+class Engine:
+    """All models of one server process. Made and used on one event loop."""
+
+    def __init__(self, options: EngineOptions, loop: asyncio.AbstractEventLoop) -> None:
+        self.options = options
+        self.stats: dict[tuple[str, int], ModelStats] = {}
+        self._artifacts = Artifacts(open_store(options.store), options.cache_directory) if options.store else None
+        # Twice the load threads: an unload must not queue behind the downloads it would make room for.
+        self._pool = ThreadPoolExecutor(2 * options.load_threads, "load", initializer=_lower_priority)
+        loader = ModelLoader(loop, self.stats, inline_ns=options.inline_ns, require_gpu=options.require_gpu)
+        self.cache: ModelCache[PreparedTarget, Target] = ModelCache(
+            loader, options.budget, self._pool, evicts=options.evicts, drain_patience=options.drain_patience
+        )
+        self.target_stats: dict[str, TargetStats] = {}
+        self._aliases: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.cache!r}>"
+
+    # -- inference -----------------------------------------------------------------------------------------------
+
+    def submit(self, name: str, version: int | None, request: InferenceRequest) -> bool:
+        """Accept a request for a model in memory; False if the model is not there, and nothing happened.
+
+        Once accepted, the request is resolved exactly once, later, on the loop.
+
+        Raises:
+            MmeError: the request was not accepted.
+        """
+        entry = self.cache.lease(name)
+        if entry is None:
+            return False
+        self._submit_leased(entry, version, request)
+        return True
+
+    async def submit_cold(self, name: str, version: int | None, request: InferenceRequest) -> LoadReport:
+        """Accept a request for any model, loading the model first; see `submit`.
+
+        Raises:
+            MmeError: UNKNOWN_MODEL, or why it can't be loaded, or why the request does not fit it.
+        """
+        entry, report = await self._acquire(name)
+        self._submit_leased(entry, version, request)
+        return report
+
+    def _submit_leased(self, entry: Entry[Target], version: int | None, request: InferenceRequest) -> None:
+        try:
+            request.lease = entry
+            entry.leased().version(version).submit(request)
+        except BaseException:
+            request.lease = None
+            entry.release()
+            raise
+
+    async def _acquire(self, name: str) -> tuple[Entry[Target], LoadReport]:
+        entry = self._entry(name)
+        try:
+            async with asyncio.timeout(self.options.load_patience):
+                return entry, await self.cache.acquire(entry)
+        except TimeoutError:
+            raise MmeError(
+                Kind.UNAVAILABLE,
+                f"model '{name}' did not load within {self.options.load_patience:.0f} s; "
+                "its load goes on, try again later",
+            ) from None
+        except MmeError as error:
+            if error.kind is Kind.UNKNOWN_MODEL:
+                self.cache.forget(entry)
+            raise
+
+    # -- the registered models -----------------------------------------------------------------------------------
+
+    def canonical(self, name: str) -> str:
+        """The registered name that a client means: aliases resolved, a store's archives with or without suffix."""
+        if name in self.cache.entries:
+            return name
+        if name in self._aliases:
+            return self._aliases[name]
+        if self._artifacts is not None and not name.endswith(ARCHIVE_SUFFIX):
+            return name + ARCHIVE_SUFFIX
+        return name
+
+    def check_alias(self, name: str, alias: str) -> None:
+        """Refuse a request that names one model in its path and another in its header.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT.
+        """
+        if alias != name and self._aliases.get(alias) != name:
+            raise invalid_argument(
+                f"X-Amzn-SageMaker-Target-Model is '{alias}', which is not the target model that '{name}' was loaded as"
+            )
+
+    async def load(self, name: str, url: str = "", alias: str = "") -> None:
+        """Register a model and load it.
+
+        Args:
+            name: the name to register.
+            url: a folder with the unpacked model, or an archive; "" for a model that store or repository has.
+            alias: another name that requests may use, or "".
+
+        Raises:
+            MmeError: ALREADY_EXISTS when it is loaded or being loaded; else why it can't be loaded, and then it is not
+                registered either.
+        """
+        known = self.cache.entries.get(name)
+        if known is not None and not known.abandoned and known.state in {State.READY, State.LOADING}:
+            raise MmeError(Kind.ALREADY_EXISTS, f"model '{name}' is already loaded; unload it first to load it anew")
+        entry = self._registered(name, _source(url) if url else self._find(name))
+        if alias and alias != name:
+            self._aliases[alias] = name
+        try:
+            await self.cache.load(entry)
+        except MmeError:
+            self._drop(entry)
+            raise
+
+    async def reload(self, name: str) -> None:
+        """Load a model anew: what is in memory goes first.
+
+        Raises:
+            MmeError: why it can't be loaded.
+        """
+        known = self.cache.entries.get(name)
+        if known is not None and not known.abandoned and known.state is State.READY:
+            await self.cache.unload(known)
+        await self.load(name)
+
+    async def unload(self, name: str) -> None:
+        """Unregister a model; return when its memory was given back.
+
+        Raises:
+            MmeError: UNKNOWN_MODEL when it is not registered.
+        """
+        entry = self.cache.entries.get(name)
+        if entry is None or entry.abandoned:
+            raise _unknown(name)
+        await self.cache.unload(entry)
+        if entry.abandoned:
+            self._drop(entry)
+
+    def registered(self) -> list[tuple[str, str]]:
+        """(name, url) of every registered model, by name: those in memory, and those that we put out of it."""
+        return sorted(
+            (entry.name, entry.source.url) for entry in self.cache.entries.values() if self.is_ready(entry.name)
+        )
+
+    def url(self, name: str) -> str:
+        """Where a registered model came from.
+
+        Raises:
+            MmeError: UNKNOWN_MODEL.
+        """
+        for known, url in self.registered():
+            if known == name:
+                return url
+        raise _unknown(name)
+
+    @contextlib.asynccontextmanager
+    async def leased(self, name: str, version: int | None = None) -> AsyncIterator[Model]:
+        """The model, in memory for as long as the context lasts; it is loaded if need be."""
+        entry, _ = await self._acquire(name)
+        try:
+            yield entry.leased().version(version)
+        finally:
+            entry.release()
+
+    def versions(self, name: str) -> list[int]:
+        """The served versions of a model, [] if it is not in memory."""
+        entry = self.cache.entries.get(name)
+        return sorted(entry.resident.versions) if entry is not None and entry.resident is not None else []
+
+    def is_ready(self, name: str, version: int | None = None) -> bool:
+        """Whether a request would be answered: in memory, or put out of it by us and back with the next request."""
+        entry = self.cache.entries.get(name)
+        if entry is None or entry.abandoned or entry.state is State.LOADING:
+            return False
+        if entry.resident is None:
+            return entry.evicted
+        return version is None or version in entry.resident.versions
+
+    def resident_models(self) -> Iterator[tuple[str, Model]]:
+        """Every version of every model in memory."""
+        for entry in self.cache.entries.values():
+            if entry.resident is not None:
+                for model in entry.resident.versions.values():
+                    yield entry.name, model
+
+    def index(self) -> Iterator[dict[str, str]]:
+        """The repository index: every registered model with its state and, if it is not ready, why."""
+        for entry in list(self.cache.entries.values()):
+            if entry.state is State.READY and entry.resident is not None:
+                for version in sorted(entry.resident.versions):
+                    yield {"name": entry.name, "version": str(version), "state": entry.state.value}
+            else:
+                row = {"name": entry.name, "state": entry.state.value, "reason": entry.reason}
+                yield {key: value for key, value in row.items() if value}
+
+    def find_all(self) -> list[str]:
+        """Every name that store or repository offers. Blocks on disk or network: not for the loop."""
+        if self._artifacts is not None:
+            return [stored.name for stored in self._artifacts.store.list()]
+        return list_models(self.options.repository) if self.options.repository is not None else []
+
+    async def close(self) -> None:
+        """Unload everything and end the threads."""
+        await self.cache.close()
+        self._pool.shutdown(wait=True)
+
+    # -- where models come from ----------------------------------------------------------------------------------
+
+    def _entry(self, name: str) -> Entry[Target]:
+        """The entry of a name, registering what store or repository has under it."""
+        entry = self.cache.entries.get(name)
+        if entry is not None and not (entry.abandoned and isinstance(entry.source, Unpacked)):
+            return entry
+        return self._registered(name, self._find(name))
+
+    def _find(self, name: str) -> Source:
+        """Where a name that nobody gave a url for would come from."""
+        if self._artifacts is not None:
+            return Archived(self._artifacts, name)
+        if self.options.repository is not None and _is_plain(name) and (self.options.repository / name).is_dir():
+            return InRepository(self.options.repository / name)
+        raise _unknown(name)
+
+    def _registered(self, name: str, source: Source) -> Entry[Target]:
+        entry = self.cache.entries.get(name)
+        if entry is None:
+            return self.cache.add(name, source, self.target_stats.setdefault(name, TargetStats()))
+        entry.source = source
+        return entry
+
+    def _drop(self, entry: Entry[Target]) -> None:
+        self.cache.forget(entry)
+        if isinstance(entry.source, Archived):
+            entry.source.artifacts.discard(entry.source.name)
+        for alias in [alias for alias, name in self._aliases.items() if name == entry.name]:
+            del self._aliases[alias]
+
+
+def _source(url: str) -> Source:
+    """What a load request's url means: a folder, or an archive in S3 or on disk."""
+    if url.startswith("s3://"):
+        raise invalid_argument(f"url '{url}' is not a folder of this container; serve S3 archives with --model-store")
+    path = Path(url)
+    if not path.is_absolute() or ".." in path.parts:
+        raise invalid_argument(f"url '{url}' must be an absolute path without '..', like /opt/ml/models/<name>/model")
+    resolved = path.resolve()
+    if any(resolved.is_relative_to(root) for root in _FORBIDDEN_ROOTS):
+        raise invalid_argument(f"url '{url}' points into a system folder; models live under /opt/ml/models")
+    if not resolved.is_dir():
+        raise invalid_argument(f"url '{url}' is not a folder; the platform unpacks the archive there before it loads")
+    return Unpacked(resolved, url)
+
+
+def _is_plain(name: str) -> bool:
+    return bool(name) and "/" not in name and name not in {".", ".."} and "\0" not in name
+
+
+def _unknown(name: str) -> MmeError:
+    return MmeError(Kind.UNKNOWN_MODEL, f"Request for unknown model: '{name}' is not found")
+
+
+def _lower_priority() -> None:
+    """Loads and unloads leave the cores to inference; nice is per thread on Linux.
+
+    Only root may raise a priority again, which the threads that a framework starts for a model need.
+    """
+    if os.geteuid() == 0:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOADER_NICENESS)

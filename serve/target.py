@@ -1,0 +1,268 @@
+"""A target model in memory: what one archive or one repository folder turned into, all its served versions.
+
+`ModelLoader` runs on load threads: it fetches, opens and loads, and measures what that took. Measuring means that one
+model at a time is loaded into this process: two at once could not be told apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from model_handlers import devices
+from model_handlers.base import Footprint, Handler
+from model_handlers.config import InstanceGroup, ModelConfig
+from model_handlers.errors import Kind, MmeError
+from model_handlers.registry import find_backend, handler_for
+from model_handlers.tensor import BYTES
+from serve.model import Model
+from serve.repository import ModelDirectory, open_model, open_target
+from serve.stats import ModelStats
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from model_handlers.base import Device
+    from serve.artifacts import Artifacts
+
+_log = logging.getLogger("mme.load")
+_THREADS = Path("/proc/self/task")
+
+
+class Target:
+    """The loaded versions of one target model.
+
+    Attributes:
+        name: the name it is served under.
+        versions: version number → model.
+    """
+
+    def __init__(self, name: str, versions: dict[int, Model]) -> None:
+        self.name = name
+        self.versions = versions
+        self.latest = versions[max(versions)]
+
+    def __repr__(self) -> str:
+        return f"<Target {self.name}: versions {sorted(self.versions)}>"
+
+    def version(self, number: int | None) -> Model:
+        """One version, the latest if none is named.
+
+        Raises:
+            MmeError: UNKNOWN_VERSION.
+        """
+        if number is None:
+            return self.latest
+        model = self.versions.get(number)
+        if model is None:
+            raise MmeError(
+                Kind.UNKNOWN_VERSION,
+                f"Request for unknown model: '{self.name}' version {number} is not found; "
+                f"served versions are {', '.join(map(str, sorted(self.versions)))}",
+            )
+        return model
+
+    def start(self) -> None:
+        """Start every version's lanes."""
+        for model in self.versions.values():
+            model.start()
+
+    def refuse_waiting(self) -> None:
+        """Tell everybody who waits for any version."""
+        for model in self.versions.values():
+            model.refuse_waiting()
+
+    def close(self) -> None:
+        """Give all memory back to the system."""
+        for model in self.versions.values():
+            model.close()
+        devices.trim_host_memory()
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """A source: an archive in a store, by its name there."""
+
+    artifacts: Artifacts
+    name: str
+
+    @property
+    def url(self) -> str:
+        """As a person would write it."""
+        return f"{self.artifacts.store.uri.rstrip('/')}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """A source: a folder that somebody else unpacked. `url` is what they called it."""
+
+    path: Path
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class InRepository:
+    """A source: a model's folder in a repository of several, which its configuration must be named after."""
+
+    path: Path
+
+    @property
+    def url(self) -> str:
+        """The folder."""
+        return str(self.path)
+
+
+Source = Archived | Unpacked | InRepository
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTarget:
+    """A model's files, found and understood. See `model_cache.Prepared`."""
+
+    directory: ModelDirectory
+    handler: type[Handler]
+    identity: str
+    estimate: Footprint
+    download_ns: int
+
+
+class ModelLoader:
+    """Fetches, opens and loads. All methods run on load threads.
+
+    Args:
+        loop: the event loop that the models will serve.
+        stats: (name, version) → counters that outlive a model's stay in memory.
+        inline_ns: see `Model`.
+        require_gpu: whether KIND_GPU without a GPU is an error.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        stats: dict[tuple[str, int], ModelStats],
+        *,
+        inline_ns: int = 0,
+        require_gpu: bool = False,
+    ) -> None:
+        self._loop = loop
+        self._stats = stats
+        self._inline_ns = inline_ns
+        self._require_gpu = require_gpu
+        self._measuring = threading.Lock()
+
+    def prepare(self, name: str, source: Source, cancelled: Callable[[], bool]) -> PreparedTarget:
+        """Fetch the archive, if it is one, and understand what is in it."""
+        began = time.perf_counter_ns()
+        download_ns = 0
+        if isinstance(source, Archived):
+            artifact = source.artifacts.fetch(source.name, cancelled)
+            directory, identity = open_target(artifact.path, name), artifact.etag
+            if artifact.downloaded:
+                download_ns = time.perf_counter_ns() - began
+        elif isinstance(source, InRepository):
+            directory, identity = open_model(source.path, name), str(source.path)
+        else:
+            directory, identity = open_target(source.path, name), str(source.path)
+        backend = find_backend(directory.config.backend, directory.config.platform, name)
+        handler = handler_for(backend, name)
+        estimate = Footprint(host=int(directory.size() * handler.estimate_factor))
+        return PreparedTarget(directory, handler, identity, estimate, download_ns)
+
+    def load(self, prepared: PreparedTarget) -> tuple[Target, Footprint]:
+        """Load every selected version on its devices, warm it up, and measure."""
+        directory = prepared.directory
+        loaded: dict[int, Model] = {}
+        with self._measuring:
+            threads = _threads()
+            before = Footprint(devices.private_memory(), devices.device_memory_used())
+            try:
+                for version in directory.versions:
+                    loaded[version] = self._load_version(prepared, version)
+            except BaseException:
+                for model in loaded.values():
+                    model.close()
+                raise
+            _restore_priority(threads)
+            taken = Footprint(devices.private_memory(), devices.device_memory_used()) - before
+        # A heap page that an unloaded model left behind may be used again without being seen: never less than the file.
+        return Target(directory.name, loaded), Footprint(max(taken.host, directory.size()), max(taken.device, 0))
+
+    def _load_version(self, prepared: PreparedTarget, version: int) -> Model:
+        directory = prepared.directory
+        model_file = directory.model_file(version)
+        config = directory.config
+        by_device: dict[Device, Handler] = {}
+        lanes: list[tuple[str, Handler]] = []
+        try:
+            for lane, device in self._lanes(prepared):
+                handler = by_device.get(device)
+                if handler is None:
+                    handler = by_device[device] = prepared.handler.load(config, model_file, device)
+                    config = handler.config
+                    _warm_up(handler)
+                lanes.append((lane, handler))
+            stats = self._stats.setdefault((directory.name, version), ModelStats())
+            return Model(directory.name, version, lanes, stats, self._loop, self._inline_ns)
+        except BaseException:
+            for handler in by_device.values():
+                handler.close()
+            raise
+
+    def _lanes(self, prepared: PreparedTarget) -> list[tuple[str, Device]]:
+        """Name and device of every lane, as the instance groups ask."""
+        name = prepared.directory.name
+        groups = prepared.directory.config.instance_groups or (InstanceGroup(name),)
+        return [
+            (f"{group.name}_{index}", device)
+            for group in groups
+            for index, device in enumerate(
+                devices.place(group, name, gpu_capable=prepared.handler.gpu_capable(), require_gpu=self._require_gpu)
+            )
+        ]
+
+
+def _threads() -> set[int]:
+    return {int(entry.name) for entry in _THREADS.iterdir()}
+
+
+def _restore_priority(before: set[int]) -> None:
+    """Threads that a framework started for the model inherited the loader's low priority; they do not execute at it."""
+    for thread in _threads() - before:
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            os.setpriority(os.PRIO_PROCESS, thread, 0)
+
+
+def _warm_up(handler: Handler) -> None:
+    """Execute once with zeros, so that the first request finds buffers allocated and the footprint counts them.
+
+    A model may refuse zeros; that is no reason to refuse the model.
+    """
+    if not handler.inline:  # code of the model's author: it is not ours to call with made-up data
+        return
+    config = handler.config
+    try:
+        handler.execute(_zeros(config), [spec.name for spec in config.outputs])
+    except MmeError as error:
+        _log.debug("warm-up with zeros failed: %s", error, extra={"target_model": config.name})
+
+
+def _zeros(config: ModelConfig) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
+    """One element of every input, variable dimensions at 1."""
+    zeros = {}
+    for spec in config.inputs:
+        dims = spec.dims if spec.reshape is None else spec.reshape
+        shape = [max(dim, 1) for dim in dims]
+        array = np.zeros([1, *shape] if config.max_batch_size > 0 else shape, dtype=spec.data_type.dtype)
+        if spec.data_type is BYTES:
+            array.fill(b"")
+        zeros[spec.name] = array
+    return zeros
