@@ -139,7 +139,7 @@ class _Collector:
                 model.add_metric([entry.name, "host"], entry.footprint.host)
                 model.add_metric([entry.name, "device"], entry.footprint.device)
         yield model
-        for what, footprint in (("budget", cache.budget), ("used", cache.used())):
+        for what, footprint in (("budget", cache.room.budget), ("used", cache.room.used())):
             family = GaugeMetricFamily(f"mme_memory_{what}_bytes", f"Memory {what} for models", labels=["kind"])
             family.add_metric(["host"], footprint.host)
             family.add_metric(["device"], footprint.device)

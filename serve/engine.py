@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.artifacts import Artifacts
+from serve.cache_entry import Entry
 from serve.lifecycle import State
-from serve.model_cache import Entry, ModelCache
+from serve.model_cache import ModelCache
 from serve.repository import list_models
 from serve.stats import ModelStats, TargetStats
 from serve.store import open_store

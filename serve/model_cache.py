@@ -8,13 +8,10 @@ acts off it:
        │ not resident: one load per name, everybody who asks meanwhile waits for that one
        ▼
     prepare (thread) ─► reserve ─► load (thread) ─► commit: the measured footprint replaces the estimate
-                          │  ▲                └──► abort:  the bytes are given back, everybody gets the error
-                          ▼  │ tried again whenever a lease ends, an unload finishes or a reservation is returned
-                        evict the least recently used unleased models, if that makes enough room; else wait
+                        (room.py)             └──► abort:  the bytes are given back, everybody gets the error
 
-A *lease* keeps a model in memory while a request uses it: a leased model is never a victim. Bytes are counted in three
-places that never overlap: residents (also while they are being closed), reservations of loads under way, and nothing
-else; `check_integrity` proves it.
+A *lease* keeps a model in memory while a request uses it: a leased model is never a victim. Whoever waited for a load
+holds a lease before anybody else can evict the model again, so two models that fit only one at a time take turns.
 
 In platform-managed mode (`evicts=False`) the platform chooses victims: what does not fit is out of memory at once.
 """
@@ -27,10 +24,12 @@ import time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from model_handlers.base import Footprint
-from model_handlers.errors import Kind, MmeError, out_of_memory
+from model_handlers.errors import Kind, MmeError
 from serve import eviction
+from serve.cache_entry import Entry, Resident
 from serve.lifecycle import Event, State, step
 from serve.request import LoadReport
+from serve.room import Room, megabytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,19 +39,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.cache")
 _now = time.perf_counter_ns
-
-
-class Resident(Protocol):
-    """What is kept in memory: started on the loop, closed on a thread."""
-
-    def start(self) -> None:
-        """Begin to execute; called on the event loop when the model is committed."""
-
-    def refuse_waiting(self) -> None:
-        """Tell every queued request that the model goes; called on the event loop."""
-
-    def close(self) -> None:
-        """Give the memory back; called on a thread, when no lease is left."""
 
 
 T = TypeVar("T", bound=Resident)
@@ -89,98 +75,6 @@ class Loader(Protocol[P, T_co]):
         """Load it; return what was loaded and what it takes, measured."""
 
 
-class Entry(Generic[T]):
-    """A model the cache knows, in memory or not. An entry is the lease that requests hold.
-
-    Attributes:
-        name, source: which model, and where it comes from.
-        state, reason: where it stands, and why it is UNAVAILABLE.
-        resident: what was loaded; None unless READY or UNLOADING.
-        footprint: bytes it takes; zero unless `resident`.
-        leases: requests that use it now.
-        last_used: `time.monotonic()` of its last use.
-        stats: what the cache did for it.
-        abandoned: whether it is being unloaded for good.
-        evicted: whether it left memory for another, and comes back with its next request.
-    """
-
-    __slots__ = (
-        "_cache",
-        "_drained",
-        "abandoned",
-        "closing",
-        "evicted",
-        "footprint",
-        "last_used",
-        "leases",
-        "name",
-        "reason",
-        "resident",
-        "source",
-        "state",
-        "stats",
-        "task",
-        "waiters",
-    )
-
-    def __init__(self, cache: ModelCache[Any, T], name: str, source: Any, stats: TargetStats) -> None:
-        self._cache = cache
-        self._drained: asyncio.Future[None] | None = None
-        self.name = name
-        self.source = source
-        self.state = State.UNAVAILABLE
-        self.reason = ""
-        self.resident: T | None = None
-        self.footprint = Footprint()
-        self.leases = 0
-        self.last_used = 0.0
-        self.stats = stats
-        self.abandoned = False
-        self.evicted = False
-        self.task: asyncio.Task[LoadReport] | None = None
-        self.waiters: list[asyncio.Future[LoadReport]] = []
-        self.closing: asyncio.Task[None] | None = None
-
-    def __repr__(self) -> str:
-        megabytes = (self.footprint.host + self.footprint.device) / 1e6
-        return f"<Entry {self.name}: {self.state.value}, {megabytes:.1f} MB, {self.leases} leases>"
-
-    def leased(self) -> T:
-        """What the holder of a lease may use."""
-        if self.resident is None:
-            raise MmeError(Kind.INTERNAL, f"model '{self.name}' is used without a lease")
-        return self.resident
-
-    def release(self) -> None:
-        """End one lease."""
-        self.leases -= 1
-        self.last_used = time.monotonic()
-        if self.leases == 0:
-            if self._drained is not None and not self._drained.done():
-                self._drained.set_result(None)
-            self._cache.lease_ended()
-
-    def drained(self) -> asyncio.Future[None]:
-        """Done when no lease is left."""
-        if self._drained is None or self._drained.done():
-            self._drained = asyncio.get_running_loop().create_future()
-            if self.leases == 0:
-                self._drained.set_result(None)
-        return self._drained
-
-
-class _Claim:
-    """A load that waits for room."""
-
-    __slots__ = ("evicted", "granted", "name", "need")
-
-    def __init__(self, name: str, need: Footprint, granted: asyncio.Future[None]) -> None:
-        self.name = name
-        self.need = need
-        self.granted = granted
-        self.evicted: list[str] = []
-
-
 class ModelCache(Generic[P, T]):
     """Models in memory, within a budget.
 
@@ -203,38 +97,25 @@ class ModelCache(Generic[P, T]):
         memory_patience: float = 60.0,
         drain_patience: float = 25.0,
     ) -> None:
-        self.budget = budget
+        self.room = Room(budget, self._residents, self._evict, evicts=evicts, patience=memory_patience)
         self.entries: dict[str, Entry[T]] = {}
         self._ready: dict[str, Entry[T]] = {}  # the READY ones, for one look-up a request
         self._loader = loader
         self._pool = pool
-        self._evicts = evicts
-        self._memory_patience = memory_patience
         self._drain_patience = drain_patience
-        self._reserved = Footprint()
-        self._claims: list[_Claim] = []
         self._remembered: dict[str, Footprint] = {}
 
     def __repr__(self) -> str:
-        used = self.used()
-        return (
-            f"<ModelCache {len(self._ready)} ready of {len(self.entries)} known, "
-            f"{(used.host + used.device) / 1e6:.1f} of {(self.budget.host + self.budget.device) / 1e6:.1f} MB, "
-            f"{len(self._claims)} waiting for room>"
-        )
+        return f"<ModelCache {len(self._ready)} ready of {len(self.entries)} known, {self.room!r}>"
 
     @property
     def resident_count(self) -> int:
         """Models ready in memory."""
         return len(self._ready)
 
-    def used(self) -> Footprint:
-        """Bytes of everything in memory and of what is promised to loads under way."""
-        return sum((entry.footprint for entry in self.entries.values()), self._reserved)
-
     def add(self, name: str, source: Any, stats: TargetStats) -> Entry[T]:
         """Make a model known, not loaded."""
-        entry = self.entries[name] = Entry(self, name, source, stats)
+        entry = self.entries[name] = Entry(name, source, stats, self.room.settle)
         return entry
 
     def lease(self, name: str) -> Entry[T] | None:
@@ -297,11 +178,6 @@ class ModelCache(Generic[P, T]):
         if self.entries.get(entry.name) is entry and entry.state is State.UNAVAILABLE:
             del self.entries[entry.name]
 
-    def lease_ended(self) -> None:
-        """A model became free: loads that wait for room may evict it now, before its next request comes."""
-        if self._claims:
-            self._settle()
-
     def check_integrity(self) -> None:
         """Prove that the bookkeeping adds up.
 
@@ -314,8 +190,7 @@ class ModelCache(Generic[P, T]):
             assert held or entry.footprint == Footprint(), entry  # noqa: S101
             assert entry.leases >= 0, entry  # noqa: S101
             assert (self._ready.get(entry.name) is entry) == (entry.state is State.READY), entry  # noqa: S101
-        assert self._reserved.host >= 0, self._reserved  # noqa: S101
-        assert self._reserved.device >= 0, self._reserved  # noqa: S101
+        assert Footprint().fits(self.room.reserved), self.room  # noqa: S101
 
     async def close(self) -> None:
         """Unload everything."""
@@ -342,14 +217,14 @@ class ModelCache(Generic[P, T]):
     async def _load_prepared(self, entry: Entry[T], prepared: P, evicted: list[str]) -> None:
         """Reserve, load, and correct the estimate; commit the rest or give everything back."""
         need = self._remembered.get(prepared.identity, prepared.estimate)
-        evicted += await self._reserve(entry.name, need)
+        evicted += await self.room.reserve(entry.name, need)
         reserved = need
         try:
             resident, footprint = await self._aside(self._loader.load, prepared)
             self._remembered[prepared.identity] = footprint
             try:
                 more = footprint.beyond(need)
-                evicted += await self._reserve(entry.name, more, footprint)
+                evicted += await self.room.reserve(entry.name, more, footprint)
                 reserved = need + more
                 _must_go_on(entry)
             except BaseException:
@@ -357,7 +232,7 @@ class ModelCache(Generic[P, T]):
                 raise
             entry.resident, entry.footprint = resident, footprint
         finally:
-            self._reserved = self._reserved - reserved
+            self.room.give_back(reserved)
 
     def _loaded(self, entry: Entry[T], report: LoadReport) -> None:
         """Everybody who waits has a lease before anybody else can evict the model again."""
@@ -374,7 +249,7 @@ class ModelCache(Generic[P, T]):
                 entry.leases += 1
                 waiter.set_result(report)
         self._report(entry, report)
-        self._settle()
+        self.room.settle()
 
     def _failed(self, entry: Entry[T], error: BaseException) -> None:
         entry.task = None
@@ -385,7 +260,7 @@ class ModelCache(Generic[P, T]):
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(error)
-        self._settle()
+        self.room.settle()
 
     def _report(self, entry: Entry[T], report: LoadReport) -> None:
         entry.stats.loads += 1
@@ -393,60 +268,14 @@ class ModelCache(Generic[P, T]):
         if report.download:
             entry.stats.download.add(report.download)
         _log.info(
-            "loaded in %.0f ms (download %.0f ms), %.1f MB",
+            "loaded in %.0f ms (download %.0f ms), %s",
             report.load / 1e6,
             report.download / 1e6,
-            (entry.footprint.host + entry.footprint.device) / 1e6,
+            megabytes(entry.footprint),
             extra={"target_model": entry.name, "evicted": list(report.evicted)},
         )
 
-    # -- room ----------------------------------------------------------------------------------------------------
-
-    async def _reserve(self, name: str, need: Footprint, whole: Footprint | None = None) -> list[str]:
-        """Have `need` bytes promised, evicting whom it takes; the names of those evicted.
-
-        `whole` is all that the model takes, where `need` is what was missing in its estimate.
-        """
-        if need == Footprint():
-            return []
-        if not (whole or need).fits(self.budget):
-            raise out_of_memory(self._too_big(name, whole or need))
-        claim = _Claim(name, need, asyncio.get_running_loop().create_future())
-        self._claims.append(claim)
-        self._settle()
-        try:
-            async with asyncio.timeout(self._memory_patience):
-                await claim.granted
-        except TimeoutError:
-            raise MmeError(
-                Kind.UNAVAILABLE,
-                f"model '{name}' waited {self._memory_patience:.0f} s for {need.host + need.device} bytes of memory "
-                "held by models in use; try again, or give the server a larger memory budget",
-            ) from None
-        finally:
-            if claim in self._claims:
-                self._claims.remove(claim)
-        return claim.evicted
-
-    def _settle(self) -> None:
-        """Look at every claim again, first come first; grant, evict for it, or refuse."""
-        for claim in list(self._claims):
-            if not claim.granted.done():
-                self._attempt(claim)
-        self._claims = [claim for claim in self._claims if not claim.granted.done()]
-
-    def _attempt(self, claim: _Claim) -> None:
-        if claim.need.fits(self.budget - self.used()):
-            self._reserved = self._reserved + claim.need
-            claim.granted.set_result(None)
-            return
-        plan = eviction.plan(self._residents(), self._reserved, claim.need, self.budget)
-        if not self._evicts and (plan.victims or not plan.fits):
-            claim.granted.set_exception(out_of_memory(self._full(claim)))
-        else:
-            for name in plan.victims:
-                claim.evicted.append(name)
-                self._evict(self.entries[name], claim.name)
+    # -- leaving -------------------------------------------------------------------------------------------------
 
     def _residents(self) -> list[eviction.Resident]:
         return [
@@ -457,27 +286,14 @@ class ModelCache(Generic[P, T]):
             if entry.resident is not None
         ]
 
-    def _too_big(self, name: str, need: Footprint) -> str:
-        return (
-            f"model '{name}' needs {_megabytes(need)}, more than the whole memory budget of "
-            f"{_megabytes(self.budget)}: raise MME_MEMORY_BUDGET or serve it on a larger instance"
-        )
-
-    def _full(self, claim: _Claim) -> str:
-        return (
-            f"model '{claim.name}' needs {_megabytes(claim.need)}, but {_megabytes(self.used())} of "
-            f"{_megabytes(self.budget)} are taken: unload a model first"
-        )
-
-    # -- leaving -------------------------------------------------------------------------------------------------
-
-    def _evict(self, entry: Entry[T], beneficiary: str) -> None:
+    def _evict(self, name: str, beneficiary: str) -> None:
+        entry = self.entries[name]
         entry.stats.evictions += 1
         entry.evicted = True
         _log.info(
             "evicted for '%s', least recently used, %s",
             beneficiary,
-            _megabytes(entry.footprint),
+            megabytes(entry.footprint),
             extra={"target_model": entry.name},
         )
         self._start_closing(entry, f"evicted for '{beneficiary}'")
@@ -504,7 +320,7 @@ class ModelCache(Generic[P, T]):
             entry.resident, entry.footprint = None, Footprint()
             entry.state, entry.reason = step(entry.state, Event.UNLOADED), reason
             entry.stats.unload.add(_now() - began)
-            self._settle()
+            self.room.settle()
 
     async def _aside(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
@@ -519,8 +335,3 @@ def _observe(task: asyncio.Task[LoadReport]) -> None:
     """Somebody looked at the error: a load whose waiters all left must not warn about it."""
     if not task.cancelled():
         task.exception()
-
-
-def _megabytes(footprint: Footprint) -> str:
-    host = f"{footprint.host / 1e6:.1f} MB"
-    return f"{host} and {footprint.device / 1e6:.1f} MB of device memory" if footprint.device else host

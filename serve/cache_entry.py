@@ -1,0 +1,115 @@
+"""One model that the cache knows, in memory or not, and the lease that requests hold on it. On the event loop only."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from model_handlers.base import Footprint
+from model_handlers.errors import Kind, MmeError
+from serve.lifecycle import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serve.request import LoadReport
+    from serve.stats import TargetStats
+
+
+class Resident(Protocol):
+    """What is kept in memory: started on the loop, closed on a thread."""
+
+    def start(self) -> None:
+        """Begin to execute; called on the event loop when the model is committed."""
+
+    def refuse_waiting(self) -> None:
+        """Tell every queued request that the model goes; called on the event loop."""
+
+    def close(self) -> None:
+        """Give the memory back; called on a thread, when no lease is left."""
+
+
+T = TypeVar("T", bound=Resident)
+
+
+class Entry(Generic[T]):
+    """A model the cache knows, in memory or not. An entry is the lease that requests hold.
+
+    Attributes:
+        name, source: which model, and where it comes from.
+        state, reason: where it stands, and why it is UNAVAILABLE.
+        resident: what was loaded; None unless READY or UNLOADING.
+        footprint: bytes it takes; zero unless `resident`.
+        leases: requests that use it now.
+        last_used: `time.monotonic()` of its last use.
+        stats: what the cache did for it.
+        task, waiters: the load under way, and who is owed a lease when it is done.
+        closing: the unload under way.
+        abandoned: whether it is being unloaded for good.
+        evicted: whether it left memory for another, and comes back with its next request.
+    """
+
+    __slots__ = (
+        "_drained",
+        "_lease_ended",
+        "abandoned",
+        "closing",
+        "evicted",
+        "footprint",
+        "last_used",
+        "leases",
+        "name",
+        "reason",
+        "resident",
+        "source",
+        "state",
+        "stats",
+        "task",
+        "waiters",
+    )
+
+    def __init__(self, name: str, source: Any, stats: TargetStats, lease_ended: Callable[[], None]) -> None:
+        self._lease_ended = lease_ended
+        self._drained: asyncio.Future[None] | None = None
+        self.name = name
+        self.source = source
+        self.state = State.UNAVAILABLE
+        self.reason = ""
+        self.resident: T | None = None
+        self.footprint = Footprint()
+        self.leases = 0
+        self.last_used = 0.0
+        self.stats = stats
+        self.abandoned = False
+        self.evicted = False
+        self.task: asyncio.Task[LoadReport] | None = None
+        self.waiters: list[asyncio.Future[LoadReport]] = []
+        self.closing: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        megabytes = (self.footprint.host + self.footprint.device) / 1e6
+        return f"<Entry {self.name}: {self.state.value}, {megabytes:.1f} MB, {self.leases} leases>"
+
+    def leased(self) -> T:
+        """What the holder of a lease may use."""
+        if self.resident is None:
+            raise MmeError(Kind.INTERNAL, f"model '{self.name}' is used without a lease")
+        return self.resident
+
+    def release(self) -> None:
+        """End one lease."""
+        self.leases -= 1
+        self.last_used = time.monotonic()
+        if self.leases == 0:
+            if self._drained is not None and not self._drained.done():
+                self._drained.set_result(None)
+            self._lease_ended()
+
+    def drained(self) -> asyncio.Future[None]:
+        """Done when no lease is left."""
+        if self._drained is None or self._drained.done():
+            self._drained = asyncio.get_running_loop().create_future()
+            if self.leases == 0:
+                self._drained.set_result(None)
+        return self._drained

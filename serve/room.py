@@ -1,0 +1,160 @@
+"""The memory budget: what is promised, to whom, and who has to go for it. On the event loop only.
+
+Bytes are counted in two places that never overlap: residents (until they are closed) and reservations of loads under
+way. A load claims its bytes before it touches memory. A claim that does not fit evicts, if that makes enough room,
+or waits: it is looked at again whenever a lease ends, an unload finishes or a reservation is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from model_handlers.base import Footprint
+from model_handlers.errors import Kind, MmeError, out_of_memory
+from serve import eviction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+class _Claim:
+    """A load that waits for room."""
+
+    __slots__ = ("evicted", "granted", "name", "need")
+
+    def __init__(self, name: str, need: Footprint, granted: asyncio.Future[None]) -> None:
+        self.name = name
+        self.need = need
+        self.granted = granted
+        self.evicted: list[str] = []
+
+
+class Room:
+    """Reservations within a budget.
+
+    Attributes:
+        budget: bytes for all models together.
+        reserved: bytes promised to loads under way.
+
+    Args:
+        residents: everybody in memory, as the eviction plan wants to know them.
+        evict: begins to put a resident out for the model named second; its bytes come back later.
+        evicts: whether anybody is put out at all, or what does not fit is out of memory at once.
+        patience: seconds that a claim waits.
+    """
+
+    def __init__(
+        self,
+        budget: Footprint,
+        residents: Callable[[], Iterable[eviction.Resident]],
+        evict: Callable[[str, str], None],
+        *,
+        evicts: bool,
+        patience: float,
+    ) -> None:
+        self.budget = budget
+        self.reserved = Footprint()
+        self._residents = residents
+        self._evict = evict
+        self._evicts = evicts
+        self._patience = patience
+        self._claims: list[_Claim] = []
+
+    def __repr__(self) -> str:
+        return f"<Room {megabytes(self.used())} of {megabytes(self.budget)} taken, {len(self._claims)} claims waiting>"
+
+    def used(self) -> Footprint:
+        """Bytes of everything in memory and of everything promised."""
+        return sum((resident.footprint for resident in self._residents()), self.reserved)
+
+    async def reserve(self, name: str, need: Footprint, whole: Footprint | None = None) -> list[str]:
+        """Have `need` bytes promised to model `name`, evicting whom it takes.
+
+        Args:
+            name: for whom.
+            need: how much.
+            whole: all that the model takes, where `need` is what was missing in its estimate.
+
+        Returns:
+            the names of those evicted.
+
+        Raises:
+            MmeError: OUT_OF_MEMORY when it can never fit, or does not fit and nobody may be evicted; UNAVAILABLE when
+                models in use did not make room in time.
+        """
+        if need == Footprint():
+            return []
+        if not (whole or need).fits(self.budget):
+            raise out_of_memory(self._too_big(name, whole or need))
+        claim = _Claim(name, need, asyncio.get_running_loop().create_future())
+        self._claims.append(claim)
+        self.settle()
+        try:
+            async with asyncio.timeout(self._patience):
+                await claim.granted
+        except BaseException as error:
+            self._withdraw(claim)
+            if isinstance(error, TimeoutError):
+                raise MmeError(Kind.UNAVAILABLE, self._in_use(claim)) from None
+            raise
+        return claim.evicted
+
+    def give_back(self, bytes_promised: Footprint) -> None:
+        """End a reservation: the bytes are free, or counted as a resident's from now on."""
+        self.reserved -= bytes_promised
+
+    def settle(self) -> None:
+        """Look at every claim again, first come first: grant it, evict for it, or refuse it."""
+        if not self._claims:
+            return
+        for claim in list(self._claims):
+            if not claim.granted.done():
+                self._attempt(claim)
+        self._claims = [claim for claim in self._claims if not claim.granted.done()]
+
+    def _attempt(self, claim: _Claim) -> None:
+        if claim.need.fits(self.budget - self.used()):
+            self.reserved += claim.need
+            claim.granted.set_result(None)
+            return
+        plan = eviction.plan(self._residents(), self.reserved, claim.need, self.budget)
+        if not self._evicts and (plan.victims or not plan.fits):
+            claim.granted.set_exception(out_of_memory(self._full(claim)))
+            return
+        for name in plan.victims:
+            claim.evicted.append(name)
+            self._evict(name, claim.name)
+
+    def _withdraw(self, claim: _Claim) -> None:
+        """The claimant left; what was granted in that very moment goes back."""
+        if claim in self._claims:
+            self._claims.remove(claim)
+        granted = claim.granted
+        if granted.done() and not granted.cancelled() and granted.exception() is None:
+            self.give_back(claim.need)
+            self.settle()
+
+    def _too_big(self, name: str, need: Footprint) -> str:
+        return (
+            f"model '{name}' needs {megabytes(need)}, more than the whole memory budget of "
+            f"{megabytes(self.budget)}: raise MME_MEMORY_BUDGET or serve it on a larger instance"
+        )
+
+    def _full(self, claim: _Claim) -> str:
+        return (
+            f"model '{claim.name}' needs {megabytes(claim.need)}, but {megabytes(self.used())} of "
+            f"{megabytes(self.budget)} are taken: unload a model first"
+        )
+
+    def _in_use(self, claim: _Claim) -> str:
+        return (
+            f"model '{claim.name}' waited {self._patience:.0f} s for {megabytes(claim.need)} of memory held by models "
+            "in use; try again, or give the server a larger memory budget"
+        )
+
+
+def megabytes(footprint: Footprint) -> str:
+    """A footprint for people."""
+    host = f"{footprint.host / 1e6:.1f} MB"
+    return f"{host} and {footprint.device / 1e6:.1f} MB of device memory" if footprint.device else host
