@@ -112,9 +112,7 @@ def _json_lines() -> Processor:
 def _json(event: EventDict, **_: object) -> str:
     try:
         return orjson.dumps(event, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
-    except (
-        TypeError
-    ):  # a lone surrogate out of a file name, an integer over 64 bits: rare, and no reason to lose a line
+    except TypeError:  # a lone surrogate out of a file name, an integer over 64 bits
         return json.dumps(event, default=repr, skipkeys=True)
 
 

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -174,6 +175,8 @@ def gunicorn(tmp_path, *args, **environ):
 def test_gunicorn_logs_through_the_same_handler_and_drains_on_sigterm(tmp_path):
     """Every line of gunicorn's master and worker is JSON; SIGTERM ends it with 0."""
     process = gunicorn(tmp_path)
+    too_long = threading.Timer(20, process.kill)  # a server that logs nothing must fail the test, not hang it
+    too_long.start()
     try:
         seen = []
         for text in process.stderr:
@@ -182,6 +185,7 @@ def test_gunicorn_logs_through_the_same_handler_and_drains_on_sigterm(tmp_path):
                 process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
     finally:
+        too_long.cancel()
         process.kill()
         process.stderr.close()
         process.wait()
