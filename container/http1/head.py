@@ -1,0 +1,176 @@
+"""The rules for a request's head, beyond what llhttp refuses by itself, and the words of every refusal. PURE.
+
+llhttp, strict as it comes, refuses folded lines, spaces before a colon, control characters, bare CR or LF, unsound and
+repeated Content-Length, Content-Length beside Transfer-Encoding, and unsound chunks. What it lets through and a server
+must not is checked here.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Final
+
+from httptools import HttpParserInvalidMethodError, HttpParserInvalidURLError
+
+Fields = list[tuple[bytes, bytes]]  # names and values as sent, in their order
+
+JSON_TYPE: Final = b"Content-Type: application/json\r\n"
+SUPPORTED_VERSIONS: Final = ("1.1", "1.0")
+
+# Methods as text. CONNECT is missing on purpose: this is no proxy.
+METHODS: Final = {name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE")}
+
+# Header names as sent → in lower case. Clients send few different ones, so nearly all of them are met again.
+NAMES: dict[bytes, str] = {}
+_NAMES_MOST: Final = 512
+_NAME_LONGEST: Final = 64
+
+
+class Refusal(Exception):  # noqa: N818  it is what the server answers, not what went wrong in it
+    """An answer of the server's own; the connection ends with it.
+
+    Attributes:
+        status: the HTTP status. The one argument is a sentence for the client.
+    """
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+def error_body(sentence: str) -> bytes:
+    """The JSON body of an error answer."""
+    return json.dumps({"error": sentence}, ensure_ascii=False).encode()
+
+
+def learn_name(raw: bytes) -> str:
+    """A header name in lower case, remembered for the next time."""
+    name = raw.decode("latin-1").lower()
+    if len(raw) <= _NAME_LONGEST:
+        if len(NAMES) >= _NAMES_MOST:
+            NAMES.clear()  # somebody invents names; the usual ones are back with the next request
+        NAMES[raw] = name
+    return name
+
+
+def unusual_method(raw: bytes) -> str:
+    """The text of a method that is none of the usual ones."""
+    if raw == b"CONNECT":
+        raise Refusal(501, "CONNECT is not offered: this server is no proxy, send the request itself.")
+    return raw.decode("latin-1")
+
+
+def is_http10(version: str) -> bool:
+    """Whether the version that was sent is HTTP/1.0; any but that and 1.1 is refused."""
+    if version not in SUPPORTED_VERSIONS:
+        raise Refusal(505, f"HTTP/{version} is not supported: speak HTTP/1.1.")
+    return version == "1.0"
+
+
+def origin_form(target: bytes) -> bytes:
+    """The target from its first slash, for `http://host/path` and for `*`, which stays."""
+    if target == b"*":
+        return target
+    _, _, rest = target.partition(b"://")
+    slash, question = rest.find(b"/"), rest.find(b"?")
+    if slash >= 0 and not 0 <= question < slash:
+        return rest[slash:]
+    return b"/" + rest[question:] if question >= 0 else b"/"
+
+
+def joined(fields: Fields) -> dict[str, str]:
+    """Header fields by name, in lower case; repeated ones joined in their order.
+
+    Raises:
+        Refusal: Host is repeated.
+    """
+    headers: dict[str, str] = {}
+    for raw, value in fields:
+        name = NAMES.get(raw) or learn_name(raw)
+        text = value.rstrip().decode("latin-1")
+        if name not in headers:
+            headers[name] = text
+        elif name == "host":
+            raise Refusal(400, "There are several Host headers: HTTP/1.1 asks for exactly one.")
+        else:
+            headers[name] += ", " + text
+    return headers
+
+
+def line_size(method: str, target: bytes) -> int:
+    """Bytes of the request line, without its end."""
+    return len(method) + len(target) + len(" " + " HTTP/1.1")
+
+
+def check_transfer_encoding(value: str, *, http10: bool) -> None:
+    """Refuse every transfer coding but one `chunked`."""
+    if http10:
+        raise Refusal(400, "Transfer-Encoding does not exist in HTTP/1.0: send Content-Length, or speak HTTP/1.1.")
+    if value.lower() != "chunked":
+        raise Refusal(501, f"Transfer-Encoding {value[:64]!r} is not supported: send chunked alone, or Content-Length.")
+
+
+def expects_continue(value: str, *, http10: bool) -> bool:
+    """Whether the client waits for 100 Continue; any other expectation is refused."""
+    if value.lower() != "100-continue":
+        raise Refusal(417, f"The expectation {value[:64]!r} cannot be met: send 100-continue or no Expect.")
+    return not http10
+
+
+def no_host() -> Refusal:
+    """A request of HTTP/1.1 without Host."""
+    return Refusal(400, "The Host header is missing: HTTP/1.1 asks for exactly one.")
+
+
+def line_too_long(limit: int) -> Refusal:
+    """A request line over the limit."""
+    return Refusal(414, f"The request line is longer than {limit} bytes: shorten the path or the query.")
+
+
+def headers_too_large(limit: int) -> Refusal:
+    """Header fields over the limit in bytes."""
+    return Refusal(431, f"The header fields take more than {limit} bytes: send fewer or shorter ones.")
+
+
+def too_many_headers(limit: int) -> Refusal:
+    """Header fields over the limit in number."""
+    return Refusal(431, f"There are more than {limit} header fields: send fewer.")
+
+
+def body_too_large(limit: int) -> Refusal:
+    """A body over the limit."""
+    return Refusal(413, f"The body is larger than the limit of {limit} bytes: send a smaller one.")
+
+
+def malformed(error: Exception, target: bytes, version: str) -> Refusal:
+    """What to answer when llhttp gives up.
+
+    Args:
+        error: llhttp's.
+        target: as much of the target as had arrived.
+        version: the version llhttp had read, "0.0" when it had not come that far.
+    """
+    if isinstance(error, HttpParserInvalidMethodError):
+        return Refusal(400, "The request does not begin with an HTTP method: send plain HTTP/1.1, not TLS.")
+    if isinstance(error, HttpParserInvalidURLError):
+        return Refusal(400, "The request target is malformed: percent-encode what is not plain ASCII.")
+    if target and version not in (*SUPPORTED_VERSIONS, "0.0"):
+        return Refusal(505, f"HTTP/{version} is not supported: speak HTTP/1.1.")
+    return Refusal(400, f"The request is malformed ({error}): send it as RFC 9112 says.")
+
+
+def status_line(status: int) -> bytes:
+    """The first line of an answer."""
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = "Unknown"
+    return f"HTTP/1.1 {status} {phrase}\r\n".encode()
+
+
+def rebuild(method: str, target: bytes, headers: dict[str, str], *, http10: bool) -> bytes:
+    """The head of a request, written anew from its parts."""
+    fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    line = b"%b %b HTTP/1.%d\r\n" % (method.encode(), target, 0 if http10 else 1)
+    return line + fields.encode("latin-1") + b"\r\n"

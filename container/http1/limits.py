@@ -1,0 +1,41 @@
+"""What a client may send to the server, and how long it may take. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one connection, in bytes and seconds.
+
+    Attributes:
+        request_line: bytes of method, target and version. Beyond it: 414.
+        headers: bytes of all header fields together. Beyond it: 431.
+        header_count: header fields in one request. Beyond it: 431.
+        body: bytes of a request's body. Beyond it: 413, before any of it is read where Content-Length tells.
+        header_timeout: from a connection, or the first byte of a request, until its headers are complete. Then 408.
+        body_timeout: without progress while a body arrives (then 408) or an answer leaves (then the end).
+        idle_timeout: between two requests of one connection; it closes without a word.
+        linger_timeout: after the last answer of a connection, for the client to read it and to close.
+        linger: bytes thrown away meanwhile, so that a client in the middle of a body gets to read its answer.
+        pipelined: requests that may wait on one connection for the one before them; then reading pauses.
+        write_buffer: bytes of answers not yet sent at which the next pipelined request has to wait.
+        sweep: how often timeouts are looked at, and so how late they may be noticed.
+    """
+
+    request_line: int = 8 * KIB
+    headers: int = 64 * KIB
+    header_count: int = 100
+    body: int = 64 * MIB
+    header_timeout: float = 10.0
+    body_timeout: float = 60.0
+    idle_timeout: float = 75.0
+    linger_timeout: float = 5.0
+    linger: int = 64 * MIB
+    pipelined: int = 16
+    write_buffer: int = 256 * KIB
+    sweep: float = 1.0

@@ -1,0 +1,316 @@
+"""Bytes → exchanges: the half of a connection that reads. llhttp calls back, limits are kept, nothing is written.
+
+The common case, one read that holds whole requests, is kept short on purpose: a look at the clock, exact measuring and
+everything rare happen only when a read ends inside a request or is longer than the shortest limit. Runs on the loop.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from container.http1 import head
+from container.http1.exchange import Exchange
+from container.http1.head import METHODS, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from container.http1.head import Fields
+    from container.http1.limits import Limits
+    from container.http1.server import Http1Server
+
+# uvloop reads at most so many bytes at once: by so much may we overestimate a head that began in the middle of a read.
+_LONGEST_READ = 256 * 1024
+# Wire bytes that chunk sizes, extensions and trailers may take per byte of body: "1\r\nx\r\n" takes six.
+_CHUNK_OVERHEAD = 8
+_SPECIAL = frozenset(("transfer-encoding", "expect", "upgrade"))
+
+
+class _NoMore(Exception):  # noqa: N818  no error
+    """Raised through llhttp to stop it: what follows in this read is not for us."""
+
+
+class RequestReader:
+    """Assembles the requests of one connection. What becomes of them, its heir says.
+
+    States, as the sweep and the drain see them: at a `_boundary` the client is between requests; else `_arriving` is
+    the request whose body is coming in, or None while a head is. (A pipelined request that is cut within its method is
+    not seen to have begun before the next read: llhttp's call for that would cost every request.)
+    """
+
+    __slots__ = (
+        "_arriving",
+        "_body_limit",
+        "_boundary",
+        "_buffer",
+        "_discarded",
+        "_feed",
+        "_fields",
+        "_head_bound",
+        "_limits",
+        "_line_limit",
+        "_parser",
+        "_replay",
+        "_server",
+        "_since",
+        "_taking",
+        "_target",
+        "_usual_fields",
+        "_usual_headers",
+        "_wants_continue",
+        "_wire",
+    )
+
+    def __init__(self, server: Http1Server) -> None:
+        self._server = server
+        self._limits: Limits = server.limits
+        self._line_limit = server.limits.request_line
+        self._body_limit = server.limits.body
+        self._since = server.now  # when something last happened, by the sweep's clock
+        self._parser: HttpRequestParser | None = HttpRequestParser(self)
+        self._feed: Callable[[bytes], None] = self._parser.feed_data
+        self._taking = True  # whether further requests are accepted
+        self._boundary = True  # whether what was read so far ends with a request
+        self._head_bound = 0  # at least as many bytes as the head at hand has so far
+        self._target = b""
+        self._fields: Fields = []
+        self._usual_fields: Fields | None = None  # of an earlier request, found sound and unremarkable
+        self._usual_headers: dict[str, str] = {}  # and what came of them
+        self._arriving: Exchange | None = None
+        self._buffer: BytesIO | None = None
+        self._wants_continue = False
+        self._replay = b""  # the head of a request without its Upgrade
+        self._wire = 0  # bytes on the wire of a chunked body
+        self._discarded = 0
+
+    # what the heir does with it
+
+    def _accept(self, exchange: Exchange) -> None:
+        """Take a complete request."""
+        raise NotImplementedError
+
+    def answer(self, exchange: Exchange, status: int, headers: bytes, body: Sequence[bytes | memoryview]) -> None:
+        """Send the answer to an exchange."""
+        raise NotImplementedError
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer with a refusal once all accepted requests are answered, and end the connection."""
+        raise NotImplementedError
+
+    # asyncio calls
+
+    def data_received(self, data: bytes) -> None:
+        """Parse one read."""
+        self._head_bound += len(data)
+        self._boundary = False
+        upgrade_at = 0
+        try:
+            self._feed(data)
+        except HttpParserUpgrade as stop:
+            upgrade_at = stop.args[0]
+        except HttpParserError as error:
+            self._fail(error)
+            return
+        if upgrade_at and not self._ignore_upgrade(memoryview(data)[upgrade_at:]):
+            return
+        if self._boundary:
+            self._head_bound = 0
+        else:
+            self._inside_request(data)
+
+    # llhttp calls
+
+    def on_url(self, piece: bytes) -> None:
+        """A piece of the target, nearly always all of it."""
+        self._target += piece
+        self._boundary = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header field, or one trailer field: nobody looks at those."""
+        self._fields.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Check the head and begin an exchange."""
+        parser = self._parser
+        if parser is None:
+            raise _NoMore  # the handler of the request before, in this same read, has ended the connection
+        raw, target, fields = parser.get_method(), self._target, self._fields
+        method = METHODS.get(raw) or head.unusual_method(raw)
+        if self._head_bound > self._line_limit:
+            self._measure(head.line_size(method, target), fields)
+        self._target, self._fields = b"", []
+        if target[0] != 47:  # a slash
+            target = head.origin_form(target)
+        usual = self._usual_headers
+        if (
+            fields == self._usual_fields
+            and parser.should_keep_alive()
+            and ("connection" not in usual or parser.get_http_version() == "1.1")
+        ):
+            self._arriving = Exchange(self, method, target, usual, False, False)
+        else:
+            self._arriving = self._checked(parser, method, target, fields)
+
+    def on_body(self, piece: bytes) -> None:
+        """A piece of the body: all of a small one."""
+        exchange: Exchange = self._arriving  # type: ignore[assignment]  # the head came first
+        if exchange.body:
+            self._gather(exchange.body, piece)
+        else:
+            exchange.body = piece
+            if len(piece) > self._body_limit:
+                raise head.body_too_large(self._body_limit)
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        exchange = self._arriving
+        if exchange is None:
+            return  # an upgrade: llhttp stops here, and we start it again behind the head
+        self._arriving = None
+        self._boundary = True
+        self._wants_continue = False
+        if self._buffer is not None:
+            exchange.body = self._buffer.getvalue()
+            self._buffer = None
+        if self._fields:  # trailers
+            self._fields = []
+        if exchange.final or self._server.draining:
+            exchange.final, exchange.plain = True, False
+            self._take_no_more()
+            self._accept(exchange)
+            raise _NoMore
+        self._accept(exchange)
+
+    # the rare things
+
+    def _take_no_more(self) -> None:
+        """Throw away whatever else the client sends, and whatever was half read."""
+        self._taking = False
+        self._parser = None
+        self._feed = self._discard
+        self._arriving = self._buffer = None
+        self._fields = []
+        self._target = self._replay = b""
+        self._head_bound = 0
+        self._boundary = True
+        self._wants_continue = False
+
+    def _discard(self, data: bytes) -> None:
+        self._boundary = True
+        self._discarded += len(data)
+
+    def _checked(self, parser: HttpRequestParser, method: str, target: bytes, fields: Fields) -> Exchange | None:
+        """Check the header fields and begin an exchange; None for one that begins when its Upgrade is gone.
+
+        Clients repeat themselves: fields that ask for nothing special are recognised the next time (short ones only, as
+        every idle connection keeps its own).
+        """
+        final, http10 = not parser.should_keep_alive(), head.is_http10(parser.get_http_version())
+        if len(fields) > self._limits.header_count:
+            raise head.too_many_headers(self._limits.header_count)
+        headers = head.joined(fields)
+        if "host" not in headers and not http10:
+            raise head.no_host()
+        if int(headers.get("content-length", 0)) > self._body_limit:
+            raise head.body_too_large(self._body_limit)
+        if "transfer-encoding" in headers:
+            head.check_transfer_encoding(headers["transfer-encoding"], http10=http10)
+            self._wire = 0
+        if "expect" in headers:
+            self._wants_continue = head.expects_continue(headers["expect"], http10=http10)
+        if "upgrade" in headers and parser.should_upgrade():
+            del headers["upgrade"]
+            self._replay = head.rebuild(method, target, headers, http10=http10)
+            return None
+        if self._head_bound <= self._line_limit and not (final or http10 or headers.keys() & _SPECIAL):
+            self._usual_fields, self._usual_headers = fields, headers
+        return Exchange(self, method, target, headers, http10, final)
+
+    def _measure(self, line: int, fields: Fields) -> None:
+        """Refuse a head whose parts, so far as they arrived, are over a limit."""
+        if line > self._line_limit:
+            raise head.line_too_long(self._line_limit)
+        if len(fields) > self._limits.header_count:
+            raise head.too_many_headers(self._limits.header_count)
+        if sum(len(name) + len(value) + 4 for name, value in fields) > self._limits.headers:
+            raise head.headers_too_large(self._limits.headers)
+
+    def _gather(self, first: bytes, piece: bytes) -> None:
+        """Collect a body of several pieces, copying each once, whatever its size."""
+        buffer = self._buffer
+        if buffer is None:
+            buffer = self._buffer = BytesIO()
+            buffer.write(first)
+        buffer.write(piece)
+        if buffer.tell() > self._body_limit:
+            raise head.body_too_large(self._body_limit)
+
+    def _inside_request(self, data: bytes) -> None:
+        """A read ended inside a request: note the time for the sweep and look whether too much has come."""
+        try:
+            if self._arriving is not None:
+                self._head_bound = 0
+                self._since = self._server.now
+                if "transfer-encoding" in self._arriving.headers:
+                    self._count_chunks(self._arriving, data)
+            else:
+                self._inside_head(data)
+        except Refusal as refusal:
+            self._refuse(refusal)
+
+    def _inside_head(self, data: bytes) -> None:
+        if not self._target and not self._fields and not data.strip(b"\r\n"):
+            self._head_bound = 0  # empty lines between requests are no request
+            self._boundary = True
+            return
+        if self._head_bound == len(data):  # the first of it
+            self._since = self._server.now
+        if self._head_bound > self._line_limit:
+            self._measure(len(self._target), self._fields)
+        if self._head_bound > self._line_limit + self._limits.headers + _LONGEST_READ:
+            raise head.headers_too_large(self._limits.headers)  # one endless field, which llhttp still collects
+
+    def _count_chunks(self, exchange: Exchange, data: bytes) -> None:
+        self._wire += len(data)
+        body = self._buffer.tell() if self._buffer is not None else len(exchange.body)
+        if self._wire > _CHUNK_OVERHEAD * body + self._limits.headers + _LONGEST_READ:
+            raise Refusal(413, "The chunks are mostly extensions or trailers: send larger chunks without them.")
+
+    def _ignore_upgrade(self, rest: memoryview) -> bool:
+        """Read on where llhttp stopped because of an Upgrade; False when the connection ends instead.
+
+        llhttp has skipped the body of that request: a new parser gets the head again, without the Upgrade, then the
+        rest.
+        """
+        stopped_at = 0
+        while self._replay:
+            rest = rest[stopped_at:]
+            replay, self._replay = self._replay, b""
+            parser = self._parser = HttpRequestParser(self)
+            self._feed = parser.feed_data
+            try:
+                parser.feed_data(replay)
+                parser.feed_data(rest)
+            except HttpParserUpgrade as stop:  # the next one
+                stopped_at = stop.args[0]
+            except HttpParserError as error:
+                self._fail(error)
+                return False
+        return True
+
+    def _fail(self, error: HttpParserError) -> None:
+        """Refuse what llhttp cannot parse, or what was refused by one of the calls above."""
+        if not self._taking:
+            self._take_no_more()  # again: this is behind the last request, and nobody's business
+            return
+        if not isinstance(error, HttpParserCallbackError):
+            version = self._parser.get_http_version() if self._parser is not None else "0.0"
+            self._refuse(head.malformed(error, self._target, version))
+            return
+        cause = error.__context__
+        if not isinstance(cause, Refusal):
+            raise cause if cause is not None else error
+        self._refuse(cause)

@@ -1,0 +1,112 @@
+"""All connections of one event loop: what they share, the sweep that keeps their timeouts, and the drain.
+
+Timeouts cost nothing per request: connections note the time of the last sweep, and each sweep looks at all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from email.utils import formatdate
+from typing import TYPE_CHECKING
+
+from container.http1.connection import HttpProtocol
+from container.http1.head import status_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from container.http1.exchange import Exchange
+    from container.http1.limits import Limits
+
+
+class Http1Server:
+    """Makes the protocols for `loop.create_server` and looks after them.
+
+    Attributes:
+        handler: called on the loop with each request; must not block; answers by `Exchange.respond`, now or later.
+        limits: of every connection.
+        connections: the live ones.
+        draining: whether every connection ends with what it has begun.
+        now: loop time of the last sweep, in seconds.
+        heads: status → status line and Date, for the current second.
+    """
+
+    def __init__(self, handler: Callable[[Exchange], None], limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+        self.handler = handler
+        self.limits = limits
+        self.connections: set[HttpProtocol] = set()
+        self.draining = False
+        self.now = loop.time()
+        self.heads: dict[int, bytes] = {}
+        self._loop = loop
+        self._date = b""
+        self._empty = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tick()
+
+    def protocol_factory(self) -> HttpProtocol:
+        """A protocol for a new connection."""
+        return HttpProtocol(self)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests accepted and not answered, on all connections."""
+        return sum(connection.owed for connection in self.connections)
+
+    def head(self, status: int) -> bytes:
+        """The status line and the Date line of an answer."""
+        start = self.heads[status] = status_line(status) + self._date
+        return start
+
+    def forget(self, connection: HttpProtocol) -> None:
+        """A connection is gone."""
+        self.connections.discard(connection)
+        if not self.connections:
+            self._empty.set()
+
+    def drain(self) -> None:
+        """Close idle connections now, and each other one after the requests it has begun. Close the listeners first."""
+        self.draining = True
+        for connection in list(self.connections):
+            connection.drain()
+
+    async def wait_closed(self, seconds: float) -> bool:
+        """Wait until every connection is gone; False when some are left after so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self.connections:
+                    self._empty.clear()
+                    await self._empty.wait()
+        except TimeoutError:
+            return False
+        self._stop_sweeping()
+        return True
+
+    def abort(self) -> None:
+        """End every connection now, whatever it is owed."""
+        self._stop_sweeping()
+        for connection in list(self.connections):
+            connection.abort()
+
+    def __repr__(self) -> str:
+        state = " draining" if self.draining else ""
+        return f"<Http1Server {len(self.connections)} connections, {self.in_flight} in flight{state}>"
+
+    def sweep(self, now: float) -> None:
+        """Set the clock that connections read, and look for those that took too long."""
+        self.now = now
+        date = f"Date: {formatdate(usegmt=True)}\r\n".encode()
+        if date != self._date:
+            self._date = date
+            self.heads.clear()
+        for connection in list(self.connections):
+            connection.sweep(now)
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(self.limits.sweep, self._tick)
+        self.sweep(self._loop.time())
+
+    def _stop_sweeping(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,323 @@
+"""Limits of size and time. Time passes by hand: the sweep is told what the clock says."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def in_one(client, raw):
+    """As few packets as possible."""
+    client.send(raw)
+
+
+def in_pieces(client, raw):
+    """A packet for every seven bytes, so that no read holds the whole."""
+    for start in range(0, len(raw), 7):
+        client.send(raw[start : start + 7])
+
+
+@pytest.mark.parametrize("send", [in_one, in_pieces])
+@pytest.mark.parametrize(("target", "status"), [(30, 200), (31, 414)])
+def test_request_line(serve, send, target, status):
+    """A request line of exactly the limit is taken, one byte more is refused with 414."""
+    client = serve(request_line=30 + len("GET  HTTP/1.1")).connect()
+
+    send(client, b"GET /" + b"x" * (target - 1) + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+
+    assert client.answer().status == status
+
+
+@pytest.mark.parametrize("send", [in_one, in_pieces])
+@pytest.mark.parametrize(("value", "status"), [(100, 200), (101, 431)])
+def test_header_bytes(serve, send, value, status):
+    """Header fields of exactly the limit are taken, one byte more is refused with 431."""
+    client = serve(request_line=20, headers=len("Host: a\r\nX: \r\n") + 100).connect()
+
+    send(client, b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * value + b"\r\n\r\n")
+
+    assert client.answer().status == status
+
+
+@pytest.mark.parametrize("send", [in_one, in_pieces])
+@pytest.mark.parametrize(("extra", "status"), [(9, 200), (10, 431)])
+@pytest.mark.parametrize("line", [b"X-%d: 1\r\n", b"X: %d\r\n"])
+def test_header_count(serve, send, extra, status, line):
+    """As many header fields as the limit are taken, one more is refused with 431, repeated or not."""
+    client = serve(header_count=10).connect()
+
+    send(client, b"GET / HTTP/1.1\r\nHost: a\r\n" + b"".join(line % number for number in range(extra)) + b"\r\n")
+
+    assert client.answer().status == status
+
+
+@pytest.mark.parametrize(
+    ("start", "status"),
+    [
+        (b"GET /", 414),
+        (b"GET / HTTP/1.1\r\nX: ", 431),
+        (b"GET / HTTP/1.1\r\nX", 431),
+        (b"GET / HTTP/1.1\r\n" + b"X-Y: z\r\n" * 50, 431),
+    ],
+)
+def test_heads_without_end(serve, start, status):
+    """A head that never ends is refused while it grows."""
+    client = serve().connect().send(start)
+    for _ in range(400):
+        client.send(b"x" * 1000)
+
+    answer = client.answer()
+
+    assert answer.status == status
+    assert client.at_end()
+
+
+def test_a_read_of_many_small_heads_is_not_a_large_head(serve):
+    """Heads are measured one by one, also when many come at once and the last is cut."""
+    client = serve(request_line=20, headers=100).connect()
+    client.send(GET * 200 + GET[:-3])
+
+    assert [client.answer().status for _ in range(200)] == [200] * 200
+    assert client.ask(GET[-3:]).status == 200
+
+
+@pytest.mark.parametrize("send", [in_one, in_pieces])
+@pytest.mark.parametrize(("size", "status"), [(1000, 200), (1001, 413)])
+def test_body(serve, send, size, status):
+    """A body of exactly the limit is taken, one byte more is refused with 413."""
+    client = serve(body=1000).connect()
+
+    send(client, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
+
+    assert client.answer().status == status
+
+
+@pytest.mark.parametrize("send", [in_one, in_pieces])
+@pytest.mark.parametrize("chunks", [[1000], [500, 500], [1] * 1000])
+@pytest.mark.parametrize(("more", "status"), [(0, 200), (1, 413)])
+def test_chunked_body(serve, send, chunks, more, status):
+    """Chunks of exactly the limit together are taken, one byte more is refused with 413."""
+    client = serve(body=1000).connect()
+    sizes = [*chunks[:-1], chunks[-1] + more]
+
+    send(client, CHUNKED + b"".join(b"%x\r\n%b\r\n" % (size, b"x" * size) for size in sizes) + b"0\r\n\r\n")
+
+    assert client.answer().status == status
+
+
+def test_body_is_refused_before_it_comes(serve):
+    """A Content-Length over the limit is refused before any of the body is there, with the limit in the sentence."""
+    client = serve(body=1000).connect()
+
+    answer = client.ask(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1001\r\n\r\n")
+
+    assert answer.status == 413
+    assert "1000 bytes" in answer.error
+    assert client.at_end()
+
+
+@pytest.mark.parametrize(
+    ("start", "filling", "status"),
+    [
+        (b"", b"1;" + b"x" * 1000 + b"\r\nx\r\n", 413),
+        (b"1;", b"x" * 1000, 413),
+        (b"0\r\nX-T: ", b"x" * 1000, 413),
+        (b"0\r\n", b"X-T: 1\r\n" * 100, 413),
+    ],
+)
+def test_chunks_that_are_all_wrapping(serve, start, filling, status):
+    """Chunk extensions and trailers without end are refused although the body stays small."""
+    client = serve(body=1000).connect().send(CHUNKED + start)
+
+    for _ in range(500):
+        client.send(filling)
+
+    assert client.answer().status == status
+
+
+def test_answer_is_read_by_a_client_that_sends_it_all_first(serve):
+    """A client that sends megabytes before it reads gets to read its refusal."""
+    client = serve(body=1000).connect()
+    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 20000000\r\n\r\n")
+    for _ in range(20):
+        client.send(b"x" * 1_000_000)
+
+    assert client.answer().status == 413
+    assert client.at_end()
+
+
+def test_lingering_is_bounded_in_bytes(serve):
+    """A client that never stops sending after a refusal is cut off."""
+    server = serve(body=1000, linger=1_000_000)
+    client = server.connect()
+    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n")
+
+    with pytest.raises(OSError, match=r"reset|Broken pipe"):
+        client.send(b"x" * 100_000_000)
+
+    server.empty()
+
+
+def test_lingering_is_bounded_in_time(serve):
+    """A client that does not close after the last answer is cut off after a while."""
+    server = serve(linger_timeout=5)
+    client = server.connect().send(b"GET / HTTP/1.0\r\n\r\n")
+    assert client.answer().status == 200
+    assert client.at_end()
+    connection = server.alone()
+    server.elapse(4)
+    assert connection in server.call(lambda: set(server.server.connections))
+
+    server.elapse(6)
+
+    server.empty()
+
+
+def test_silent_connection(serve):
+    """A connection on which nothing ever comes is closed after the header timeout, without a word."""
+    server = serve(header_timeout=10, idle_timeout=75)
+    client = server.connect()
+    server.alone()
+
+    server.elapse(11)
+
+    assert client.at_end()
+    server.empty()
+
+
+@pytest.mark.parametrize("between", [b"", b"\r\n"])
+def test_idle_connection(serve, between):
+    """A connection between requests is closed after the idle timeout, without a word, not after the header timeout."""
+    server = serve(header_timeout=10, idle_timeout=75)
+    client = server.connect()
+    assert client.ask(GET + between).status == 200
+
+    server.elapse(60)
+    assert client.ask(GET).status == 200
+    server.elapse(76)
+
+    assert client.at_end()
+
+
+@pytest.mark.parametrize("size", [1, 8, 18])
+def test_slow_headers(serve, size):
+    """Headers that do not arrive in time are answered with 408, however the client drips them."""
+    server = serve(header_timeout=10)
+    client = server.connect()
+    assert client.ask(GET).status == 200
+    client.send(GET[:size])
+    connection = server.alone()
+    server.until(lambda: connection._head_bound == size)
+    server.elapse(6)
+    client.send(GET[size : size + 1])
+    server.until(lambda: connection._head_bound == size + 1)
+
+    server.elapse(6)
+
+    answer = client.answer()
+    assert (answer.status, answer.headers["connection"]) == (408, "close")
+    assert client.at_end()
+
+
+def test_slow_body(serve):
+    """A body that stops arriving is answered with 408; one that goes on, however slowly, is not."""
+    server = serve(header_timeout=1, body_timeout=60)
+    client = server.connect().send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n")
+    connection = server.alone()
+    server.until(lambda: connection._arriving is not None)
+    for size in range(1, 4):
+        server.elapse(40)
+        client.send(b"x")
+        server.until(lambda: len(connection._arriving.body) or connection._buffer.tell() == size)  # noqa: B023
+    server.call(lambda: connection._since)
+
+    server.elapse(61)
+
+    assert client.answer().status == 408
+    assert client.at_end()
+
+
+def test_slow_handler(serve, later):
+    """No timeout runs while the client waits for us, not for the next request either."""
+    server = serve(later)
+    client = server.connect().send(GET + GET[:10])
+    server.until(lambda: len(later) == 1)
+
+    server.elapse(10_000)
+    server.call(later.exchanges[0].respond, 200, b"", ())
+
+    assert client.answer().status == 200
+    client.send(GET[10:])
+    server.until(lambda: len(later) == 2)
+    server.call(later.exchanges[1].respond, 200, b"", ())
+    assert client.answer().status == 200
+
+
+def test_client_that_stops_reading(serve):
+    """A client that reads nothing of its answer for the body timeout is cut off; one that reads slowly is not."""
+    server = serve(lambda exchange: exchange.respond(200, b"", (b"x" * 20_000_000,)), body_timeout=60)
+    client = server.connect(receive_buffer=64 * 1024).send(GET)
+    connection = server.alone()
+    server.until(lambda: connection._write_paused)
+    server.elapse(0)
+    for _ in range(3):
+        before = server.call(connection._transport.get_write_buffer_size)
+        client.reader.read(2_000_000)
+        server.until(lambda: connection._transport.get_write_buffer_size() < before)  # noqa: B023
+        server.elapse(50)
+    assert connection in server.call(lambda: set(server.server.connections))
+    server.elapse(0)
+
+    server.elapse(61)
+
+    server.empty()
+
+
+def test_sweeping_goes_on_by_itself(serve):
+    """The sweep runs on its own: a slow-loris client is thrown out without anybody asking."""
+    server = serve(header_timeout=0.02, sweep=0.01)
+    client = server.connect().send(b"GET /")
+
+    assert client.answer().status == 408
+
+
+def test_hundreds_of_dripping_clients_cost_others_nothing(serve):
+    """While many clients drip their headers, another is served, and all of them end with 408."""
+    server = serve(header_timeout=10)
+    dripping = [server.connect().send(b"GET / HT") for _ in range(200)]
+    server.until(lambda: len([each for each in server.server.connections if each._head_bound]) == 200)
+
+    assert server.connect().ask(GET).status == 200
+
+    server.elapse(11)
+
+    assert [each.answer().status for each in dripping] == [408] * 200
+
+
+def test_sender_that_never_reads_is_not_collected(serve):
+    """Requests pipelined without end by a client that never reads an answer do not pile up."""
+    server = serve(lambda exchange: exchange.respond(200, b"", (b"x" * 100_000,)), pipelined=4, body_timeout=60)
+    client = server.connect(receive_buffer=64 * 1024)
+    ended = threading.Event()
+
+    def send():
+        try:
+            for _ in range(1000):
+                client.send(GET * 5000)
+        except OSError:
+            ended.set()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    connection = server.alone()
+    server.until(lambda: connection._full and connection._write_paused)
+    assert server.call(lambda: connection.owed) <= 256_000 // len(GET) + 4
+    server.elapse(0)
+    server.elapse(61)
+    sender.join()
+
+    assert ended.is_set()
