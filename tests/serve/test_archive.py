@@ -305,24 +305,26 @@ def test_negative_size(tmp_path, targz_bytes):
     """A size below zero, which would turn the archive back on itself, is refused."""
     member = header("a", tarfile.REGTYPE, pax_headers={"size": "-1024"})
 
-    message = refused(targz_bytes(member, format=tarfile.PAX_FORMAT), tmp_path)
-
-    assert "negative size" in message or "points backwards" in message
+    assert "negative size" in refused(targz_bytes(member, format=tarfile.PAX_FORMAT), tmp_path)
 
 
-@pytest.mark.parametrize("version", ["0.1", "1.0", "old"])
-def test_sparse(version, tmp_path, targz_bytes):
-    """A sparse file, which is longer than its data, is refused in each of its forms."""
-    if version == "0.1":
-        pax = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "1099511627776"}
-        member = header("a", tarfile.REGTYPE, pax_headers=pax)
-    elif version == "1.0":
-        pax = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "99", "GNU.sparse.name": "a"}
-        member = header("a", tarfile.REGTYPE, pax_headers=pax, size=512)
-    else:
-        member = header("a", tarfile.GNUTYPE_SPARSE)
+@pytest.mark.parametrize(
+    "options",
+    [["--format=gnu"], *(["--format=posix", f"--sparse-version={version}"] for version in ("0.0", "0.1", "1.0"))],
+    ids=lambda options: options[-1],
+)
+def test_sparse(options, tmp_path):
+    """A sparse file, which is longer than its data, is refused in each form that GNU tar writes."""
+    with (tmp_path / "holes").open("wb") as file:
+        file.truncate(1 << 20)
+        file.seek(1 << 19)
+        file.write(b"data")
+    ended = subprocess.run(
+        ["tar", "czf", "-", "--sparse", *options, "holes"], check=True, capture_output=True, cwd=tmp_path
+    )
+    (tmp_path / "out").mkdir()
 
-    refused(targz_bytes(member, format=tarfile.PAX_FORMAT), tmp_path)
+    assert "sparse file" in refused(ended.stdout, tmp_path / "out")
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
