@@ -492,7 +492,9 @@ class Wire:
                     return
                 if request:
                     self.requests.append(request)
-                    connection.sendall(self._answer(request))
+                    # said aloud, or the client takes the dying connection for its next request
+                    answer = self._answer(request).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
+                    connection.sendall(answer)
 
     def close(self):
         """Stop the thread."""
