@@ -49,22 +49,37 @@ class Signature:
 
 
 class Execution:
-    """One batch and what became of each request in it: a response or an error, in the batch's order."""
+    """One batch and what became of each request in it.
 
-    __slots__ = ("batch", "results", "size", "timings")
+    Attributes:
+        batch: the requests.
+        results: a response or an error for each, in the batch's order.
+        size: the sum of their batch dimensions.
+        timings: where the time went.
+        processor_ns: processor time of the executing thread, which no other thread's turn makes longer.
+    """
+
+    __slots__ = ("batch", "processor_ns", "results", "size", "timings")
 
     def __init__(
-        self, batch: Batch, results: Sequence[InferenceResponse | MmeError], size: int, timings: Timings
+        self,
+        batch: Batch,
+        results: Sequence[InferenceResponse | MmeError],
+        size: int,
+        timings: Timings,
+        processor_ns: int,
     ) -> None:
         self.batch = batch
         self.results = results
         self.size = size
         self.timings = timings
+        self.processor_ns = processor_ns
 
 
 def execute_batch(handler: Handler, signature: Signature, batch: Batch) -> Execution:
     """Run one batch. Never raises: what goes wrong becomes the error of every request in the batch."""
     start = collated = executed = _now()
+    processor = time.thread_time_ns()
     size = 0
     for request in batch:
         size += request.batch_size
@@ -86,7 +101,7 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch) -> Execu
     for result in results:
         if isinstance(result, InferenceResponse):
             result.timings = timings
-    return Execution(batch, results, size, timings)
+    return Execution(batch, results, size, timings, time.thread_time_ns() - processor)
 
 
 def _wanted(signature: Signature, batch: Batch) -> tuple[str, ...]:

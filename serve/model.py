@@ -262,7 +262,10 @@ class Model:
 
 
 class _Costs:
-    """How long executions took of late, by the size of their input, to the next power of two.
+    """What executions cost of late, by the size of their input, to the next power of two.
+
+    The cost is the executing thread's processor time: on a lane, the time on the wall also holds what other threads
+    took in between, and a model that waits its turn there would never look quick enough for the loop.
 
     A slow execution counts at once; quicker ones after it win back trust slowly. What was never seen is expected to
     take for ever, so that the first execution of any size runs on a lane.
@@ -280,8 +283,7 @@ class _Costs:
     def learn(self, execution: Execution) -> None:
         """Remember what this execution took."""
         key = _input_class(execution.batch)
-        timings = execution.timings
-        took = timings.compute_input + timings.compute_infer + timings.compute_output
+        took = execution.processor_ns
         known = self._ns.get(key, 0.0)
         self._ns[key] = took if took >= known else known - (known - took) / 8
 
