@@ -263,9 +263,6 @@ class HttpProtocol(RequestReader, asyncio.Protocol):
         if self._half_closed:
             transport.close()
             return
-        if self._full:
-            self._full = False
-            transport.resume_reading()
         transport.write_eof()
 
     def _discard(self, data: bytes) -> None:
