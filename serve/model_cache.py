@@ -23,6 +23,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from cachetools import LRUCache
+
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve import eviction
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.cache")
 _now = time.perf_counter_ns
+_REMEMBERED = 10_000  # footprints of artifacts seen; one more forgets the one unused for longest
 
 
 T = TypeVar("T", bound=Resident)
@@ -103,7 +106,7 @@ class ModelCache(Generic[P, T]):
         self._loader = loader
         self._pool = pool
         self._drain_patience = drain_patience
-        self._remembered: dict[str, Footprint] = {}
+        self._remembered: LRUCache[str, Footprint] = LRUCache(_REMEMBERED)
 
     def __repr__(self) -> str:
         return f"<ModelCache {len(self._ready)} ready of {len(self.entries)} known, {self.room!r}>"
