@@ -1,0 +1,65 @@
+"""What every test has: a temporary folder of its own, and a look for what it left behind.
+
+Fixtures of a wider scope (a server of a module) are made before the look and may stay; what a test itself begins, it
+has to end.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FOREIGN = frozenset({".ses"})  # ONNX Runtime notes its session there, once for a folder
+_GRACE_SECONDS = 5.0  # for a thread or a child that was told to end and is on its way
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_temporary_folder(tmp_path_factory: pytest.TempPathFactory):
+    """A temporary folder that no other process shares, for this process and its children: what lies in it is ours."""
+    folder = tmp_path_factory.mktemp("tmp")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TMPDIR", str(folder))
+    patch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest, private_temporary_folder: Path):
+    """Fails a test that leaves a thread, a child process, or a temporary or staging folder behind."""
+    own = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    threads, children, files = set(_threads()), set(_children()), _names(private_temporary_folder)
+    yield
+    left = [f"thread {thread.name}" for thread in _threads() if thread not in threads and not _ends(thread)]
+    processes = [process for process in _children() if process not in children]
+    left += [f"process {process}" for process in psutil.wait_procs(processes, _GRACE_SECONDS)[1]]
+    left += [f"temporary {name}" for name in _names(private_temporary_folder) - files]
+    left += [f"staging {path}" for path in (own.rglob(".staging-*") if own else ())]
+    if left:
+        pytest.fail(f"the test left behind: {', '.join(left)}", pytrace=False)
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - _FOREIGN
+
+
+def _threads() -> list[threading.Thread]:
+    """Threads that would keep the process from ending."""
+    return [thread for thread in threading.enumerate() if not thread.daemon]
+
+
+def _ends(thread: threading.Thread) -> bool:
+    thread.join(_GRACE_SECONDS)
+    return not thread.is_alive()
+
+
+def _children() -> list[psutil.Process]:
+    return psutil.Process(os.getpid()).children(recursive=True)
