@@ -40,6 +40,8 @@ _MAX_ROUTES = 4096  # targets remembered
 
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+INFERENCE_ID = "x-amzn-sagemaker-inference-id"
+_OURS = frozenset({Kind.INTERNAL, Kind.EXECUTION_FAILED, Kind.OUT_OF_MEMORY})
 
 
 class Flavor(Enum):
@@ -207,8 +209,8 @@ class InferRoutes:
                 call.report = await self.engine.submit_cold(name, version, request)
         except TimeoutError:
             call.not_ready(name)
-        except MmeError as error:
-            call.fail(error)
+        except Exception as error:  # noqa: BLE001 - nobody awaits this task: what is not answered here never is
+            call.fail(_known(error))
 
     async def _infer_raw(self, call: _Call, name: str, version: int | None, body: bytes) -> None:
         """A request without a header: what it means depends on the model's configuration."""
@@ -217,13 +219,21 @@ class InferRoutes:
                 request, call.reply = self._decoder.decode_raw(body, model.config, call.complete)
                 call.request = request
                 self.engine.submit(name, version, request)
-        except MmeError as error:
-            call.fail(error)
+        except Exception as error:  # noqa: BLE001 - see _infer_cold
+            call.fail(_known(error))
 
     def _aside(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _known(error: Exception) -> MmeError:
+    """The error as one of ours; anything else is a bug, and its traceback belongs into the log."""
+    if isinstance(error, MmeError):
+        return error
+    _log.error("answering a request failed", exc_info=error)
+    return MmeError(Kind.INTERNAL, f"the server failed on this request: {type(error).__name__}: {error}")
 
 
 class _Call:
@@ -247,10 +257,11 @@ class _Call:
             return
         try:
             parts, length = encode(result, self.reply)
-        except MmeError as error:
-            self.fail(error)
+            headers = self._headers(result, length)
+        except Exception as error:  # noqa: BLE001 - an answer that can't be written must not keep its batch from theirs
+            self.fail(_known(error))
             return
-        self.exchange.respond(200, self._headers(result, length), parts)
+        self.exchange.respond(200, headers, parts)
 
     def _headers(self, response: InferenceResponse, length: int | None) -> bytes:
         if length is None:
@@ -275,17 +286,23 @@ class _Call:
 
     def fail(self, error: MmeError) -> None:
         """Send an error."""
-        if error.kind in {Kind.INTERNAL, Kind.EXECUTION_FAILED, Kind.OUT_OF_MEMORY}:
-            headers = self.exchange.headers
-            context = {
-                "target_model": headers.get(TARGET_MODEL, ""),
-                "inference_id": headers.get("x-amzn-sagemaker-inference-id", ""),
-            }
-            _log.error("%s", error, extra={key: value for key, value in context.items() if value})
+        self._log_failure(error)
         attributes = self.exchange.headers.get(CUSTOM_ATTRIBUTES)
         extra = b"" if attributes is None else answers.custom_attributes(attributes)
         status, headers_block, body = answers.error(error, self.flavor.value)
         self.exchange.respond(status, headers_block + extra, (body,))
+
+    def _log_failure(self, error: MmeError) -> None:
+        """Our failures are errors; a client's are of interest to whoever asked for details."""
+        level = logging.ERROR if error.kind in _OURS else logging.DEBUG
+        if _log.isEnabledFor(level):
+            headers = self.exchange.headers
+            context = {
+                "path": self.exchange.target.decode("latin-1"),
+                "target_model": headers.get(TARGET_MODEL, ""),
+                "inference_id": headers.get(INFERENCE_ID, ""),
+            }
+            _log.log(level, "%s", error, extra={key: value for key, value in context.items() if value})
 
     def not_ready(self, name: str) -> None:
         """The model still loads; the Runtime API answers so that the client may try again."""

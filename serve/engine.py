@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.artifacts import Artifacts
-from serve.cache_entry import Entry
 from serve.lifecycle import State
 from serve.model_cache import ModelCache
 from serve.repository import list_models
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from model_handlers.base import Footprint
+    from serve.cache_entry import Entry
     from serve.model import Model
     from serve.request import InferenceRequest, LoadReport
 
@@ -138,7 +138,7 @@ class Engine:
             ) from None
         except MmeError as error:
             if error.kind is Kind.UNKNOWN_MODEL:
-                self.cache.forget(entry)
+                self._forget(entry)
             raise
 
     # -- the registered models -----------------------------------------------------------------------------------
@@ -304,8 +304,14 @@ class Engine:
         entry.source = source
         return entry
 
-    def _drop(self, entry: Entry[Target]) -> None:
+    def _forget(self, entry: Entry[Target]) -> None:
+        """Names that nobody has must not pile up, however many are asked for."""
         self.cache.forget(entry)
+        if not entry.stats.loads and self.target_stats.get(entry.name) is entry.stats:
+            del self.target_stats[entry.name]
+
+    def _drop(self, entry: Entry[Target]) -> None:
+        self._forget(entry)
         if isinstance(entry.source, Archived):
             entry.source.artifacts.discard(entry.source.name)
         for alias in [alias for alias, name in self._aliases.items() if name == entry.name]:
