@@ -52,6 +52,9 @@ _MEMORY_WORDS = ("bad_alloc", "allocate memory", "out of memory", "CUDA_ERROR_OU
 
 @functools.cache
 def _onnxruntime() -> Any:
+    # From 1.29 on, the official builds report sessions to their maker, from a database in the home directory, unless
+    # this is set before the import.
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
         import onnxruntime  # noqa: PLC0415 - optional: only a machine that serves ONNX models has it
     except ImportError as error:
