@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
 from serve.archive import extract
-from serve.disk import directory_size, disk_errors, remove_staging, staging_directory
+from serve.disk import directory_size, disk_errors, own_directory, remove_staging, staging_directory
 from serve.store import validate_name
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ class Artifacts:
         """Take the directory over; what a crashed run left half unpacked goes.
 
         Raises:
-            MmeError: INTERNAL or OUT_OF_MEMORY when the directory cannot be made.
+            MmeError: INTERNAL or OUT_OF_MEMORY when the directory cannot be made, INVALID_ARGUMENT when another user
+                could have filled it.
         """
         self.store = store
         self._directory = directory
@@ -76,7 +77,7 @@ class Artifacts:
         self._guard = threading.Lock()  # of the dictionary, held for no longer than a look-up
         self._locks: dict[str, _NameLock] = {}
         with disk_errors(f"{directory} cannot hold unpacked models"):
-            directory.mkdir(parents=True, exist_ok=True)
+            own_directory(directory)
             remove_staging(directory)
 
     def __repr__(self) -> str:

@@ -10,18 +10,33 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_handlers.errors import Kind, MmeError, out_of_memory
+from model_handlers.errors import Kind, MmeError, invalid_argument, out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _STAGING_PREFIX = ".staging-"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def own_directory(directory: Path) -> None:
+    """Make a directory that only we can read, or take over our own.
+
+    In a folder where everybody may write, as /tmp, somebody else could have made it first and put their models there.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when that happened.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    shared = directory.parent.stat().st_mode & stat.S_IWOTH
+    if shared and directory.stat().st_uid != os.geteuid():
+        raise invalid_argument(f"{directory} belongs to another user: set MME_CACHE_DIR to a directory of your own")
 
 
 def remove_staging(directory: Path) -> None:

@@ -271,3 +271,26 @@ def test_replaced_in_s3_while_downloading(s3_artifacts, s3_client, targz_bytes):
     assert caught.value.kind is Kind.UNAVAILABLE
     assert names(s3_artifacts) == []
     assert (s3_artifacts.fetch("t/a.tar.gz").path / "config.pbtxt").read_bytes() == b"y"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to somebody else")
+def test_directory_that_another_user_made_in_a_shared_folder(store, tmp_path):
+    """A directory that somebody else may have filled beforehand is refused, since models would come from it."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "cache").mkdir()
+    os.chown(shared / "cache", 12345, 12345)
+
+    with pytest.raises(MmeError) as refused:
+        Artifacts(store, shared / "cache")
+
+    assert refused.value.kind is Kind.INVALID_ARGUMENT
+    assert "MME_CACHE_DIR" in refused.value.message
+
+
+def test_directory_is_for_us_alone(store, tmp_path):
+    """Nobody else reads unpacked models."""
+    Artifacts(store, tmp_path / "cache")
+
+    assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
