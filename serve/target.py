@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model_handlers import devices
-from model_handlers.base import Footprint, Handler
+from model_handlers.base import CPU, Footprint, Handler
 from model_handlers.config import InstanceGroup, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.registry import find_backend, handler_for
@@ -126,10 +126,11 @@ Source = Archived | Unpacked | InRepository
 
 @dataclass(frozen=True, slots=True)
 class PreparedTarget:
-    """A model's files, found and understood. See `model_cache.Prepared`."""
+    """A model's files, found and understood, and where each of its lanes is to run. See `model_cache.Prepared`."""
 
     directory: ModelDirectory
     handler: type[Handler]
+    lanes: list[tuple[str, Device]]
     identity: str
     estimate: Footprint
     download_ns: int
@@ -174,8 +175,11 @@ class ModelLoader:
             directory, identity = open_target(source.path, name), str(source.path)
         backend = find_backend(directory.config.backend, directory.config.platform, name)
         handler = handler_for(backend, name)
-        estimate = Footprint(host=int(directory.size() * handler.estimate_factor))
-        return PreparedTarget(directory, handler, identity, estimate, download_ns)
+        lanes = self._lanes(directory, handler)
+        size = int(directory.size() * handler.estimate_factor)
+        on_gpus = len({device for _, device in lanes if device.kind == "gpu"})
+        estimate = Footprint(size if any(device == CPU for _, device in lanes) else 0, size * on_gpus)
+        return PreparedTarget(directory, handler, lanes, identity, estimate, download_ns)
 
     def load(self, prepared: PreparedTarget) -> tuple[Target, Footprint]:
         """Load every selected version on its devices, warm it up, and measure."""
@@ -203,7 +207,7 @@ class ModelLoader:
         by_device: dict[Device, Handler] = {}
         lanes: list[tuple[str, Handler]] = []
         try:
-            for lane, device in self._lanes(prepared):
+            for lane, device in prepared.lanes:
                 handler = by_device.get(device)
                 if handler is None:
                     handler = by_device[device] = prepared.handler.load(config, model_file, device)
@@ -217,15 +221,15 @@ class ModelLoader:
                 handler.close()
             raise
 
-    def _lanes(self, prepared: PreparedTarget) -> list[tuple[str, Device]]:
+    def _lanes(self, directory: ModelDirectory, handler: type[Handler]) -> list[tuple[str, Device]]:
         """Name and device of every lane, as the instance groups ask."""
-        name = prepared.directory.name
-        groups = prepared.directory.config.instance_groups or (InstanceGroup(name),)
+        groups = directory.config.instance_groups or (InstanceGroup(directory.name),)
+        gpu_capable = handler.gpu_capable()
         return [
             (f"{group.name}_{index}", device)
             for group in groups
             for index, device in enumerate(
-                devices.place(group, name, gpu_capable=prepared.handler.gpu_capable(), require_gpu=self._require_gpu)
+                devices.place(group, directory.name, gpu_capable=gpu_capable, require_gpu=self._require_gpu)
             )
         ]
 
