@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, MmeError, out_of_memory
 from serve.request import InferenceRequest, InferenceResponse, Timings
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch) -> Execu
         results: Sequence[InferenceResponse | MmeError] = scatter(signature, batch, names, arrays, size)
     except MmeError as error:
         results = [error] * len(batch)
+    except MemoryError as error:  # numpy's too, when a batch is joined
+        results = [out_of_memory(f"model '{signature.name}' ran out of memory: {error}")] * len(batch)
     except Exception as error:  # noqa: BLE001 - a lane must survive whatever a framework throws, or its model stands still
         _log.exception("model '%s' failed in a way its handler does not know", signature.name)
         message = f"model '{signature.name}' failed: {type(error).__name__}: {error}"
@@ -218,7 +220,8 @@ class Instance:
     def stop(self) -> None:
         """End the thread after what it is doing, and wait for it. Never called on the event loop."""
         self._inbox.put(None)
-        self._thread.join()
+        if self._thread.ident is not None:  # a model that was given up before it served anybody never started it
+            self._thread.join()
 
     def _main(self) -> None:
         while batch := self._inbox.get():
