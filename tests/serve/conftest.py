@@ -1,5 +1,6 @@
-"""What several tests of the engine share: a real S3 server on loopback, archives, and a look for leaks."""
+"""What several tests of the engine share: an S3 server on loopback, archives, event loops, models under control."""
 
+import asyncio
 import gzip
 import io
 import os
@@ -9,9 +10,17 @@ import uuid
 from pathlib import Path
 
 import boto3
+import numpy as np
+import onnx
 import pytest
 from botocore.config import Config
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+from onnx import TensorProto, helper, numpy_helper
+
+from model_handlers.base import Handler
+from model_handlers.config import ModelConfig
+from model_handlers.tensor import FP32, TensorSpec
+from serve.request import InferenceRequest, InferenceResponse, Layout
 
 _OWN_THREADS = ("inflate ", "download ")
 
@@ -119,3 +128,227 @@ def _tar_bytes():
 @pytest.fixture(name="targz_bytes")
 def _targz_bytes():
     return targz_bytes
+
+
+# -- event loops -------------------------------------------------------------------------------------------------------
+
+LOOP_SECONDS = 30  # a hang, not a measure of speed
+
+
+@pytest.fixture
+def run():
+    """Runs a coroutine on an event loop of its own.
+
+    Fails the test whose callbacks raised on the loop, which asyncio only logs, or that leaves a task or a thread.
+    """
+    return run_on_loop
+
+
+def run_on_loop(main):
+    """See the fixture of the same meaning."""
+    threads = set(threading.enumerate())
+    problems = []
+
+    async def guarded():
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: problems.append(context))
+        async with asyncio.timeout(LOOP_SECONDS):
+            result = await main
+        await idle()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return result
+
+    result = asyncio.run(guarded())
+    assert problems == []
+    assert [thread.name for thread in set(threading.enumerate()) - threads] == []
+    return result
+
+
+async def idle(turns=12):
+    """Let the loop turn until callbacks that call callbacks are done."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(name="idle")
+def _idle():
+    return idle
+
+
+# -- models that do what the test says ---------------------------------------------------------------------------------
+
+
+class Gate:
+    """A place that executions stop at until the test opens it."""
+
+    def __init__(self):
+        self._arrived = threading.Semaphore(0)
+        self._open = threading.Semaphore(0)
+        self._for_good = False
+
+    def __call__(self, rows):
+        """What a model does: say that it is here, wait, double."""
+        self._arrived.release()
+        if not self._for_good:
+            assert self._open.acquire(timeout=LOOP_SECONDS)
+        return [rows * 2]
+
+    async def arrived(self):
+        """Wait for the next execution to get here."""
+        assert await asyncio.to_thread(self._arrived.acquire, timeout=LOOP_SECONDS)
+
+    def let(self, executions=1):
+        """Let so many through."""
+        self._open.release(executions)
+
+    def open(self):
+        """Let everybody through from now on."""
+        self._for_good = True
+        self._open.release(1000)
+
+
+class Scripted(Handler):
+    """A model of one input `x` and one output `y`, [-1, 2] each, whose execution is a function of the test's.
+
+    Attributes:
+        script: rows → outputs; replace it at any time.
+        batches: the first column of every batch that was executed, in order.
+        threads: the names of the threads that executed them.
+        closed: how often it was closed.
+    """
+
+    backend = "scripted"
+    default_filename = "model.scripted"
+
+    def __init__(self, config, script=None):
+        super().__init__(config)
+        self.script = script or (lambda rows: [rows * 2])
+        self.batches = []
+        self.threads = []
+        self.closed = 0
+
+    @classmethod
+    def autocomplete(cls, config, model_file):  # noqa: ARG003 - nothing to read
+        """Nothing is left out."""
+        return config
+
+    @classmethod
+    def load(cls, config, model_file, device):
+        """Made by the test itself."""
+        raise NotImplementedError
+
+    def execute(self, inputs, outputs):  # noqa: ARG002 - there is one
+        """Note it and do as the script says."""
+        rows = inputs["x"]
+        self.batches.append(rows[:, 0].astype(int).tolist())
+        self.threads.append(threading.current_thread().name)
+        return self.script(rows)
+
+    def close(self):
+        """Count."""
+        self.closed += 1
+
+
+class Inline(Scripted):
+    """One that may run on the event loop."""
+
+    inline = True
+
+
+def scripted_config(name="m", max_batch_size=8, **fields):
+    """The configuration of a `Scripted` model."""
+    specs = {"inputs": (TensorSpec("x", FP32, (2,)),), "outputs": (TensorSpec("y", FP32, (2,)),)}
+    return ModelConfig(name, backend="scripted", max_batch_size=max_batch_size, **{**specs, **fields})
+
+
+class Call:
+    """A client's request of rows [n, n] each, and the answers that it got."""
+
+    def __init__(self, *numbers, timeout_us=0, layout=None, on_answer=None):
+        self.numbers = numbers
+        self.answers = []
+        self.answered = asyncio.get_running_loop().create_future()
+        rows = np.array([[number, number] for number in numbers], np.float32)
+        layout = layout or Layout((("x", FP32, rows.shape),), ())
+        self._on_answer = on_answer
+        self.request = InferenceRequest(layout, [rows], self._complete, str(numbers[0]), timeout_us=timeout_us)
+
+    def _complete(self, request, result):
+        assert request is self.request
+        self.answers.append(result)
+        if not self.answered.done():
+            self.answered.set_result(result)
+        if self._on_answer is not None:
+            self._on_answer(self)
+
+    async def answer(self):
+        """The answer, once it is there."""
+        return await asyncio.shield(self.answered)
+
+    @property
+    def kind(self):
+        """The kind of the error that it got, None for a response with the right numbers."""
+        assert len(self.answers) == 1
+        result = self.answers[0]
+        if isinstance(result, InferenceResponse):
+            assert result.id == self.request.id
+            [(name, _, rows)] = result.outputs
+            assert (name, rows.tolist()) == ("y", [[2 * number] * 2 for number in self.numbers])
+            return None
+        return result.kind
+
+
+class Toolbox:
+    """The above by one name, for tests that cannot import from here."""
+
+    Gate = Gate
+    Scripted = Scripted
+    Inline = Inline
+    Call = Call
+    config = staticmethod(scripted_config)
+    run = staticmethod(run_on_loop)
+
+
+@pytest.fixture(scope="session")
+def toys():
+    """Models under the test's control, and clients that count their answers."""
+    return Toolbox
+
+
+# -- small real models -------------------------------------------------------------------------------------------------
+
+
+def write_onnx(path, factor=2.0, weights=0):
+    """An ONNX model `y = factor * x` of [-1, 2]; `weights` adds as many bytes that it has to hold."""
+    nodes = [helper.make_node("Mul", ["x", "factor"], ["y"])]
+    constants = [numpy_helper.from_array(np.array([factor], np.float32), "factor")]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2])]
+    if weights:
+        columns = weights // 8
+        table = np.random.default_rng(0).standard_normal((2, columns), np.float32)
+        constants.append(numpy_helper.from_array(table, "table"))
+        nodes.append(helper.make_node("MatMul", ["x", "table"], ["wide"]))
+        outputs.append(helper.make_tensor_value_info("wide", TensorProto.FLOAT, ["batch", columns]))
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 2])]
+    graph = helper.make_graph(nodes, "toy", inputs, outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, path)
+
+
+def write_repository_model(folder, config="", versions=(1,), weights=0):
+    """A model of a Triton repository whose version v multiplies by v + 1."""
+    for version in versions:
+        write_onnx(folder / str(version) / "model.onnx", version + 1.0, weights)
+    if config:
+        (folder / "config.pbtxt").write_text(config)
+    return folder
+
+
+@pytest.fixture(name="write_onnx", scope="session")
+def _write_onnx():
+    return write_onnx
+
+
+@pytest.fixture(name="write_repository_model", scope="session")
+def _write_repository_model():
+    return write_repository_model

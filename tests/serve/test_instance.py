@@ -1,0 +1,275 @@
+"""One batch from requests to answers, and the lane that does it over and over."""
+
+import threading
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+from model_handlers.errors import Kind, MmeError
+from model_handlers.tensor import FP32, TensorSpec
+from serve.instance import Instance, Signature, collate, execute_batch
+from serve.layout_check import check_layout
+from serve.request import InferenceRequest, InferenceResponse, Layout
+
+
+class TwoOutputs:
+    """Columns `a` (the sum of a row) and `b` (the row), as a model with two outputs gives them."""
+
+    def __init__(self):
+        self.asked = []
+
+    def execute(self, inputs, outputs):
+        """What was asked for, in that order."""
+        self.asked.append(list(outputs))
+        rows = inputs["x"]
+        return [{"a": rows.sum(axis=1), "b": rows}[name] for name in outputs]
+
+
+def request_of(config, *rows, outputs=(), name="r"):
+    """A request as a model's check leaves it."""
+    array = np.array(rows, np.float32)
+    request = InferenceRequest(Layout((("x", FP32, array.shape),), outputs), [array], lambda *_: None, name)
+    checked = check_layout(request.layout, config)
+    request.batch_size, request.order, request.signature = checked.batch_size, checked.order, checked.signature
+    return request
+
+
+def two_outputs(toys):
+    """The configuration of such a model."""
+    return toys.config(outputs=(TensorSpec("a", FP32, ()), TensorSpec("b", FP32, (2,))))
+
+
+def shown(response):
+    """Outputs by name."""
+    return {name: array.tolist() for name, _, array in response.outputs}
+
+
+def test_each_request_gets_its_own_rows(toys):
+    """Requests of one, three and two rows executed together get back one, three and two rows, their own."""
+    config = toys.config()
+    batch = [
+        request_of(config, [1, 1], name="first"),
+        request_of(config, [2, 2], [3, 3], [4, 4], name="second"),
+        request_of(config, [5, 5], [6, 6], name="third"),
+    ]
+    handler = toys.Scripted(config)
+    execution = execute_batch(handler, Signature("m", 3, config), batch)
+    assert handler.batches == [[1, 2, 3, 4, 5, 6]]
+    assert execution.size == 6
+    assert [(r.id, shown(r)["y"]) for r in execution.results] == [
+        ("first", [[2, 2]]),
+        ("second", [[4, 4], [6, 6], [8, 8]]),
+        ("third", [[10, 10], [12, 12]]),
+    ]
+    assert {(r.model_name, r.model_version) for r in execution.results} == {("m", "3")}
+
+
+def test_each_request_gets_the_outputs_it_asked_for(toys):
+    """A batch executes the union of the outputs asked for, and each request sees its own only."""
+    config = two_outputs(toys)
+    handler = TwoOutputs()
+    batch = [request_of(config, [1, 2], outputs=("b",)), request_of(config, [3, 4], outputs=("a",))]
+    execution = execute_batch(handler, Signature("m", 1, config), batch)
+    assert handler.asked == [["a", "b"]]
+    assert [shown(r) for r in execution.results] == [{"b": [[1, 2]]}, {"a": [7]}]
+
+
+def test_outputs_that_nobody_asked_for_are_not_computed(toys):
+    """One output asked for by everybody is the only one that the handler is asked for."""
+    config = two_outputs(toys)
+    handler = TwoOutputs()
+    batch = [request_of(config, [1, 2], outputs=("b",)), request_of(config, [3, 4], outputs=("b",))]
+    execute_batch(handler, Signature("m", 1, config), batch)
+    assert handler.asked == [["b"]]
+
+
+def test_one_request_for_all_outputs_makes_the_batch_compute_all(toys):
+    """A request that names no outputs gets all, though another in its batch named one."""
+    config = two_outputs(toys)
+    handler = TwoOutputs()
+    batch = [request_of(config, [1, 2], outputs=("b",)), request_of(config, [3, 4])]
+    execution = execute_batch(handler, Signature("m", 1, config), batch)
+    assert handler.asked == [["a", "b"]]
+    assert [shown(r) for r in execution.results] == [{"b": [[1, 2]]}, {"a": [7], "b": [[3, 4]]}]
+
+
+@pytest.mark.parametrize("rows", [np.zeros((1, 2)), np.zeros((5, 2)), np.float32(0)], ids=["fewer", "more", "scalar"])
+def test_another_number_of_rows_than_given_fails_the_whole_batch(toys, rows):
+    """A model that returns another number of rows than it was given gives no rows to anybody, and is named."""
+    config = toys.config()
+    handler = toys.Scripted(config, lambda _: [np.asarray(rows, np.float32)])
+    batch = [request_of(config, [1, 1]), request_of(config, [2, 2])]
+    execution = execute_batch(handler, Signature("m", 1, config), batch)
+    assert [result.kind for result in execution.results] == [Kind.EXECUTION_FAILED] * 2
+    assert "model 'm' returned output 'y'" in execution.results[0].message
+    assert "for a batch of 2" in execution.results[0].message
+
+
+@pytest.mark.parametrize("arrays", [[], [np.zeros((1, 2)), np.zeros((1, 2))]], ids=["none", "two"])
+def test_another_number_of_outputs_than_asked_for_is_an_error(toys, arrays):
+    """A handler that returns too few or too many arrays fails its batch, not the lane."""
+    config = toys.config()
+    execution = execute_batch(
+        toys.Scripted(config, lambda _: arrays), Signature("m", 1, config), [request_of(config, [1, 1])]
+    )
+    assert [result.kind for result in execution.results] == [Kind.INTERNAL]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (MmeError(Kind.EXECUTION_FAILED, "bad node"), Kind.EXECUTION_FAILED, "bad node"),
+        (MmeError(Kind.OUT_OF_MEMORY, "no room"), Kind.OUT_OF_MEMORY, "no room"),
+        (ZeroDivisionError("by zero"), Kind.INTERNAL, "model 'm' failed: ZeroDivisionError: by zero"),
+        (MemoryError("1 TiB"), Kind.OUT_OF_MEMORY, "model 'm' ran out of memory: 1 TiB"),
+    ],
+    ids=["known", "memory", "foreign", "python memory"],
+)
+def test_whatever_a_handler_raises_becomes_everybodys_error(toys, error, kind, words):
+    """An exception in `execute` reaches each request of the batch once, as one of ours."""
+    config = toys.config()
+
+    def fail(_rows):
+        raise error
+
+    batch = [request_of(config, [1, 1]), request_of(config, [2, 2])]
+    execution = execute_batch(toys.Scripted(config, fail), Signature("m", 1, config), batch)
+    assert [result.kind for result in execution.results] == [kind] * 2
+    assert words in execution.results[0].message
+
+
+def test_timings_add_up(toys):
+    """Each response carries the times of its execution, none of them negative."""
+    config = toys.config()
+    execution = execute_batch(toys.Scripted(config), Signature("m", 1, config), [request_of(config, [1, 1])])
+    timings = execution.results[0].timings
+    assert timings is execution.timings
+    assert timings.start > 0
+    assert min(timings.compute_input, timings.compute_infer, timings.compute_output) >= 0
+
+
+def test_one_request_alone_is_not_copied(toys):
+    """A batch of one request hands its own array to the handler."""
+    config = toys.config()
+    request = request_of(config, [1, 2])
+    assert collate(Signature("m", 1, config), [request])["x"] is request.inputs[0]
+
+
+def test_unaligned_data_is_aligned_before_a_framework_sees_it(toys):
+    """A view that starts at an odd byte of a body is copied; its values stay."""
+    config = toys.config()
+    request = request_of(config, [0, 0])
+    body = b"!" + np.array([[1, 2]], np.float32).tobytes()
+    request.inputs = [np.frombuffer(body, np.float32, offset=1).reshape(1, 2)]
+    assert not request.inputs[0].flags.aligned
+    array = collate(Signature("m", 1, config), [request])["x"]
+    assert array.flags.aligned
+    assert array.tolist() == [[1, 2]]
+
+
+def test_inputs_are_told_apart_by_name_and_not_by_place(toys):
+    """Two requests that send their inputs in another order are joined input by input."""
+    specs = (TensorSpec("x", FP32, (2,)), TensorSpec("z", FP32, (2,)))
+    config = toys.config(inputs=specs)
+    requests = []
+    for names in (("x", "z"), ("z", "x")):
+        arrays = [np.full((1, 2), {"x": 1, "z": 9}[name], np.float32) for name in names]
+        layout = Layout(tuple((name, FP32, (1, 2)) for name in names), ())
+        request = InferenceRequest(layout, arrays, lambda *_: None)
+        request.order = check_layout(layout, config).order
+        requests.append(request)
+    joined = collate(Signature("m", 1, config), requests)
+    assert {name: array.tolist() for name, array in joined.items()} == {"x": [[1, 1]] * 2, "z": [[9, 9]] * 2}
+
+
+def test_an_optional_input_left_out_is_not_there(toys):
+    """A handler sees only the inputs that the batch has."""
+    specs = (TensorSpec("x", FP32, (2,)), TensorSpec("z", FP32, (2,), optional=True))
+    config = toys.config(inputs=specs)
+    assert set(collate(Signature("m", 1, config), [request_of(config, [1, 1])])) == {"x"}
+
+
+@pytest.mark.parametrize("max_batch_size", [0, 8], ids=["without batches", "with batches"])
+def test_reshape_hides_the_framework_shape_from_clients(toys, max_batch_size):
+    """Where config.pbtxt reshapes, the framework sees its shape and the client the declared one."""
+    specs = (TensorSpec("x", FP32, (2,), reshape=(2, 1)),)
+    config = toys.config(
+        max_batch_size=max_batch_size, inputs=specs, outputs=(TensorSpec("y", FP32, (2,), reshape=(1, 2, 1)),)
+    )
+    seen = []
+
+    class Reshaping:
+        def execute(self, inputs, outputs):  # noqa: ARG002 - there is one
+            seen.append(inputs["x"].shape)
+            return [inputs["x"].reshape((-1, 1, 2, 1) if max_batch_size else (1, 2, 1))]
+
+    request = request_of(config, [1, 2]) if max_batch_size else request_of(config, 1, 2)
+    execution = execute_batch(Reshaping(), Signature("m", 1, config), [request])
+    assert seen == [(1, 2, 1) if max_batch_size else (2, 1)]
+    assert shown(execution.results[0]) == {"y": [[1, 2]] if max_batch_size else [1, 2]}
+
+
+def lane_of(toys, batches, script=None):
+    """A lane that is handed the given batches when it asks, and the queue of what it reports."""
+    config = toys.config()
+    reports, pending = SimpleQueue(), list(batches)
+    handler = toys.Scripted(config, script)
+    lane = Instance(
+        "lane", handler, Signature("m", 1, config), lambda _: pending.pop(0) if pending else [], reports.put
+    )
+    return lane, handler, reports
+
+
+def test_a_lane_goes_on_pulling_until_there_is_nothing(toys):
+    """A lane runs what it was given, then what it pulls, each once and in order, on its own thread."""
+    config = toys.config()
+    batches = [[request_of(config, [number, number])] for number in range(4)]
+    lane, handler, reports = lane_of(toys, batches[1:])
+    lane.start()
+    lane.run(batches[0])
+    assert [reports.get(timeout=10).batch for _ in batches] == batches
+    lane.stop()
+    assert handler.batches == [[0], [1], [2], [3]]
+    assert set(handler.threads) == {"lane"}
+    assert "lane" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_lane_survives_what_its_handler_throws(toys):
+    """After an exception in the handler the same lane executes the next batch."""
+    config = toys.config()
+    outcomes = iter([ValueError("once"), None])
+
+    def script(rows):
+        outcome = next(outcomes)
+        if outcome is not None:
+            raise outcome
+        return [rows * 2]
+
+    lane, _, reports = lane_of(toys, [], script)
+    lane.start()
+    for expected in (MmeError, InferenceResponse):
+        lane.run([request_of(config, [1, 1])])
+        assert isinstance(reports.get(timeout=10).results[0], expected)
+    lane.stop()
+
+
+def test_stopping_waits_for_what_is_executing(toys):
+    """A lane told to stop in the middle of a batch finishes and reports it."""
+    config = toys.config()
+    gate = toys.Gate()
+    lane, _, reports = lane_of(toys, [], gate)
+    lane.start()
+    lane.run([request_of(config, [1, 1])])
+    stopper = threading.Thread(target=lane.stop)
+    stopper.start()
+    gate.open()
+    stopper.join(10)
+    assert not stopper.is_alive()
+    assert isinstance(reports.get(timeout=10).results[0], InferenceResponse)
+
+
+def test_a_lane_that_never_started_can_be_stopped(toys):
+    """A model that is given up before it served anybody has lanes without threads to wait for."""
+    lane, _, _ = lane_of(toys, [])
+    lane.stop()
