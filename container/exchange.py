@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 class Exchange(Protocol):
@@ -21,7 +21,7 @@ class Exchange(Protocol):
 
     method: str
     target: bytes
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     body: bytes
     on_disconnect: Callable[[], None] | None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
 
     from container.infer_routes import InferRoutes
 
@@ -49,10 +49,10 @@ class OnLoop:
 class WaitingExchange:
     """An exchange whose server is a thread that waits, as WSGI servers do. See `container.exchange.Exchange`."""
 
-    def __init__(self, method: str, target: bytes, headers: dict[str, str], body: bytes) -> None:
+    def __init__(self, method: str, target: bytes, headers: Mapping[str, str], body: bytes) -> None:
         self.method = method
         self.target = target
-        self.headers = headers
+        self.headers: Mapping[str, str] = headers
         self.body = body
         self.on_disconnect: Callable[[], None] | None = None
         self._answer: Future[tuple[int, bytes, bytes]] = Future()
