@@ -83,7 +83,7 @@ class _Top:
             raise invalid_argument("parameter 'timeout' must be a number of microseconds, 0 or more")
         self.id = request_id
         self.timeout_us = timeout
-        self.binary = _boolean(parameters, "binary_data_output", "the request", default=False)
+        self.binary = _boolean(parameters, "binary_data_output", "the request")
         self.parameters = {k: v for k, v in parameters.items() if k not in {"timeout", "binary_data_output"}}
 
 
@@ -216,7 +216,7 @@ def _shape(item: dict[str, Any], name: str) -> tuple[int, ...]:
     for dim in shape:
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 0:
             raise invalid_argument(f"'shape' of input '{name}' must hold integers of 0 or more, got {dim!r}")
-        total *= dim
+        total *= max(dim, 1)  # nothing at all of something huge is too much for numpy as well
     if total > _MAX_ELEMENTS:
         raise invalid_argument(f"'shape' of input '{name}' has too many elements: {shape}")
     return tuple(shape)
@@ -238,7 +238,9 @@ def _tensor(
     if "shared_memory_region" in parameters:
         raise _no_shared_memory(f"input '{name}'")
     if "data" in item:
-        return array_from_json(item["data"], data_type, shape, name), offset
+        array = array_from_json(item["data"], data_type, shape, name)
+        array.flags.writeable = False  # a plan hands it to every request of its form, as bodies hand out views
+        return array, offset
     size = parameters["binary_data_size"]
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise invalid_argument(f"'binary_data_size' of input '{name}' must be a number of bytes, got {size!r}")
@@ -268,7 +270,7 @@ def _requested(document: dict[str, Any]) -> tuple[list[str], dict[str, bool]]:
             )
         names.append(name)
         if "binary_data" in parameters:
-            binary[name] = _boolean(parameters, "binary_data", f"output '{name}'", default=False)
+            binary[name] = bool(_boolean(parameters, "binary_data", f"output '{name}'"))
     return names, binary
 
 
@@ -320,8 +322,10 @@ def _object(document: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _boolean(parameters: dict[str, Any], key: str, where: str, *, default: bool) -> bool:
-    value = parameters.get(key, default)
+def _boolean(parameters: dict[str, Any], key: str, where: str) -> bool | None:
+    if key not in parameters:
+        return None
+    value = parameters[key]
     if not isinstance(value, bool):
         raise invalid_argument(f"parameter '{key}' of {where} must be true or false")
     return value

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from container.codec.json_data import array_to_json
+from container.codec.json_data import array_to_json, refuse_nonfinite
 from model_handlers.tensor import BYTES, encode_bytes_elements
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array, DataType
     from serve.request import InferenceResponse
 
-_MAX_HEADS = 1024  # heads remembered for one form of request
+_MAX_HEADS = 64  # heads remembered for one form of request: its outputs mostly have one shape
 _LARGE = 1 << 16  # bytes from which an output is sent from where it lies instead of copied
 
 
@@ -28,17 +28,26 @@ class Reply:
     """How a client wants its answer.
 
     Attributes:
-        binary: whether outputs are binary by default.
+        binary: whether outputs are binary by default; None where the request leaves it to its Accept header.
         outputs: output name → binary, for those that say so themselves.
         heads: ready response heads by what they depend on; None where requests of this form are not remembered.
     """
 
-    __slots__ = ("binary", "heads", "outputs")
+    __slots__ = ("_accepting", "binary", "heads", "outputs")
 
-    def __init__(self, outputs: dict[str, bool], *, binary: bool, remember: bool) -> None:
+    def __init__(self, outputs: dict[str, bool], *, binary: bool | None, remember: bool) -> None:
         self.binary = binary
         self.outputs = outputs
         self.heads: dict[Any, bytes] | None = {} if remember else None
+        self._accepting: Reply | None = None
+
+    def accepting_binary(self) -> Reply:
+        """The same for a client whose Accept header asks for binary data; what the request says itself comes first."""
+        if self.binary is not None:
+            return self
+        if self._accepting is None:
+            self._accepting = Reply(self.outputs, binary=True, remember=self.heads is not None)
+        return self._accepting
 
 
 def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memoryview], int | None]:
@@ -50,7 +59,7 @@ def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memo
     Raises:
         MmeError: UNSUPPORTED when an output can't be written as the client asked.
     """
-    shapes = []
+    described: list[tuple[Any, ...]] = []
     data: list[bytes | memoryview] = []
     plain = False
     for name, data_type, array in response.outputs:
@@ -59,14 +68,15 @@ def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memo
         elif data_type is BYTES:
             part: bytes | memoryview = encode_bytes_elements(array)
             data.append(part)
-            shapes.append((array.shape, len(part)))
+            described.append((name, data_type, array.shape, len(part)))
         else:
             data.append(_raw(array, data_type))
-            shapes.append(array.shape)
+            described.append((name, data_type, array.shape))
     if plain or reply.heads is None:
         head = _head(response, reply, data)
     else:
-        key = (response.model_name, response.model_version, *shapes)
+        # Names and types too: a model may come back under its name with other outputs.
+        key = (response.model_name, response.model_version, *described)
         known = reply.heads.get(key)
         if known is None:
             if len(reply.heads) >= _MAX_HEADS:
@@ -99,4 +109,9 @@ def _head(response: InferenceResponse, reply: Reply, data: Sequence[bytes | memo
         outputs.append(item)
     document: dict[str, Any] = {"id": response.id} if response.id else {}
     document |= {"model_name": response.model_name, "model_version": response.model_version, "outputs": outputs}
-    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    if b"null" in head:  # in data, or in somebody's name
+        for item in outputs:
+            if isinstance(item.get("data"), np.ndarray):
+                refuse_nonfinite(item["data"], item["name"])
+    return head

@@ -45,6 +45,11 @@ def header_length(headers: Mapping[str, str], body_length: int, *, kserve: bool)
     return None, kserve
 
 
+def accepts_binary(accept: str) -> bool:
+    """Whether an Accept header asks for the binary form first of all. What else it may say, JSON is the answer."""
+    return accept[: len(_BINARY_MEDIA_TYPE)].lower() == _BINARY_MEDIA_TYPE
+
+
 def _checked(text: str, body_length: int, what: str) -> int:
     digits = text.strip()
     number = digits[1:] if digits[:1] == "-" else digits

@@ -12,8 +12,9 @@ from model_handlers.tensor import BOOL, BYTES, element_count
 if TYPE_CHECKING:
     from model_handlers.tensor import Array, DataType
 
-_FLOATS = "f"
-_INTEGERS = "iu"
+_MAX_DEPTH = 64  # numpy's limit of dimensions
+# What elements must be, by the kind of numpy dtype that carries them. To Python, true is a number; to the protocol not.
+_ELEMENTS: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
 
 
 def array_from_json(data: Any, data_type: DataType, shape: tuple[int, ...], name: str) -> Array:
@@ -29,6 +30,8 @@ def array_from_json(data: Any, data_type: DataType, shape: tuple[int, ...], name
         )
     if not isinstance(data, list):
         raise invalid_argument(f"'data' of input '{name}' must be an array")
+    if not _element_types(data, name) <= _ELEMENTS[data_type.dtype.kind]:
+        raise _not_elements(data_type, name)
     array = _strings(data, name) if data_type is BYTES else _numbers(data, data_type, name)
     count = element_count(shape)
     if array.size != count:
@@ -39,57 +42,55 @@ def array_from_json(data: Any, data_type: DataType, shape: tuple[int, ...], name
     return array.reshape(shape)
 
 
+def _element_types(data: list[Any], name: str, depth: int = 1) -> set[type]:
+    """The types of all elements, however deep they lie."""
+    types = set(map(type, data))
+    if list in types:
+        if depth == _MAX_DEPTH:
+            raise invalid_argument(f"'data' of input '{name}' is nested deeper than {_MAX_DEPTH} arrays; send it flat")
+        types.remove(list)
+        for item in data:
+            if type(item) is list:
+                types |= _element_types(item, name, depth + 1)
+    return types
+
+
 def _numbers(data: list[Any], data_type: DataType, name: str) -> Array:
     try:
-        array = np.array(data)
+        with np.errstate(over="raise"):
+            return np.array(data, dtype=data_type.dtype)
     except ValueError:
-        raise invalid_argument(f"'data' of input '{name}' is nested unevenly; send it flat or as full rows") from None
-    kind = array.dtype.kind
-    want = data_type.dtype.kind
-    if array.size == 0 and kind != "O":
-        return array.astype(data_type.dtype)
-    if data_type is BOOL:
-        fits = kind == "b"
-    elif want == _FLOATS:
-        fits = kind in "fiu"
-    else:
-        fits = kind in _INTEGERS and _in_range(array, data_type)
-    if not fits:
-        raise invalid_argument(
-            f"'data' of input '{name}' holds elements that are not {data_type.name}; "
-            f"send {'true and false' if data_type is BOOL else 'numbers in its range'}"
-        )
-    return array.astype(data_type.dtype)
-
-
-def _in_range(array: Array, data_type: DataType) -> bool:
-    limits = np.iinfo(data_type.dtype)
-    return int(array.min()) >= limits.min and int(array.max()) <= limits.max
+        raise _uneven(name) from None
+    except (OverflowError, FloatingPointError):
+        raise _not_elements(data_type, name) from None
 
 
 def _strings(data: list[Any], name: str) -> Array:
-    elements: list[bytes] = []
-    _flatten(data, elements, name)
+    try:
+        elements = np.array(data, dtype=np.object_).ravel().tolist()
+    except ValueError:
+        raise _uneven(name) from None
+    if list in set(map(type, elements)):
+        raise _uneven(name)
     array = np.empty(len(elements), dtype=np.object_)
-    array[:] = elements
+    array[:] = [element.encode() for element in elements]
     return array
 
 
-def _flatten(data: list[Any], elements: list[bytes], name: str) -> None:
-    for item in data:
-        if isinstance(item, str):
-            elements.append(item.encode())
-        elif isinstance(item, list):
-            _flatten(item, elements, name)
-        else:
-            raise invalid_argument(f"'data' of input '{name}' must hold strings, since its datatype is BYTES")
+def _uneven(name: str) -> MmeError:
+    return invalid_argument(f"'data' of input '{name}' is nested unevenly; send it flat or as full rows")
+
+
+def _not_elements(data_type: DataType, name: str) -> MmeError:
+    expected = "true and false" if data_type is BOOL else "strings" if data_type is BYTES else "numbers in its range"
+    return invalid_argument(f"'data' of input '{name}' holds elements that are not {data_type.name}; send {expected}")
 
 
 def array_to_json(array: Array, data_type: DataType, name: str) -> Any:
     """What orjson (with its numpy option) writes as the flat `data` of an output.
 
     Raises:
-        MmeError: UNSUPPORTED for a type that JSON can't carry, or bytes that are not text.
+        MmeError: UNSUPPORTED for a type or a number that JSON can't carry, or bytes that are not text.
     """
     if not data_type.json:
         raise MmeError(
@@ -100,6 +101,19 @@ def array_to_json(array: Array, data_type: DataType, name: str) -> Any:
     if data_type is BYTES:
         return [_text(element, name) for element in array.ravel().tolist()]
     return np.ascontiguousarray(array).ravel()
+
+
+def refuse_nonfinite(array: Array, name: str) -> None:
+    """Refuse what orjson would write as null.
+
+    Raises:
+        MmeError: UNSUPPORTED when the array holds NaN or an infinity.
+    """
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            f"output '{name}' holds NaN or infinity, which JSON can't carry; ask for it in the binary data format",
+        )
 
 
 def _text(element: Any, name: str) -> str:
