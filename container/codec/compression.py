@@ -31,4 +31,8 @@ def inflate(body: bytes, encoding: str, limit: int = 64 << 20) -> bytes:
         raise MmeError(Kind.TOO_LARGE, f"the body is larger than {limit} bytes once decompressed")
     if not decompressor.eof:
         raise invalid_argument(f"the body's {coding} data end too early")
+    if decompressor.unused_data:  # another gzip member, perhaps; better refused than left out in silence
+        raise invalid_argument(
+            f"{len(decompressor.unused_data)} bytes follow the end of the body's {coding} data; send one stream"
+        )
     return inflated
