@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 _JSON = b"Content-Type: application/json\r\n"
 _MAX_MESSAGE = 2048  # what SageMaker keeps of an error body
-RUNTIME_HEADERS = b"x-Amzn-Invoked-Production-Variant: AllTraffic\r\n"
 
 
 def error_body(message: str) -> bytes:
@@ -50,6 +49,11 @@ def runtime_error(name: str, message: str, original_status: int = 0) -> tuple[in
     return RUNTIME_STATUSES[name], headers, orjson.dumps(body)
 
 
+def runtime_headers() -> bytes:
+    """What the SageMaker Runtime API says of a successful invocation."""
+    return b"x-Amzn-Invoked-Production-Variant: AllTraffic\r\nx-amzn-RequestId: %s\r\n" % _request_id()
+
+
 def _request_id() -> bytes:
     return str(uuid.uuid4()).encode()
 
@@ -76,5 +80,6 @@ def _quoted(text: str) -> str:
 
 def header_pairs(lines: bytes) -> list[tuple[str, str]]:
     """Header lines as WSGI wants them."""
-    pairs = (line.partition(": ") for line in lines.decode("latin-1").splitlines())
+    # Not splitlines, to which some characters of a header's value are line ends.
+    pairs = (line.partition(": ") for line in lines.decode("latin-1").split("\r\n") if line)
     return [(name, value) for name, _, value in pairs]

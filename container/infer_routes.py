@@ -14,6 +14,7 @@ loop; Flask reaches it through the same `dispatch`.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import re
 from dataclasses import dataclass
@@ -25,18 +26,20 @@ from container import answers
 from container.codec.compression import inflate
 from container.codec.decode import Decoder
 from container.codec.encode import Reply, encode
-from container.codec.framing import BINARY_TYPE, header_length
+from container.codec.framing import BINARY_TYPE, accepts_binary, header_length
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from container.exchange import Exchange
+    from model_handlers.config import ModelConfig
     from serve.engine import Engine
     from serve.request import InferenceRequest, InferenceResponse, LoadReport
 
 _log = logging.getLogger("mme.infer")
 _MAX_ROUTES = 4096  # targets remembered
+_MAX_VERSION_DIGITS = 19
 
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
@@ -94,9 +97,9 @@ def parse_version(text: str) -> int | None:
     """
     if not text:
         return None
-    if not text.isascii() or not text.isdigit():
+    if not text.isascii() or not text.isdigit() or len(text) > _MAX_VERSION_DIGITS:
         raise invalid_argument(
-            f"failed to get model version from specified version string '{text}', "
+            f"failed to get model version from specified version string '{text[:100]}', "
             "version should be an integral value > 0"
         )
     return int(text)
@@ -111,6 +114,7 @@ class InferRoutes:
         starting: whether /ping has to wait until somebody sets `starting` to False.
         max_body: bytes that a compressed body may have once it is inflated.
         patience: seconds after which the Runtime API answers that a model still loads.
+        default_accept: media type of SageMaker's answers to requests without an Accept header.
 
     Attributes:
         draining: set when the server goes: /ping says so, everything else is still answered.
@@ -124,6 +128,7 @@ class InferRoutes:
         starting: bool = False,
         max_body: int = 64 << 20,
         patience: float = 60.0,
+        default_accept: str = "application/json",
     ) -> None:
         self.engine = engine
         self.default_model = default_model
@@ -131,6 +136,7 @@ class InferRoutes:
         self.starting = starting
         self._max_body = max_body
         self._patience = patience
+        self._default_accept = default_accept
         self._decoder = Decoder()
         self._routes: dict[bytes, Route | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -172,6 +178,7 @@ class InferRoutes:
 
     def _infer(self, call: _Call, route: Route) -> None:
         exchange = call.exchange
+        exchange.on_disconnect = call.abandon
         headers = exchange.headers
         name = self._model_name(route, headers.get(TARGET_MODEL, ""))
         version = parse_version(route.version) if route.version else None
@@ -180,52 +187,50 @@ class InferRoutes:
             body = inflate(body, headers["content-encoding"], self._max_body)
         length, call.kserve_form = header_length(headers, len(body), kserve=route.flavor is Flavor.KSERVE)
         if length == 0:
-            self._aside(self._infer_raw(call, name, version, body))
+            make = functools.partial(self._made_raw, call, body)
+            self._aside(call, name, self.engine.submit_made(name, version, make))
             return
         request, call.reply = self._decoder.decode(body, length, name, call.complete)
+        if route.flavor is not Flavor.KSERVE and accepts_binary(headers.get("accept", self._default_accept)):
+            call.reply = call.reply.accepting_binary()
         call.request = request
-        exchange.on_disconnect = call.abandon
         if not self.engine.submit(name, version, request):
-            self._aside(self._infer_cold(call, name, version))
+            self._aside(call, name, self.engine.submit_cold(name, version, request))
+
+    def _made_raw(self, call: _Call, body: bytes, config: ModelConfig) -> InferenceRequest:
+        """What a request without a header means depends on the model's configuration."""
+        call.request, call.reply = self._decoder.decode_raw(body, config, call.complete)
+        return call.request
 
     def _model_name(self, route: Route, header: str) -> str:
         name = route.model or header or self.default_model
         if not name:
-            raise invalid_argument(
+            raise MmeError(  # which boto3 knows as a ValidationError, not as an error of some model
+                Kind.UNKNOWN_MODEL if route.flavor is Flavor.RUNTIME else Kind.INVALID_ARGUMENT,
                 "this endpoint serves many models: name one in the header X-Amzn-SageMaker-Target-Model "
-                "(TargetModel in boto3)"
+                "(TargetModel in boto3)",
             )
         if route.model and header and route.flavor is Flavor.SAGEMAKER:
             self.engine.check_alias(name, header)
         return self.engine.canonical(name)
 
-    async def _infer_cold(self, call: _Call, name: str, version: int | None) -> None:
-        request = call.request
-        if request is None:
-            return
+    def _aside(self, call: _Call, name: str, submission: Coroutine[None, None, LoadReport]) -> None:
+        task = asyncio.get_running_loop().create_task(self._submit_aside(call, name, submission))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _submit_aside(self, call: _Call, name: str, submission: Coroutine[None, None, LoadReport]) -> None:
+        """Submit what may have to wait for a load; whatever goes wrong is answered."""
         try:
-            patience = self._patience if call.flavor is Flavor.RUNTIME else None
-            async with asyncio.timeout(patience):
-                call.report = await self.engine.submit_cold(name, version, request)
+            async with asyncio.timeout(self._patience if call.flavor is Flavor.RUNTIME else None):
+                report = await submission
         except TimeoutError:
             call.not_ready(name)
         except Exception as error:  # noqa: BLE001 - nobody awaits this task: what is not answered here never is
             call.fail(_known(error))
-
-    async def _infer_raw(self, call: _Call, name: str, version: int | None, body: bytes) -> None:
-        """A request without a header: what it means depends on the model's configuration."""
-        try:
-            async with self.engine.leased(name, version) as model:
-                request, call.reply = self._decoder.decode_raw(body, model.config, call.complete)
-                call.request = request
-                self.engine.submit(name, version, request)
-        except Exception as error:  # noqa: BLE001 - see _infer_cold
-            call.fail(_known(error))
-
-    def _aside(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        else:
+            if report.load:
+                call.report = report
 
 
 def _known(error: Exception) -> MmeError:
@@ -270,11 +275,9 @@ class _Call:
             headers = b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n" % length
         else:
             headers = b"Content-Type: %s%d\r\n" % (BINARY_TYPE, length)
-        attributes = self.exchange.headers.get(CUSTOM_ATTRIBUTES)
-        if attributes is not None:
-            headers += answers.custom_attributes(attributes)
+        headers += self._attributes()
         if self.flavor is Flavor.RUNTIME:
-            headers += answers.RUNTIME_HEADERS
+            headers += answers.runtime_headers()
         if self.report is not None or self.flavor is Flavor.RUNTIME:
             headers += answers.server_timing(response.timings, self.report)
         return headers
@@ -287,10 +290,7 @@ class _Call:
     def fail(self, error: MmeError) -> None:
         """Send an error."""
         self._log_failure(error)
-        attributes = self.exchange.headers.get(CUSTOM_ATTRIBUTES)
-        extra = b"" if attributes is None else answers.custom_attributes(attributes)
-        status, headers_block, body = answers.error(error, self.flavor.value)
-        self.exchange.respond(status, headers_block + extra, (body,))
+        self._refuse(*answers.error(error, self.flavor.value))
 
     def _log_failure(self, error: MmeError) -> None:
         """Our failures are errors; a client's are of interest to whoever asked for details."""
@@ -306,7 +306,16 @@ class _Call:
 
     def not_ready(self, name: str) -> None:
         """The model still loads; the Runtime API answers so that the client may try again."""
-        status, headers, body = answers.runtime_error(
-            "ModelNotReadyException", f"Model '{name}' is still being downloaded or loaded; try again"
+        self._refuse(
+            *answers.runtime_error(
+                "ModelNotReadyException", f"Model '{name}' is still being downloaded or loaded; try again"
+            )
         )
-        self.exchange.respond(status, headers, (body,))
+
+    def _refuse(self, status: int, headers: bytes, body: bytes) -> None:
+        self.exchange.respond(status, headers + self._attributes(), (body,))
+
+    def _attributes(self) -> bytes:
+        """The client's custom attributes, which every answer hands back."""
+        attributes = self.exchange.headers.get(CUSTOM_ATTRIBUTES)
+        return b"" if attributes is None else answers.custom_attributes(attributes)

@@ -41,6 +41,7 @@ class Service:
             starting=settings.ping_mode is PingMode.READY and settings.mode is not Mode.PLATFORM,
             max_body=settings.max_body_bytes,
             patience=settings.request_timeout,
+            default_accept=settings.default_accept,
         )
         self._loading: asyncio.Task[None] | None = None
 

@@ -29,9 +29,10 @@ from serve.store import open_store
 from serve.target import Archived, InRepository, ModelLoader, PreparedTarget, Source, Target, Unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from model_handlers.base import Footprint
+    from model_handlers.config import ModelConfig
     from serve.cache_entry import Entry
     from serve.model import Model
     from serve.request import InferenceRequest, LoadReport
@@ -112,7 +113,22 @@ class Engine:
         Raises:
             MmeError: UNKNOWN_MODEL, or why it can't be loaded, or why the request does not fit it.
         """
+        return await self.submit_made(name, version, lambda _config: request)
+
+    async def submit_made(
+        self, name: str, version: int | None, make: Callable[[ModelConfig], InferenceRequest]
+    ) -> LoadReport:
+        """As `submit_cold`, for a request that is made once the model's configuration is known.
+
+        Raises:
+            MmeError: as `submit_cold`, and what `make` raises.
+        """
         entry, report = await self._acquire(name)
+        try:
+            request = make(entry.leased().version(version).config)
+        except BaseException:
+            entry.release()
+            raise
         self._submit_leased(entry, version, request)
         return report
 
@@ -323,12 +339,12 @@ def _source(url: str) -> Source:
     if url.startswith("s3://"):
         raise invalid_argument(f"url '{url}' is not a folder of this container; serve S3 archives with --model-store")
     path = Path(url)
-    if not path.is_absolute() or ".." in path.parts:
+    if not path.is_absolute() or ".." in path.parts or "\0" in url:
         raise invalid_argument(f"url '{url}' must be an absolute path without '..', like /opt/ml/models/<name>/model")
     resolved = path.resolve()
     if any(resolved.is_relative_to(root) for root in _FORBIDDEN_ROOTS):
         raise invalid_argument(f"url '{url}' points into a system folder; models live under /opt/ml/models")
-    if not resolved.is_dir():
+    if not os.path.isdir(resolved):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         raise invalid_argument(f"url '{url}' is not a folder; the platform unpacks the archive there before it loads")
     return Unpacked(resolved, url)
 

@@ -138,10 +138,11 @@ class ModelCache(Generic[P, T]):
         Raises:
             MmeError: what went wrong; the same error for everybody who waits.
         """
-        entry.stats.misses += 1
         if entry.state is State.READY:
+            entry.stats.hits += 1
             entry.leases += 1
             return LoadReport()
+        entry.stats.misses += 1
         waiter: asyncio.Future[LoadReport] = asyncio.get_running_loop().create_future()
         entry.waiters.append(waiter)
         self._start_load(entry)
