@@ -9,9 +9,10 @@ from __future__ import annotations
 import atexit
 import os
 from typing import TYPE_CHECKING
+from urllib.parse import quote_from_bytes
 
 from flask import Flask, Response, request
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from werkzeug.exceptions import HTTPException, InternalServerError, RequestEntityTooLarge
 
 from container import answers, kserve, metrics, runtime_api, sagemaker
 from container.logs import configure
@@ -21,6 +22,8 @@ from container.settings import Settings
 from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:
+    from wsgiref.types import WSGIEnvironment
+
     from container.views import View
 
 
@@ -35,13 +38,13 @@ def make_app(service: Service, on_loop: OnLoop) -> Flask:
         """A route that the event loop answers."""
         exchange = WaitingExchange(
             request.method,
-            request.environ.get("RAW_URI", request.full_path).encode("latin-1"),
+            _target(request.environ),
             {name.lower(): value for name, value in request.headers.items()},
             request.get_data(cache=False),
         )
         on_loop.dispatch(service.routes, exchange)
         status, headers, body = exchange.wait()
-        return Response(body, status, answers.header_pairs(headers))
+        return _response(status, headers, body)
 
     view: View = hot
     for module in (sagemaker, kserve, runtime_api, metrics):
@@ -71,18 +74,35 @@ def create_app() -> Flask:
     return make_app(service, on_loop)
 
 
+def _target(environ: WSGIEnvironment) -> bytes:
+    """The request target: as sent where the server tells, else quoted anew from what it decoded."""
+    raw: str | None = environ.get("RAW_URI")
+    if raw is None:
+        raw = quote_from_bytes(environ["PATH_INFO"].encode("latin-1"))
+    return raw.encode("latin-1")
+
+
+def _response(status: int, headers: bytes, body: bytes) -> Response:
+    """An answer of the event loop's with its own headers and no others."""
+    response = Response(body, status)
+    del response.headers["Content-Type"]  # Flask's idea of it
+    response.headers.extend(answers.header_pairs(headers))
+    return response
+
+
 def _refused(error: MmeError) -> Response:
     flavor = "kserve" if request.path.startswith("/v2") else "sagemaker"
     if request.path.startswith("/endpoints"):
         flavor = "runtime"
-    status, _, body = answers.error(error, flavor)
-    return Response(body, status, content_type="application/json")
+    return _response(*answers.error(error, flavor))
 
 
 def _http_error(error: HTTPException) -> Response:
     """404, 405 and their like, as JSON; the sentence names the route."""
     if isinstance(error, RequestEntityTooLarge):
         sentence = "the body is larger than this server accepts; raise MME_MAX_BODY"
+    elif isinstance(error, InternalServerError):  # a bug; Flask has logged its traceback
+        sentence = f"the server failed to answer {request.method} {request.path}; its log says why"
     else:
         sentence = f"{error.name}: {request.method} {request.path} is not a route of this server"
     response = Response(answers.error_body(sentence), error.code or 500, content_type="application/json")
