@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from container.logs import configure
 from container.settings import Mode, Settings, choose_single_model, settings_table
-from container.settings_table import MME_VARIABLES
-from container.settings_values import boolean
+from container.settings.table import MME_VARIABLES
+from container.settings.values import boolean
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import structlog
 
-from container.settings_values import LogFormat
+from container.settings.values import LogFormat
 
 if TYPE_CHECKING:
     from typing import TextIO

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container import settings_values as v
 from container.settings import LogFormat, Mode, PingMode, Settings, SettingsError, choose_single_model, settings_table
-from container.settings_table import VARIABLES
+from container.settings import values as v
+from container.settings.table import VARIABLES
 
 MIB = 1024 * 1024
 

@@ -1,6 +1,6 @@
 """The rules between variables: modes, ports, log levels, tritonserver's flags, Triton's choice of a single model.
 
-`settings_table` says what each variable may be by itself; here is what they mean together. The texts that Triton's own
+`table` says what each variable may be by itself; here is what they mean together. The texts that Triton's own
 start-up prints are kept, because people search for them.
 
 About ports: SAGEMAKER_SAFE_PORT_RANGE holds the ports that a container may open *for itself*; the port that SageMaker
@@ -13,11 +13,11 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from container.settings_reading import Given
-from container.settings_values import DEFAULT_MAX_BODY, DEFAULT_PORT, Mode, SettingsError
+from container.settings.reading import Given
+from container.settings.values import DEFAULT_MAX_BODY, DEFAULT_PORT, Mode, SettingsError
 
 if TYPE_CHECKING:
-    from container.settings_reading import Reading
+    from container.settings.reading import Reading
 
 SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
 _KILL_AFTER_SECONDS = 30  # SageMaker's patience between SIGTERM and SIGKILL

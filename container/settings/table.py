@@ -7,9 +7,9 @@ variables set one field, the row that comes first wins: MME_ before SAGEMAKER_TR
 
 from __future__ import annotations
 
-from container import settings_values as v
-from container.settings_table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIABLES
-from container.settings_values import Variable
+from container.settings import values as v
+from container.settings.table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIABLES
+from container.settings.values import Variable
 
 _PORT = v.integer(0, 65535)
 _TIMEOUT = v.seconds(0.1, 3600)

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from container.settings_reading import Reading
-from container.settings_sagemaker import (
+from container.settings.reading import Reading
+from container.settings.sagemaker import (
     SAGEMAKER_MODEL_DIR,
     apply_rules,
     choose_single_model,
     expand_arguments,
 )
-from container.settings_table import VARIABLES
-from container.settings_values import (
+from container.settings.table import VARIABLES
+from container.settings.values import (
     DEFAULT_MAX_BODY,
     DEFAULT_PORT,
     LogFormat,

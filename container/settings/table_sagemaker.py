@@ -1,6 +1,6 @@
 """SageMaker's and Triton's variables: which we honour, which change nothing, which refuse to start.
 
-Rows of the table in `settings_table`. Those without a field either take part in a rule of `settings_sagemaker` or are
+Rows of the table in `table`. Those without a field either take part in a rule of `sagemaker` or are
 accepted without an effect; then `help` begins with "no effect:" and the server logs it once.
 
 The log level follows Triton's four switches: it is that of the least severe of VERBOSE, INFO, WARNING and ERROR that is
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from container import settings_values as v
-from container.settings_values import Variable
+from container.settings import values as v
+from container.settings.values import Variable
 
 if TYPE_CHECKING:
-    from container.settings_values import Parser
+    from container.settings.values import Parser
 
 _PORT = v.integer(0, 65535)
 _THREADS = v.integer(1, 1024)

@@ -1,7 +1,7 @@
 """What one setting's text may be: functions from a variable's text to its value, and back; the row of the table.
 
 Each parser raises `ValueError` with what is allowed, worded to follow "expected". They know no variable's name, read no
-environment and touch no disk; `settings_table` says which variable uses which.
+environment and touch no disk; `table` says which variable uses which.
 """
 
 from __future__ import annotations
