@@ -15,11 +15,13 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from model_handlers.base import Device, Handler
 from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.config_checks import normalise
-from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
-from model_handlers.tensor import BY_NAME, DataType, TensorSpec
+from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model, out_of_memory
+from model_handlers.tensor import BY_NAME, BYTES, DataType, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,6 +82,7 @@ class OnnxHandler(Handler):
         super().__init__(_complete(config, *_signature(session, config.name)))
         self._session = session
         self._run = session.run
+        self._texts = [spec.name for spec in self.config.inputs if spec.data_type is BYTES]
 
     @classmethod
     def gpu_capable(cls) -> bool:
@@ -115,7 +118,9 @@ class OnnxHandler(Handler):
         return cls(session, config)
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Run the session once."""
+        """Run the session once. Elements of BYTES must be UTF-8, as ONNX strings are; those that come out are `str`."""
+        if self._texts:
+            inputs = {**inputs, **{n: _text(inputs[n], n, self.config.name) for n in self._texts if n in inputs}}
         try:
             result: list[Array] = self._run(outputs, inputs)
         except Exception as error:  # see load
@@ -126,6 +131,18 @@ class OnnxHandler(Handler):
         """Drop the session: ONNX Runtime frees weights and arena in its destructor."""
         del self._run
         del self._session
+
+
+def _text(array: Array, name: str, model: str) -> Array:
+    """The elements as `str`: of `bytes` ONNX Runtime would take the printed form, b'' and all."""
+    text = np.empty(array.shape, dtype=np.object_)
+    try:
+        text.ravel()[:] = [element.decode() for element in array.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        raise invalid_argument(
+            f"input '{name}' for model '{model}' must hold UTF-8 text, as strings in ONNX are: {error}"
+        ) from None
+    return text
 
 
 def _onnx_path(model_file: Path) -> Path:
