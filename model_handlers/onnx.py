@@ -152,8 +152,7 @@ def _onnx_path(model_file: Path) -> Path:
 
 def _default_threads(model_file: Path) -> int:
     """One thread for a small model: splitting its operators costs more than it gains, and a pool costs threads."""
-    path = _onnx_path(model_file)
-    small = path.stat().st_size < _SMALL_MODEL and not model_file.is_dir()
+    small = model_file.is_file() and model_file.stat().st_size < _SMALL_MODEL
     return 1 if small else len(os.sched_getaffinity(0))
 
 
@@ -167,6 +166,8 @@ def _session_options(runtime: Any, config: ModelConfig, default_threads: int) ->
     if _integer(config, "execution_mode", 0, range(2)):
         options.execution_mode = runtime.ExecutionMode.ORT_PARALLEL
     level = _integer(config, "level", config.optimization_level, range(-1, 3))
+    if level not in _GRAPH_LEVELS:
+        raise invalid_model(f"model '{config.name}': optimization.graph.level must be -1, 0, 1 or 2, got {level}")
     options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, _GRAPH_LEVELS[level])
     options.enable_cpu_mem_arena = bool(_integer(config, "enable_mem_arena", 1, range(2)))
     options.enable_mem_pattern = bool(_integer(config, "enable_mem_pattern", 1, range(2)))
@@ -199,7 +200,8 @@ def _translated(error: Exception, model: str, *, loading: bool) -> MmeError:
     return MmeError(Kind.EXECUTION_FAILED, f"ONNX Runtime failed while running model '{model}': {words}")
 
 
-# A tensor as the graph declares it: name, type, shape with -1 for symbolic dimensions (None: no rank given).
+# A tensor as the graph declares it: name, type, shape with -1 for symbolic dimensions. ONNX Runtime shows a tensor
+# whose rank nobody knows like a scalar.
 _GraphTensor = tuple[str, DataType, tuple[int, ...]]
 
 
@@ -238,18 +240,19 @@ def _graph_tensor(node: Any, model: str) -> _GraphTensor:
 
 
 def _complete(config: ModelConfig, inputs: list[_GraphTensor], outputs: list[_GraphTensor]) -> ModelConfig:
-    batchable = all(shape and shape[0] == -1 for _, _, shape in inputs + outputs)
+    served = inputs + [tensor for tensor in outputs if not config.outputs or config.output(tensor[0])]
+    fixed = [f"'{name}' {_brackets(shape)}" for name, _, shape in served if shape[:1] != (-1,)]
     max_batch_size = config.max_batch_size
-    unset = not config.inputs and not config.outputs and max_batch_size == 0
-    if max_batch_size > 0 and not batchable:
+    incomplete = not (config.inputs and config.outputs)
+    if max_batch_size > 0 and fixed:
         raise invalid_model(
             f"autofill failed for model '{config.name}': model does not support batching while non-zero "
-            "max_batch_size is specified"
+            f"max_batch_size is specified: {', '.join(fixed)} must have a variable first dimension"
         )
-    if unset and batchable:
+    if incomplete and not fixed and max_batch_size == 0:
         max_batch_size = DEFAULT_MAX_BATCH_SIZE
     batching = config.dynamic_batching
-    if unset and max_batch_size > 1 and batching is None:
+    if incomplete and max_batch_size > 1 and batching is None:
         batching = DynamicBatching(preferred_batch_sizes=(max_batch_size,))
     config = replace(config, max_batch_size=max_batch_size, dynamic_batching=batching)
     return normalise(
@@ -266,18 +269,18 @@ def _merge(
 ) -> tuple[TensorSpec, ...]:
     """The declared specs, checked, and the graph's for those not declared. All inputs must end up declared."""
     by_name = {name: (data_type, shape) for name, data_type, shape in graph}
+    agreed = []
     for spec in declared:
         if spec.name not in by_name:
             raise invalid_model(
                 f"unable to load model '{config.name}', unexpected inference {what} '{spec.name}', "
                 f"allowed {what}s are: {', '.join(by_name)}"
             )
-        _check(spec, *by_name[spec.name], config)
+        agreed.append(_agreed(what, spec, *by_name[spec.name], config))
     names = {spec.name for spec in declared}
     if declared and what == "output":
-        return declared
-    missing = tuple(_spec(name, *by_name[name], config) for name in by_name if name not in names)
-    return declared + missing
+        return tuple(agreed)
+    return (*agreed, *(_spec(name, *by_name[name], config) for name in by_name if name not in names))
 
 
 def _spec(name: str, data_type: DataType, shape: tuple[int, ...], config: ModelConfig) -> TensorSpec:
@@ -287,26 +290,40 @@ def _spec(name: str, data_type: DataType, shape: tuple[int, ...], config: ModelC
     return TensorSpec(name, data_type, dims)
 
 
-def _check(spec: TensorSpec, data_type: DataType, shape: tuple[int, ...], config: ModelConfig) -> None:
+def _agreed(
+    what: str, spec: TensorSpec, data_type: DataType, shape: tuple[int, ...], config: ModelConfig
+) -> TensorSpec:
+    """The declared spec, if the graph can serve it. A dimension that the graph fixes can't be declared variable."""
     if spec.data_type is not data_type:
         raise invalid_model(
             f"unable to load model '{config.name}', configuration expects datatype {spec.data_type.config_name} for "
-            f"input '{spec.name}', model provides {data_type.config_name}"
+            f"{what} '{spec.name}', model provides {data_type.config_name}"
         )
     inner = spec.dims if spec.reshape is None else spec.reshape
-    full = (-1, *inner) if config.max_batch_size > 0 else tuple(inner)
-    agree = len(full) == len(shape) and all(-1 in (a, b) or a == b for a, b in zip(full, shape, strict=True))
-    if not agree:
+    if not shape:
+        return _agreed_scalar(spec, inner, config)
+    full = (-1, *inner) if config.max_batch_size > 0 else inner
+    if len(full) != len(shape) or any(has not in (-1, says) for says, has in zip(full, shape, strict=True)):
         batch = (
-            " (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
-            f"making complete shape {_brackets(full)})"
-            if config.max_batch_size > 0
-            else f" (shape {_brackets(full)})"
+            "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
+            f"making complete shape {_brackets(full)}"
         )
         raise invalid_model(
             f"model '{config.name}', tensor '{spec.name}': the model expects {len(shape)} dimensions "
-            f"(shape {_brackets(shape)}) but the model configuration specifies {len(full)} dimensions{batch}"
+            f"(shape {_brackets(shape)}) but the model configuration specifies {len(full)} dimensions "
+            f"({batch if config.max_batch_size > 0 else f'shape {_brackets(full)}'})"
         )
+    return spec
+
+
+def _agreed_scalar(spec: TensorSpec, inner: tuple[int, ...], config: ModelConfig) -> TensorSpec:
+    """Triton's configurations declare a scalar as `dims: [1]`: a model without a batch dimension may not reshape it."""
+    if any(dim != 1 for dim in inner):
+        raise invalid_model(
+            f"unable to load model '{config.name}', scalar tensor '{spec.name}', should only provide 1 in the model "
+            f"configuration when the model doesn't support batching. Model configuration provided: {_brackets(inner)}."
+        )
+    return replace(spec, reshape=())
 
 
 def _brackets(shape: tuple[int, ...]) -> str:
