@@ -162,8 +162,11 @@ def _session_options(runtime: Any, config: ModelConfig, default_threads: int) ->
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     options.intra_op_num_threads = _integer(config, "intra_op_thread_count", 0, range(1025)) or default_threads
-    options.inter_op_num_threads = _integer(config, "inter_op_thread_count", 0, range(1025)) or 1
-    if _integer(config, "execution_mode", 0, range(2)):
+    parallel = bool(_integer(config, "execution_mode", 0, range(2)))
+    # With one thread between operators ONNX Runtime would run them one after the other, whatever the mode.
+    default_between = len(os.sched_getaffinity(0)) if parallel else 1
+    options.inter_op_num_threads = _integer(config, "inter_op_thread_count", 0, range(1025)) or default_between
+    if parallel:
         options.execution_mode = runtime.ExecutionMode.ORT_PARALLEL
     level = _integer(config, "level", config.optimization_level, range(-1, 3))
     if level not in _GRAPH_LEVELS:
