@@ -8,18 +8,24 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from model_handlers.base import CPU, Device
-from model_handlers.config import InstanceGroup, InstanceKind
+from model_handlers.config import InstanceKind
 from model_handlers.errors import Kind, MmeError, invalid_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from model_handlers.config import InstanceGroup
 
 _log = logging.getLogger("mme.devices")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-_PAGE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ def device_memory_used() -> int:
 def private_memory() -> int:
     """Bytes of this process that no other shares: resident pages less file-backed and shared ones."""
     fields = Path("/proc/self/statm").read_text().split()
-    return (int(fields[1]) - int(fields[2])) * _PAGE
+    return (int(fields[1]) - int(fields[2])) * mmap.PAGESIZE
 
 
 def trim_host_memory() -> None:
@@ -95,32 +101,42 @@ def trim_host_memory() -> None:
         trim(0)
 
 
-def place(group: InstanceGroup, model: str, *, gpu_capable: bool, require_gpu: bool) -> tuple[Device, ...]:
-    """The devices of an instance group, `count` entries for each.
+def place(
+    groups: Sequence[InstanceGroup], model: str, *, gpu_capable: bool, require_gpu: bool
+) -> list[tuple[str, Device]]:
+    """The lanes that instance groups ask for, `count` on each device: their names, `<group>_<index>`, and devices.
 
-    Without a GPU a KIND_GPU group runs on the CPU, which is logged once a model, unless `require_gpu` forbids it.
+    Without a GPU, KIND_GPU groups run on the CPU, which is logged once for all of them, unless `require_gpu` forbids.
 
     Raises:
         MmeError: INVALID_MODEL for a GPU that is not there, UNAVAILABLE when a GPU is required and there is none.
     """
     available = gpu_count() if gpu_capable else 0
-    if group.kind is InstanceKind.CPU or (group.kind is InstanceKind.MODEL and not available):
-        return (CPU,) * group.count
+    stranded = [group.name for group in groups if group.kind is InstanceKind.GPU and not available]
+    if stranded:
+        _warn_no_gpu(", ".join(stranded), model, require_gpu=require_gpu)
+    return [
+        (f"{group.name}_{index}", device)
+        for group in groups
+        for index, device in enumerate(_devices(group, model, available))
+    ]
+
+
+def _devices(group: InstanceGroup, model: str, available: int) -> tuple[Device, ...]:
     missing = [gpu for gpu in group.gpus if gpu >= available]
     if available and missing and group.kind is InstanceKind.GPU:
         raise invalid_model(
             f"instance group {group.name} of model {model} specifies invalid or unsupported gpu id {missing[0]}. "
             f"GPUs on this machine are: {', '.join(str(index) for index in range(available))}"
         )
-    if available and not missing:
-        return tuple(Device("gpu", index) for index in group.gpus or range(available) for _ in range(group.count))
-    if group.kind is InstanceKind.GPU:
-        _warn_no_gpu(group, model, require_gpu=require_gpu)
-    return (CPU,) * group.count
+    if group.kind is InstanceKind.CPU or missing or not available:
+        return (CPU,) * group.count
+    return tuple(Device("gpu", index) for index in group.gpus or range(available) for _ in range(group.count))
 
 
-def _warn_no_gpu(group: InstanceGroup, model: str, *, require_gpu: bool) -> None:
-    sentence = f"instance group {group.name} of model {model} has kind KIND_GPU but no GPUs are available"
+def _warn_no_gpu(names: str, model: str, *, require_gpu: bool) -> None:
+    reason = "the installed framework was built without GPU support" if gpu_count() else "no GPUs are available"
+    sentence = f"instance group {names} of model {model} has kind KIND_GPU but {reason}"
     if require_gpu:
         raise MmeError(Kind.UNAVAILABLE, f"{sentence}, and MME_REQUIRE_GPU forbids to run it on the CPU")
     _log.warning("%s; it runs on the CPU", sentence, extra={"target_model": model})

@@ -175,7 +175,8 @@ class ModelLoader:
             directory, identity = open_target(source.path, name), str(source.path)
         backend = find_backend(directory.config.backend, directory.config.platform, name)
         handler = handler_for(backend, name)
-        lanes = self._lanes(directory, handler)
+        groups = directory.config.instance_groups or (InstanceGroup(name),)
+        lanes = devices.place(groups, name, gpu_capable=handler.gpu_capable(), require_gpu=self._require_gpu)
         size = int(directory.size() * handler.estimate_factor)
         on_gpus = len({device for _, device in lanes if device.kind == "gpu"})
         estimate = Footprint(size if any(device == CPU for _, device in lanes) else 0, size * on_gpus)
@@ -220,18 +221,6 @@ class ModelLoader:
             for handler in by_device.values():
                 handler.close()
             raise
-
-    def _lanes(self, directory: ModelDirectory, handler: type[Handler]) -> list[tuple[str, Device]]:
-        """Name and device of every lane, as the instance groups ask."""
-        groups = directory.config.instance_groups or (InstanceGroup(directory.name),)
-        gpu_capable = handler.gpu_capable()
-        return [
-            (f"{group.name}_{index}", device)
-            for group in groups
-            for index, device in enumerate(
-                devices.place(group, directory.name, gpu_capable=gpu_capable, require_gpu=self._require_gpu)
-            )
-        ]
 
 
 def _threads() -> set[int]:
