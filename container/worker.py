@@ -28,6 +28,7 @@ from container.on_loop import OnLoop
 from container.service import Service
 from container.settings import Settings
 from container.wsgi import call_application
+from model_handlers.devices import return_large_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +60,7 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
     def run(self) -> None:
         """Serve until told to stop; gunicorn calls this once."""
         sys.setswitchinterval(_SWITCH_INTERVAL)
+        return_large_blocks()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self._serve())
 
