@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
@@ -144,19 +145,19 @@ class Model:
         while True:
             with self._lock:
                 if not self._idle:
-                    take = None
+                    wake_at = self._queue.next_deadline()
                     break
                 take = self._queue.take(_now())
                 lane = self._idle.pop() if take.batch else None
                 if lane is not None:
                     self._ticket_for(take.batch)
+            wake_at = take.wake_at
             self._drop(take)
-            if lane is None:
-                if take.cancelled and len(self._queue):
-                    continue
+            if lane is not None:
+                self._start(lane, take.batch)
+            elif not (take.cancelled and len(self._queue)):
                 break
-            self._start(lane, take.batch)
-        self._set_timer(take.wake_at if take is not None else self._queue.next_deadline())
+        self._set_timer(wake_at)
 
     def _start(self, lane: Instance, batch: Batch) -> None:
         if self._inline_ns and self._costs.expected(batch) <= self._inline_ns:
@@ -257,8 +258,9 @@ class Model:
         """Stop the lanes and give the memory back. On a load thread, when nothing is queued or executing."""
         for lane in self._lanes:
             lane.stop()
-        while self._handlers:
-            self._handlers.popitem()[1].close()
+        with ExitStack() as handlers:  # each is closed, though another raises
+            while self._handlers:
+                handlers.callback(self._handlers.popitem()[1].close)
 
 
 class _Costs:
