@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array, DataType
 
     Completion = Callable[["InferenceRequest", "InferenceResponse | MmeError"], None]
+
+_log = logging.getLogger("mme.request")
 
 
 class Layout:
@@ -103,6 +106,8 @@ class InferenceRequest:
         """Hand over the answer and end the lease, in this order: the answer may look into the model's memory."""
         try:
             self.on_complete(self, result)
+        except Exception:  # noqa: BLE001 - whoever can't take an answer must not cost the others in its batch theirs
+            _log.exception("the answer of request '%s' could not be handed over", self.id)
         finally:
             lease, self.lease = self.lease, None
             if lease is not None:
