@@ -132,7 +132,7 @@ def _targz_bytes():
 
 # -- event loops -------------------------------------------------------------------------------------------------------
 
-LOOP_SECONDS = 30  # a hang, not a measure of speed
+LOOP_SECONDS = 10  # a hang, not a measure of speed
 
 
 @pytest.fixture
