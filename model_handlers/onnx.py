@@ -69,6 +69,12 @@ def _onnxruntime() -> Any:
     return onnxruntime
 
 
+@functools.cache
+def _preload_cuda(runtime: Any) -> None:
+    """CUDA and cuDNN may lie in wheels, where the loader does not look; what is loaded already, the provider finds."""
+    runtime.preload_dlls()
+
+
 class OnnxHandler(Handler):
     """One ONNX Runtime session on one device."""
 
@@ -102,6 +108,7 @@ class OnnxHandler(Handler):
         options = _session_options(runtime, config, _default_threads(model_file))
         providers: list[Any] = ["CPUExecutionProvider"]
         if device.kind == "gpu":
+            _preload_cuda(runtime)
             providers.insert(0, ("CUDAExecutionProvider", {"device_id": str(device.index)}))
         try:
             session = runtime.InferenceSession(
