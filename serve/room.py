@@ -2,7 +2,8 @@
 
 Bytes are counted in two places that never overlap: residents (until they are closed) and reservations of loads under
 way. A load claims its bytes before it touches memory. A claim that does not fit evicts, if that makes enough room,
-or waits: it is looked at again whenever a lease ends, an unload finishes or a reservation is given back.
+or waits: it is looked at again whenever a lease ends, an unload finishes or a reservation is given back. What is
+freed for a claim is set aside for it, so that small claims that keep coming cannot starve a large one.
 """
 
 from __future__ import annotations
@@ -108,17 +109,27 @@ class Room:
         """Look at every claim again, first come first: grant it, evict for it, or refuse it."""
         if not self._claims:
             return
+        set_aside = Footprint()
         for claim in list(self._claims):
             if not claim.granted.done():
-                self._attempt(claim)
+                self._attempt(claim, set_aside)
+            if not claim.granted.done() and claim.evicted:
+                set_aside += claim.need
         self._claims = [claim for claim in self._claims if not claim.granted.done()]
 
-    def _attempt(self, claim: _Claim) -> None:
-        if claim.need.fits(self.budget - self.used()):
+    def refuse(self, name: str, error: MmeError) -> None:
+        """End the wait of model `name`, if it waits, with an error."""
+        for claim in self._claims:
+            if claim.name == name and not claim.granted.done():
+                claim.granted.set_exception(error)
+        self.settle()
+
+    def _attempt(self, claim: _Claim, set_aside: Footprint) -> None:
+        if claim.need.fits(self.budget - self.used() - set_aside):
             self.reserved += claim.need
             claim.granted.set_result(None)
             return
-        plan = eviction.plan(self._residents(), self.reserved, claim.need, self.budget)
+        plan = eviction.plan(self._residents(), self.reserved + set_aside, claim.need, self.budget)
         if not self._evicts and (plan.victims or not plan.fits):
             claim.granted.set_exception(out_of_memory(self._full(claim)))
             return
@@ -127,13 +138,13 @@ class Room:
             self._evict(name, claim.name)
 
     def _withdraw(self, claim: _Claim) -> None:
-        """The claimant left; what was granted in that very moment goes back."""
+        """The claimant left: what was granted in that very moment, or set aside, is for the next."""
         if claim in self._claims:
             self._claims.remove(claim)
         granted = claim.granted
         if granted.done() and not granted.cancelled() and granted.exception() is None:
             self.give_back(claim.need)
-            self.settle()
+        self.settle()
 
     def _too_big(self, name: str, need: Footprint) -> str:
         return (
