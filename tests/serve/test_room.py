@@ -1,0 +1,348 @@
+"""The memory budget promises no byte twice, evicts nobody in vain, and gives back what was not used."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from model_handlers.base import Footprint
+from model_handlers.errors import Kind, MmeError
+from serve.eviction import Resident
+from serve.room import Room, megabytes
+
+
+def mb(number, device=0):
+    """A footprint in megabytes."""
+    return Footprint(number * 10**6, device * 10**6)
+
+
+class House:
+    """A room of 100 MB with residents of given sizes, least recently used first.
+
+    Attributes:
+        evicted: (victim, beneficiary), in order. Their bytes come back when the test says `gone`.
+    """
+
+    def __init__(self, *sizes, evicts=True, patience=60.0, budget=None):
+        self.residents = {
+            f"r{index}": Resident(f"r{index}", mb(size), float(index)) for index, size in enumerate(sizes)
+        }
+        self.evicted = []
+        self.room = Room(budget or mb(100), self.residents.values, self._evict, evicts=evicts, patience=patience)
+
+    def _evict(self, name, beneficiary):
+        self.evicted.append((name, beneficiary))
+        self.change(name, leaving=True)
+
+    def change(self, name, **facts):
+        """Another state of a resident."""
+        self.residents[name] = replace(self.residents[name], **facts)
+
+    def gone(self, name):
+        """A resident's memory was given back."""
+        del self.residents[name]
+        self.room.settle()
+
+    def moves_in(self, name, footprint, reserved, **facts):
+        """A load is committed: the resident's bytes in place of the reservation."""
+        self.residents[name] = Resident(name, footprint, 100.0, **facts)
+        self.room.give_back(reserved)
+        self.room.settle()
+
+
+async def claim(house, name, need, idle):
+    """A load that reserves, as far as it gets without anybody's doing."""
+    task = asyncio.create_task(house.room.reserve(name, need))
+    await idle()
+    return task
+
+
+def failure(task):
+    """The kind of error that a claim ended with."""
+    assert isinstance(task.exception(), MmeError)
+    return task.exception().kind
+
+
+def test_what_fits_is_promised_at_once(run, idle):
+    """Free bytes are reserved without evicting anybody, and count as used from then on."""
+
+    async def main():
+        house = House(30)
+        task = await claim(house, "new", mb(70), idle)
+        assert (task.result(), house.evicted) == ([], [])
+        assert house.room.used() == mb(100)
+        house.room.give_back(mb(70))
+        assert house.room.used() == mb(30)
+
+    run(main())
+
+
+def test_nothing_needs_no_room(run):
+    """A claim of zero bytes is granted though everything is taken."""
+
+    async def main():
+        assert await House(100).room.reserve("new", Footprint()) == []
+
+    run(main())
+
+
+def test_the_least_recently_used_goes_and_is_named(run, idle):
+    """A claim waits for its victim's bytes, and returns who went for it."""
+
+    async def main():
+        house = House(50, 50)
+        task = await claim(house, "new", mb(40), idle)
+        assert house.evicted == [("r0", "new")]
+        assert not task.done()
+        house.gone("r0")
+        assert await task == ["r0"]
+        assert house.room.used() == mb(90)
+
+    run(main())
+
+
+@pytest.mark.parametrize("evicts", [True, False])
+def test_what_can_never_fit_is_out_of_memory_and_costs_nobody(run, idle, evicts):
+    """More than the whole budget is refused at once, with nobody evicted and nothing reserved."""
+
+    async def main():
+        house = House(50, 50, evicts=evicts)
+        task = await claim(house, "huge", mb(101), idle)
+        assert failure(task) is Kind.OUT_OF_MEMORY
+        assert "needs 101.0 MB, more than the whole memory budget of 100.0 MB" in str(task.exception())
+        assert (house.evicted, house.room.reserved) == ([], Footprint())
+
+    run(main())
+
+
+def test_a_correction_is_judged_by_the_whole_model(run):
+    """A small part of a model that as a whole exceeds the budget is out of memory."""
+
+    async def main():
+        house = House()
+        with pytest.raises(MmeError) as caught:
+            await house.room.reserve("grown", mb(1), whole=mb(101))
+        assert caught.value.kind is Kind.OUT_OF_MEMORY
+
+    run(main())
+
+
+def test_device_memory_has_a_budget_of_its_own(run, idle):
+    """A model that fits the host but not the devices is out of memory, and both are named."""
+
+    async def main():
+        house = House(budget=mb(100, 10))
+        task = await claim(house, "gpu", mb(1, 11), idle)
+        assert failure(task) is Kind.OUT_OF_MEMORY
+        assert "1.0 MB and 11.0 MB of device memory" in str(task.exception())
+        assert (await claim(house, "gpu", mb(1, 10), idle)).result() == []
+
+    run(main())
+
+
+def test_platform_mode_evicts_nobody(run, idle):
+    """Where the platform chooses, a full room is out of memory at once and says what is taken."""
+
+    async def main():
+        house = House(50, 50, evicts=False)
+        task = await claim(house, "new", mb(40), idle)
+        assert failure(task) is Kind.OUT_OF_MEMORY
+        assert "needs 40.0 MB, but 100.0 MB of 100.0 MB are taken" in str(task.exception())
+        assert house.evicted == []
+
+    run(main())
+
+
+def test_platform_mode_waits_for_bytes_that_are_on_their_way(run, idle):
+    """A model being unloaded makes room without anybody's doing, and the next load waits for that."""
+
+    async def main():
+        house = House(100, evicts=False)
+        house.change("r0", leaving=True)
+        task = await claim(house, "new", mb(40), idle)
+        assert not task.done()
+        house.gone("r0")
+        assert await task == []
+
+    run(main())
+
+
+def test_a_claim_waits_for_leased_models_and_is_granted_when_the_last_lease_ends(run, idle):
+    """Nobody who is in use is evicted; the moment that a lease ends, somebody can be."""
+
+    async def main():
+        house = House(100)
+        house.change("r0", leased=True)
+        task = await claim(house, "new", mb(40), idle)
+        assert (task.done(), house.evicted) == (False, [])
+        house.change("r0", leased=False)
+        house.room.settle()
+        assert house.evicted == [("r0", "new")]
+        house.gone("r0")
+        assert await task == ["r0"]
+
+    run(main())
+
+
+def test_patience_ends(run, idle):
+    """A claim that leased models do not make room for in time is UNAVAILABLE, and is no claim any more."""
+
+    async def main():
+        house = House(100, patience=0.005)
+        house.change("r0", leased=True)
+        with pytest.raises(MmeError, match="by models in use; try again") as caught:
+            await house.room.reserve("new", mb(40))
+        assert caught.value.kind is Kind.UNAVAILABLE
+        house.change("r0", leased=False)
+        house.room.settle()
+        assert (house.evicted, house.room.reserved) == ([], Footprint())
+
+    run(main())
+
+
+def test_a_claimant_that_leaves_is_forgotten(run, idle):
+    """A cancelled claim is not granted later, and evicts nobody later."""
+
+    async def main():
+        house = House(100)
+        house.change("r0", leased=True)
+        task = await claim(house, "new", mb(40), idle)
+        task.cancel()
+        await idle()
+        assert task.cancelled()
+        house.change("r0", leased=False)
+        house.room.settle()
+        assert (house.evicted, house.room.reserved) == ([], Footprint())
+
+    run(main())
+
+
+def test_bytes_granted_to_a_claimant_that_leaves_at_that_moment_go_to_the_next(run, idle):
+    """Cancelled between grant and return, a claim gives back, and who waits behind it is granted."""
+
+    async def main():
+        house = House(100)
+        house.change("r0", leased=True)
+        first = await claim(house, "first", mb(60), idle)
+        second = await claim(house, "second", mb(60), idle)
+        del house.residents["r0"]
+        house.room.settle()
+        assert house.room.reserved == mb(60)
+        first.cancel()
+        await idle()
+        assert first.cancelled()
+        assert second.result() == []
+        assert house.room.reserved == mb(60)
+
+    run(main())
+
+
+def test_claims_are_served_in_their_order(run, idle):
+    """Of two that fit one at a time, the first comes first."""
+
+    async def main():
+        house = House(100)
+        first = await claim(house, "first", mb(60), idle)
+        second = await claim(house, "second", mb(60), idle)
+        house.gone("r0")
+        await idle()
+        assert (first.done(), second.done()) == (True, False)
+        house.moves_in("first", mb(60), mb(60))
+        await idle()
+        assert house.evicted == [("r0", "first"), ("first", "second")]
+        house.gone("first")
+        assert await second == ["first"]
+
+    run(main())
+
+
+def test_a_small_claim_need_not_wait_behind_one_that_waits_for_leases(run, idle):
+    """What fits now is granted, though a larger claim waits for models in use."""
+
+    async def main():
+        house = House(60)
+        house.change("r0", leased=True)
+        large = await claim(house, "large", mb(80), idle)
+        small = await claim(house, "small", mb(30), idle)
+        assert (large.done(), small.result()) == (False, [])
+        large.cancel()
+        await idle()
+
+    run(main())
+
+
+def test_bytes_freed_for_one_claim_are_not_taken_by_another(run, idle):
+    """Small claims that keep coming do not starve a large one that has evicted for its room already."""
+
+    async def main():
+        house = House(50, 50)
+        large = await claim(house, "large", mb(100), idle)
+        assert house.evicted == [("r0", "large"), ("r1", "large")]
+        small = await claim(house, "small", mb(30), idle)
+        house.gone("r0")
+        await idle()
+        assert not small.done()
+        house.gone("r1")
+        assert await large == ["r0", "r1"]
+        assert not small.done()
+        house.room.give_back(mb(100))  # it failed to load
+        house.room.settle()
+        assert await small == []
+
+    run(main())
+
+
+def test_who_waits_behind_a_claim_that_is_given_up_gets_its_bytes(run, idle):
+    """Bytes set aside for a claim whose claimant leaves are free for the next at once."""
+
+    async def main():
+        house = House(50, 50)
+        large = await claim(house, "large", mb(100), idle)
+        small = await claim(house, "small", mb(30), idle)
+        house.gone("r0")
+        large.cancel()
+        await idle()
+        assert small.result() == []
+
+    run(main())
+
+
+def test_a_load_that_is_given_up_need_not_wait_for_room(run, idle):
+    """Refusing a model's claim ends its wait with the given error; nobody else's."""
+
+    async def main():
+        house = House(100)
+        house.change("r0", leased=True)
+        task = await claim(house, "new", mb(40), idle)
+        other = await claim(house, "other", mb(100), idle)
+        house.room.refuse("new", MmeError(Kind.UNAVAILABLE, "given up"))
+        await idle()
+        assert str(task.exception()) == "given up"
+        assert not other.done()
+        house.gone("r0")
+        assert await other == []
+        assert house.room.reserved == mb(100)
+
+    run(main())
+
+
+def test_no_more_is_evicted_while_those_who_leave_make_enough_room(run, idle):
+    """Looking at a waiting claim again does not evict for it again."""
+
+    async def main():
+        house = House(50, 50)
+        task = await claim(house, "new", mb(40), idle)
+        for _ in range(3):
+            house.room.settle()
+        assert house.evicted == [("r0", "new")]
+        house.gone("r0")
+        await task
+
+    run(main())
+
+
+def test_people_read_megabytes(run):
+    """Footprints and rooms print as megabytes."""
+    assert megabytes(mb(2)) == "2.0 MB"
+    assert megabytes(mb(2, 3)) == "2.0 MB and 3.0 MB of device memory"
+    assert repr(House(30).room) == "<Room 30.0 MB of 100.0 MB taken, 0 claims waiting>"
