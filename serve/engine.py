@@ -79,11 +79,17 @@ class Engine:
         self.options = options
         self.stats: dict[tuple[str, int], ModelStats] = {}
         self._artifacts = Artifacts(open_store(options.store), options.cache_directory) if options.store else None
-        # Twice the load threads: an unload must not queue behind the downloads it would make room for.
-        self._pool = ThreadPoolExecutor(2 * options.load_threads, "load", initializer=_lower_priority)
+        self._loads = ThreadPoolExecutor(options.load_threads, "load", initializer=_lower_priority)
+        # Threads of their own: an unload must not queue behind the downloads it would make room for.
+        self._unloads = ThreadPoolExecutor(options.load_threads, "unload", initializer=_lower_priority)
         loader = ModelLoader(loop, self.stats, inline_ns=options.inline_ns, require_gpu=options.require_gpu)
         self.cache: ModelCache[PreparedTarget, Target] = ModelCache(
-            loader, options.budget, self._pool, evicts=options.evicts, drain_patience=options.drain_patience
+            loader,
+            options.budget,
+            self._loads,
+            closers=self._unloads,
+            evicts=options.evicts,
+            drain_patience=options.drain_patience,
         )
         self.target_stats: dict[str, TargetStats] = {}
         self._aliases: dict[str, str] = {}
@@ -294,7 +300,8 @@ class Engine:
     async def close(self) -> None:
         """Unload everything and end the threads."""
         await self.cache.close()
-        self._pool.shutdown(wait=True)
+        self._loads.shutdown(wait=True)
+        self._unloads.shutdown(wait=True)
 
     # -- where models come from ----------------------------------------------------------------------------------
 

@@ -85,7 +85,8 @@ class ModelCache(Generic[P, T]):
         loader: fetches and loads.
         budget: bytes for all models together.
         evicts: whether the least recently used make room (self-managed), or a full cache is an error (platform).
-        pool: threads for the loader and for closing.
+        pool: threads for the loader.
+        closers: threads for closing, those of the loader if None.
         memory_patience: seconds that a load waits for leased models to become free before it gives up.
         drain_patience: seconds that an unload waits for requests under way.
     """
@@ -96,6 +97,7 @@ class ModelCache(Generic[P, T]):
         budget: Footprint,
         pool: Executor,
         *,
+        closers: Executor | None = None,
         evicts: bool = True,
         memory_patience: float = 60.0,
         drain_patience: float = 25.0,
@@ -105,6 +107,7 @@ class ModelCache(Generic[P, T]):
         self._ready: dict[str, Entry[T]] = {}  # the READY ones, for one look-up a request
         self._loader = loader
         self._pool = pool
+        self._closers = closers or pool
         self._drain_patience = drain_patience
         self._remembered: LRUCache[str, Footprint] = LRUCache(_REMEMBERED)
 
@@ -209,7 +212,7 @@ class ModelCache(Generic[P, T]):
         entry.state, entry.reason = step(entry.state, Event.LOAD), ""
         evicted: list[str] = []
         try:
-            prepared = await self._aside(self._loader.prepare, entry.name, entry.source, lambda: entry.abandoned)
+            prepared = await _aside(self._pool, self._loader.prepare, entry.name, entry.source, lambda: entry.abandoned)
             await self._load_prepared(entry, prepared, evicted)
         except BaseException as error:
             self._failed(entry, error)
@@ -224,7 +227,7 @@ class ModelCache(Generic[P, T]):
         evicted += await self.room.reserve(entry.name, need)
         reserved = need
         try:
-            resident, footprint = await self._aside(self._loader.load, prepared)
+            resident, footprint = await _aside(self._pool, self._loader.load, prepared)
             self._remembered[prepared.identity] = footprint
             try:
                 more = footprint.beyond(need)
@@ -232,7 +235,7 @@ class ModelCache(Generic[P, T]):
                 reserved = need + more
                 _must_go_on(entry)
             except BaseException:
-                await self._aside(resident.close)
+                await _aside(self._closers, resident.close)
                 raise
             entry.resident, entry.footprint = resident, footprint
         finally:
@@ -318,7 +321,7 @@ class ModelCache(Generic[P, T]):
             resident.refuse_waiting()
             await entry.drained()
         try:
-            await self._aside(resident.close)
+            await _aside(self._closers, resident.close)
         finally:
             entry.closing = None
             entry.resident, entry.footprint = None, Footprint()
@@ -326,8 +329,9 @@ class ModelCache(Generic[P, T]):
             entry.stats.unload.add(_now() - began)
             self.room.settle()
 
-    async def _aside(self, function: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+
+async def _aside(pool: Executor, function: Callable[..., Any], *args: Any) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
 
 
 def _must_go_on(entry: Entry[Any]) -> None:
