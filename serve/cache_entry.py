@@ -45,7 +45,7 @@ class Entry(Generic[T]):
         last_used: `time.monotonic()` of its last use.
         stats: what the cache did for it.
         task, waiters: the load under way, and who is owed a lease when it is done.
-        closing: the unload under way.
+        closing: the unload under way, or the removal of what was unpacked; a load waits for it.
         abandoned: whether it is being unloaded for good.
         evicted: whether it left memory for another, and comes back with its next request.
     """
@@ -85,11 +85,16 @@ class Entry(Generic[T]):
         self.evicted = False
         self.task: asyncio.Task[LoadReport] | None = None
         self.waiters: list[asyncio.Future[LoadReport]] = []
-        self.closing: asyncio.Task[None] | None = None
+        self.closing: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
         megabytes = (self.footprint.host + self.footprint.device) / 1e6
         return f"<Entry {self.name}: {self.state.value}, {megabytes:.1f} MB, {self.leases} leases>"
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is in memory, or on its way there or out of it."""
+        return self.task is not None or self.closing is not None or self.state is not State.UNAVAILABLE
 
     def leased(self) -> T:
         """What the holder of a lease may use."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mme.engine")
 _LOADER_NICENESS = 10
 _FORBIDDEN_ROOTS = tuple(Path(root) for root in ("/dev", "/proc", "/sys"))
+_USELESS = {Kind.INVALID_MODEL, Kind.UNSUPPORTED}  # errors that say that what was unpacked is good for nothing
 ARCHIVE_SUFFIX = ".tar.gz"
 
 
@@ -161,6 +162,8 @@ class Engine:
         except MmeError as error:
             if error.kind is Kind.UNKNOWN_MODEL:
                 self._forget(entry)
+            elif error.kind in _USELESS:
+                await self._discard(entry)
             raise
 
     # -- the registered models -----------------------------------------------------------------------------------
@@ -207,7 +210,7 @@ class Engine:
         try:
             await self.cache.load(entry)
         except MmeError:
-            self._drop(entry)
+            await self._drop(entry)
             raise
 
     async def reload(self, name: str) -> None:
@@ -232,7 +235,7 @@ class Engine:
             raise _unknown(name)
         await self.cache.unload(entry)
         if entry.abandoned:
-            self._drop(entry)
+            await self._drop(entry)
 
     def registered(self) -> list[tuple[str, str]]:
         """(name, url) of every registered model, by name: those in memory, and those that we put out of it."""
@@ -333,12 +336,25 @@ class Engine:
         if not entry.stats.loads and self.target_stats.get(entry.name) is entry.stats:
             del self.target_stats[entry.name]
 
-    def _drop(self, entry: Entry[Target]) -> None:
+    async def _drop(self, entry: Entry[Target]) -> None:
+        """Unregister a model, and remove what was unpacked for it; not if it is being loaded again meanwhile."""
+        await self._discard(entry)
         self._forget(entry)
-        if isinstance(entry.source, Archived):
-            entry.source.artifacts.discard(entry.source.name)
-        for alias in [alias for alias, name in self._aliases.items() if name == entry.name]:
-            del self._aliases[alias]
+        if entry.name not in self.cache.entries:
+            for alias in [alias for alias, name in self._aliases.items() if name == entry.name]:
+                del self._aliases[alias]
+
+    async def _discard(self, entry: Entry[Target]) -> None:
+        """Remove what was unpacked for a model that is not in memory; a load that begins meanwhile waits."""
+        source = entry.source
+        if not isinstance(source, Archived) or entry.busy:
+            return
+        loop = asyncio.get_running_loop()
+        entry.closing = loop.run_in_executor(self._unloads, source.artifacts.discard, source.name)
+        try:
+            await asyncio.shield(entry.closing)
+        finally:
+            entry.closing = None
 
 
 def _source(url: str) -> Source:

@@ -181,8 +181,8 @@ class ModelCache(Generic[P, T]):
             await asyncio.shield(entry.closing)
 
     def forget(self, entry: Entry[T]) -> None:
-        """Drop an entry that is not in memory."""
-        if self.entries.get(entry.name) is entry and entry.state is State.UNAVAILABLE:
+        """Drop an entry that is not in memory, and that nobody has begun to load."""
+        if self.entries.get(entry.name) is entry and not entry.busy:
             del self.entries[entry.name]
 
     def check_integrity(self) -> None:
@@ -207,7 +207,7 @@ class ModelCache(Generic[P, T]):
 
     async def _load(self, entry: Entry[T]) -> LoadReport:
         if entry.closing is not None:
-            await asyncio.shield(entry.closing)
+            await asyncio.wait([entry.closing])  # however that ends
         began = _now()
         entry.state, entry.reason = step(entry.state, Event.LOAD), ""
         evicted: list[str] = []
