@@ -200,11 +200,10 @@ def _description(item: dict[str, Any]) -> tuple[str, DataType, tuple[int, ...]]:
     name = item.get("name")
     if not isinstance(name, str) or not name:
         raise invalid_argument("every input must have a 'name'")
-    data_type = BY_NAME.get(item.get("datatype"))  # type: ignore[arg-type]
+    datatype = item.get("datatype")
+    data_type = BY_NAME.get(datatype) if isinstance(datatype, str) else None
     if data_type is None:
-        raise invalid_argument(
-            f"input '{name}' has datatype {item.get('datatype')!r}; the protocol knows {', '.join(BY_NAME)}"
-        )
+        raise invalid_argument(f"input '{name}' has datatype {datatype!r}; the protocol knows {', '.join(BY_NAME)}")
     return name, data_type, _shape(item, name)
 
 
