@@ -1,0 +1,167 @@
+"""Responses: JSON and binary outputs, mixed at will, and heads that are kept."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from container.codec import encode as module
+from container.codec.encode import Reply, encode
+from model_handlers.errors import Kind
+from model_handlers.tensor import BY_NAME, encode_bytes_elements
+
+JSON_TYPES = [name for name, data_type in BY_NAME.items() if data_type.json]
+F4 = np.array([[1.5, -2]], dtype="<f4")
+
+
+def reply(outputs=None, *, binary=None, remember=True):
+    """What a decoder makes of a request."""
+    return Reply(outputs or {}, binary=binary, remember=remember)
+
+
+@pytest.mark.parametrize("datatype", BY_NAME)
+def test_every_datatype_is_written_as_binary_data(datatype, arrays, respond, written):
+    """All fourteen datatypes leave with name, type, shape and every bit of their extreme values."""
+    array = arrays[datatype].reshape(1, 2)
+    header, data = written(respond(("Y", datatype, array)), reply(binary=True))
+    expected = encode_bytes_elements(array) if datatype == "BYTES" else array.tobytes()
+    assert data == expected
+    assert header["outputs"] == [
+        {"name": "Y", "datatype": datatype, "shape": [1, 2], "parameters": {"binary_data_size": len(expected)}}
+    ]
+
+
+@pytest.mark.parametrize("datatype", JSON_TYPES)
+def test_every_datatype_that_json_can_carry_is_written_as_json(datatype, arrays, respond, written):
+    """Values are exact, the data flat."""
+    array = np.array([["", "\0 é模"]], dtype=np.object_) if datatype == "BYTES" else arrays[datatype].reshape(1, 2)
+    header, data = written(respond(("Y", datatype, array)), reply())
+    assert data is None
+    assert header["outputs"] == [
+        {"name": "Y", "datatype": datatype, "shape": [1, 2], "data": array.ravel().tolist()}
+    ] or np.array_equal(np.array(header["outputs"][0]["data"], array.dtype), array.ravel())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
+def test_what_json_cannot_carry_is_refused(value, datatype, respond, refusal):
+    """NaN and infinities are not written as null: the client is told to ask for binary data."""
+    array = np.array([1, value], dtype=BY_NAME[datatype].dtype)
+    sentence = refusal(encode, respond(("Y", datatype, array)), reply(), kind=Kind.UNSUPPORTED)
+    assert sentence.startswith("output 'Y' holds NaN or infinity")
+
+
+def test_a_name_with_null_in_it_is_a_name(respond, written):
+    """The look for null is not fooled by text."""
+    header, _ = written(
+        respond(("null", "FP32", F4), ("t", "BYTES", np.array([b"null"], object)), model="null"), reply()
+    )
+    assert header["outputs"][0]["data"] == [1.5, -2]
+
+
+def test_the_fields_come_in_the_protocols_order(respond):
+    """Id if there is one, model, version, outputs."""
+    with_id, _ = encode(respond(("Y", "FP32", F4), request_id="7"), reply())
+    without, _ = encode(respond(("Y", "FP32", F4)), reply())
+    assert list(json.loads(with_id[0])) == ["id", "model_name", "model_version", "outputs"]
+    assert list(json.loads(without[0])) == ["model_name", "model_version", "outputs"]
+    assert json.loads(with_id[0])["id"] == "7"
+
+
+def test_json_and_binary_outputs_mix(respond, written):
+    """Each output takes the form it was asked in; binary data follow in the order of the outputs."""
+    response = respond(
+        ("A", "FP32", F4),
+        ("J", "INT64", np.array([7])),
+        ("S", "BYTES", np.array([b"ab"], dtype=np.object_)),
+        ("B", "BOOL", np.array([True])),
+    )
+    header, data = written(response, reply({"J": False}, binary=True))
+    assert [item.get("data") for item in header["outputs"]] == [None, [7], None, None]
+    sizes = [item["parameters"]["binary_data_size"] for item in header["outputs"] if "parameters" in item]
+    assert sizes == [8, 6, 1]
+    assert data == F4.tobytes() + struct.pack("<I", 2) + b"ab" + b"\x01"
+
+
+@pytest.mark.parametrize(
+    ("own", "default", "expected"),
+    [
+        (True, None, True),
+        (True, False, True),
+        (False, True, False),
+        (None, True, True),
+        (None, False, False),
+        (None, None, False),
+    ],
+)
+def test_what_an_output_says_itself_comes_before_the_default(own, default, expected, respond, written):
+    """binary_data of the output, then binary_data_output of the request, then JSON."""
+    _, data = written(respond(("Y", "FP32", F4)), reply({} if own is None else {"Y": own}, binary=default))
+    assert (data is not None) is expected
+
+
+def test_accept_decides_where_the_request_says_nothing(respond, written):
+    """A client that accepts binary data gets them, unless request or output say otherwise."""
+    response = respond(("Y", "FP32", F4), ("Z", "FP32", F4))
+    assert written(response, reply().accepting_binary())[1] == F4.tobytes() * 2
+    assert written(response, reply({"Y": False}).accepting_binary())[1] == F4.tobytes()
+    assert written(response, reply(binary=False).accepting_binary())[1] is None
+    once = reply()
+    assert once.accepting_binary() is once.accepting_binary()
+    assert written(response, once)[1] is None
+
+
+@pytest.mark.parametrize("datatype", BY_NAME)
+def test_an_output_without_elements_is_written(datatype, respond, written):
+    """Zero-size outputs in both forms."""
+    array = np.empty((0, 3), dtype=BY_NAME[datatype].dtype)
+    header, data = written(respond(("Y", datatype, array)), reply(binary=True))
+    assert data == b""
+    assert header["outputs"][0]["shape"] == [0, 3]
+    if BY_NAME[datatype].json:
+        assert written(respond(("Y", datatype, array)), reply())[0]["outputs"][0]["data"] == []
+
+
+@pytest.mark.parametrize("size", [1, (1 << 14) - 1, 1 << 14, 1 << 15])
+def test_large_outputs_are_sent_from_where_they_lie(size, respond):
+    """Beyond a size nothing is copied; small, strided and converted outputs are, with the same bytes."""
+    array = np.arange(size, dtype="<f4")
+    strided = np.arange(2 * size, dtype="<f4")[::2]
+    wide = np.arange(size, dtype="<f8")
+    for given, same in ((array, array), (strided, strided), (wide, array)):
+        parts, _ = encode(respond(("Y", "FP32", given)), reply(binary=True))
+        assert bytes(parts[1]) == np.ascontiguousarray(same, dtype="<f4").tobytes()
+    parts, _ = encode(respond(("Y", "FP32", array)), reply(binary=True))
+    assert np.shares_memory(np.frombuffer(parts[1], np.uint8), array) is (array.nbytes >= 1 << 16)
+
+
+def test_a_kept_head_is_the_head_of_its_own_response(respond, written):
+    """Model, version, shape, size of strings, and after a reload names and types: what differs differs in the head."""
+    once = reply(binary=True)
+    text = lambda *elements: np.array(elements, dtype=np.object_)  # noqa: E731
+    responses = [
+        respond(("Y", "FP32", F4)),
+        respond(("Y", "INT32", F4.astype("<i4"))),
+        respond(("Z", "FP32", F4)),
+        respond(("Y", "FP32", F4.reshape(2, 1))),
+        respond(("Y", "FP32", F4), model="other"),
+        respond(("Y", "FP32", F4), version="2"),
+        respond(("Y", "FP32", F4), ("Z", "FP32", F4)),
+        respond(("Y", "BYTES", text(b"ab", b"c"))),
+        respond(("Y", "BYTES", text(b"a", b"bc"))),
+        respond(("Y", "BYTES", text(b"ab", b"cd"))),
+    ]
+    for response in responses * 2:
+        assert written(response, once) == written(response, reply(binary=True, remember=False))
+
+
+def test_a_form_of_request_keeps_few_heads(respond, monkeypatch):
+    """Answers of ever new sizes do not grow it, and a form that is not remembered keeps none."""
+    monkeypatch.setattr(module, "_MAX_HEADS", 4)
+    once, never = reply(binary=True), reply(binary=True, remember=False)
+    for size in range(20):
+        encode(respond(("Y", "FP32", np.zeros(size, "<f4"))), once)
+        encode(respond(("Y", "FP32", np.zeros(size, "<f4"))), never)
+        assert len(once.heads) <= 4
+    assert never.heads is None
