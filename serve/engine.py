@@ -220,9 +220,11 @@ class Engine:
             MmeError: why it can't be loaded.
         """
         known = self.cache.entries.get(name)
+        url = known.source.url if known is not None and isinstance(known.source, Unpacked) else ""
+        alias = next((alias for alias, meant in self._aliases.items() if meant == name), "")
         if known is not None and not known.abandoned and known.state is State.READY:
             await self.cache.unload(known)
-        await self.load(name)
+        await self.load(name, url, alias)
 
     async def unload(self, name: str) -> None:
         """Unregister a model; return when its memory was given back.
