@@ -7,13 +7,14 @@ busy, and no timer is needed unless `max_queue_delay` asks for one. `take` looks
    moves the latter behind everybody who still has time (DELAY);
 2. walks on while requests fit together: same shapes apart from the batch dimension, at most `max_batch_size` in all;
 3. remembers the last point at which the size was a preferred one;
-4. hands out the preferred batch if it met one, else all it walked over if no more can join, if the largest preferred
-   size is reached, or if the oldest has waited long enough; else it says when to ask again.
+4. hands out the preferred batch if it met one and the oldest can still wait; else all it walked over, if no more can
+   join, if the largest preferred size is reached, or if the oldest has waited long enough; else it says when to ask
+   again.
 
-    delayed ----+                 the front of the queue                      the back
-                v                 |<-- walked over, fits together -->|
-         [d1 d2]      [r1 r2 r3 r4 r5 r6 | r7: other shape or too many, r8 ...]
-                                ^ preferred size reached here: cut
+    the front                                              the back     behind it
+    |<-- walked over, fits together -->|
+    [r1 r2 r3 r4 r5 r6 | r7: other shape or too many, r8 ...]           [d1 d2: delayed]
+                  ^ preferred size reached here: cut
 
 Times are nanoseconds of one monotonic clock. The queue is not thread-safe: its model's lock guards it.
 """
@@ -21,13 +22,14 @@ Times are nanoseconds of one monotonic clock. The queue is not thread-safe: its 
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from model_handlers.config import DynamicBatching, TimeoutAction
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterator
 
 
 class Queued(Protocol):
@@ -81,7 +83,7 @@ class BatchQueue(Generic[R]):
         settings = batching or UNBATCHED
         self._preferred = frozenset(settings.preferred_batch_sizes)
         self._max_preferred = max(self._preferred, default=max_batch_size)
-        self._delay_ns = settings.max_queue_delay_us * 1000 if self._batches else 0
+        self._delay_ns = settings.max_queue_delay_us * 1000
         self._policy = settings.queue_policy
         self._waiting: deque[R] = deque()
         self._delayed: deque[R] = deque()
@@ -116,12 +118,9 @@ class BatchQueue(Generic[R]):
         take: Take[R] = Take()
         self._expire(now, take)
         self._drop_cancelled(take)
-        if self._waiting:
-            self._cut(self._waiting, now, take)
-        elif self._delayed:
-            self._cut(self._delayed, now, take)
-        if not take.batch and self._policy.default_timeout_us and self._waiting:
-            deadline = min(request.deadline_ns for request in self._waiting)
+        if self._waiting or self._delayed:
+            self._cut(now, take)
+        if not take.batch and (deadline := self.next_deadline()):
             take.wake_at = min(take.wake_at or deadline, deadline)
         return take
 
@@ -129,6 +128,8 @@ class BatchQueue(Generic[R]):
         """The nearest time (ns) at which a request's queue time is over, 0 for none."""
         if not self._policy.default_timeout_us or not self._waiting:
             return 0
+        if not self._policy.allow_timeout_override:  # then who came first runs out of time first
+            return self._waiting[0].deadline_ns
         return min(request.deadline_ns for request in self._waiting)
 
     def take_expired(self, now: int) -> Take[R]:
@@ -139,17 +140,16 @@ class BatchQueue(Generic[R]):
 
     def clear(self) -> list[R]:
         """Everybody still waiting, who must be told that nobody will run them."""
-        everybody = [*self._waiting, *self._delayed]
+        everybody = list(self._everybody())
         self._waiting.clear()
         self._delayed.clear()
         return everybody
 
     def _expire(self, now: int, take: Take[R]) -> None:
-        if not self._policy.default_timeout_us:
+        nearest = self.next_deadline()
+        if not nearest or nearest > now:
             return
         late = [request for request in self._waiting if request.deadline_ns <= now]
-        if not late:
-            return
         self._waiting = deque(request for request in self._waiting if request.deadline_ns > now)
         if self._policy.timeout_action is TimeoutAction.DELAY:
             self._delayed.extend(late)
@@ -162,40 +162,46 @@ class BatchQueue(Generic[R]):
             while queue and queue[0].cancelled:
                 take.cancelled.append(queue.popleft())
 
-    def _cut(self, queue: deque[R], now: int, take: Take[R]) -> None:
+    def _cut(self, now: int, take: Take[R]) -> None:
         if not self._batches:
-            take.batch = [queue.popleft()]
+            take.batch = [self._pop()]
             return
-        count, total, closed, preferred_count = self._walk(queue)
-        oldest = queue[0].arrival_ns
-        patience_over = not self._delay_ns or now - oldest >= self._delay_ns
+        count, total, closed, preferred_count = self._walk()
+        send_at = self._send_at(count) if self._delay_ns else now
+        patience_over = send_at <= now
         if preferred_count and not (self._delay_ns and patience_over):
             count = preferred_count
         elif not (closed or patience_over or total >= self._max_preferred):
-            take.wake_at = oldest + self._delay_ns
+            take.wake_at = send_at
             return
-        members = [queue.popleft() for _ in range(count)]
+        members = [self._pop() for _ in range(count)]
         take.cancelled += [request for request in members if request.cancelled]
         take.batch = [request for request in members if not request.cancelled]
 
-    def _walk(self, queue: deque[R]) -> tuple[int, int, bool, int]:
+    def _pop(self) -> R:
+        return (self._waiting or self._delayed).popleft()
+
+    def _send_at(self, count: int) -> int:
+        """When the oldest of the first `count` has waited long enough. A delayed one is older than those before it."""
+        return self._delay_ns + min(request.arrival_ns for request in islice(self._everybody(), count))
+
+    def _everybody(self) -> Iterator[R]:
+        return chain(self._waiting, self._delayed)
+
+    def _walk(self) -> tuple[int, int, bool, int]:
         """Over the requests that fit together: how many, their size, whether no more can join, the preferred cut."""
-        signature = queue[0].signature
+        signature = (self._waiting or self._delayed)[0].signature
         count = total = preferred_count = 0
-        for request in queue:
+        for request in self._everybody():
             if request.cancelled:
                 count += 1
                 continue
             joined = total + request.batch_size
-            if count and (joined > self._max or request.signature != signature):
-                return count, total, True, preferred_count or self._overshoot(joined, count)
             if count and joined > self._max_preferred and not preferred_count:
-                preferred_count = count
+                preferred_count = count  # it would carry the batch past the largest preferred size: cut before it
+            if count and (joined > self._max or request.signature != signature):
+                return count, total, True, preferred_count
             count, total = count + 1, joined
             if total in self._preferred:
                 preferred_count = count
         return count, total, False, preferred_count
-
-    def _overshoot(self, joined: int, count: int) -> int:
-        """A request that would carry the batch past the largest preferred size cuts it before itself."""
-        return count if joined > self._max_preferred else 0
