@@ -1,0 +1,644 @@
+"""The dynamic batcher's queue: its rules one by one, and random lives of it against what must always hold."""
+
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from model_handlers.config import DynamicBatching, QueuePolicy, TimeoutAction
+from model_handlers.errors import Kind, MmeError
+from serve.scheduling.batch_queue import BatchQueue
+
+US = 1000  # nanoseconds
+
+
+@dataclass(eq=False)
+class Request:
+    """What the queue knows of a request."""
+
+    name: str
+    batch_size: int = 1
+    signature: object = None
+    timeout_us: int = 0
+    cancelled: bool = False
+    arrival_ns: int = 0
+    deadline_ns: int = field(default=-1)
+
+    def __repr__(self):
+        return self.name
+
+
+class Clocked:
+    """A queue with a clock in microseconds."""
+
+    def __init__(self, max_batch_size=8, preferred=None, delay=0, action=TimeoutAction.REJECT, *, batch=True, **policy):
+        batching = DynamicBatching(
+            preferred_batch_sizes=(max_batch_size,) if preferred is None else preferred,
+            max_queue_delay_us=delay,
+            queue_policy=QueuePolicy(timeout_action=action, **policy),
+        )
+        self.queue = BatchQueue("m", max_batch_size, batching if batch else None)
+        self.names = count(1)
+
+    def push(self, *requests, at=0):
+        """Push requests, or as many of batch size 1 as a number says; return them."""
+        if isinstance(requests[0], int):
+            requests = [Request(f"r{next(self.names)}") for _ in range(requests[0])]
+        for request in requests:
+            request.arrival_ns = at * US
+            self.queue.push(request)
+        return list(requests)
+
+    def take(self, at=0):
+        """What `take` decides at a time."""
+        return self.queue.take(at * US)
+
+    def batch(self, at=0):
+        """The names in the batch taken at a time."""
+        return [request.name for request in self.take(at).batch]
+
+    def sizes(self, at=0):
+        """The sizes of all batches that can be taken at a time."""
+        found = []
+        while batch := self.take(at).batch:
+            found.append(sum(request.batch_size for request in batch))
+        return found
+
+
+def sized(*sizes, signature=None):
+    """Requests of these batch sizes."""
+    return [Request(f"b{index}", size, signature) for index, size in enumerate(sizes)]
+
+
+# -- without a timer -------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_queue_has_nothing_to_do():
+    """Nothing comes out, and nothing is to be waited for."""
+    take = Clocked().take()
+
+    assert (take.batch, take.wake_at, take.expired, take.cancelled) == ([], 0, [], [])
+
+
+def test_what_waits_goes_at_once():
+    """Without a delay whatever is queued is a batch, in the order in which it came."""
+    clocked = Clocked()
+    clocked.push(3)
+
+    assert clocked.batch() == ["r1", "r2", "r3"]
+    assert clocked.batch() == []
+
+
+@pytest.mark.parametrize(
+    ("requests", "batches"),
+    [
+        ([8], [8]),
+        ([1] * 9, [8, 1]),
+        ([1] * 20, [8, 8, 4]),
+        ([3, 3, 3], [6, 3]),
+        ([5, 4, 1], [5, 5]),
+        ([8, 1, 8], [8, 1, 8]),
+        ([7, 2, 1], [7, 3]),
+    ],
+    ids=str,
+)
+def test_a_batch_is_at_most_the_largest(requests, batches):
+    """Sums of batch sizes never exceed max_batch_size; a request that does not fit any more begins the next batch."""
+    clocked = Clocked()
+    clocked.push(*sized(*requests))
+
+    assert clocked.sizes() == batches
+
+
+@pytest.mark.parametrize("max_batch_size", [0, 1])
+def test_a_model_that_does_not_batch_runs_each_alone(max_batch_size):
+    """With max_batch_size 0 or 1 every request is a batch of its own, delay or not."""
+    clocked = Clocked(max_batch_size, delay=1000)
+    clocked.push(3)
+
+    assert [clocked.batch() for _ in range(4)] == [["r1"], ["r2"], ["r3"], []]
+
+
+def test_without_a_dynamic_batcher_requests_run_alone():
+    """A model that batches, but has no dynamic_batching, executes each request as it came: that is the client's batch."""
+    clocked = Clocked(8, batch=False)
+    clocked.push(*sized(3, 1))
+
+    assert clocked.sizes() == [3, 1]
+
+
+def test_only_equal_signatures_share_a_batch():
+    """A request of another shape ends the batch, and nobody overtakes it."""
+    clocked = Clocked()
+    a, b = (sized(1, 1, signature=(shape,)) for shape in "ab")
+    clocked.push(*a, *b, *sized(1, signature=("a",)))
+
+    assert clocked.sizes() == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("preferred", "requests", "batches"),
+    [
+        ((4,), [1] * 4, [4]),
+        ((4,), [1] * 6, [4, 2]),
+        ((4,), [1] * 3, [3]),
+        ((2, 4), [1] * 3, [2, 1]),
+        ((2, 4), [1] * 7, [4, 2, 1]),
+        ((2, 4), [1] * 8, [4, 4]),
+        ((4,), [3, 3], [3, 3]),
+        ((4,), [3, 1, 1], [4, 1]),
+        ((4,), [2, 1, 2], [3, 2]),
+        ((4,), [6, 1], [6, 1]),
+        ((4,), [6], [6]),
+        ((6,), [4, 4], [4, 4]),
+        ((2, 6), [2, 3, 3], [2, 6]),
+        ((), [1] * 10, [8, 2]),
+    ],
+    ids=str,
+)
+def test_batches_are_cut_at_preferred_sizes(preferred, requests, batches):
+    """The largest preferred size met is the batch, and a request that would carry it past the largest is cut off."""
+    clocked = Clocked(8, preferred)
+    clocked.push(*sized(*requests))
+
+    assert clocked.sizes() == batches
+
+
+def test_a_preferred_size_is_met_within_a_shape():
+    """Where the shape changes, the last preferred size before it is the cut; without one all of the shape go."""
+    clocked = Clocked(8, (2, 6))
+    clocked.push(*sized(1, 1, 1), *sized(1, signature="other"), *sized(1))
+
+    assert clocked.sizes() == [2, 1, 1, 1]
+
+
+# -- max_queue_delay -------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_waits_for_a_preferred_size():
+    """With a delay, fewer than a preferred size wait until the oldest has waited that long; then all go."""
+    clocked = Clocked(8, (4,), delay=100)
+    clocked.push(1, at=10)
+    clocked.push(1, at=90)
+    early = clocked.take(at=109)
+
+    assert (early.batch, early.wake_at) == ([], 110 * US)
+    assert clocked.batch(at=110) == ["r1", "r2"]
+
+
+def test_a_preferred_size_does_not_wait():
+    """The batch goes the moment a preferred size is met; what is beyond it waits on from its own arrival."""
+    clocked = Clocked(8, (4,), delay=100)
+    clocked.push(4, at=0)
+    clocked.push(1, at=30)
+
+    assert clocked.batch(at=30) == ["r1", "r2", "r3", "r4"]
+    assert clocked.take(at=30).wake_at == 130 * US
+
+
+def test_after_the_delay_everything_goes_whatever_is_preferred():
+    """When the oldest has waited long enough a preferred size is no reason to leave somebody behind."""
+    clocked = Clocked(8, (2,), delay=100)
+    clocked.push(*sized(2, 2, 2))
+
+    assert sum(request.batch_size for request in clocked.take(at=99).batch) == 2
+    assert clocked.sizes(at=100) == [4]
+
+
+@pytest.mark.parametrize("sizes", [[3, 3, 3], [8], [5]], ids=str)
+def test_no_waiting_for_what_cannot_come(sizes):
+    """A batch past the largest preferred size, or with no room for the next request, is not made to wait."""
+    clocked = Clocked(8, (4,), delay=100)
+    clocked.push(*sized(*sizes))
+
+    assert clocked.take().batch != []
+
+
+def test_no_waiting_before_another_shape():
+    """Requests behind another shape can't join, so those before it go."""
+    clocked = Clocked(8, (4,), delay=100)
+    clocked.push(*sized(1, 1), *sized(1, signature="other"))
+
+    assert clocked.sizes() == [2]
+    assert len(clocked.queue) == 1
+
+
+def test_without_preferred_sizes_the_delay_waits_for_a_full_batch():
+    """The largest size is the preferred one where none is named."""
+    clocked = Clocked(4, (), delay=100)
+    clocked.push(3)
+    waiting = clocked.take()
+    clocked.push(1)
+
+    assert (waiting.batch, waiting.wake_at) == ([], 100 * US)
+    assert clocked.sizes() == [4]
+
+
+# -- timeouts --------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_out_of_time_is_rejected():
+    """REJECT: who waited default_timeout_microseconds is handed out as expired, the others as a batch."""
+    clocked = Clocked(default_timeout_us=50)
+    late, *_ = clocked.push(1, at=0)
+    clocked.push(1, at=20)
+    take = clocked.take(at=50)
+
+    assert take.expired == [late]
+    assert [request.name for request in take.batch] == ["r2"]
+
+
+def test_a_request_with_time_left_is_run():
+    """A nanosecond before its time is over a request is still executed."""
+    clocked = Clocked(default_timeout_us=50)
+    clocked.push(1)
+    take = clocked.queue.take(50 * US - 1)
+
+    assert (len(take.batch), take.expired) == (1, [])
+
+
+def test_without_a_timeout_nobody_expires():
+    """Zero means no limit."""
+    clocked = Clocked(delay=10)
+    [request] = clocked.push(1)
+
+    assert request.deadline_ns == 0
+    assert clocked.queue.next_deadline() == 0
+    assert clocked.batch(at=10**9) == ["r1"]
+
+
+def test_a_delayed_request_goes_behind_everybody():
+    """DELAY: who is out of time is executed after all that still have time, and joins their batch where it fits."""
+    clocked = Clocked(4, action=TimeoutAction.DELAY, default_timeout_us=50)
+    clocked.push(2, at=0)
+    clocked.push(3, at=20)
+    take = clocked.take(at=50)
+
+    assert take.expired == []
+    assert [request.name for request in take.batch] == ["r3", "r4", "r5", "r1"]
+    assert clocked.batch(at=50) == ["r2"]
+
+
+def test_delayed_requests_of_another_shape_wait_for_their_turn():
+    """A delayed request shares a batch only with its like."""
+    clocked = Clocked(4, action=TimeoutAction.DELAY, default_timeout_us=50)
+    clocked.push(*sized(1, signature="other"), at=0)
+    clocked.push(1, at=20)
+
+    assert [clocked.batch(at=50) for _ in range(3)] == [["r1"], ["b0"], []]
+
+
+def test_delayed_requests_keep_their_order():
+    """Among themselves delayed requests go first come, first served, and their time is not asked for again."""
+    clocked = Clocked(1, action=TimeoutAction.DELAY, default_timeout_us=50)
+    clocked.push(2, at=0)
+
+    assert clocked.batch(at=60) == ["r1"]
+    assert clocked.queue.next_deadline() == 0
+    assert clocked.batch(at=10**6) == ["r2"]
+
+
+def test_the_delay_of_a_batch_counts_from_its_oldest():
+    """A delayed request is older than those before it: max_queue_delay counts from its arrival."""
+    clocked = Clocked(8, (4,), delay=100, action=TimeoutAction.DELAY, default_timeout_us=50)
+    clocked.push(1, at=0)
+    clocked.push(1, at=60)
+
+    assert clocked.take(at=60).wake_at == 100 * US
+    assert clocked.batch(at=100) == ["r2", "r1"]
+
+
+@pytest.mark.parametrize(
+    ("default", "own", "allowed", "expected"),
+    [
+        (50, 20, True, 20),
+        (50, 80, True, 50),
+        (50, 0, True, 50),
+        (50, 20, False, 50),
+        (0, 20, True, 0),
+        (0, 20, False, 0),
+    ],
+)
+def test_a_requests_own_timeout(default, own, allowed, expected):
+    """It counts where allow_timeout_override says so and it is shorter; without a default it never does."""
+    clocked = Clocked(default_timeout_us=default, allow_timeout_override=allowed)
+    [request] = clocked.push(Request("r", timeout_us=own), at=7)
+
+    assert request.deadline_ns == ((7 + expected) * US if expected else 0)
+
+
+def test_the_nearest_deadline_need_not_be_the_first():
+    """With timeouts of their own requests may run out of time before those that came earlier."""
+    clocked = Clocked(default_timeout_us=50, allow_timeout_override=True)
+    clocked.push(Request("patient"), Request("hasty", timeout_us=10))
+
+    assert clocked.queue.next_deadline() == 10 * US
+    assert [request.name for request in clocked.queue.take_expired(10 * US).expired] == ["hasty"]
+    assert clocked.queue.next_deadline() == 50 * US
+
+
+@pytest.mark.parametrize(("timeout", "expected"), [(30, 30), (300, 100)])
+def test_waiting_ends_at_the_nearer_of_delay_and_timeout(timeout, expected):
+    """A batch that waits for more is looked at again when its delay, or somebody's time, is over."""
+    clocked = Clocked(8, (4,), delay=100, default_timeout_us=timeout)
+    clocked.push(1)
+
+    assert clocked.take().wake_at == expected * US
+
+
+def test_expiry_without_a_free_lane():
+    """`take_expired` hands out who is out of time, and leaves everybody else, though a batch be ready."""
+    clocked = Clocked(default_timeout_us=50)
+    late, *_ = clocked.push(1, at=0)
+    clocked.push(8, at=20)
+    take = clocked.queue.take_expired(50 * US)
+
+    assert (take.expired, take.batch) == ([late], [])
+    assert len(clocked.queue) == 8
+
+
+# -- the size of the queue -------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_refuses():
+    """One more than max_queue_size is QUEUE_FULL, names the model and the limit, and the queue stays as it was."""
+    clocked = Clocked(max_queue_size=2)
+    clocked.push(2)
+
+    with pytest.raises(MmeError, match=r"Exceeds maximum queue size: model 'm' .* max_queue_size is 2") as caught:
+        clocked.push(1)
+
+    assert caught.value.kind is Kind.QUEUE_FULL
+    assert clocked.batch() == ["r1", "r2"]
+    assert clocked.push(1)
+
+
+def test_delayed_requests_take_places_too():
+    """The size of the queue is everybody in it, delayed or not."""
+    clocked = Clocked(action=TimeoutAction.DELAY, default_timeout_us=50, max_queue_size=1)
+    clocked.push(1)
+    clocked.queue.take_expired(60 * US)
+
+    with pytest.raises(MmeError, match="has 1 requests waiting"):
+        clocked.push(1, at=60)
+
+
+def test_there_is_no_limit_by_default():
+    """Zero means no limit."""
+    clocked = Clocked()
+    clocked.push(10_000)
+
+    assert len(clocked.queue) == 10_000
+
+
+# -- leaving ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gone", [[0], [1], [3], [0, 1, 2, 3], [0, 2]], ids=str)
+def test_who_was_cancelled_is_not_executed(gone):
+    """A cancelled request is handed out as such wherever it stood, and its place in the batch goes to another."""
+    clocked = Clocked(4, (4,))
+    requests = clocked.push(8)
+    for index in gone:
+        requests[index].cancelled = True
+    take = clocked.take()
+
+    assert take.cancelled == [requests[index] for index in gone]
+    assert take.batch == [request for request in requests if not request.cancelled][:4]
+
+
+def test_a_queue_of_cancelled_requests_has_nothing_to_execute():
+    """They are handed out, and there is nothing to wait for."""
+    clocked = Clocked(8, (4,), delay=100)
+    requests = clocked.push(2)
+    for request in requests:
+        request.cancelled = True
+    take = clocked.take()
+
+    assert (take.cancelled, take.batch, take.wake_at) == (requests, [], 0)
+    assert len(clocked.queue) == 0
+
+
+def test_a_cancelled_request_of_another_shape_does_not_end_a_batch():
+    """What nobody waits for stands in nobody's way."""
+    clocked = Clocked()
+    clocked.push(*sized(1), Request("gone", 8, "other", cancelled=True), *sized(1))
+    take = clocked.take()
+
+    assert len(take.batch) == 2
+    assert len(take.cancelled) == 1
+
+
+def test_clearing_hands_out_everybody():
+    """Who is still queued when the model goes is handed out, delayed ones last, and the queue is empty."""
+    clocked = Clocked(action=TimeoutAction.DELAY, default_timeout_us=50)
+    clocked.push(1, at=0)
+    clocked.push(1, at=30)
+    clocked.queue.take_expired(60 * US)
+
+    assert [request.name for request in clocked.queue.clear()] == ["r2", "r1"]
+    assert len(clocked.queue) == 0
+    assert clocked.batch(at=100) == []
+
+
+def test_a_queue_tells_how_long_it_is():
+    """Its `repr` is fit for a log line."""
+    clocked = Clocked(action=TimeoutAction.DELAY, default_timeout_us=50)
+    clocked.push(1, at=0)
+    clocked.push(2, at=30)
+    clocked.queue.take_expired(60 * US)
+
+    assert repr(clocked.queue) == "<BatchQueue m: 2 waiting, 1 delayed>"
+
+
+# -- against the algorithm written out -------------------------------------------------------------------------------
+
+
+def written_out(sizes, signatures, max_batch_size, preferred, delay, age):
+    """How many of the queued go now, by the published algorithm, statement by statement."""
+    best, pending, number, best_number, send_now = 0, 0, 0, 0, False
+    for size, signature in zip(sizes, signatures, strict=True):
+        if pending:
+            if pending + size > max(preferred) and best == 0:
+                best, best_number = pending, number
+            if pending + size > max_batch_size or signature != signatures[0]:
+                send_now = True
+                break
+        pending, number = pending + size, number + 1
+        if pending in preferred:
+            best, best_number = pending, number
+    delay_exceeded = delay != 0 and age >= delay
+    if best and not delay_exceeded:
+        return best_number
+    if send_now or pending >= max(preferred) or delay_exceeded or delay == 0:
+        return number
+    return 0
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    queued=st.lists(st.tuples(st.integers(1, 8), st.sampled_from("aab")), min_size=1, max_size=12),
+    preferred=st.sets(st.integers(1, 8), min_size=1, max_size=3),
+    delay=st.sampled_from([0, 100]),
+    age=st.sampled_from([0, 99, 100]),
+)
+def test_batches_are_those_of_the_published_algorithm(queued, preferred, delay, age):
+    """Whatever is queued, as many requests go as the published algorithm says, which is Triton's."""
+    clocked = Clocked(8, tuple(sorted(preferred)), delay=delay)
+    clocked.push(*(Request("r", size, signature) for size, signature in queued))
+    sizes, signatures = zip(*queued, strict=True)
+
+    assert len(clocked.take(at=age).batch) == written_out(sizes, signatures, 8, preferred, delay, age)
+
+
+# -- random lives ----------------------------------------------------------------------------------------------------
+
+policies = st.builds(
+    QueuePolicy,
+    timeout_action=st.sampled_from(TimeoutAction),
+    default_timeout_us=st.sampled_from([0, 30, 200]),
+    allow_timeout_override=st.booleans(),
+    max_queue_size=st.sampled_from([0, 0, 6]),
+)
+
+
+class QueueLife(RuleBasedStateMachine):
+    """Pushes, cancellations, takes and time in any order; everything that leaves is checked on its way out."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = 1
+        self.inside = []  # in the order of arrival
+        self.names = count()
+
+    @initialize(
+        max_batch_size=st.integers(0, 8),
+        fractions=st.sets(st.floats(0.01, 1), max_size=2),
+        delay=st.sampled_from([0, 0, 50]),
+        policy=policies,
+        batches=st.sampled_from([True, True, True, False]),
+    )
+    def make(self, max_batch_size, fractions, delay, policy, batches):
+        """Begin with any settings."""
+        largest = max(max_batch_size, 1)
+        preferred = sorted({max(1, int(fraction * largest)) for fraction in fractions}) or [largest]
+        self.largest = max_batch_size if batches and max_batch_size > 1 else 1
+        self.delay = delay * US if self.largest > 1 else 0
+        self.policy = policy if batches else QueuePolicy()
+        batching = DynamicBatching(tuple(preferred), delay, queue_policy=policy) if batches else None
+        self.queue = BatchQueue("m", max_batch_size, batching)
+
+    def late(self, request):
+        """Whether its time in the queue is over."""
+        return 0 < request.deadline_ns <= self.now
+
+    @rule(size=st.integers(1, 8), signature=st.sampled_from("aab"), timeout=st.sampled_from([0, 10, 500]))
+    def push(self, size, signature, timeout):
+        """A request comes, and is refused only by a full queue."""
+        request = Request(f"r{next(self.names)}", min(size, self.largest), signature, timeout, arrival_ns=self.now)
+        limit = self.policy.max_queue_size
+        if limit and len(self.inside) >= limit:
+            with pytest.raises(MmeError):
+                self.queue.push(request)
+        else:
+            self.queue.push(request)
+            self.inside.append(request)
+
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data())
+    def cancel(self, data):
+        """A client leaves."""
+        data.draw(st.sampled_from(self.inside)).cancelled = True
+
+    @rule(us=st.integers(1, 120))
+    def wait(self, us):
+        """Time goes by."""
+        self.now += us * US
+
+    @rule()
+    def expire(self):
+        """No lane is free."""
+        self.leave(self.queue.take_expired(self.now), lane=False)
+
+    @rule()
+    def take(self):
+        """A lane is free."""
+        take = self.queue.take(self.now)
+        self.check_batch(take.batch)
+        self.leave(take, lane=True)
+        if not take.batch:
+            self.check_wait(take)
+
+    def check_batch(self, batch):
+        """What may be executed together, and in which order."""
+        assert sum(request.batch_size for request in batch) <= self.largest
+        assert len({request.signature for request in batch}) <= 1
+        assert not any(request.cancelled for request in batch)
+        reject = self.policy.timeout_action is TimeoutAction.REJECT
+        assert not (reject and any(self.late(request) for request in batch))
+        # Those with time left come first, each group in the order of arrival, and nobody who fits was overtaken.
+        assert batch == sorted(batch, key=lambda request: (self.late(request), self.inside.index(request)))
+        waiting = [request for request in self.inside if not request.cancelled and not self.late(request)]
+        punctual = [request for request in batch if not self.late(request)]
+        assert punctual == waiting[: len(punctual)]
+        if batch and len(punctual) < len(batch):
+            assert len(punctual) == len(waiting)
+
+    def check_wait(self, take):
+        """No batch: there must be a reason, and a time to ask again that lies ahead."""
+        if not self.inside:
+            assert take.wake_at == 0
+            return
+        assert self.delay
+        assert take.wake_at > self.now
+        oldest = min(request.arrival_ns for request in self.inside)
+        assert take.wake_at <= max(oldest, self.now) + self.delay
+        if self.policy.default_timeout_us:
+            deadlines = [request.deadline_ns for request in self.inside if not self.late(request)]
+            assert take.wake_at <= min(deadlines, default=take.wake_at)
+
+    def leave(self, take, *, lane):
+        """Everybody leaves once, for a reason that holds."""
+        assert lane or not (take.batch or take.cancelled)
+        assert all(request.cancelled for request in take.cancelled)
+        assert all(self.late(request) for request in take.expired)
+        assert not take.expired or self.policy.timeout_action is TimeoutAction.REJECT
+        for request in [*take.batch, *take.cancelled, *take.expired]:
+            self.inside.remove(request)  # a ValueError for one that left before
+        if self.policy.timeout_action is TimeoutAction.REJECT:
+            assert not any(self.late(request) for request in self.inside)
+
+    @invariant()
+    def nobody_is_lost(self):
+        """The queue holds those who came and did not leave."""
+        if hasattr(self, "queue"):
+            assert len(self.queue) == len(self.inside)
+            waiting = [request for request in self.inside if not self.late(request)]
+            nearest = self.queue.next_deadline()
+            if self.policy.default_timeout_us and waiting:
+                assert 0 < nearest <= min(request.deadline_ns for request in waiting)
+            elif not self.policy.default_timeout_us:
+                assert nearest == 0
+
+    def teardown(self):
+        """Nobody starves: with a lane that is always free, asking when told to empties the queue."""
+        if not hasattr(self, "queue"):
+            return
+        for _ in range(3 * len(self.inside) + 3):
+            take = self.queue.take(self.now)
+            self.check_batch(take.batch)
+            self.leave(take, lane=True)
+            if not take.batch:
+                self.check_wait(take)
+                if not self.inside:
+                    break
+                self.now = take.wake_at
+        assert self.inside == []
+        assert self.queue.clear() == []
+
+
+TestQueueLife = QueueLife.TestCase
+TestQueueLife.settings = settings(deadline=None, max_examples=150, stateful_step_count=25)
