@@ -12,9 +12,10 @@ from model_handlers.errors import invalid_argument
 from model_handlers.tensor import shape_matches
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Collection, Hashable, Iterable
 
     from model_handlers.config import ModelConfig
+    from model_handlers.errors import MmeError
     from model_handlers.tensor import TensorSpec
     from serve.request import Layout
 
@@ -46,22 +47,17 @@ def check_layout(layout: Layout, config: ModelConfig) -> Checked:
     Raises:
         MmeError: INVALID_ARGUMENT, naming the model and the tensor that is wrong.
     """
+    specs = {spec.name: spec for spec in config.inputs}
     positions = _positions(layout, config)
-    for index, (name, data_type, _shape) in enumerate(layout.inputs):
-        spec = config.input(name)
-        if spec is None:
+    for name, data_type, _shape in layout.inputs:
+        if data_type is not specs[name].data_type:
             raise invalid_argument(
-                f"unexpected inference input '{name}' for model '{config.name}', allowed inputs are: "
-                f"{_names(config.inputs)}"
-            )
-        if data_type is not spec.data_type:
-            raise invalid_argument(
-                f"inference input '{name}' data-type is '{layout.inputs[index][1].name}', but model "
-                f"'{config.name}' expects '{spec.data_type.name}'"
+                f"inference input '{name}' data-type is '{data_type.name}', but model '{config.name}' expects "
+                f"'{specs[name].data_type.name}'"
             )
     batch_size = _batch_size(layout, config)
     for name, _data_type, shape in layout.inputs:
-        _check_shape(name, shape, config)
+        _check_shape(shape, specs[name], config)
     _check_outputs(layout, config)
     order = tuple(positions.get(spec.name, -1) for spec in config.inputs)
     return Checked(batch_size, order, _signature(layout, config, order))
@@ -75,37 +71,50 @@ def _positions(layout: Layout, config: ModelConfig) -> dict[str, int]:
         positions[name] = index
     required = [spec.name for spec in config.inputs if not spec.optional]
     missing = [name for name in required if name not in positions]
-    if missing or len(positions) > len(config.inputs):
-        optional = len(required) < len(config.inputs)
-        expected = f"number of inputs between {len(required)} and {len(config.inputs)}" if optional else None
-        raise invalid_argument(
-            f"expected {expected or f'{len(config.inputs)} inputs'} but got {len(positions)} inputs for model "
-            f"'{config.name}'. Got input(s) {_quoted(positions)}, but missing required input(s) {_quoted(missing)}. "
-            "Please provide all required input(s)."
-        )
+    if not len(required) <= len(positions) <= len(config.inputs):
+        raise _wrong_count(positions, missing, len(required), config)
+    for name in positions:
+        if config.input(name) is None:
+            raise invalid_argument(
+                f"unexpected inference input '{name}' for model '{config.name}', allowed inputs are: "
+                f"{_names(config.inputs)}"
+            )
+    if missing:  # as many as there are required ones, but some of them optional
+        raise _wrong_count(positions, missing, len(required), config)
     return positions
+
+
+def _wrong_count(got: Collection[str], missing: Collection[str], required: int, config: ModelConfig) -> MmeError:
+    total = len(config.inputs)
+    expected = f"{total} inputs" if required == total else f"number of inputs between {required} and {total}"
+    return invalid_argument(
+        f"expected {expected} but got {len(got)} inputs for model '{config.name}'. Got input(s) {_quoted(got)}, but "
+        f"missing required input(s) {_quoted(missing)}. Please provide all required input(s)."
+    )
 
 
 def _batch_size(layout: Layout, config: ModelConfig) -> int:
     if config.max_batch_size == 0:
         return 1
-    sizes = [(name, shape[0] if shape else 0) for name, _, shape in layout.inputs]
+    sizes = [(name, shape[0] if shape else None) for name, _, shape in layout.inputs]
     first = sizes[0][1] if sizes else 1
     for name, size in sizes:
         if size != first:
             raise invalid_argument(f"input '{name}' batch size does not match other inputs for '{config.name}'")
+    if first is None:  # the check of the shape will say so
+        return 1
+    if first < 1:
+        raise invalid_argument(f"inference request batch-size must be >= 1 for '{config.name}'")
     if first > config.max_batch_size:
         raise invalid_argument(f"inference request batch-size must be <= {config.max_batch_size} for '{config.name}'")
-    return max(first, 1)
+    return first
 
 
-def _check_shape(name: str, shape: tuple[int, ...], config: ModelConfig) -> None:
-    spec = config.input(name)
-    expected = spec.shape(config.max_batch_size) if spec is not None else ()
-    batched_empty = config.max_batch_size > 0 and bool(shape) and shape[0] == 0
-    if not shape_matches(shape, expected) or batched_empty:
+def _check_shape(shape: tuple[int, ...], spec: TensorSpec, config: ModelConfig) -> None:
+    expected = spec.shape(config.max_batch_size)
+    if not shape_matches(shape, expected):
         raise invalid_argument(
-            f"unexpected shape for input '{name}' for model '{config.name}'. Expected {_brackets(expected)}, "
+            f"unexpected shape for input '{spec.name}' for model '{config.name}'. Expected {_brackets(expected)}, "
             f"got {_brackets(shape)}." + (_BATCH_NOTE if config.max_batch_size > 0 else "")
         )
 
