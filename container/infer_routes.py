@@ -64,14 +64,14 @@ class Route:
     version: str = ""
 
 
-_INFER = re.compile(rb"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]*))?/infer/?")
-_INVOKE = re.compile(rb"/models/(?P<model>.+)/invoke/?")
-_RUNTIME = re.compile(rb"/endpoints/[^/]+/invocations/?")
+_INFER = re.compile(rb"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]*))?/infer")
+_INVOKE = re.compile(rb"/models/(?P<model>.+)/invoke")
+_RUNTIME = re.compile(rb"/endpoints/[^/]+/invocations")
 
 
 def parse_target(target: bytes) -> Route | None:
     """The hot route of a request target, None if it is not one."""
-    path = target.partition(b"?")[0]
+    path = target.partition(b"?")[0].rstrip(b"/")
     if path == b"/ping":
         return Route(None)
     if path == b"/invocations":
