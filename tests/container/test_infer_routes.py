@@ -1,0 +1,548 @@
+"""The hot routes over real sockets, with a real engine behind them."""
+
+import gzip
+import json
+import re
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+from container.codec.framing import BINARY_TYPE
+from container.infer_routes import Flavor, Route, parse_target, parse_version
+from container.settings import Mode, PingMode
+
+A = np.array([[1, 2, 3, 4]], dtype="<f4")
+B = np.array([[10, 20, 30, 40]], dtype="<f4")
+X = [1.0, 2.0, 3.0, 4.0]
+INFER = "/v2/models/arithmetic/infer"
+TARGET = "X-Amzn-SageMaker-Target-Model"
+ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+LENGTH = "Inference-Header-Content-Length"
+
+
+@pytest.fixture
+def post(server):
+    """A POST over a socket; documents become JSON."""
+
+    def posted(path, document, **headers):
+        body = document if isinstance(document, bytes) else json.dumps(document).encode()
+        return server.http("POST", path, {name.replace("_", "-"): value for name, value in headers.items()}, body)
+
+    return posted
+
+
+@pytest.fixture
+def sums(json_inputs):
+    """A request that `arithmetic` answers."""
+    return {"inputs": json_inputs(A=A, B=B)}
+
+
+def binary_input(name, array, datatype="FP32"):
+    """An input's description, its data elsewhere."""
+    size = {"binary_data_size": array.nbytes}
+    return {"name": name, "shape": list(array.shape), "datatype": datatype, "parameters": size}
+
+
+def outputs_of(reply):
+    """The outputs of a JSON answer by name."""
+    return {item["name"]: item["data"] for item in reply.json["outputs"]}
+
+
+# -- targets ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "route"),
+    [
+        (b"/ping", Route(None)),
+        (b"/ping?x=1", Route(None)),
+        (b"/ping/", Route(None)),
+        (b"/invocations", Route(Flavor.SAGEMAKER)),
+        (b"/invocations?a=b", Route(Flavor.SAGEMAKER)),
+        (b"/models/abc/invoke", Route(Flavor.SAGEMAKER, "abc")),
+        (b"/models/tenant/a.tar.gz/invoke/", Route(Flavor.SAGEMAKER, "tenant/a.tar.gz")),
+        (b"/models/mod%C3%A8le%20x/invoke", Route(Flavor.SAGEMAKER, "modèle x")),
+        (b"/models/%FF/invoke", Route(Flavor.SAGEMAKER, "\ufffd")),
+        (b"/v2/models/m/infer", Route(Flavor.KSERVE, "m")),
+        (b"/v2/models/m/versions/3/infer", Route(Flavor.KSERVE, "m", "3")),
+        (b"/v2/models/a/b/versions/3/infer", Route(Flavor.KSERVE, "a/b", "3")),
+        (b"/v2/models/versions/infer", Route(Flavor.KSERVE, "versions")),
+        (b"/endpoints/any-name/invocations", Route(Flavor.RUNTIME)),
+    ],
+)
+def test_hot_targets_are_known(target, route):
+    """Query and trailing slash mean nothing, names are decoded and may hold slashes."""
+    assert parse_target(target) == route
+
+
+@pytest.mark.parametrize(
+    "target",
+    b"/ * /pings /models /models/a /models//invoke /v2/models/m /v2/models//infer /v2/models/m/stats /endpoints//invocations "
+    b"/endpoints/a/b/invocations /endpoints/a/async-invocations /x/ping /invocations/x /models/x/invoke/y".split(b" "),
+)
+def test_other_targets_are_left_to_flask(target):
+    """Whatever is no inference."""
+    assert parse_target(target) is None
+
+
+def test_the_memory_of_targets_is_bounded(server, monkeypatch):
+    """Clients that ask for ever new targets do not grow the table, and are answered."""
+    monkeypatch.setattr("container.infer_routes._MAX_ROUTES", 8)
+    for number in range(20):
+        assert server.http("GET", f"/ping?{number}").status == 200
+        assert len(server.service.routes._routes) <= 8
+
+
+@pytest.mark.parametrize(("text", "number"), [("", None), ("1", 1), ("0", 0), ("12", 12)])
+def test_a_version_is_a_number(text, number):
+    """Nothing means the latest."""
+    assert parse_version(text) == number
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "1.0", "%D9%A3", "9" * 20, "9" * 5000, "%20"])
+def test_a_version_that_is_no_number_is_refused(text, post, sums):
+    """With Triton's sentence, shortened."""
+    reply = post(f"/v2/models/arithmetic/versions/{text}/infer", sums)
+    assert reply.status == 400
+    assert reply.error.startswith("failed to get model version from specified version string")
+    assert len(reply.error) < 300
+
+
+# -- inference -------------------------------------------------------------------------------------------------------
+
+
+def test_json_in_json_out(post, sums):
+    """The plain case, on every route that carries it."""
+    runtime = {TARGET: "arithmetic"}
+    for path, headers in (
+        (INFER, {}),
+        ("/v2/models/arithmetic/versions/1/infer", {}),
+        ("/models/arithmetic/invoke", {}),
+        ("/invocations", runtime),
+        ("/endpoints/e/invocations", runtime),
+    ):
+        reply = post(path, sums, **headers)
+        assert reply.status == 200, reply
+        assert outputs_of(reply) == {"SUM": [11, 22, 33, 44], "DIFF": [-9, -18, -27, -36]}
+        assert reply.json["model_name"] == "arithmetic"
+        assert reply.json["model_version"] == "1"
+
+
+def test_binary_in_binary_out_in_sagemakers_form(post, binary_body):
+    """The media type carries the length of the header both ways."""
+    document = {
+        "inputs": [binary_input("A", A), binary_input("B", B)],
+        "outputs": [{"name": "SUM", "parameters": {"binary_data": True}}],
+    }
+    body, length = binary_body(document, A.tobytes(), B.tobytes())
+    for _ in range(2):
+        reply = post("/models/arithmetic/invoke", body, Content_Type=BINARY_TYPE.decode() + str(length))
+        assert reply.status == 200
+        media_type, _, size = reply.headers["content-type"].rpartition("=")
+        assert media_type + "=" == BINARY_TYPE.decode()
+        assert "inference-header-content-length" not in reply.headers
+        header, data = json.loads(reply.body[: int(size)]), reply.body[int(size) :]
+        assert header["outputs"] == [
+            {"name": "SUM", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": 16}}
+        ]
+        assert data == (A + B).tobytes()
+
+
+def test_binary_in_binary_out_in_kserves_form(post, binary_body):
+    """The header of KServe carries the length both ways, on a SageMaker route too."""
+    document = {"parameters": {"binary_data_output": True}, "inputs": [binary_input("A", A), binary_input("B", B)]}
+    body, length = binary_body(document, A.tobytes(), B.tobytes())
+    for path in (INFER, "/models/arithmetic/invoke"):
+        reply = post(path, body, **{LENGTH: str(length)})
+        assert reply.headers["content-type"] == "application/octet-stream"
+        assert (
+            reply.body[int(reply.headers["inference-header-content-length"]) :] == (A + B).tobytes() + (A - B).tobytes()
+        )
+
+
+@pytest.mark.parametrize("path", [INFER, "/models/arithmetic/invoke"])
+def test_json_in_binary_out(path, post, sums):
+    """A JSON request that asks for binary data gets them in its route's form."""
+    reply = post(path, sums | {"parameters": {"binary_data_output": True}})
+    if path == INFER:
+        length = int(reply.headers["inference-header-content-length"])
+    else:
+        length = int(reply.headers["content-type"].rpartition("=")[2])
+    assert reply.body[length:] == (A + B).tobytes() + (A - B).tobytes()
+
+
+def test_json_and_binary_data_mix_both_ways(post, binary_body, json_inputs):
+    """Each tensor in its own form."""
+    document = {
+        "inputs": [*json_inputs(A=A), binary_input("B", B)],
+        "outputs": [{"name": "DIFF"}, {"name": "SUM", "parameters": {"binary_data": True}}],
+    }
+    body, length = binary_body(document, B.tobytes())
+    reply = post(INFER, body, **{LENGTH: str(length)})
+    length = int(reply.headers["inference-header-content-length"])
+    header = json.loads(reply.body[:length])
+    by_name = {item["name"]: item for item in header["outputs"]}
+    assert by_name["DIFF"]["data"] == [-9, -18, -27, -36]
+    assert reply.body[length:] == (A + B).tobytes()
+
+
+@pytest.mark.parametrize(
+    "datatype",
+    ["BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES"],
+)
+def test_every_datatype_of_onnx_goes_through_a_model(datatype, post, binary_body):
+    """Binary data come back bit for bit from a real model that copies them; so does a tensor without elements."""
+    elements = {"BOOL": [True, False], "BYTES": ["", "é模"], "FP16": [0.5, -2], "FP32": [0.5, -2], "FP64": [0.5, -2]}
+    values = elements.get(datatype, [1, 100])
+    for chosen in (values, []):
+        if datatype == "BYTES":
+            data = b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in chosen)
+        else:
+            name = {"BOOL": "?"}.get(datatype, datatype.lower().replace("fp", "float"))
+            data = np.array(chosen, dtype=name).tobytes()
+        tensor = {"name": "IN", "shape": [len(chosen)], "datatype": datatype}
+        tensor["parameters"] = {"binary_data_size": len(data)}
+        document = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+        body, length = binary_body(document, data)
+        reply = post(f"/v2/models/echo-{datatype}/infer", body, **{LENGTH: str(length)})
+        assert reply.status == 200, reply
+        assert reply.body[int(reply.headers["inference-header-content-length"]) :] == data
+        if datatype != "FP16":
+            tensor = {"name": "IN", "shape": [len(chosen)], "datatype": datatype, "data": chosen}
+            assert outputs_of(post(f"/v2/models/echo-{datatype}/infer", {"inputs": [tensor]})) == {"OUT": chosen}
+
+
+def test_requests_without_a_header_are_raw(post):
+    """The whole body is the only input; every output is binary."""
+    data = np.arange(5, dtype="<f4").tobytes()
+    reply = post("/v2/models/echo-FP32/infer", data, **{LENGTH: "0"})
+    length = int(reply.headers["inference-header-content-length"])
+    assert reply.body[length:] == data
+    assert json.loads(reply.body[:length])["outputs"][0]["shape"] == [5]
+    reply = post("/models/echo-FP32/invoke", data, Content_Type=BINARY_TYPE.decode() + "0")
+    assert reply.headers["content-type"] == BINARY_TYPE.decode() + str(length)
+
+
+def test_a_raw_request_that_does_not_fit_is_refused(post):
+    """By model and input."""
+    reply = post(INFER, b"", **{LENGTH: "0"})
+    assert (reply.status, "Raw request must only have 1 input" in reply.error) == (400, True)
+    reply = post("/v2/models/echo-FP32/infer", b"abc", **{LENGTH: "0"})
+    assert reply.error.startswith("input byte size mismatch for input 'IN' for model 'echo-FP32'")
+    assert post("/v2/models/nobody/infer", b"abc", **{LENGTH: "0"}).error.endswith("'nobody' is not found")
+    assert post("/v2/models/broken/infer", b"abc", **{LENGTH: "0"}).status == 400
+
+
+def test_models_with_the_same_header_answer_for_themselves(post, binary_body):
+    """One plan serves every model; answers differ by name, type and value, also when requests alternate."""
+    array = np.array(X, dtype="<f4")
+    document = {"inputs": [binary_input("X", array)], "parameters": {"binary_data_output": True}}
+    body, length = binary_body(document, array.tobytes())
+    for _ in range(2):
+        for model, expected in (
+            ("twice", array * 2),
+            ("thrice", array * 3),
+            ("twice%20as%20integers", (array * 2).astype("<i4")),
+            ("mod%C3%A8le-%E6%A8%A1%E5%9E%8B", array * 5),
+        ):
+            reply = post(f"/v2/models/{model}/infer", body, **{LENGTH: str(length)})
+            length_out = int(reply.headers["inference-header-content-length"])
+            header = json.loads(reply.body[:length_out])
+            assert reply.body[length_out:] == expected.tobytes()
+            assert header["outputs"][0]["datatype"] == ("INT32" if "integers" in model else "FP32")
+
+
+# -- requested outputs -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", [["SUM"], ["DIFF"], ["SUM", "DIFF"], ["DIFF", "SUM"], []])
+def test_requested_outputs_are_given_and_no_others(wanted, post, sums):
+    """A subset, all of them, none named."""
+    reply = post(INFER, sums | {"outputs": [{"name": name} for name in wanted]})
+    assert sorted(outputs_of(reply)) == sorted(wanted or ["SUM", "DIFF"])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "sentence"),
+    [
+        (["NONE"], "unexpected inference output 'NONE' for model 'arithmetic', allowed outputs are: SUM, DIFF"),
+        (["SUM", "SUM"], "output 'SUM' already exists in request for model 'arithmetic'"),
+    ],
+)
+def test_unknown_and_repeated_outputs_are_refused(outputs, sentence, post, sums):
+    """By name."""
+    reply = post(INFER, sums | {"outputs": [{"name": name} for name in outputs]})
+    assert (reply.status, reply.error) == (400, sentence)
+
+
+def test_the_request_id_comes_back(post, sums):
+    """First in the answer, and only if there is one."""
+    assert post(INFER, sums | {"id": "r-1 é"}).json["id"] == "r-1 é"
+    assert "id" not in post(INFER, sums).json
+
+
+def test_accept_asks_for_binary_data_where_the_request_does_not_say(post, sums):
+    """On SageMaker's routes; what the request says of its outputs comes first, and KServe's route does not look."""
+    binary = {"Accept": "application/vnd.sagemaker-triton.binary+json"}
+    for path in ("/models/arithmetic/invoke", "/endpoints/e/invocations"):
+        headers = {TARGET: "arithmetic"}
+        reply = post(path, sums, **headers, **binary)
+        assert reply.headers["content-type"].startswith(BINARY_TYPE.decode())
+        assert reply.body.endswith((A + B).tobytes() + (A - B).tobytes())
+        explicit = sums | {"outputs": [{"name": "SUM", "parameters": {"binary_data": False}}]}
+        assert outputs_of(post(path, explicit, **headers, **binary)) == {"SUM": [11, 22, 33, 44]}
+        explicit = sums | {"parameters": {"binary_data_output": False}}
+        assert "SUM" in outputs_of(post(path, explicit, **headers, **binary))
+        for accept in ("application/json", "*/*", "text/csv"):
+            assert "SUM" in outputs_of(post(path, sums, **headers, Accept=accept))
+    assert "SUM" in outputs_of(post(INFER, sums, **binary))
+
+
+def test_the_default_of_accept_can_be_set(start, repository, sums):
+    """SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT holds for requests without an Accept header."""
+    running = start(
+        mode=Mode.REPOSITORY,
+        model_repository=repository,
+        load_models=("arithmetic",),
+        default_accept="application/vnd.sagemaker-triton.binary+json",
+    )
+    body = json.dumps(sums).encode()
+    reply = running.http("POST", "/models/arithmetic/invoke", {}, body)
+    assert reply.headers["content-type"].startswith(BINARY_TYPE.decode())
+    reply = running.http("POST", "/models/arithmetic/invoke", {"Accept": "application/json"}, body)
+    assert reply.headers["content-type"] == "application/json"
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"name": "C"}, "'C' for model 'arithmetic'"),
+        ({"name": "B"}, "input 'B' already exists in request for model 'arithmetic'"),
+        ({"datatype": "FP64"}, "inference input 'A' data-type is 'FP64', but model 'arithmetic' expects 'FP32'"),
+        (
+            {"shape": [1, 3], "data": [1, 2, 3]},
+            "unexpected shape for input 'A' for model 'arithmetic'. Expected [-1,4]",
+        ),
+        ({"shape": [4]}, "input 'B' batch size does not match other inputs for 'arithmetic'"),
+        ({"shape": [2, 4], "data": X * 2}, "input 'B' batch size does not match other inputs for 'arithmetic'"),
+        ({"shape": [0, 4], "data": []}, "input 'B' batch size does not match other inputs for 'arithmetic'"),
+        ({"data": [1, 2, 3]}, "input 'A' has shape [1, 4], which is 4 elements, but 'data' holds 3"),
+        ({"data": [1, 2, 3, None]}, "'data' of input 'A' holds elements that are not FP32"),
+        ({"data": [[[[1, 2], [3, 4]]]]}, None),
+        ({"shape": [0, 1 << 62, 1 << 62], "data": []}, "'shape' of input 'A' has too many elements"),
+    ],
+)
+def test_a_request_that_does_not_fit_the_model_is_refused_by_name(change, words, post, sums):
+    """Names, types, shapes and counts; afterwards the next request is served."""
+    changed = {"inputs": [sums["inputs"][0] | change, sums["inputs"][1]]}
+    reply = post(INFER, changed)
+    if words is None:
+        assert reply.status == 200
+    else:
+        assert reply.status == 400
+        assert words in reply.error
+    assert post(INFER, sums).status == 200
+
+
+def test_batches_are_bounded(post, json_inputs):
+    """A batch larger than the model's is refused, one of its very size is served."""
+    nine, eight = np.zeros((9, 4)), np.zeros((8, 4))
+    reply = post(INFER, {"inputs": json_inputs(A=nine, B=nine)})
+    assert reply.error == "inference request batch-size must be <= 8 for 'arithmetic'"
+    assert post(INFER, {"inputs": json_inputs(A=eight, B=eight)}).status == 200
+
+
+@pytest.mark.parametrize("text", ["-1", "99999", "99999999999999999999", "x", "", "1.5", "0x1"])
+@pytest.mark.parametrize("header", ["Content-Type", LENGTH])
+def test_a_header_size_that_lies_is_refused(header, text, post, sums):
+    """Negative, too large, huge, no number, in both headers; the connection's next request is served."""
+    value = BINARY_TYPE.decode() + text if header == "Content-Type" else text
+    reply = post("/models/arithmetic/invoke", sums, **{header: value})
+    assert reply.status == 400
+    assert re.match(r"Unable to parse|inference header size should be in range \(0, \d+\)", reply.error)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/v2/models/nobody/infer", 400), ("/models/nobody/invoke", 404), ("/endpoints/e/invocations", 400)],
+)
+def test_an_unknown_model_is_refused_as_each_protocol_does(path, status, server, post, sums):
+    """And leaves no trace in the table of models."""
+    reply = post(path, sums, **({TARGET: "nobody"} if "endpoints" in path else {}))
+    assert reply.status == status
+    sentence = "Request for unknown model: 'nobody' is not found"
+    assert reply.json == ({"Message": sentence} if "endpoints" in path else {"error": sentence})
+    assert "nobody" not in server.engine.cache.entries
+
+
+@pytest.mark.parametrize("name", ["..%2F..%2Fetc", "%2Fetc", "..", ".", "a%00b", "x%2Fy", "%FF"])
+def test_names_that_are_no_names_are_unknown(name, post, sums):
+    """Nothing outside of the repository is looked at."""
+    assert post(f"/models/{name}/invoke", sums).status in {404, 405, 400}
+    assert "is not found" in post("/invocations", sums, **{TARGET: "../arithmetic"}).error
+
+
+def test_an_unknown_version_is_refused(post, sums):
+    """By number, with those that there are."""
+    reply = post("/v2/models/arithmetic/versions/7/infer", sums)
+    assert reply.status == 404
+    assert reply.error == "Request for unknown model: 'arithmetic' version 7 is not found; served versions are 1"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_model_that_does_not_load_says_why(times, post, json_inputs):
+    """Each time it is asked for."""
+    for _ in range(times):
+        reply = post("/models/broken/invoke", {"inputs": json_inputs(X=X)})
+        assert reply.status == 400
+        assert reply.error.startswith("ONNX Runtime can't load model 'broken'")
+
+
+def test_a_model_that_fails_while_it_runs_is_a_server_error(post, json_inputs):
+    """500 by every protocol, with the framework's words; SageMaker must not see a 507 in it."""
+    document = {"inputs": json_inputs(X=X)}
+    for path in ("/v2/models/fails/infer", "/models/fails/invoke"):
+        reply = post(path, document)
+        assert reply.status == 500
+        assert reply.error.startswith("ONNX Runtime failed while running model 'fails'")
+
+
+def test_numbers_that_json_cannot_carry_are_refused_and_binary_data_carry_them(post, json_inputs):
+    """NaN in an output is an error in JSON and itself in binary data."""
+    document = {"inputs": json_inputs(X=[0, 1, 1, 1])}
+    reply = post("/v2/models/quotient/infer", document)
+    assert (reply.status, "holds NaN or infinity" in reply.error) == (501, True)
+    reply = post("/v2/models/quotient/infer", document | {"parameters": {"binary_data_output": True}})
+    values = np.frombuffer(reply.body[int(reply.headers["inference-header-content-length"]) :], "<f4")
+    assert np.isnan(values[0])
+    assert values[1:].tolist() == [1, 1, 1]
+
+
+def test_too_little_memory_is_a_507(start, repository, json_inputs):
+    """A model that can never fit is refused at once, by SageMaker's status for memory."""
+    running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("nobody",), memory_budget=1)
+    for path in ("/models/twice/invoke", "/v2/models/twice/infer"):
+        reply = running.http("POST", path, {}, json.dumps({"inputs": json_inputs(X=X)}).encode())
+        assert reply.status == 507
+        assert "twice" in reply.error
+
+
+# -- compression -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("identity", bytes)]
+)
+def test_compressed_bodies_are_inflated(encoding, compress, post, sums, binary_body):
+    """JSON, and binary data whose header length counts inflated bytes."""
+    assert "SUM" in outputs_of(post(INFER, compress(json.dumps(sums).encode()), Content_Encoding=encoding))
+    body, length = binary_body({"inputs": [binary_input("A", A), binary_input("B", B)]}, A.tobytes(), B.tobytes())
+    reply = post(INFER, compress(body), Content_Encoding=encoding, **{LENGTH: str(length)})
+    assert "SUM" in outputs_of(reply)
+
+
+def test_bodies_that_do_not_inflate_are_refused(start, repository, sums):
+    """Unknown encodings, garbage and bombs, each with its status, and the next request is served."""
+    running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("arithmetic",), max_body_bytes=4096)
+
+    def ask(body, encoding):
+        return running.http("POST", INFER, {"Content-Encoding": encoding}, body)
+
+    assert ask(b"x", "br").status == 501
+    assert ask(b"x", "gzip").status == 400
+    bomb = ask(gzip.compress(bytes(1 << 20)), "gzip")
+    assert (bomb.status, bomb.error) == (413, "the body is larger than 4096 bytes once decompressed")
+    assert ask(gzip.compress(json.dumps(sums).encode()), "gzip").status == 200
+
+
+# -- what goes along -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/models/arithmetic/invoke", "/invocations", "/endpoints/e/invocations", INFER])
+def test_custom_attributes_come_back(path, post, sums):
+    """On success and on every kind of error, as they were sent."""
+    headers = {ATTRIBUTES: 'trace=1; k="v" \xe9', TARGET: "arithmetic"}
+    for document in (sums, {}, b"no json"):
+        assert post(path, document, **headers).headers[ATTRIBUTES.lower()] == 'trace=1; k="v" \xe9'
+    assert ATTRIBUTES.lower() not in post(path, sums, **{TARGET: "arithmetic"}).headers
+    if path != INFER:
+        assert post("/invocations", sums, **{ATTRIBUTES: "a", TARGET: "nobody"}).headers[ATTRIBUTES.lower()] == "a"
+
+
+def test_server_timing_tells_of_the_load(start, repository, json_inputs):
+    """A request that waited for a load says so, on any route and in any form; one that did not says so to boto3 alone."""
+    running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("nobody",))
+    document = json.dumps({"inputs": json_inputs(X=X)}).encode()
+    miss = r"cache;desc=miss, download;dur=\d+\.\d\d, load;dur=\d+\.\d\d, infer;dur=\d+\.\d{3}"
+    cold = running.http("POST", "/models/twice/invoke", {}, document)
+    assert re.fullmatch(miss, cold.headers["server-timing"])
+    warm = running.http("POST", "/models/twice/invoke", {}, document)
+    assert "server-timing" not in warm.headers
+    runtime = running.http("POST", "/endpoints/e/invocations", {TARGET: "twice"}, document)
+    assert re.fullmatch(r"cache;desc=hit, infer;dur=\d+\.\d{3}", runtime.headers["server-timing"])
+    raw = [running.http("POST", "/v2/models/echo-FP32/infer", {LENGTH: "0"}, bytes(4)) for _ in range(2)]
+    assert re.fullmatch(miss, raw[0].headers["server-timing"])
+    assert "server-timing" not in raw[1].headers
+
+
+def test_a_raw_request_counts_once(start, repository):
+    """One that waits for the load is a miss, the next a hit."""
+    running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("nobody",))
+    for _ in range(3):
+        assert running.http("POST", "/v2/models/echo-FP32/infer", {LENGTH: "0"}, bytes(4)).status == 200
+    stats = running.engine.target_stats["echo-FP32"]
+    assert (stats.hits, stats.loads) == (2, 1)
+    assert stats.misses == 1
+
+
+def test_a_path_and_a_header_that_disagree_are_refused(post, sums):
+    """A client must not reach one model under the name of another."""
+    reply = post("/models/arithmetic/invoke", sums, **{TARGET: "twice"})
+    assert reply.status == 400
+    assert "'twice'" in reply.error
+    assert post("/models/arithmetic/invoke", sums, **{TARGET: "arithmetic"}).status == 200
+
+
+def test_without_a_model_to_serve_the_client_is_told_to_name_one(post, sums):
+    """/invocations of a server of many models."""
+    reply = post("/invocations", sums)
+    assert reply.status == 400
+    assert "X-Amzn-SageMaker-Target-Model" in reply.error
+
+
+# -- ping ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+def test_ping_is_empty_and_healthy(method, server):
+    """By each method that SageMaker may use."""
+    reply = server.http(method, "/ping")
+    assert (reply.status, reply.body) == (200, b"")
+
+
+def test_ping_waits_for_the_model_and_for_nobody_who_loads(start, repository, json_inputs):
+    """In ready mode it is 503 until the model is there; it answers while the loader is busy."""
+    running = start(
+        mode=Mode.SINGLE, model_dir=repository, default_model_name="twice", ping_mode=PingMode.READY, load_threads=1
+    )
+    assert running.http("GET", "/ping").status == 200
+    assert running.http("POST", "/invocations", {}, json.dumps({"inputs": json_inputs(X=X)}).encode()).status == 200
+    running.service.routes.starting = True
+    assert running.http("GET", "/ping").status == 503
+    running.service.routes.starting = False
+    with running.loads_held_up():
+        assert running.http("GET", "/ping").status == 200
+
+
+def test_ping_says_when_the_server_goes(start, repository):
+    """503 while it drains; inference is still answered."""
+    running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("nobody",))
+    running.service.routes.draining = True
+    assert running.http("GET", "/ping").status == 503
+    assert running.http("GET", "/v2/health/ready").status == 400
+    assert running.http("GET", "/v2/health/live").status == 200
