@@ -70,16 +70,17 @@ _RUNTIME = re.compile(rb"/endpoints/[^/]+/invocations")
 
 
 def parse_target(target: bytes) -> Route | None:
-    """The hot route of a request target, None if it is not one."""
-    path = target.partition(b"?")[0].rstrip(b"/")
-    if path == b"/ping":
-        return Route(None)
-    if path == b"/invocations":
-        return Route(Flavor.SAGEMAKER)
+    """The hot route of a request target, None if it is not one; with a trailing slash where Flask allows it."""
+    path = target.partition(b"?")[0]
     if match := _INFER.fullmatch(path):
         return Route(Flavor.KSERVE, _text(match["model"]), _text(match["version"] or b""))
     if match := _INVOKE.fullmatch(path):
         return Route(Flavor.SAGEMAKER, _text(match["model"]))
+    path = path.removesuffix(b"/")
+    if path == b"/ping":
+        return Route(None)
+    if path == b"/invocations":
+        return Route(Flavor.SAGEMAKER)
     if _RUNTIME.fullmatch(path):
         return Route(Flavor.RUNTIME)
     return None

@@ -62,7 +62,7 @@ def outputs_of(reply):
         (b"/invocations", Route(Flavor.SAGEMAKER)),
         (b"/invocations?a=b", Route(Flavor.SAGEMAKER)),
         (b"/models/abc/invoke", Route(Flavor.SAGEMAKER, "abc")),
-        (b"/models/tenant/a.tar.gz/invoke/", Route(Flavor.SAGEMAKER, "tenant/a.tar.gz")),
+        (b"/models/tenant/a.tar.gz/invoke", Route(Flavor.SAGEMAKER, "tenant/a.tar.gz")),
         (b"/models/mod%C3%A8le%20x/invoke", Route(Flavor.SAGEMAKER, "modèle x")),
         (b"/models/%FF/invoke", Route(Flavor.SAGEMAKER, "\ufffd")),
         (b"/v2/models/m/infer", Route(Flavor.KSERVE, "m")),
@@ -70,10 +70,11 @@ def outputs_of(reply):
         (b"/v2/models/a/b/versions/3/infer", Route(Flavor.KSERVE, "a/b", "3")),
         (b"/v2/models/versions/infer", Route(Flavor.KSERVE, "versions")),
         (b"/endpoints/any-name/invocations", Route(Flavor.RUNTIME)),
+        (b"/endpoints/any-name/invocations/", Route(Flavor.RUNTIME)),
     ],
 )
 def test_hot_targets_are_known(target, route):
-    """Query and trailing slash mean nothing, names are decoded and may hold slashes."""
+    """A query means nothing, nor a slash behind a route without a name in it; names are decoded and may hold slashes."""
     assert parse_target(target) == route
 
 
