@@ -65,12 +65,7 @@ def create_app() -> Flask:
     on_loop = OnLoop(thread.loop)
     service = on_loop.call(Service, settings, thread.loop)
     on_loop.call(service.start)
-
-    def stop() -> None:
-        on_loop.run(service.close())
-        thread.stop()
-
-    atexit.register(stop)
+    atexit.register(thread.stop)  # Python has ended its thread pools before it calls this: models go with the process
     return make_app(service, on_loop)
 
 
