@@ -1,0 +1,216 @@
+"""The Flask application: the whole contract on any WSGI server, answered as our own server answers it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from container.codec.framing import BINARY_TYPE
+from container.settings import Mode
+
+ANY = {"date", "server", "connection", "server-timing", "x-amzn-requestid"}  # differ by server or by request
+X = np.array([1, 2, 3, 4], dtype="<f4")
+TARGET = {"X-Amzn-SageMaker-Target-Model": "twice"}
+
+
+def json_request(**more):
+    """What the models of one X take."""
+    tensor = {"name": "X", "shape": [4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+    return json.dumps({"inputs": [tensor]} | more).encode()
+
+
+def binary_request():
+    """The same with X behind a header, and the header's length."""
+    tensor = {"name": "X", "shape": [4], "datatype": "FP32", "parameters": {"binary_data_size": 16}}
+    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    return header + X.tobytes(), str(len(header))
+
+
+BINARY, LENGTH = binary_request()
+MODELLED = "mod%C3%A8le-%E6%A8%A1%E5%9E%8B"
+REQUESTS = [
+    ("GET", "/ping", {}, b""),
+    ("POST", "/ping", {}, b"anything"),
+    ("HEAD", "/ping", {}, b""),
+    ("GET", "/ping/", {}, b""),
+    ("GET", "/ping?x=1", {}, b""),
+    ("DELETE", "/ping", {}, b""),
+    ("POST", "/invocations", TARGET, json_request()),
+    ("POST", "/invocations?a=b%20c", TARGET, json_request()),
+    ("POST", "/invocations", {}, json_request()),
+    ("GET", "/invocations", {}, b""),
+    ("POST", "/models/twice/invoke", {}, json_request(id="7")),
+    ("POST", "/models/twice/invoke/", {}, json_request()),
+    ("POST", "/v2/models/twice/infer/", {}, json_request()),
+    ("POST", "/invocations/", TARGET, json_request()),
+    ("POST", "/endpoints/e/invocations/", TARGET, json_request()),
+    ("OPTIONS", "/ping", {}, b""),
+    ("OPTIONS", "/models/twice/invoke", {}, b""),
+    ("GET", "/models/", {}, b""),
+    ("POST", "/models/twice/invoke", {"X-Amzn-SageMaker-Custom-Attributes": "a=1;\x85\xe9"}, json_request()),
+    ("POST", "/models/twice/invoke", {"X-Amzn-SageMaker-Custom-Attributes": "a=1;\x85\xe9"}, b"no json"),
+    ("POST", "/models/twice/invoke", {"Content-Type": BINARY_TYPE.decode() + LENGTH}, BINARY),
+    ("POST", "/models/twice/invoke", {"Content-Type": BINARY_TYPE.decode() + "-1"}, BINARY),
+    ("POST", "/models/twice/invoke", {"Content-Encoding": "br"}, json_request()),
+    ("POST", "/models/twice/invoke", {"Accept": "application/vnd.sagemaker-triton.binary+json"}, json_request()),
+    ("POST", "/models/twice/invoke", {"X-Amzn-SageMaker-Target-Model": "thrice"}, json_request()),
+    ("POST", "/models/nobody/invoke", {}, json_request()),
+    ("POST", "/models/broken/invoke", {}, json_request()),
+    ("POST", "/models/fails/invoke", {}, json_request()),
+    ("POST", f"/models/{MODELLED}/invoke", {}, json_request()),
+    ("POST", f"/v2/models/{MODELLED}/infer", {}, json_request()),
+    ("POST", "/v2/models/twice%20as%20integers/versions/1/infer", {}, json_request()),
+    ("POST", "/v2/models/twice/infer", {"Inference-Header-Content-Length": LENGTH}, BINARY),
+    ("POST", "/v2/models/echo-FP32/infer", {"Inference-Header-Content-Length": "0"}, X.tobytes()),
+    ("POST", "/v2/models/twice/versions/x/infer", {}, json_request()),
+    ("POST", "/v2/models/twice/versions/9/infer", {}, json_request()),
+    ("POST", "/v2/models/nobody/infer", {}, json_request()),
+    ("GET", "/v2/models/twice/infer", {}, b""),
+    ("POST", "/endpoints/e/invocations", TARGET, json_request()),
+    ("POST", "/endpoints/e/invocations", {}, json_request()),
+    ("POST", "/endpoints/e/invocations", {"X-Amzn-SageMaker-Target-Model": "nobody"}, json_request()),
+    ("POST", "/endpoints/e/invocations", TARGET, b"no json"),
+    ("GET", "/endpoints/e/invocations", {}, b""),
+    ("POST", "/endpoints/e/async-invocations", {}, b""),
+    ("POST", "/endpoints/e/invocations-response-stream", {}, b""),
+    ("GET", "/models", {}, b""),
+    ("GET", "/models?next_page_token=%C3%A9", {}, b""),
+    ("POST", "/models", {}, b"no json"),
+    ("POST", "/models", {}, b""),
+    ("GET", "/models/twice", {}, b""),
+    ("GET", "/models/nobody", {}, b""),
+    ("DELETE", "/models/nobody", {}, b""),
+    ("PUT", "/models/twice", {}, b""),
+    ("GET", "/execution-parameters", {}, b""),
+    ("GET", "/v2", {}, b""),
+    ("GET", "/v2/health/live", {}, b""),
+    ("GET", "/v2/health/ready", {}, b""),
+    ("GET", f"/v2/models/{MODELLED}", {}, b""),
+    ("GET", f"/v2/models/{MODELLED}/config", {}, b""),
+    ("GET", "/v2/models/nobody", {}, b""),
+    ("GET", "/v2/models/twice/ready", {}, b""),
+    ("GET", "/v2/models/nobody/ready", {}, b""),
+    ("GET", "/v2/models/nobody/stats", {}, b""),
+    ("POST", "/v2/repository/index", {}, b""),
+    ("POST", "/v2/repository/index", {}, b'{"ready": 1}'),
+    ("POST", "/v2/repository/models/nobody/load", {}, b""),
+    ("POST", "/v2/repository/models/nobody/unload", {}, b""),
+    ("GET", "/no/such/route", {}, b""),
+    ("POST", "/", {}, b""),
+    ("PATCH", "/v2", {}, b""),
+]
+
+
+def seen(reply):
+    """What must be the same by whatever server."""
+    body = reply.body
+    if "x-amzn-errortype" not in reply.headers and reply.headers.get("content-type") == "application/json":
+        body = json.loads(body)
+    headers = {name: value for name, value in reply.headers.items() if name not in ANY}
+    headers["allow"] = sorted(headers.get("allow", "").split(", "))
+    return reply.status, headers, body, sorted(name for name in reply.headers if name.startswith("x-amzn-"))
+
+
+@pytest.fixture(scope="module")
+def warm(server):
+    """The server with all models in memory that the requests ask for, so that no answer tells of a load."""
+    for model in ("twice", "fails", MODELLED, "twice%20as%20integers", "echo-FP32"):
+        server.http("POST", f"/v2/models/{model}/infer", {}, json_request())
+    return server
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "body"), REQUESTS, ids=lambda value: value[:60] if isinstance(value, str) else None
+)
+def test_flask_answers_what_our_own_server_answers(method, path, headers, body, warm):
+    """Status, headers and body of every route and every kind of error are the same both ways."""
+    assert seen(warm.flask(method, path, headers, body)) == seen(warm.http(method, path, headers, body))
+
+
+@pytest.mark.parametrize("kind", ["werkzeug", "wsgiref"])
+def test_any_wsgi_server_can_run_it(kind, warm, wsgi_server, raw_http):
+    """All of it again over real sockets, through a threaded server and through one that tells no raw target."""
+    port = wsgi_server(warm.app, kind)
+    for request in REQUESTS:
+        if kind == "wsgiref" and "\x85" in str(request[2].values()):
+            continue  # it takes such a byte for the end of a line
+        mine, theirs = seen(warm.http(*request)), seen(raw_http(port, *request))
+        assert theirs == mine, request
+
+
+@pytest.mark.parametrize("kind", ["werkzeug", "wsgiref"])
+def test_errors_of_http_itself_are_json_sentences(kind, warm, wsgi_server, raw_http):
+    """404 and 405 name the route and, where there is one, the methods that it knows."""
+    port = wsgi_server(warm.app, kind)
+    missing = raw_http(port, "GET", "/nowhere")
+    assert (missing.status, missing.error) == (404, "Not Found: GET /nowhere is not a route of this server")
+    wrong = raw_http(port, "GET", "/invocations")
+    assert wrong.status == 405
+    assert wrong.error == "Method Not Allowed: GET /invocations is not a route of this server"
+    assert set(wrong.headers["allow"].split(", ")) == {"POST", "OPTIONS"}
+
+
+def test_a_body_over_the_limit_is_a_413(start, repository, wsgi_server, raw_http):
+    """By whatever server, in JSON, with the setting that raises it."""
+    running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("twice",), max_body_bytes=1000)
+    port = wsgi_server(running.app)
+    for path in ("/invocations", "/v2/models/twice/infer", "/models"):
+        reply = raw_http(port, "POST", path, {}, bytes(1001))
+        assert reply.status == 413
+        assert "MME_MAX_BODY" in reply.error
+        assert running.http("POST", path, {}, bytes(1001)).status == 413
+    assert raw_http(port, "POST", "/models/twice/invoke", {}, json_request()).status == 200
+
+
+def test_a_bug_is_a_500_that_points_to_the_log(start, repository, monkeypatch, caplog):
+    """And says nothing of its traceback to the client."""
+    running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("nobody",))
+    monkeypatch.setattr(running.engine, "registered", lambda: 1 / 0)
+    reply = running.flask("GET", "/models")
+    assert (reply.status, reply.error) == (500, "the server failed to answer GET /models; its log says why")
+    assert "ZeroDivisionError" in caplog.text
+
+
+SERVER = """
+import sys, threading
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from container.app import create_app
+class Quiet(WSGIRequestHandler):
+    def log_message(self, *_): pass
+server = WSGIServer(("127.0.0.1", 0), Quiet)
+server.set_app(create_app())
+thread = threading.Thread(target=server.serve_forever)
+thread.start()
+print(server.server_address[1], flush=True)
+sys.stdin.read()
+server.shutdown()
+thread.join()
+server.server_close()
+"""
+
+
+def test_create_app_brings_its_own_engine_and_takes_it_away(repository, tmp_path, raw_http):
+    """Under a foreign server, from the environment alone: it serves, and its process ends in order."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MME_", "SAGEMAKER_"))}
+    environ |= {"MME_MODEL_REPOSITORY": str(repository), "MME_LOAD_MODEL": "twice", "MME_CACHE_DIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+    ) as process:
+        port = int(process.stdout.readline() or process.stderr.read())
+        reply = raw_http(port, "POST", "/models/thrice/invoke", {}, json_request())
+        assert reply.json["outputs"][0]["data"] == [3, 6, 9, 12]
+        assert raw_http(port, "GET", "/ping").status == 200
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
