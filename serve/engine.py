@@ -41,6 +41,7 @@ _log = logging.getLogger("mme.engine")
 _LOADER_NICENESS = 10
 _FORBIDDEN_ROOTS = tuple(Path(root) for root in ("/dev", "/proc", "/sys"))
 _USELESS = {Kind.INVALID_MODEL, Kind.UNSUPPORTED}  # errors that say that what was unpacked is good for nothing
+_SHOWN_URL = 200  # characters of a url in a message
 ARCHIVE_SUFFIX = ".tar.gz"
 
 
@@ -360,17 +361,19 @@ class Engine:
 
 
 def _source(url: str) -> Source:
-    """What a load request's url means: a folder, or an archive in S3 or on disk."""
+    """What a load request's url means: a folder of this container."""
+    shown = url[:_SHOWN_URL]
     if url.startswith("s3://"):
-        raise invalid_argument(f"url '{url}' is not a folder of this container; serve S3 archives with --model-store")
+        raise invalid_argument(f"url '{shown}' is not a folder of this container; serve S3 archives with --model-store")
     path = Path(url)
     if not path.is_absolute() or ".." in path.parts or "\0" in url:
-        raise invalid_argument(f"url '{url}' must be an absolute path without '..', like /opt/ml/models/<name>/model")
+        raise invalid_argument(f"url '{shown}' must be an absolute path without '..', like /opt/ml/models/<name>/model")
+    path = Path("/", *path.parts[1:])  # two leading slashes are a root of their own to pathlib
     resolved = path.resolve()
-    if any(resolved.is_relative_to(root) for root in _FORBIDDEN_ROOTS):
-        raise invalid_argument(f"url '{url}' points into a system folder; models live under /opt/ml/models")
+    if any(either.is_relative_to(root) for either in (path, resolved) for root in _FORBIDDEN_ROOTS):
+        raise invalid_argument(f"url '{shown}' points into a system folder; models live under /opt/ml/models")
     if not os.path.isdir(resolved):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
-        raise invalid_argument(f"url '{url}' is not a folder; the platform unpacks the archive there before it loads")
+        raise invalid_argument(f"url '{shown}' is not a folder; the platform unpacks the archive there before it loads")
     return Unpacked(resolved, url)
 
 
