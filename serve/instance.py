@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Handler
     from model_handlers.config import ModelConfig
-    from model_handlers.tensor import Array
+    from model_handlers.tensor import Array, TensorSpec
 
     Batch = list[InferenceRequest]
 
@@ -133,12 +133,30 @@ def collate(signature: Signature, batch: Batch) -> dict[str, Array]:
                 array = array.copy()
         else:
             array = np.concatenate([request.inputs[request.order[index]] for request in batch])
-        inputs[spec.name] = array if spec.reshape is None else _reshaped(signature, spec.reshape, array)
+        inputs[spec.name] = array if spec.reshape is None else _reshaped(signature, array, spec.dims, spec.reshape)
     return inputs
 
 
-def _reshaped(signature: Signature, dims: tuple[int, ...], array: Array) -> Array:
-    return array.reshape((array.shape[0], *dims) if signature.batches else dims)
+def _reshaped(signature: Signature, array: Array, source: tuple[int, ...], target: tuple[int, ...]) -> Array:
+    """The array in the shape `target`; the variable dimensions of `source` and `target` are the same, in order."""
+    batch = array.shape[:1] if signature.batches else ()
+    sizes = zip(array.shape[len(batch) :], source, strict=True)
+    variable = iter([size for size, dim in sizes if dim == -1])
+    return array.reshape((*batch, *[next(variable) if dim == -1 else dim for dim in target]))
+
+
+def _as_declared(signature: Signature, spec: TensorSpec, array: Array) -> Array:
+    """An output in the shape that clients see."""
+    if spec.reshape is None:
+        return array
+    try:
+        return _reshaped(signature, array, spec.reshape, spec.dims)
+    except ValueError:
+        inner = [-1, *spec.reshape] if signature.batches else list(spec.reshape)
+        raise MmeError(
+            Kind.EXECUTION_FAILED,
+            f"model '{signature.name}' returned output '{spec.name}' with shape {list(array.shape)}, not {inner}",
+        ) from None
 
 
 def scatter(
@@ -147,7 +165,8 @@ def scatter(
     """Give each request its own rows of each output it asked for.
 
     Raises:
-        MmeError: EXECUTION_FAILED when the model returned another number of rows than it was given.
+        MmeError: EXECUTION_FAILED when the model returned another number of rows than it was given, or an output that
+            can't be reshaped as its configuration says.
     """
     columns = [(signature.outputs[name], array) for name, array in zip(names, arrays, strict=True)]
     if signature.batches:
@@ -158,9 +177,7 @@ def scatter(
                     f"model '{signature.name}' returned output '{spec.name}' with shape {list(array.shape)} "
                     f"for a batch of {size}: its first dimension must be the batch",
                 )
-    columns = [
-        (spec, array if spec.reshape is None else _reshaped(signature, spec.dims, array)) for spec, array in columns
-    ]
+    columns = [(spec, _as_declared(signature, spec, array)) for spec, array in columns]
     responses = []
     offset = 0
     for request in batch:

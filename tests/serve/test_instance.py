@@ -210,6 +210,47 @@ def test_reshape_hides_the_framework_shape_from_clients(toys, max_batch_size):
     assert shown(execution.results[0]) == {"y": [[1, 2]] if max_batch_size else [1, 2]}
 
 
+class Echo:
+    """Returns its input, in another shape where one is given."""
+
+    def __init__(self, shape=None):
+        self.shape = shape
+
+    def execute(self, inputs, outputs):  # noqa: ARG002 - there is one
+        """The input, reshaped."""
+        x = inputs["x"]
+        self.seen = x.shape
+        return [x if self.shape is None else x.reshape(self.shape)]
+
+
+def test_a_reshape_may_have_several_variable_dimensions(toys):
+    """The variable dimensions of dims and reshape are the same ones, in order, on the way in and on the way out."""
+    variable = {"data_type": FP32, "dims": (-1, -1), "reshape": (-1, 1, -1)}
+    config = toys.config(inputs=(TensorSpec("x", **variable),), outputs=(TensorSpec("y", **variable),))
+    echo = Echo()
+
+    execution = execute_batch(echo, Signature("m", 1, config), [request_of(config, [[1, 2, 3], [4, 5, 6]])])
+
+    assert echo.seen == (1, 2, 1, 3)
+    assert shown(execution.results[0]) == {"y": [[[1, 2, 3], [4, 5, 6]]]}
+
+
+@pytest.mark.parametrize(
+    ("dims", "reshape", "shape"),
+    [((1,), (), (1, 2)), ((3,), (3, 1), (1, 1, 2)), ((-1,), (-1, 1), (1, 2))],
+    ids=["scalar", "sizes", "rank"],
+)
+def test_an_output_that_is_not_what_its_reshape_says_fails(toys, dims, reshape, shape):
+    """An output of another shape than its configuration reshapes is EXECUTION_FAILED, and shows both."""
+    config = toys.config(outputs=(TensorSpec("y", FP32, dims, reshape=reshape),))
+
+    execution = execute_batch(Echo(shape), Signature("m", 1, config), [request_of(config, [1, 2])])
+
+    [error] = execution.results
+    assert error.kind is Kind.EXECUTION_FAILED
+    assert error.message == f"model 'm' returned output 'y' with shape {list(shape)}, not {[-1, *reshape]}"
+
+
 def lane_of(toys, batches, script=None):
     """A lane that is handed the given batches when it asks, and the queue of what it reports."""
     config = toys.config()
