@@ -89,6 +89,7 @@ class OnnxHandler(Handler):
         self._session = session
         self._run = session.run
         self._texts = [spec.name for spec in self.config.inputs if spec.data_type is BYTES]
+        self._answers_text = any(spec.data_type is BYTES for spec in self.config.outputs)
 
     @classmethod
     def gpu_capable(cls) -> bool:
@@ -125,14 +126,18 @@ class OnnxHandler(Handler):
         return cls(session, config)
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Run the session once. Elements of BYTES must be UTF-8, as ONNX strings are; those that come out are `str`."""
+        """Run the session once. Elements of BYTES must be UTF-8, as strings in ONNX are."""
         if self._texts:
             inputs = {**inputs, **{n: _text(inputs[n], n, self.config.name) for n in self._texts if n in inputs}}
         try:
             result: list[Array] = self._run(outputs, inputs)
         except Exception as error:  # see load
             raise _translated(error, self.config.name, loading=False) from error
-        return result
+        return (
+            [_bytes(array) if array.dtype == np.object_ else array for array in result]
+            if self._answers_text
+            else result
+        )
 
     def close(self) -> None:
         """Drop the session: ONNX Runtime frees weights and arena in its destructor."""
@@ -150,6 +155,13 @@ def _text(array: Array, name: str, model: str) -> Array:
             f"input '{name}' for model '{model}' must hold UTF-8 text, as strings in ONNX are: {error}"
         ) from None
     return text
+
+
+def _bytes(array: Array) -> Array:
+    """The elements that ONNX Runtime returns as `str` as `bytes`, which is what BYTES holds everywhere else."""
+    encoded = np.empty(array.shape, dtype=np.object_)
+    encoded.ravel()[:] = [element.encode() for element in array.ravel().tolist()]
+    return encoded
 
 
 def _onnx_path(model_file: Path) -> Path:
