@@ -22,8 +22,9 @@ install: $(INSTALLED) ## make .venv with everything in it; does nothing when not
 demo: install ## the main job: models in S3, loaded and unloaded as boto3 asks for them
 	$(BIN)/python -m examples.demo $(ARGS)
 
+# A file's tests stay together: its servers are started once.
 test: install ## all tests
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: install ## style, types, and who may import whom
 	$(BIN)/ruff check .
