@@ -88,7 +88,7 @@ class Service:
 
 def engine_options(settings: Settings) -> EngineOptions:
     """The engine's options out of the operator's settings."""
-    repository = settings.model_dir if settings.mode is Mode.SINGLE else settings.model_repository
+    repositories = {Mode.SINGLE: settings.model_dir, Mode.REPOSITORY: settings.model_repository}
     return EngineOptions(
         budget=Footprint(
             _budget(settings.memory_budget, devices.host_memory(), _HOST_SHARE),
@@ -97,7 +97,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         cache_directory=settings.cache_dir,
         evicts=settings.mode is not Mode.PLATFORM,
         store=settings.model_store if settings.mode is Mode.STORE else "",
-        repository=repository,
+        repository=repositories.get(settings.mode),
         load_threads=settings.load_threads,
         load_patience=settings.load_timeout,
         drain_patience=settings.drain_seconds,
