@@ -93,7 +93,7 @@ def put_arithmetic(repository, name):
 
 def put_multiple(repository, name, factor, datatype="FP32"):
     """Y is `factor` times X, both [4]; Y as `datatype`."""
-    put_model(
+    return put_model(
         repository,
         name,
         [
@@ -255,7 +255,11 @@ def start_service(**settings):
     own = _Loop()
     on_loop = OnLoop(own.loop)
     options = {"host": "127.0.0.1", "ping_mode": PingMode.LIVE, "memory_budget": 1 << 30} | settings
-    service = on_loop.call(Service, Settings(**options), own.loop)
+    try:
+        service = on_loop.call(Service, Settings(**options), own.loop)
+    except BaseException:
+        own.stop()
+        raise
     front = on_loop.call(_Front, service, own.loop)
 
     async def listen():

@@ -1,0 +1,145 @@
+"""The metrics as Prometheus reads them, and that the numbers add up."""
+
+import json
+import math
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from container.settings import Mode
+
+
+@pytest.fixture
+def own(start, tmp_path, put):
+    """A server of its own with nothing counted yet, and room for all its models."""
+    put["arithmetic"](tmp_path, "arithmetic")
+    put["multiple"](tmp_path, 'odd "name"\\模', 2.0)
+    return start(mode=Mode.REPOSITORY, model_repository=tmp_path, load_models=("arithmetic",))
+
+
+def scrape(running):
+    """Families by name, and samples by name and labels."""
+    reply = running.http("GET", "/metrics")
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = {family.name: family for family in text_string_to_metric_families(reply.body.decode())}
+    samples = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in families.values()
+        for sample in family.samples
+    }
+    return families, samples
+
+
+def of(samples, name, **labels):
+    """One sample's value."""
+    return samples[(name, *sorted(labels.items()))]
+
+
+def post(running, path, document):
+    """A POST of JSON."""
+    return running.http("POST", path, {}, json.dumps(document).encode())
+
+
+def test_the_text_parses_and_every_family_explains_itself(own):
+    """Names are legal, every family has a type and a help, no sample comes twice."""
+    families, samples = scrape(own)
+    assert all(family.documentation for family in families.values())
+    text = own.http("GET", "/metrics").body.decode()
+    assert len([line for line in text.splitlines() if not line.startswith("#")]) == len(samples)
+    assert {"nv_inference_request_success", "nv_inference_count", "mme_model_loads", "mme_loaded_models"} <= set(
+        families
+    )
+
+
+def test_requests_are_counted_as_triton_counts_them(own, json_inputs):
+    """Successes by request, inferences by row, failures by reason; every request in exactly one of them."""
+    rows = {1: [[1, 2, 3, 4]], 3: [[1, 2, 3, 4]] * 3}
+    for size in (1, 3, 3):
+        document = {"inputs": json_inputs(A=rows[size], B=rows[size])}
+        assert post(own, "/v2/models/arithmetic/infer", document).status == 200
+    for _ in range(2):
+        assert post(own, "/v2/models/arithmetic/infer", {"inputs": json_inputs(A=rows[1])}).status == 400
+
+    _, samples = scrape(own)
+
+    labels = {"model": "arithmetic", "version": "1"}
+    assert of(samples, "nv_inference_request_success", **labels) == 3
+    assert of(samples, "nv_inference_count", **labels) == 7
+    assert of(samples, "nv_inference_exec_count", **labels) == 3
+    failures = {
+        reason: of(samples, "nv_inference_request_failure", **labels, reason=reason)
+        for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+    }
+    assert failures == {"REJECTED": 0, "CANCELED": 0, "BACKEND": 0, "OTHER": 2}
+    assert of(samples, "nv_inference_pending_request_count", **labels) == 0
+    parts = [
+        of(samples, f"nv_inference_{part}_duration_us", **labels)
+        for part in ("queue", "compute_input", "compute_infer", "compute_output")
+    ]
+    assert 0 < sum(parts) <= of(samples, "nv_inference_request_duration_us", **labels)
+
+
+def test_batch_sizes_are_a_histogram_of_executions(own, json_inputs):
+    """Buckets are cumulative, count and sum agree with executions and inferences."""
+    for size in (1, 3, 8):
+        rows = [[1, 2, 3, 4]] * size
+        post(own, "/v2/models/arithmetic/infer", {"inputs": json_inputs(A=rows, B=rows)})
+    _, samples = scrape(own)
+    labels = {"model": "arithmetic", "version": "1"}
+    buckets = sorted(
+        (float(dict(key[1:])["le"]), value) for key, value in samples.items() if key[0] == "mme_batch_size_bucket"
+    )
+    assert [value for _, value in buckets] == sorted(value for _, value in buckets)
+    assert dict(buckets)[1.0] == 1
+    assert dict(buckets)[4.0] == 2
+    assert dict(buckets)[math.inf] == 3
+    assert of(samples, "mme_batch_size_count", **labels) == of(samples, "nv_inference_exec_count", **labels) == 3
+    assert of(samples, "mme_batch_size_sum", **labels) == of(samples, "nv_inference_count", **labels) == 12
+
+
+def test_the_cache_counts_hits_misses_loads_and_bytes(own, json_inputs):
+    """A first request is a miss, later ones are hits; bytes of models sum to what the budget says is used."""
+    odd = 'odd "name"\\模'
+    document = {"inputs": json_inputs(X=[1, 2, 3, 4])}
+    for _ in range(3):
+        assert post(own, "/v2/models/odd%20%22name%22%5C%E6%A8%A1/infer", document).status == 200
+
+    _, samples = scrape(own)
+
+    assert of(samples, "mme_model_cache_misses_total", model=odd) == 1
+    assert of(samples, "mme_model_cache_hits_total", model=odd) == 2
+    assert of(samples, "mme_model_loads_total", model=odd) == 1
+    assert of(samples, "mme_model_load_seconds_total", model=odd) > 0
+    assert of(samples, "mme_model_evictions_total", model=odd) == 0
+    assert of(samples, "mme_loaded_models") == 2
+    held = sum(
+        value for key, value in samples.items() if key[0] == "mme_model_memory_bytes" and ("kind", "host") in key
+    )
+    assert held == of(samples, "mme_memory_used_bytes", kind="host") > 0
+    assert of(samples, "mme_memory_budget_bytes", kind="host") == 1 << 30
+
+
+def test_an_unloaded_model_keeps_its_counters_and_frees_its_bytes(own, json_inputs):
+    """Counters never go back; gauges tell of now."""
+    rows = [[1, 2, 3, 4]]
+    post(own, "/v2/models/arithmetic/infer", {"inputs": json_inputs(A=rows, B=rows)})
+    own.http("POST", "/v2/repository/models/arithmetic/unload")
+    _, samples = scrape(own)
+    assert of(samples, "nv_inference_request_success", model="arithmetic", version="1") == 1
+    assert of(samples, "mme_model_loads_total", model="arithmetic") == 1
+    assert of(samples, "mme_loaded_models") == 0
+    assert of(samples, "mme_memory_used_bytes", kind="host") == 0
+    assert ("mme_model_memory_bytes", ("kind", "host"), ("model", "arithmetic")) not in samples
+
+
+def test_names_that_nobody_has_do_not_grow_the_metrics(own):
+    """A client that asks for ever new names adds no time series."""
+    for number in range(20):
+        assert post(own, f"/v2/models/nobody{number}/infer", {"inputs": []}).status == 400
+    _, samples = scrape(own)
+    assert not [key for key in samples if "nobody" in str(key)]
+
+
+def test_other_methods_are_a_405(own):
+    """A scrape is a GET."""
+    assert own.http("POST", "/metrics").status == 405

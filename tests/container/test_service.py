@@ -1,0 +1,129 @@
+"""Settings become a running engine: its options, its start-up models, its health."""
+
+import json
+import logging
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from container.service import _budget, engine_options
+from container.settings import Mode, PingMode, Settings, SettingsError
+
+
+def infer(running, path, json_inputs):
+    """The first output for X = 1, 2, 3, 4, or the status."""
+    reply = running.http("POST", path, {}, json.dumps({"inputs": json_inputs(X=[1, 2, 3, 4])}).encode())
+    return reply.json["outputs"][0]["data"] if reply.status == 200 else reply.status
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"), [(None, 800), (0.5, 500), (1.0, 1000), (123, 123), (5000, 5000), (0, 0)]
+)
+def test_a_budget_is_bytes_a_share_or_what_there_is(setting, expected):
+    """Of 1000 bytes that the machine has, with a default share of 0.8."""
+    assert _budget(setting, 1000, 0.8) == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "evicts", "store", "repository"),
+    [
+        (Mode.PLATFORM, False, "", None),
+        (Mode.STORE, True, "s3://bucket/models", None),
+        (Mode.REPOSITORY, True, "", "/repository"),
+        (Mode.SINGLE, True, "", "/model"),
+    ],
+)
+def test_each_mode_has_its_source_of_models(mode, evicts, store, repository, tmp_path):
+    """Only the platform chooses its victims itself; settings of another mode have no effect."""
+    settings = Settings(
+        mode=mode,
+        model_store="s3://bucket/models",
+        model_repository=Path("/repository"),
+        model_dir=Path("/model"),
+        cache_dir=tmp_path,
+        memory_budget=7,
+        gpu_memory_budget=9,
+        load_threads=3,
+        load_timeout=4.0,
+        drain_seconds=5.0,
+        inline_microseconds=6,
+        require_gpu=True,
+    )
+    options = engine_options(settings)
+    assert (options.evicts, options.store, str(options.repository or "")) == (evicts, store, repository or "")
+    assert (options.budget.host, options.budget.device) == (7, 9)
+    assert (options.load_threads, options.load_patience, options.drain_patience) == (3, 4.0, 5.0)
+    assert (options.inline_ns, options.require_gpu, options.cache_directory) == (6000, True, tmp_path)
+
+
+def test_a_repository_is_loaded_as_a_whole(start, tmp_path, put, json_inputs, caplog):
+    """All its models at start; one that does not load is logged by name and keeps no other from serving."""
+    put["multiple"](tmp_path, "twice", 2.0)
+    put["multiple"](tmp_path, "thrice", 3.0)
+    (tmp_path / "bad" / "1").mkdir(parents=True)
+    (tmp_path / "bad" / "1" / "model.onnx").write_bytes(b"no model")
+    with caplog.at_level(logging.INFO):
+        running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, ping_mode=PingMode.READY)
+    assert sorted(name for name, _ in running.engine.registered()) == ["thrice", "twice"]
+    assert infer(running, "/models/thrice/invoke", json_inputs) == [3, 6, 9, 12]
+    assert running.http("GET", "/ping").status == 503
+    assert running.http("GET", "/v2/health/ready").status == 400
+    assert "start-up model 'bad' did not load" in caplog.text
+    assert "serving in repository mode" in caplog.text
+
+
+def test_ping_in_live_mode_does_not_wait_for_models(start, repository):
+    """A server whose models come and go is healthy when it can answer."""
+    running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("broken",))
+    assert running.http("GET", "/ping").status == 200
+    assert running.service.ready
+
+
+def test_ping_in_ready_mode_waits_for_the_start_up_models(start, repository):
+    """And is healthy once they are there."""
+    running = start(
+        mode=Mode.REPOSITORY, model_repository=repository, load_models=("twice", "thrice"), ping_mode=PingMode.READY
+    )
+    assert running.http("GET", "/ping").status == 200
+    assert sorted(name for name, _ in running.engine.registered()) == ["thrice", "twice"]
+
+
+@pytest.mark.parametrize("named", ["", "one"])
+def test_the_single_model_is_the_default_one(named, start, tmp_path, put, json_inputs):
+    """Found when there is only one, or by its name."""
+    put["multiple"](tmp_path, "one", 2.0)
+    if named:
+        put["multiple"](tmp_path, "two", 3.0)
+    running = start(mode=Mode.SINGLE, model_dir=tmp_path, default_model_name=named, ping_mode=PingMode.READY)
+    assert running.http("GET", "/ping").status == 200
+    assert infer(running, "/invocations", json_inputs) == [2, 4, 6, 8]
+    assert running.http("GET", "/models").json["models"][0]["modelName"] == "one"
+
+
+def test_no_single_model_refuses_to_start(start, tmp_path):
+    """With a sentence about the folder."""
+    with pytest.raises(SettingsError, match="model"):
+        start(mode=Mode.SINGLE, model_dir=tmp_path)
+
+
+def test_the_platform_starts_with_nothing_and_is_healthy(start):
+    """Also in ready mode: there is nothing to wait for."""
+    running = start(mode=Mode.PLATFORM, ping_mode=PingMode.READY)
+    assert running.http("GET", "/ping").status == 200
+    assert running.http("GET", "/models").json == {"models": []}
+
+
+def test_a_store_serves_archives_by_their_names(start, tmp_path, put, json_inputs):
+    """A folder of archives: with or without suffix, loaded on the first request, at start if named."""
+    store = tmp_path / "store"
+    store.mkdir()
+    for name, factor in (("a", 2.0), ("b", 3.0)):
+        directory = put["multiple"](tmp_path / "built", name, factor)
+        with tarfile.open(store / f"{name}.tar.gz", "w:gz") as archive:
+            archive.add(directory, arcname=name)
+    running = start(mode=Mode.STORE, model_store=str(store), cache_dir=tmp_path / "cache", load_models=("a",))
+    assert [name for name, _ in running.engine.registered()] == ["a.tar.gz"]
+    assert infer(running, "/models/b.tar.gz/invoke", json_inputs) == [3, 6, 9, 12]
+    assert infer(running, "/v2/models/a/infer", json_inputs) == [2, 4, 6, 8]
+    assert infer(running, "/models/c.tar.gz/invoke", json_inputs) == 404
