@@ -49,8 +49,8 @@ FROM ${PYTHON_IMAGE} AS runtime
 LABEL com.amazonaws.sagemaker.capabilities.multi-models=true \
       com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true
 
-# MALLOC_ARENA_MAX is not set, as is often done for servers with threads: mme hands every arena's free pages back after
-# it has unloaded a model, and what it holds beyond its models is then the same with 2 arenas as with 64.
+# MALLOC_ARENA_MAX is not set, as is often done for servers with threads: mme tells the C library by itself to give back
+# what a model held (model_handlers/devices.py), and holds the same with 2 arenas as with 64.
 ENV PATH=/opt/mme/bin:$PATH \
     PYTHONUNBUFFERED=1
 
