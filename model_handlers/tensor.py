@@ -106,9 +106,7 @@ class TensorSpec:
 
 def shape_matches(shape: Sequence[int], expected: Sequence[int]) -> bool:
     """Whether a concrete shape fits one that may hold -1."""
-    return len(shape) == len(expected) and all(
-        want in (have, -1) for have, want in zip(shape, expected, strict=True)
-    )
+    return len(shape) == len(expected) and all(want in (have, -1) for have, want in zip(shape, expected, strict=True))
 
 
 def element_count(shape: Iterable[int]) -> int:
