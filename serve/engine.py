@@ -90,6 +90,7 @@ class Engine:
             options.budget,
             self._loads,
             closers=self._unloads,
+            turns=options.load_threads,
             evicts=options.evicts,
             drain_patience=options.drain_patience,
         )

@@ -87,6 +87,7 @@ class ModelCache(Generic[P, T]):
         evicts: whether the least recently used make room (self-managed), or a full cache is an error (platform).
         pool: threads for the loader.
         closers: threads for closing, those of the loader if None.
+        turns: loads at a time. The first comes to its end before others begin, however many models are asked for.
         memory_patience: seconds that a load waits for leased models to become free before it gives up.
         drain_patience: seconds that an unload waits for requests under way.
     """
@@ -98,6 +99,7 @@ class ModelCache(Generic[P, T]):
         pool: Executor,
         *,
         closers: Executor | None = None,
+        turns: int = 2,
         evicts: bool = True,
         memory_patience: float = 60.0,
         drain_patience: float = 25.0,
@@ -108,6 +110,8 @@ class ModelCache(Generic[P, T]):
         self._loader = loader
         self._pool = pool
         self._closers = closers or pool
+        self._turns = asyncio.Semaphore(turns)
+        self._closed = False
         self._drain_patience = drain_patience
         self._remembered: LRUCache[str, Footprint] = LRUCache(_REMEMBERED)
 
@@ -146,9 +150,9 @@ class ModelCache(Generic[P, T]):
             entry.leases += 1
             return LoadReport()
         entry.stats.misses += 1
+        self._start_load(entry)
         waiter: asyncio.Future[LoadReport] = asyncio.get_running_loop().create_future()
         entry.waiters.append(waiter)
-        self._start_load(entry)
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -161,6 +165,8 @@ class ModelCache(Generic[P, T]):
         return await asyncio.shield(self._start_load(entry))
 
     def _start_load(self, entry: Entry[T]) -> asyncio.Task[LoadReport]:
+        if self._closed:
+            raise MmeError(Kind.UNAVAILABLE, f"model '{entry.name}' can't be loaded: this server is shutting down")
         if entry.task is None:
             entry.abandoned = False
             entry.task = asyncio.get_running_loop().create_task(self._load(entry), name=f"load {entry.name}")
@@ -174,6 +180,7 @@ class ModelCache(Generic[P, T]):
         """
         entry.abandoned = True
         if entry.task is not None:
+            self.room.refuse(entry.name, _unloaded(entry.name))
             await asyncio.wait([entry.task])
         if entry.state is State.READY:
             self._start_closing(entry, "unloaded")
@@ -200,23 +207,31 @@ class ModelCache(Generic[P, T]):
         assert Footprint().fits(self.room.reserved), self.room  # noqa: S101
 
     async def close(self) -> None:
-        """Unload everything."""
+        """Unload everything; from now on nothing is loaded."""
+        self._closed = True
         await asyncio.gather(*(self.unload(entry) for entry in self.entries.values()))
 
     # -- one load ------------------------------------------------------------------------------------------------
 
     async def _load(self, entry: Entry[T]) -> LoadReport:
-        if entry.closing is not None:
-            await asyncio.wait([entry.closing])  # however that ends
-        began = _now()
-        entry.state, entry.reason = step(entry.state, Event.LOAD), ""
         evicted: list[str] = []
         try:
-            prepared = await _aside(self._pool, self._loader.prepare, entry.name, entry.source, lambda: entry.abandoned)
-            await self._load_prepared(entry, prepared, evicted)
+            if entry.closing is not None:
+                await asyncio.wait([entry.closing])  # however that ends
+            entry.state, entry.reason = step(entry.state, Event.LOAD), ""
+            async with self._turns:
+                began = _now()
+                _must_go_on(entry)
+                prepared = await _aside(
+                    self._pool, self._loader.prepare, entry.name, entry.source, lambda: entry.abandoned
+                )
+                await self._load_prepared(entry, prepared, evicted)
         except BaseException as error:
-            self._failed(entry, error)
-            raise
+            failure = _as_ours(entry, error)
+            self._failed(entry, failure)
+            if isinstance(error, asyncio.CancelledError) or failure is error:
+                raise
+            raise failure from error
         report = LoadReport(prepared.download_ns, _now() - began - prepared.download_ns, tuple(evicted))
         self._loaded(entry, report)
         return report
@@ -227,15 +242,17 @@ class ModelCache(Generic[P, T]):
         evicted += await self.room.reserve(entry.name, need)
         reserved = need
         try:
+            _must_go_on(entry)
             resident, footprint = await _aside(self._pool, self._loader.load, prepared)
             self._remembered[prepared.identity] = footprint
             try:
+                _must_go_on(entry)
                 more = footprint.beyond(need)
                 evicted += await self.room.reserve(entry.name, more, footprint)
                 reserved = need + more
-                _must_go_on(entry)
+                resident.start()
             except BaseException:
-                await _aside(self._closers, resident.close)
+                await self._close_resident(entry, resident)
                 raise
             entry.resident, entry.footprint = resident, footprint
         finally:
@@ -248,8 +265,6 @@ class ModelCache(Generic[P, T]):
         entry.state = step(entry.state, Event.LOADED)
         entry.last_used = time.monotonic()
         self._ready[entry.name] = entry
-        if entry.resident is not None:
-            entry.resident.start()
         waiters, entry.waiters = entry.waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -258,9 +273,10 @@ class ModelCache(Generic[P, T]):
         self._report(entry, report)
         self.room.settle()
 
-    def _failed(self, entry: Entry[T], error: BaseException) -> None:
+    def _failed(self, entry: Entry[T], error: MmeError) -> None:
         entry.task = None
-        entry.state, entry.reason = step(entry.state, Event.FAILED), str(error)
+        if entry.state is State.LOADING:  # else it was cancelled before it began
+            entry.state, entry.reason = step(entry.state, Event.FAILED), str(error)
         entry.stats.load_failures += 1
         _log.warning("load failed: %s", error, extra={"target_model": entry.name})
         waiters, entry.waiters = entry.waiters, []
@@ -320,14 +336,19 @@ class ModelCache(Generic[P, T]):
         if not done:
             resident.refuse_waiting()
             await entry.drained()
+        await self._close_resident(entry, resident)
+        entry.closing = None
+        entry.resident, entry.footprint = None, Footprint()
+        entry.state, entry.reason = step(entry.state, Event.UNLOADED), reason
+        entry.stats.unload.add(_now() - began)
+        self.room.settle()
+
+    async def _close_resident(self, entry: Entry[T], resident: T) -> None:
+        """Have it give its memory back; it is gone for us whatever happens."""
         try:
             await _aside(self._closers, resident.close)
-        finally:
-            entry.closing = None
-            entry.resident, entry.footprint = None, Footprint()
-            entry.state, entry.reason = step(entry.state, Event.UNLOADED), reason
-            entry.stats.unload.add(_now() - began)
-            self.room.settle()
+        except Exception:  # noqa: BLE001 - whatever a framework has against it, whoever waits for its room must go on
+            _log.exception("closing failed; it may still hold memory", extra={"target_model": entry.name})
 
 
 async def _aside(pool: Executor, function: Callable[..., Any], *args: Any) -> Any:
@@ -336,7 +357,25 @@ async def _aside(pool: Executor, function: Callable[..., Any], *args: Any) -> An
 
 def _must_go_on(entry: Entry[Any]) -> None:
     if entry.abandoned:
-        raise MmeError(Kind.CANCELLED, f"model '{entry.name}' was unloaded while it was loading")
+        raise _unloaded(entry.name)
+
+
+def _as_ours(entry: Entry[Any], error: BaseException) -> MmeError:
+    """What those who wait for a load are told about its end."""
+    if entry.abandoned:
+        return _unloaded(entry.name)
+    if isinstance(error, MmeError):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return MmeError(
+            Kind.UNAVAILABLE, f"the load of model '{entry.name}' was cut short: this server is shutting down"
+        )
+    _log.error("load failed in a way we do not know", exc_info=error, extra={"target_model": entry.name})
+    return MmeError(Kind.INTERNAL, f"model '{entry.name}' failed to load: {type(error).__name__}: {error}")
+
+
+def _unloaded(name: str) -> MmeError:
+    return MmeError(Kind.UNAVAILABLE, f"model '{name}' was unloaded while it was loading; load it again")
 
 
 def _observe(task: asyncio.Task[LoadReport]) -> None:
