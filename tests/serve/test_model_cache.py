@@ -1,0 +1,995 @@
+"""Who is in memory: each test drives the threads' work by hand, one piece at a time, and audits the books in between.
+
+The loader, the residents and the executor are real implementations of their interfaces; only *when* a thread would
+have finished is the test's choice, so that every interleaving can be had and none depends on luck.
+"""
+
+import asyncio
+import contextlib
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_handlers.base import Footprint
+from model_handlers.errors import Kind, MmeError
+from serve.lifecycle import State
+from serve.model_cache import ModelCache
+from serve.stats import TargetStats
+
+
+def mb(number):
+    """A footprint in megabytes."""
+    return Footprint(number * 10**6)
+
+
+class Desk(Executor):
+    """Threads' work, done when the test says so."""
+
+    def __init__(self):
+        self.work = []
+        self.deserted = False
+
+    def submit(self, function, /, *args):
+        """Lay it on the pile."""
+        future = Future()
+        future.set_running_or_notify_cancel()  # a thread has it: it can't be cancelled any more
+        self.work.append((future, function, args))
+        if self.deserted:
+            self.do()
+        return future
+
+    def desert(self):
+        """The test failed: nobody will do the work, so that it must not be waited for."""
+        self.deserted = True
+        while self.work:
+            self.do()
+
+    @property
+    def pending(self):
+        """What lies there: 'prepare a', 'load a', 'close a'."""
+        return [f"{function.__name__} {_subject(function, args)}" for _, function, args in self.work]
+
+    def do(self, what=0):
+        """One piece, by its place or by its name."""
+        index = self.pending.index(what) if isinstance(what, str) else what
+        future, function, args = self.work.pop(index)
+        try:
+            result = function(*args)
+        except BaseException as error:  # noqa: BLE001 - as executors do
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
+def _subject(function, args):
+    if isinstance(function.__self__, Held):
+        return function.__self__.name
+    return args[0].name if isinstance(args[0], Artifact) else args[0]
+
+
+@dataclass
+class Artifact:
+    """See `model_cache.Prepared`."""
+
+    name: str
+    identity: str
+    estimate: Footprint
+    download_ns: int = 0
+
+
+class Held:
+    """A resident that takes memory from the moment it is made until it is closed."""
+
+    def __init__(self, press, name, footprint):
+        self.press = press
+        self.name = name
+        self.footprint = footprint
+        self.started = self.closed = self.refused = 0
+        self.told = asyncio.Event()
+        press.in_memory += footprint
+
+    def start(self):
+        """Once, before anybody uses it."""
+        self.press.fail("start", self.name)
+        self.started += 1
+
+    def refuse_waiting(self):
+        """Whoever queues would be told."""
+        self.refused += 1
+        self.told.set()
+
+    def close(self):
+        """Give the memory back."""
+        self.closed += 1
+        self.press.in_memory -= self.footprint
+        self.press.fail("close", self.name)
+
+
+class Press:
+    """A loader of models whose sizes and failures the test sets.
+
+    Attributes:
+        sizes: name → (estimate, what it really takes); 60 MB each if not named.
+        failures: (step, name) → errors that it raises next, in order.
+        made: everything ever loaded.
+        in_memory: bytes that are really taken.
+    """
+
+    def __init__(self):
+        self.sizes = {}
+        self.failures = {}
+        self.made = []
+        self.in_memory = Footprint()
+        self.sources = []
+
+    def fail(self, step, name):
+        """Raise what the test wants raised."""
+        errors = self.failures.get((step, name))
+        if errors:
+            raise errors.pop(0)
+
+    def prepare(self, name, source, cancelled):
+        """See `Loader`."""
+        self.sources.append(source)
+        if cancelled():
+            raise MmeError(Kind.CANCELLED, f"the fetch of '{name}' was cancelled")
+        self.fail("prepare", name)
+        estimate, _ = self.sizes.get(name, (mb(60), mb(60)))
+        return Artifact(name, f"etag of {name}", estimate)
+
+    def load(self, prepared):
+        """See `Loader`."""
+        self.fail("load", prepared.name)
+        _, footprint = self.sizes.get(prepared.name, (mb(60), mb(60)))
+        self.made.append(Held(self, prepared.name, footprint))
+        return self.made[-1], footprint
+
+
+class World:
+    """A cache of 100 MB over a press and a desk."""
+
+    def __init__(self, **options):
+        self.press = Press()
+        self.desk = Desk()
+        self.cache = ModelCache(self.press, options.pop("budget", mb(100)), self.desk, **options)
+
+    def entry(self, name):
+        """A model that the cache knows."""
+        return self.cache.entries.get(name) or self.cache.add(name, f"source of {name}", TargetStats())
+
+    def audit(self):
+        """The books agree with themselves and with what really is in memory."""
+        cache = self.cache
+        cache.check_integrity()
+        residents = [entry for entry in cache.entries.values() if entry.resident is not None]
+        assert sum((entry.footprint for entry in residents), cache.room.reserved) == cache.room.used()
+        for entry in residents:
+            assert entry.resident.started == 1
+            assert entry.footprint == entry.resident.footprint
+            assert not (entry.leases and entry.resident.closed)
+        assert all(held.closed <= 1 for held in self.press.made)
+
+    async def turn(self):
+        """Let the loop do all it can without threads; audit."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+        self.audit()
+
+    async def do(self, *pieces):
+        """Pieces of work by name, each followed by what the loop makes of it."""
+        for piece in pieces:
+            self.desk.do(piece)
+            await self.turn()
+
+    async def do_all(self):
+        """All work there is, and all that follows from it, first come first."""
+        await self.turn()
+        while self.desk.work:
+            await self.do(0)
+
+    async def begin(self, name, what="acquire"):
+        """A task that acquires, loads or unloads, as far as it gets on its own."""
+        task = asyncio.create_task(getattr(self.cache, what)(self.entry(name)))
+        await self.turn()
+        return task
+
+    async def resident(self, *names):
+        """Models in memory, unleased, least recently used first."""
+        for name in names:
+            task = await self.begin(name, "load")
+            await self.do_all()
+            await task
+
+    async def gone(self):
+        """Unload everything; nothing is left anywhere."""
+        closing = asyncio.create_task(self.cache.close())
+        await self.do_all()
+        await closing
+        assert self.cache.room.used() == Footprint()
+        assert self.press.in_memory == Footprint()
+        assert all(held.closed == 1 for held in self.press.made)
+        assert {entry.state for entry in self.cache.entries.values()} <= {State.UNAVAILABLE}
+
+
+@pytest.fixture
+def play(run):
+    """Runs a coroutine function on a world; closes the world afterwards and looks for what is left."""
+
+    def _play(scene, **options):
+        async def main():
+            world = World(**options)
+            try:
+                await scene(world)
+                await world.gone()
+            finally:
+                world.desk.desert()
+
+        run(main())
+
+    return _play
+
+
+def failure(task):
+    """The kind of error that a task ended with."""
+    assert task.done()
+    assert isinstance(task.exception(), MmeError), task
+    return task.exception().kind
+
+
+# -- coming ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cold_model_is_loaded_and_leased(play):
+    """`acquire` prepares, loads, starts and leases; then `lease` finds it, until nobody holds it and it is unloaded."""
+
+    async def scene(world):
+        assert world.cache.lease("a") is None
+        task = await world.begin("a")
+        assert world.entry("a").state is State.LOADING
+        assert world.desk.pending == ["prepare a"]
+        assert world.cache.room.reserved == Footprint()
+        await world.do("prepare a")
+        assert world.cache.room.reserved == mb(60)
+        await world.do("load a")
+        report = await task
+        entry = world.cache.lease("a")
+        assert (entry.leases, entry.state, entry.footprint) == (2, State.READY, mb(60))
+        assert entry.leased() is world.press.made[0]
+        assert report.evicted == ()
+        assert (entry.stats.hits, entry.stats.misses, entry.stats.loads) == (1, 1, 1)
+        entry.release()
+        entry.release()
+
+    play(scene)
+
+
+def test_fifty_at_once_load_once(play):
+    """Everybody who asks for a cold model waits for one load, and holds a lease of his own after it."""
+
+    async def scene(world):
+        tasks = [await world.begin("a") for _ in range(50)]
+        await world.do_all()
+        reports = [await task for task in tasks]
+        assert len(world.press.made) == 1
+        assert all(report is reports[0] for report in reports)
+        entry = world.entry("a")
+        assert (entry.leases, entry.stats.misses, entry.stats.loads) == (50, 50, 1)
+        for _ in tasks:
+            entry.release()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("step", ["prepare", "load", "start"])
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(MmeError(Kind.INVALID_MODEL, "no such graph"), Kind.INVALID_MODEL), (OSError("no such disk"), Kind.INTERNAL)],
+    ids=["ours", "foreign"],
+)
+def test_a_failed_load_reaches_everybody_who_waits_and_the_next_tries_again(play, step, error, kind):
+    """One failure, one error for each waiter, one of ours whatever the loader raised; the next request loads anew."""
+
+    async def scene(world):
+        world.press.failures[step, "a"] = [error]
+        tasks = [await world.begin("a") for _ in range(3)]
+        loader = await world.begin("a", "load")
+        await world.do_all()
+        assert [failure(task) for task in [*tasks, loader]] == [kind] * 4
+        assert "no such" in str(tasks[0].exception())
+        entry = world.entry("a")
+        assert (entry.state, entry.leases, entry.waiters, entry.task) == (State.UNAVAILABLE, 0, [], None)
+        assert "no such" in entry.reason
+        assert (entry.stats.load_failures, entry.stats.loads) == (1, 0)
+        assert world.cache.room.used() == Footprint()
+        assert world.press.in_memory == Footprint()
+        again = await world.begin("a")
+        await world.do_all()
+        await again
+        assert (entry.reason, entry.state) == ("", State.READY)
+        entry.release()
+
+    play(scene)
+
+
+def test_a_slow_load_is_in_nobodys_way(play):
+    """While one model loads, waits for room or unloads, another is leased and released at once."""
+
+    async def scene(world):
+        world.press.sizes = {"hot": (mb(10), mb(10))}
+        await world.resident("hot", "old")
+        entry = world.cache.lease("hot")
+        slow = await world.begin("slow")
+        for piece in ("prepare slow", "close old", "load slow"):
+            assert piece in world.desk.pending
+            assert world.cache.lease("hot") is entry
+            entry.release()
+            await world.do(piece)
+        entry.release()
+        await slow
+        world.entry("slow").release()
+
+    play(scene)
+
+
+def test_a_measured_footprint_is_the_next_estimate(play):
+    """The same bytes loaded again reserve what they took the first time."""
+
+    async def scene(world):
+        world.press.sizes["a"] = (mb(90), mb(20))
+        await world.resident("a")
+        assert world.cache.room.used() == mb(20)
+        unload = await world.begin("a", "unload")
+        await world.do_all()
+        await unload
+        again = await world.begin("a")
+        await world.do("prepare a")
+        assert world.cache.room.reserved == mb(20)
+        await world.do_all()
+        await again
+        world.entry("a").release()
+
+    play(scene)
+
+
+def test_the_first_load_comes_to_its_end_before_others_begin(play):
+    """Of many models asked for at once as many load as there are turns; the first is not kept waiting by the last."""
+
+    async def scene(world):
+        world.press.sizes = {name: (mb(20), mb(20)) for name in "abcde"}
+        tasks = [await world.begin(name) for name in "abcde"]
+        assert world.desk.pending == ["prepare a", "prepare b"]
+        await world.do("prepare a")
+        assert world.desk.pending == ["prepare b", "load a"]
+        await world.do("load a")
+        assert tasks[0].done()
+        assert world.desk.pending == ["prepare b", "prepare c"]
+        unload = await world.begin("d", "unload")  # of one that waits for its turn
+        await world.do_all()
+        await unload
+        assert failure(tasks[3]) is Kind.UNAVAILABLE
+        assert [held.name for held in world.press.made] == ["a", "b", "c", "e"]
+        for name in "abce":
+            world.entry(name).release()
+
+    play(scene, turns=2)
+
+
+# -- room --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_least_recently_used_goes(play):
+    """A load evicts who was used longest ago, is told whom, and the evicted one comes back with its next request."""
+
+    async def scene(world):
+        world.press.sizes = {name: (mb(40), mb(40)) for name in "abc"}
+        await world.resident("a", "b")
+        world.cache.lease("a").release()
+        task = await world.begin("c")
+        await world.do("prepare c")
+        assert world.desk.pending == ["close b"]
+        assert world.entry("b").state is State.UNLOADING
+        assert world.cache.lease("b") is None
+        await world.do_all()
+        assert (await task).evicted == ("b",)
+        entry = world.entry("b")
+        assert (entry.evicted, entry.state, entry.reason) == (True, State.UNAVAILABLE, "evicted for 'c'")
+        assert entry.stats.evictions == 1
+        world.entry("c").release()
+        back = await world.begin("b")
+        await world.do_all()
+        await back
+        assert not entry.evicted
+        entry.release()
+
+    play(scene)
+
+
+def test_a_leased_model_is_no_victim(play):
+    """A load waits while everybody is in use, and goes on the moment that the last lease of one ends."""
+
+    async def scene(world):
+        await world.resident("a")
+        entry = world.cache.lease("a")
+        world.cache.lease("a")
+        task = await world.begin("b")
+        await world.do("prepare b")
+        entry.release()
+        await world.turn()
+        assert (world.desk.pending, entry.state) == ([], State.READY)
+        entry.release()
+        await world.turn()
+        assert (world.desk.pending, entry.state) == (["close a"], State.UNLOADING)
+        await world.do_all()
+        assert (await task).evicted == ("a",)
+        world.entry("b").release()
+
+    play(scene)
+
+
+def test_patience_with_leased_models_ends(play):
+    """A load that models in use leave no room for is UNAVAILABLE in the end; its claim is withdrawn."""
+
+    async def scene(world):
+        await world.resident("a")
+        entry = world.cache.lease("a")
+        task = await world.begin("b")
+        await world.do("prepare b")
+        with contextlib.suppress(MmeError):
+            await task
+        assert failure(task) is Kind.UNAVAILABLE
+        assert world.cache.room.used() == mb(60)
+        entry.release()
+        await world.turn()
+        assert entry.state is State.READY  # nobody is evicted for a load that gave up
+
+    play(scene, memory_patience=0.005)
+
+
+def test_what_can_never_fit_costs_nobody(play):
+    """A model larger than the budget is out of memory before anything is loaded, and nobody is evicted."""
+
+    async def scene(world):
+        world.press.sizes["huge"] = (mb(101), mb(101))
+        await world.resident("a")
+        task = await world.begin("huge")
+        await world.do_all()
+        assert failure(task) is Kind.OUT_OF_MEMORY
+        assert [held.name for held in world.press.made] == ["a"]
+        assert world.entry("a").state is State.READY
+
+    play(scene)
+
+
+def test_the_platform_chooses_its_victims_itself(play):
+    """With `evicts=False` a full cache is out of memory at once, and after an unload the same model loads."""
+
+    async def scene(world):
+        await world.resident("a")
+        task = await world.begin("b")
+        await world.do_all()
+        assert failure(task) is Kind.OUT_OF_MEMORY
+        assert (world.entry("a").state, world.entry("a").stats.evictions) == (State.READY, 0)
+        unload = await world.begin("a", "unload")
+        retry = await world.begin("b")
+        await world.do("prepare b")
+        assert not retry.done()  # room is on its way
+        await world.do_all()
+        await unload
+        await retry
+        world.entry("b").release()
+
+    play(scene, evicts=False)
+
+
+def test_an_estimate_too_small_is_corrected_by_evicting(play):
+    """A model that turned out larger than estimated makes room for the rest before it is used."""
+
+    async def scene(world):
+        world.press.sizes = {"a": (mb(40), mb(40)), "grown": (mb(50), mb(80))}
+        await world.resident("a")
+        task = await world.begin("grown")
+        await world.do("prepare grown", "load grown")
+        assert world.desk.pending == ["close a"]
+        assert world.cache.lease("grown") is None
+        await world.do_all()
+        assert (await task).evicted == ("a",)
+        assert world.cache.room.used() == mb(80)
+        world.entry("grown").release()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("evicts", [True, False])
+def test_a_model_that_turns_out_too_large_is_given_up(play, evicts):
+    """Measured larger than the budget, or than a platform's free room, it is closed again and out of memory."""
+
+    async def scene(world):
+        world.press.sizes = {"a": (mb(40), mb(40)), "grown": (mb(50), mb(101 if evicts else 61))}
+        await world.resident("a")
+        task = await world.begin("grown")
+        await world.do("prepare grown", "load grown")
+        assert world.desk.pending == ["close grown"]
+        assert world.cache.room.reserved == mb(50)  # its bytes are not free before it is closed
+        await world.do_all()
+        assert failure(task) is Kind.OUT_OF_MEMORY
+        assert world.press.made[-1].started == 0
+        assert world.cache.room.used() == mb(40)
+        assert world.entry("a").state is State.READY
+        again = await world.begin("grown")  # now it is known before anything is loaded
+        await world.do_all()
+        assert failure(again) is Kind.OUT_OF_MEMORY
+        assert len(world.press.made) == 2
+
+    play(scene, evicts=evicts)
+
+
+def test_an_estimate_too_large_gives_back_the_rest(play):
+    """What was reserved and not needed is free once the model is there."""
+
+    async def scene(world):
+        world.press.sizes = {"a": (mb(90), mb(10)), "b": (mb(90), mb(90))}
+        await world.resident("a", "b")
+        assert world.cache.room.used() == mb(100)
+
+    play(scene)
+
+
+def test_two_models_that_fit_one_at_a_time_take_turns(play):
+    """Hammered by ten clients each, both are answered every time; neither is evicted before its waiters used it."""
+
+    async def scene(world):
+        async def client(name):
+            for _ in range(10):
+                await world.cache.acquire(world.entry(name))
+                assert world.entry(name).resident is not None
+                world.audit()
+                await asyncio.sleep(0)
+                assert world.entry(name).resident.closed == 0
+                world.entry(name).release()
+
+        async def threads():
+            while True:
+                if world.desk.work:
+                    world.desk.do()
+                await asyncio.sleep(0)
+
+        working = asyncio.create_task(threads())
+        await asyncio.gather(*(client(name) for name in "ab" for _ in range(10)))
+        working.cancel()
+        assert world.press.in_memory.fits(mb(100))
+        assert len(world.press.made) >= 2
+
+    play(scene)
+
+
+# -- leaving -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_unload_waits_for_requests_and_hands_out_no_more_leases(play):
+    """A model being unloaded stays until the last lease ends; whoever asks meanwhile gets it loaded anew."""
+
+    async def scene(world):
+        await world.resident("a")
+        entry = world.cache.lease("a")
+        unload = await world.begin("a", "unload")
+        assert (entry.state, world.desk.pending) == (State.UNLOADING, [])
+        assert world.cache.lease("a") is None
+        newcomer = await world.begin("a")
+        assert not newcomer.done()
+        entry.release()
+        await world.turn()
+        assert world.desk.pending == ["close a"]
+        await world.do_all()
+        await unload
+        await newcomer
+        assert [(held.started, held.closed) for held in world.press.made] == [(1, 1), (1, 0)]
+        entry.release()
+
+    play(scene)
+
+
+def test_an_unload_that_lost_patience_refuses_those_who_queue(play):
+    """After `drain_patience` the queued are told, and the unload still waits for those who execute."""
+
+    async def scene(world):
+        await world.resident("a")
+        entry = world.cache.lease("a")
+        unload = await world.begin("a", "unload")
+        await world.press.made[0].told.wait()
+        assert not unload.done()
+        assert world.desk.pending == []
+        entry.release()
+        await world.do_all()
+        await unload
+        assert world.press.made[0].refused == 1
+
+    play(scene, drain_patience=0.005)
+
+
+def test_unloading_twice_closes_once(play):
+    """Two unloads at the same time, or one after the other, both return when the memory is back."""
+
+    async def scene(world):
+        await world.resident("a")
+        first, second = await world.begin("a", "unload"), await world.begin("a", "unload")
+        assert (first.done(), second.done()) == (False, False)
+        await world.do_all()
+        await first
+        await second
+        await world.cache.unload(world.entry("a"))
+        assert world.press.made[0].closed == 1
+
+    play(scene)
+
+
+@pytest.mark.parametrize("stage", ["not begun", "prepare", "load"])
+def test_unloading_what_is_being_loaded_tells_those_who_wait(play, stage):
+    """A load under way is given up at its next step; its waiters are told, its memory is given back."""
+
+    async def scene(world):
+        waiting = [asyncio.create_task(world.cache.acquire(world.entry("a"))) for _ in range(2)]
+        if stage == "not begun":
+            await asyncio.sleep(0)
+        else:
+            await world.turn()
+        if stage == "load":
+            await world.do("prepare a")
+        unload = await world.begin("a", "unload")
+        await world.do_all()
+        await unload
+        assert [failure(task) for task in waiting] == [Kind.UNAVAILABLE] * 2
+        assert (world.cache.room.used(), world.press.in_memory) == (Footprint(), Footprint())
+        assert sum(held.started for held in world.press.made) == 0
+        assert len(world.press.made) == (1 if stage == "load" else 0)
+
+    play(scene)
+
+
+def test_unloading_what_waits_for_room_ends_the_wait(play):
+    """A load that waits for leased models need not wait any longer once nobody wants it."""
+
+    async def scene(world):
+        await world.resident("a")
+        lease = world.cache.lease("a")
+        waiting = await world.begin("b")
+        await world.do("prepare b")
+        unload = await world.begin("b", "unload")
+        await unload
+        assert failure(waiting) is Kind.UNAVAILABLE
+        lease.release()
+        await world.turn()
+        assert world.entry("a").state is State.READY
+
+    play(scene)
+
+
+def test_asking_for_what_is_being_given_up_is_answered(play):
+    """A request that comes between the unload of a load and its end is told to try again, and then may."""
+
+    async def scene(world):
+        first = await world.begin("a")
+        await world.do("prepare a")
+        unload = await world.begin("a", "unload")
+        late = await world.begin("a")
+        await world.do_all()
+        await unload
+        assert [failure(task) for task in (first, late)] == [Kind.UNAVAILABLE] * 2
+        again = await world.begin("a")
+        await world.do_all()
+        await again
+        world.entry("a").release()
+
+    play(scene)
+
+
+def test_unloading_what_waits_to_be_loaded_anew(play):
+    """Unload, request, unload again before the first is through: all return, nothing stays."""
+
+    async def scene(world):
+        await world.resident("a")
+        first = await world.begin("a", "unload")
+        waiting = await world.begin("a")
+        second = await world.begin("a", "unload")
+        await world.do_all()
+        await asyncio.gather(first, second)
+        assert failure(waiting) is Kind.UNAVAILABLE
+        assert world.press.in_memory == Footprint()
+
+    play(scene)
+
+
+def test_a_resident_that_fails_to_close_is_gone_all_the_same(play, caplog):
+    """An error while closing is logged; the books are closed, and whoever waits for the room or the name is served."""
+
+    async def scene(world):
+        world.press.failures["close", "a"] = [RuntimeError("driver stuck")] * 2
+        await world.resident("a")
+        other = await world.begin("b")
+        await world.do("prepare b")  # evicts a
+        again = await world.begin("a")  # waits for a to be gone
+        await world.do("close a", "load b")
+        await other
+        world.entry("b").release()
+        await world.do_all()
+        await again
+        world.entry("a").release()
+        unload = await world.begin("a", "unload")
+        await world.do_all()
+        await unload
+        assert world.entry("a").state is State.UNAVAILABLE
+
+    play(scene)
+    assert "driver stuck" in caplog.text
+
+
+def test_a_model_given_up_that_fails_to_close_is_still_out_of_memory(play, caplog):
+    """The error of a failed close does not replace the reason for which the model was given up."""
+
+    async def scene(world):
+        world.press.sizes["grown"] = (mb(50), mb(101))
+        world.press.failures["close", "grown"] = [RuntimeError("driver stuck")]
+        task = await world.begin("grown")
+        await world.do_all()
+        assert failure(task) is Kind.OUT_OF_MEMORY
+        assert world.cache.room.used() == Footprint()
+
+    play(scene)
+    assert "driver stuck" in caplog.text
+
+
+# -- clients that leave ------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_leaves_while_it_waits_holds_no_lease(play):
+    """Cancelled waiters get no lease; those who stay do; the load goes on though all leave."""
+
+    async def scene(world):
+        tasks = [await world.begin("a") for _ in range(3)]
+        tasks[0].cancel()
+        tasks[1].cancel()
+        await world.do("prepare a")
+        tasks[2].cancel()
+        stays = await world.begin("a")
+        await world.do_all()
+        await stays
+        entry = world.entry("a")
+        assert [task.cancelled() for task in tasks] == [True] * 3
+        assert (entry.leases, entry.state) == (1, State.READY)
+        entry.release()
+
+    play(scene)
+
+
+def test_a_client_that_leaves_as_its_lease_comes_gives_it_back(play):
+    """Cancelled after the load has resolved it and before it runs again, a waiter releases what it was given."""
+
+    async def scene(world):
+        task = await world.begin("a")
+        await world.do("prepare a")
+        world.desk.do("load a")
+        entry = world.entry("a")
+        while not entry.leases:  # noqa: ASYNC110 - the very turn of the loop is the point
+            await asyncio.sleep(0)
+        assert not task.done()
+        task.cancel()
+        await world.turn()
+        assert task.cancelled()
+        assert entry.leases == 0
+
+    play(scene)
+
+
+def test_a_client_may_lose_patience_without_harm(play):
+    """A time limit around `acquire` ends the wait, not the load."""
+
+    async def scene(world):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await world.cache.acquire(world.entry("a"))
+        await world.do_all()
+        entry = world.entry("a")
+        assert (entry.leases, entry.state) == (0, State.READY)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("stage", ["prepare", "room", "load", "correction"])
+def test_a_cancelled_load_leaves_nothing_and_tells_those_who_wait(play, stage):
+    """When the load's own task is cancelled, as a loop that ends does, waiters get an error and bytes come back."""
+
+    async def scene(world):
+        world.press.sizes["b"] = (mb(30), mb(70)) if stage == "correction" else (mb(60), mb(60))
+        await world.resident("a")
+        lease = world.cache.lease("a")
+        waiting = await world.begin("b")
+        steps = {"prepare": [], "room": ["prepare b"], "correction": ["prepare b", "load b"], "load": ["prepare b"]}
+        await world.do(*steps[stage])
+        if stage == "load":
+            lease.release()
+            await world.turn()
+            await world.do("close a")
+            assert world.desk.pending == ["load b"]
+        world.entry("b").task.cancel()
+        await world.do_all()
+        assert failure(waiting) is Kind.UNAVAILABLE
+        assert world.entry("b").state is State.UNAVAILABLE
+        assert world.cache.room.reserved == Footprint()
+        if stage == "load":  # a thread can't be interrupted, and nobody waits for it: what it made is let go of
+            world.press.made.pop().close()
+        else:
+            lease.release()
+        assert world.press.in_memory == world.cache.room.used()
+        again = await world.begin("b")
+        await world.do_all()
+        await again
+        world.entry("b").release()
+
+    play(scene)
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_in_memory_or_on_its_way_is_not_forgotten(play):
+    """`forget` drops an entry only when nothing of it is anywhere: a load just asked for counts."""
+
+    async def scene(world):
+        entry = world.entry("a")
+        asked = asyncio.create_task(world.cache.acquire(entry))
+        await asyncio.sleep(0)
+        world.cache.forget(entry)  # its task exists, and has not run yet
+        assert world.cache.entries["a"] is entry
+        await world.do_all()
+        await asked
+        world.cache.forget(entry)
+        assert world.cache.entries["a"] is entry
+        entry.release()
+        unload = await world.begin("a", "unload")
+        world.cache.forget(entry)
+        assert world.cache.entries["a"] is entry
+        await world.do_all()
+        await unload
+        world.cache.forget(entry)
+        assert world.cache.entries == {}
+        replacement = world.entry("a")
+        world.cache.forget(entry)
+        assert world.cache.entries["a"] is replacement
+
+    play(scene)
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def test_closing_ends_everything_that_is_in_flight(play):
+    """Close with a model leased, one loading, one waiting for room, one leaving: all end, and nothing comes after."""
+
+    async def scene(world):
+        world.press.sizes = {name: (mb(30), mb(30)) for name in ("leased", "leaving", "loading")}
+        await world.resident("leased", "leaving")
+        lease = world.cache.lease("leased")
+        leaving = await world.begin("leaving", "unload")
+        loading = await world.begin("loading")
+        await world.do("prepare loading")
+        starved = await world.begin("starved")
+        await world.do("prepare starved")
+        closing = asyncio.create_task(world.cache.close())
+        await world.turn()
+        late = [await world.begin("loading"), await world.begin("leased"), await world.begin("new", "load")]
+        await world.do_all()
+        assert not closing.done()
+        lease.release()
+        await world.do_all()
+        await closing
+        await leaving
+        assert [failure(task) for task in (loading, starved, *late)] == [Kind.UNAVAILABLE] * 5
+        assert failure(await world.begin("later")) is Kind.UNAVAILABLE
+        assert world.desk.work == []
+
+    play(scene)
+
+
+def test_repr_is_fit_for_logs(play):
+    """A cache and its entries say what is where."""
+
+    async def scene(world):
+        await world.resident("a")
+        world.cache.lease("a")
+        assert repr(world.cache) == (
+            "<ModelCache 1 ready of 1 known, <Room 60.0 MB of 100.0 MB taken, 0 claims waiting>>"
+        )
+        assert repr(world.entry("a")) == "<Entry a: READY, 60.0 MB, 1 leases>"
+        assert world.cache.resident_count == 1
+        world.entry("a").release()
+
+    play(scene)
+
+
+# -- everything at once ------------------------------------------------------------------------------------------------
+
+NAMES = "abcd"
+ACTIONS = st.one_of(
+    st.tuples(st.sampled_from(["acquire", "acquire", "lease", "load", "unload"]), st.sampled_from(NAMES)),
+    st.tuples(st.sampled_from(["release", "release", "leave", "work", "work", "work", "turn"]), st.integers(0, 30)),
+)
+SIZES = st.sampled_from([(mb(20), mb(20)), (mb(45), mb(45)), (mb(60), mb(60)), (mb(100), mb(100)), (mb(101), mb(101))])
+WRONG_SIZES = st.sampled_from([(mb(20), mb(70)), (mb(70), mb(20)), (mb(30), mb(101)), (mb(50), mb(51))])
+STEPS = st.tuples(st.sampled_from(["prepare", "load", "start", "close"]), st.sampled_from(NAMES))
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    actions=st.lists(ACTIONS, max_size=60),
+    sizes=st.tuples(*[SIZES] * 4),
+    wrong_sizes=st.dictionaries(st.sampled_from(NAMES), WRONG_SIZES, max_size=2),
+    failures=st.lists(STEPS, max_size=4),
+    evicts=st.booleans(),
+)
+def test_any_sequence_keeps_the_books(toys, actions, sizes, wrong_sizes, failures, evicts):
+    """Loads, unloads, leases, clients that leave, failures, threads that finish in any order.
+
+    At every step the books agree with what is in memory; no leased model is closed; with honest estimates the budget
+    is never exceeded, in the books or really. In the end everybody was answered and nothing is left.
+    """
+
+    async def main():
+        world = World(evicts=evicts, memory_patience=3600.0)
+        try:
+            await live(world)
+            await world.gone()
+        finally:
+            world.desk.desert()
+
+    async def live(world):
+        world.press.sizes = {**dict(zip(NAMES, sizes, strict=True)), **wrong_sizes}
+        for number, (step, name) in enumerate(failures):
+            error = MmeError(Kind.INVALID_MODEL, "bad") if number % 2 else ValueError("worse")
+            world.press.failures.setdefault((step, name), []).append(error)
+        clients, held, ids = {}, [], count()
+
+        async def client(number, name):
+            await world.cache.acquire(world.entry(name))
+            held.append(world.entry(name))
+
+        def check():
+            world.audit()
+            if not wrong_sizes:
+                assert world.cache.room.used().fits(mb(100))
+                assert world.press.in_memory.fits(mb(100))
+
+        for action, argument in actions:
+            if action == "acquire":
+                number = next(ids)
+                clients[number] = asyncio.create_task(client(number, argument))
+            elif action in {"load", "unload"}:
+                clients[next(ids)] = asyncio.create_task(getattr(world.cache, action)(world.entry(argument)))
+            elif action == "lease":
+                entry = world.cache.lease(argument)
+                held += [entry] if entry is not None else []
+            elif action == "release" and held:
+                held.pop(argument % len(held)).release()
+            elif action == "leave" and clients:
+                clients[sorted(clients)[argument % len(clients)]].cancel()
+            elif action == "work" and world.desk.work:
+                world.desk.do(argument % len(world.desk.work))
+            elif action == "turn":
+                for _ in range(argument % 4):
+                    await asyncio.sleep(0)
+            check()
+        while world.desk.work or held or not all(task.done() for task in clients.values()):
+            await world.turn()
+            check()
+            if world.desk.work:
+                world.desk.do(0)
+            elif held:
+                held.pop().release()
+        for task in clients.values():
+            if not task.cancelled():
+                assert isinstance(task.exception(), MmeError | type(None))
+        assert [entry for entry in world.cache.entries.values() if entry.leases or entry.waiters or entry.task] == []
+
+    toys.run(main())
