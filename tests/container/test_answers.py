@@ -64,6 +64,7 @@ def test_long_sentences_are_cut_where_sagemaker_cuts_them(flavor):
     _, _, body = answers.error(MmeError(Kind.INTERNAL, "useful first " + "x" * 10_000), flavor)
     text = json.loads(body)["error" if flavor == "sagemaker" else "Message"]
     assert len(text) <= 2048
+    assert len(json.loads(body).get("OriginalMessage", "")) <= 2048 + len('{"error":""}')
     assert "useful first" in text
 
 

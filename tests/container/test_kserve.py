@@ -151,8 +151,10 @@ def test_statistics_of_all_models_and_of_those_that_are_not_there(own, json_inpu
 
 def test_the_index_lists_what_is_there_and_what_could_be(own):
     """In memory with version and state, failed with the reason, never loaded with the name alone."""
-    ask(own, "/v2/repository/models/bad/load")
+    ask(own, "/v2/models/bad/infer", {"inputs": []})
     rows = index(own)
+    bad = rows["bad"]
+    assert (bad["state"], "can't load model 'bad'" in bad["reason"]) == ("UNAVAILABLE", True)
     assert rows["twice"] == {"name": "twice", "version": "1", "state": "READY"}
     assert rows["thrice"] == {"name": "thrice"}
     assert set(rows) == {"twice", "thrice", "bad"}

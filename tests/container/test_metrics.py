@@ -77,6 +77,9 @@ def test_requests_are_counted_as_triton_counts_them(own, json_inputs):
         for part in ("queue", "compute_input", "compute_infer", "compute_output")
     ]
     assert 0 < sum(parts) <= of(samples, "nv_inference_request_duration_us", **labels)
+    (stats,) = own.http("GET", "/v2/models/arithmetic/stats").json["model_stats"]
+    nanoseconds = stats["inference_stats"]["success"]["ns"]
+    assert of(samples, "nv_inference_request_duration_us", **labels) == pytest.approx(nanoseconds / 1000)
 
 
 def test_batch_sizes_are_a_histogram_of_executions(own, json_inputs):
