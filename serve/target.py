@@ -83,9 +83,10 @@ class Target:
 
     def close(self) -> None:
         """Give all memory back to the system."""
-        for model in self.versions.values():
-            model.close()
-        devices.trim_host_memory()
+        with contextlib.ExitStack() as versions:  # each is closed, though another raises
+            versions.callback(devices.trim_host_memory)
+            for model in self.versions.values():
+                versions.callback(model.close)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +229,12 @@ def _threads() -> set[int]:
 
 
 def _restore_priority(before: set[int]) -> None:
-    """Threads that a framework started for the model inherited the loader's low priority; they do not execute at it."""
-    for thread in _threads() - before:
+    """Threads that a framework started for the model inherited the loader's low priority; they do not execute at it.
+
+    A framework's threads are not Python's; what Python started meanwhile are other loaders.
+    """
+    begun = _threads() - before
+    for thread in begun - {thread.native_id for thread in threading.enumerate()}:
         with contextlib.suppress(OSError):  # it ended meanwhile
             os.setpriority(os.PRIO_PROCESS, thread, 0)
 
