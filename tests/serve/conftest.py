@@ -268,7 +268,7 @@ class Call:
         self.answers = []
         self.answered = asyncio.get_running_loop().create_future()
         rows = np.array([[number, number] for number in numbers], np.float32)
-        layout = layout or Layout((("x", FP32, rows.shape),), ())
+        layout = layout or Layout((("x", FP32, rows.shape),), ("y",))
         self._on_answer = on_answer
         self.request = InferenceRequest(layout, [rows], self._complete, str(numbers[0]), timeout_us=timeout_us)
 

@@ -1,0 +1,275 @@
+"""From files to a target model that executes: versions, lanes, what it takes, and what is left when a part fails."""
+
+import _thread
+import asyncio
+import contextlib
+import os
+import threading
+
+import pytest
+
+from model_handlers import onnx
+from model_handlers.base import CPU, Footprint
+from model_handlers.errors import Kind, MmeError
+from serve import target
+from serve.model import Model
+from serve.stats import ModelStats
+from serve.target import InRepository, ModelLoader, Target, Unpacked
+
+
+def loaded(loader, source, name="m"):
+    """A target model, started, and what it takes."""
+    resident, footprint = loader.load(loader.prepare(name, source, lambda: False))
+    resident.start()
+    return resident, footprint
+
+
+@contextlib.asynccontextmanager
+async def serving(source, **options):
+    """A started target over a source."""
+    loader = ModelLoader(asyncio.get_running_loop(), {}, **options)
+    resident, _ = loaded(loader, source)
+    try:
+        yield resident
+    finally:
+        await asyncio.to_thread(resident.close)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How many ONNX handlers are loaded and closed, of the real class."""
+
+    class Counts:
+        loaded = closed = 0
+
+    load, close = onnx.OnnxHandler.load, onnx.OnnxHandler.close
+
+    def counting_load(*args):
+        handler = load(*args)
+        Counts.loaded += 1
+        return handler
+
+    def counting_close(self):
+        Counts.closed += 1
+        close(self)
+
+    monkeypatch.setattr(onnx.OnnxHandler, "load", staticmethod(counting_load))
+    monkeypatch.setattr(onnx.OnnxHandler, "close", counting_close)
+    return Counts
+
+
+async def product(model, toys, number=3):
+    """What a version makes of `number`."""
+    call = toys.Call(number)
+    model.submit(call.request)
+    response = await call.answer()
+    assert not isinstance(response, MmeError), response
+    assert response.model_version == str(model.version)
+    return response.outputs[0][2][0, 0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "served", "latest"),
+    [
+        ("", [3], 3),
+        ("version_policy { all {} }", [1, 2, 3], 3),
+        ("version_policy { latest { num_versions: 2 } }", [2, 3], 3),
+        ("version_policy { specific { versions: [1, 2] } }", [1, 2], 2),
+    ],
+    ids=["default", "all", "latest", "specific"],
+)
+def test_the_version_policy_says_which_versions_execute(
+    run, toys, tmp_path, write_repository_model, policy, served, latest
+):
+    """Each selected version executes its own file; a request that names none gets the latest of them."""
+
+    async def main():
+        folder = write_repository_model(tmp_path / "m", policy, versions=(1, 2, 3))
+        async with serving(InRepository(folder)) as resident:
+            assert sorted(resident.versions) == served
+            for version in served:
+                assert await product(resident.version(version), toys) == 3 * (version + 1)
+            assert resident.version(None).version == latest
+            with pytest.raises(MmeError, match=f"version 9 is not found; served versions are {served[0]}") as caught:
+                resident.version(9)
+            assert caught.value.kind is Kind.UNKNOWN_VERSION
+
+    run(main())
+
+
+def test_lanes_on_one_device_share_the_weights(run, toys, tmp_path, write_repository_model, counted):
+    """Three instances on the CPU are three lanes over one session, named after their group."""
+
+    async def main():
+        config = "instance_group [ { count: 2 kind: KIND_CPU }, { name: 'more' kind: KIND_CPU } ]"
+        folder = write_repository_model(tmp_path / "m", config)
+        loader = ModelLoader(asyncio.get_running_loop(), {})
+        prepared = loader.prepare("m", InRepository(folder), lambda: False)
+        assert prepared.lanes == [("m_0_0", CPU), ("m_0_1", CPU), ("more_0", CPU)]
+        async with serving(InRepository(folder)) as resident:
+            assert counted.loaded == 1
+            names = {thread.name for thread in threading.enumerate()}
+            assert {"m_0_0", "m_0_1", "more_0"} <= names
+            assert await product(resident.latest, toys) == 6
+        assert (counted.loaded, counted.closed) == (1, 1)
+
+    run(main())
+
+
+def test_a_footprint_is_never_less_than_the_file(run, tmp_path, write_repository_model):
+    """The estimate is the file's size times the handler's factor; what is measured is at least the file's size."""
+
+    async def main():
+        folder = write_repository_model(tmp_path / "m", weights=4_000_000)
+        size = (folder / "1" / "model.onnx").stat().st_size
+        loader = ModelLoader(asyncio.get_running_loop(), {})
+        prepared = loader.prepare("m", InRepository(folder), lambda: False)
+        assert prepared.estimate == Footprint(int(size * onnx.OnnxHandler.estimate_factor))
+        assert prepared.download_ns == 0
+        resident, footprint = loaded(loader, InRepository(folder))
+        assert size <= footprint.host
+        assert footprint.device == 0
+        await asyncio.to_thread(resident.close)
+
+    run(main())
+
+
+def test_counters_outlive_the_model(run, toys, tmp_path, write_repository_model):
+    """A model loaded anew goes on counting where it left."""
+
+    async def main():
+        source = InRepository(write_repository_model(tmp_path / "m"))
+        stats = {}
+        loader = ModelLoader(asyncio.get_running_loop(), stats)
+        for round_ in (1, 2):
+            resident, _ = loaded(loader, source)
+            await product(resident.latest, toys)
+            assert stats["m", 1].success.count == round_
+            await asyncio.to_thread(resident.close)
+
+    run(main())
+
+
+def test_a_version_that_fails_takes_the_loaded_ones_with_it(run, tmp_path, write_repository_model, counted):
+    """If the second version does not load, the first is closed and the error is the second's own."""
+
+    async def main():
+        folder = write_repository_model(tmp_path / "m", "version_policy { all {} }", versions=(1, 2))
+        (folder / "2" / "model.onnx").write_bytes(b"no graph")
+        loader = ModelLoader(asyncio.get_running_loop(), {})
+        prepared = loader.prepare("m", InRepository(folder), lambda: False)
+        with pytest.raises(MmeError, match="ONNX Runtime can't load model 'm'") as caught:
+            loader.load(prepared)
+        assert caught.value.kind is Kind.INVALID_MODEL
+        assert (counted.loaded, counted.closed) == (1, 1)
+        assert not loader._measuring.locked()
+
+    run(main())
+
+
+def test_a_model_that_refuses_zeros_is_served(run, toys, tmp_path, write_repository_model, monkeypatch):
+    """A warm-up that fails is no reason to refuse the model."""
+    execute = onnx.OnnxHandler.execute
+
+    def picky(self, inputs, outputs):
+        if not inputs["x"].any():
+            raise MmeError(Kind.EXECUTION_FAILED, "zeros")
+        return execute(self, inputs, outputs)
+
+    monkeypatch.setattr(onnx.OnnxHandler, "execute", picky)
+
+    async def main():
+        async with serving(InRepository(write_repository_model(tmp_path / "m"))) as resident:
+            assert await product(resident.latest, toys) == 6
+
+    run(main())
+
+
+def test_the_handler_is_warm_before_its_first_request(run, toys, tmp_path, write_repository_model, monkeypatch):
+    """Each device's handler executes zeros once for its load, and handlers of foreign code do not."""
+    seen = []
+    execute = onnx.OnnxHandler.execute
+
+    def noting(self, inputs, outputs):
+        seen.append(inputs["x"].tolist())
+        return execute(self, inputs, outputs)
+
+    monkeypatch.setattr(onnx.OnnxHandler, "execute", noting)
+
+    async def main():
+        source = InRepository(write_repository_model(tmp_path / "m"))
+        async with serving(source):
+            assert seen == [[[0, 0]]]
+        monkeypatch.setattr(onnx.OnnxHandler, "inline", False)
+        async with serving(source):
+            assert len(seen) == 1
+
+    run(main())
+
+
+def test_closing_closes_every_version_though_one_raises(run, toys):
+    """The error of one version's handler does not keep another version in memory."""
+
+    async def main():
+        class Broken(toys.Scripted):
+            def close(self):
+                super().close()
+                raise OSError("stuck")
+
+        handlers = [Broken(toys.config()), toys.Scripted(toys.config()), Broken(toys.config())]
+        loop = asyncio.get_running_loop()
+        versions = {
+            number: Model("m", number, [(f"m_{number}", handler)], ModelStats(), loop)
+            for number, handler in enumerate(handlers, 1)
+        }
+        resident = Target("m", versions)
+        assert repr(resident) == "<Target m: versions [1, 2, 3]>"
+        resident.start()
+        with pytest.raises(OSError, match="stuck"):
+            await asyncio.to_thread(resident.close)
+        assert [handler.closed for handler in handlers] == [1, 1, 1]
+
+    run(main())
+
+
+@pytest.mark.parametrize("source", [InRepository, lambda path: Unpacked(path, str(path))], ids=["repository", "folder"])
+@pytest.mark.parametrize(
+    ("platform", "kind"), [("tensorrt_plan", Kind.UNSUPPORTED), ("no_such_thing", Kind.INVALID_MODEL)]
+)
+def test_a_model_for_another_backend_is_refused_before_memory_is_asked_for(run, tmp_path, source, platform, kind):
+    """`prepare` says which backend is missing, or that it is none."""
+
+    async def main():
+        (tmp_path / "m" / "1").mkdir(parents=True)
+        (tmp_path / "m" / "1" / "model.plan").write_bytes(b"")
+        (tmp_path / "m" / "config.pbtxt").write_text(f'platform: "{platform}"')
+        with pytest.raises(MmeError) as caught:
+            ModelLoader(asyncio.get_running_loop(), {}).prepare("m", source(tmp_path / "m"), lambda: False)
+        assert caught.value.kind is kind
+
+    run(main())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a priority")
+def test_threads_of_a_framework_get_their_priority_back_and_loaders_do_not(run):
+    """After a load, what a framework started runs at full priority; another load thread that began meanwhile stays."""
+    before = target._threads()
+    nice = {}
+    lowered, go, ended = threading.Barrier(3), threading.Event(), threading.Barrier(3)
+
+    def work(name):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        lowered.wait(10)
+        go.wait(10)
+        nice[name] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        ended.wait(10)
+
+    loader = threading.Thread(target=work, args=("loader",))
+    loader.start()
+    _thread.start_new_thread(work, ("framework",))  # as C++ starts its own: Python has no object for it
+    lowered.wait(10)
+    target._restore_priority(before)
+    go.set()
+    ended.wait(10)
+    loader.join()
+    assert nice == {"loader": 10, "framework": 0}
