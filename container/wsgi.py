@@ -45,7 +45,8 @@ def make_environ(exchange: Exchange) -> dict[str, Any]:
     """The WSGI environment of a request."""
     path, _, query = exchange.target.partition(b"?")
     environ: dict[str, Any] = {
-        "REQUEST_METHOD": exchange.method,
+        # the HTTP server leaves the body of an answer to HEAD away, and has to know how long it would be
+        "REQUEST_METHOD": "GET" if exchange.method == "HEAD" else exchange.method,
         "SCRIPT_NAME": "",
         "PATH_INFO": unquote_to_bytes(path).decode("latin-1"),
         "QUERY_STRING": query.decode("latin-1"),
