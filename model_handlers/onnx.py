@@ -49,6 +49,7 @@ _TYPES = {
 # optimization.graph.level and the parameter `level` use the same numbers.
 _GRAPH_LEVELS = {-1: "ORT_DISABLE_ALL", 1: "ORT_ENABLE_BASIC", 2: "ORT_ENABLE_EXTENDED", 0: "ORT_ENABLE_ALL"}
 _SMALL_MODEL = 1 << 20  # bytes of the model file
+_FATAL = 4  # ONNX Runtime's number for it
 _MEMORY_WORDS = ("bad_alloc", "allocate memory", "out of memory", "CUDA_ERROR_OUT_OF_MEMORY")
 
 
@@ -65,7 +66,8 @@ def _onnxruntime() -> Any:
             "ONNX models need ONNX Runtime, which is not installed; run `pip install 'mme[onnx]'` "
             "(or 'mme[onnx-gpu]' on a machine with a GPU)",
         ) from error
-    onnxruntime.set_default_logger_severity(3)  # errors reach the client as exceptions; warnings fill CloudWatch
+    # Fatal ones only: errors come as exceptions, warnings fill CloudWatch, and either would be lines that are no JSON.
+    onnxruntime.set_default_logger_severity(_FATAL)
     return onnxruntime
 
 
@@ -177,7 +179,7 @@ def _default_threads(model_file: Path) -> int:
 
 def _session_options(runtime: Any, config: ModelConfig, default_threads: int) -> Any:
     options = runtime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = _FATAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     options.intra_op_num_threads = _integer(config, "intra_op_thread_count", 0, range(1025)) or default_threads
