@@ -11,6 +11,7 @@ Called by load threads (`autocomplete`, `load`, `close`) and by instance threads
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -48,6 +49,17 @@ _TYPES = {
 }
 # optimization.graph.level and the parameter `level` use the same numbers.
 _GRAPH_LEVELS = {-1: "ORT_DISABLE_ALL", 1: "ORT_ENABLE_BASIC", 2: "ORT_ENABLE_EXTENDED", 0: "ORT_ENABLE_ALL"}
+_log = logging.getLogger("mme.onnx")
+_PARAMETERS = frozenset(
+    (
+        "intra_op_thread_count",
+        "inter_op_thread_count",
+        "execution_mode",
+        "level",
+        "enable_mem_arena",
+        "enable_mem_pattern",
+    )
+)
 _SMALL_MODEL = 1 << 20  # bytes of the model file
 _FATAL = 4  # ONNX Runtime's number for it
 _MEMORY_WORDS = ("bad_alloc", "allocate memory", "out of memory", "CUDA_ERROR_OUT_OF_MEMORY")
@@ -178,6 +190,9 @@ def _default_threads(model_file: Path) -> int:
 
 
 def _session_options(runtime: Any, config: ModelConfig, default_threads: int) -> Any:
+    unknown = ", ".join(f"'{key}'" for key in config.parameters if key not in _PARAMETERS)
+    if unknown:
+        _log.warning("parameters without effect on ONNX models: %s", unknown, extra={"target_model": config.name})
     options = runtime.SessionOptions()
     options.log_severity_level = _FATAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
