@@ -696,7 +696,7 @@ def test_without_onnx_runtime_the_error_says_what_to_install(save, monkeypatch):
 
 def test_parameters_without_effect_are_named_once(load, caplog):
     """A parameter that ONNX models here do not know is named in the log, so that nobody believes it is honoured."""
-    load(mlp(), parameters={"gpu_mem_limit": "1000", "intra_op_thread_count": "1"})
+    load(mlp()[0], parameters={"gpu_mem_limit": "1000", "intra_op_thread_count": "1"})
 
     assert [record.getMessage() for record in caplog.records] == [
         "parameters without effect on ONNX models: 'gpu_mem_limit'"
