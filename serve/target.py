@@ -189,7 +189,7 @@ class ModelLoader:
         loaded: dict[int, Model] = {}
         with self._measuring:
             threads = _threads()
-            before = Footprint(devices.private_memory(), devices.device_memory_used())
+            before = _memory_taken()
             try:
                 for version in directory.versions:
                     loaded[version] = self._load_version(prepared, version)
@@ -198,7 +198,7 @@ class ModelLoader:
                     model.close()
                 raise
             _restore_priority(threads)
-            taken = Footprint(devices.private_memory(), devices.device_memory_used()) - before
+            taken = _memory_taken() - before
         # A heap page that an unloaded model left behind may be used again without being seen: never less than the file.
         return Target(directory.name, loaded), Footprint(max(taken.host, directory.size()), max(taken.device, 0))
 
@@ -222,6 +222,12 @@ class ModelLoader:
             for handler in by_device.values():
                 handler.close()
             raise
+
+
+def _memory_taken() -> Footprint:
+    """By this process on the host, by anybody on the GPUs."""
+    devices.trim_host_memory()  # what loading took for a while is not the model's
+    return Footprint(devices.private_memory(), devices.device_memory_used())
 
 
 def _threads() -> set[int]:
