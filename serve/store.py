@@ -8,6 +8,7 @@ thread-safe; runs on load threads.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -183,6 +184,8 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise _unknown_model(name, self.uri) from error
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise _unknown_model(name, self.uri) from error
             reason = f"model '{name}' in {self.uri} cannot be opened: {error.strerror}; check its permissions"
             raise MmeError(Kind.UNAVAILABLE, reason) from error
 
