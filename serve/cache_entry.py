@@ -47,7 +47,7 @@ class Entry(Generic[T]):
         task, waiters: the load under way, and who is owed a lease when it is done.
         closing: the unload under way, or the removal of what was unpacked; a load waits for it.
         abandoned: whether it is being unloaded for good.
-        evicted: whether it left memory for another, and comes back with its next request.
+        evicted: whether it left memory for another, or to be loaded anew, and comes back with its next request.
     """
 
     __slots__ = (
@@ -90,6 +90,11 @@ class Entry(Generic[T]):
     def __repr__(self) -> str:
         megabytes = (self.footprint.host + self.footprint.device) / 1e6
         return f"<Entry {self.name}: {self.state.value}, {megabytes:.1f} MB, {self.leases} leases>"
+
+    @property
+    def registered(self) -> bool:
+        """Whether its next request is answered: it is in memory, or was and comes back."""
+        return not self.abandoned and (self.resident is not None or self.evicted)
 
     @property
     def busy(self) -> bool:

@@ -25,7 +25,7 @@ from serve.lifecycle import State
 from serve.model_cache import ModelCache
 from serve.repository import list_models
 from serve.stats import ModelStats, TargetStats
-from serve.store import open_store
+from serve.store import open_store, validate_name
 from serve.target import Archived, InRepository, ModelLoader, PreparedTarget, Source, Target, Unpacked
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Engine:
                 registered either.
         """
         known = self.cache.entries.get(name)
-        if known is not None and not known.abandoned and known.state in {State.READY, State.LOADING}:
+        if known is not None and not known.abandoned and (known.state is State.READY or known.task is not None):
             raise MmeError(Kind.ALREADY_EXISTS, f"model '{name}' is already loaded; unload it first to load it anew")
         entry = self._registered(name, _source(url) if url else self._find(name))
         if alias and alias != name:
@@ -216,17 +216,17 @@ class Engine:
             raise
 
     async def reload(self, name: str) -> None:
-        """Load a model anew: what is in memory goes first.
+        """Load a model anew from where it came: what is in memory goes first. A load under way will do.
 
         Raises:
-            MmeError: why it can't be loaded.
+            MmeError: UNKNOWN_MODEL, or why it can't be loaded, and then it is not registered any more.
         """
-        known = self.cache.entries.get(name)
-        url = known.source.url if known is not None and isinstance(known.source, Unpacked) else ""
-        alias = next((alias for alias, meant in self._aliases.items() if meant == name), "")
-        if known is not None and not known.abandoned and known.state is State.READY:
-            await self.cache.unload(known)
-        await self.load(name, url, alias)
+        entry = self._entry(name)
+        try:
+            await self.cache.reload(entry)
+        except MmeError:
+            await self._drop(entry)
+            raise
 
     async def unload(self, name: str) -> None:
         """Unregister a model; return when its memory was given back.
@@ -243,9 +243,7 @@ class Engine:
 
     def registered(self) -> list[tuple[str, str]]:
         """(name, url) of every registered model, by name: those in memory, and those that we put out of it."""
-        return sorted(
-            (entry.name, entry.source.url) for entry in self.cache.entries.values() if self.is_ready(entry.name)
-        )
+        return sorted((entry.name, entry.source.url) for entry in self.cache.entries.values() if entry.registered)
 
     def url(self, name: str) -> str:
         """Where a registered model came from.
@@ -253,10 +251,11 @@ class Engine:
         Raises:
             MmeError: UNKNOWN_MODEL.
         """
-        for known, url in self.registered():
-            if known == name:
-                return url
-        raise _unknown(name)
+        entry = self.cache.entries.get(name)
+        if entry is None or not entry.registered:
+            raise _unknown(name)
+        url: str = entry.source.url
+        return url
 
     @contextlib.asynccontextmanager
     async def leased(self, name: str, version: int | None = None) -> AsyncIterator[Model]:
@@ -275,11 +274,9 @@ class Engine:
     def is_ready(self, name: str, version: int | None = None) -> bool:
         """Whether a request would be answered: in memory, or put out of it by us and back with the next request."""
         entry = self.cache.entries.get(name)
-        if entry is None or entry.abandoned or entry.state is State.LOADING:
+        if entry is None or not entry.registered or entry.state is State.LOADING:
             return False
-        if entry.resident is None:
-            return entry.evicted
-        return version is None or version in entry.resident.versions
+        return version is None or entry.resident is None or version in entry.resident.versions
 
     def resident_models(self) -> Iterator[tuple[str, Model]]:
         """Every version of every model in memory."""
@@ -322,9 +319,11 @@ class Engine:
     def _find(self, name: str) -> Source:
         """Where a name that nobody gave a url for would come from."""
         if self._artifacts is not None:
-            return Archived(self._artifacts, name)
-        if self.options.repository is not None and _is_plain(name) and (self.options.repository / name).is_dir():
-            return InRepository(self.options.repository / name)
+            return Archived(self._artifacts, validate_name(name))
+        folder = self.options.repository
+        # Path.is_dir would raise for a name that is too long.
+        if folder is not None and _is_plain(name) and os.path.isdir(folder / name):  # noqa: PTH112
+            return InRepository(folder / name)
         raise _unknown(name)
 
     def _registered(self, name: str, source: Source) -> Entry[Target]:
@@ -351,7 +350,7 @@ class Engine:
     async def _discard(self, entry: Entry[Target]) -> None:
         """Remove what was unpacked for a model that is not in memory; a load that begins meanwhile waits."""
         source = entry.source
-        if not isinstance(source, Archived) or entry.busy:
+        if not isinstance(source, Archived) or entry.busy or self.cache.entries.get(entry.name) is not entry:
             return
         loop = asyncio.get_running_loop()
         entry.closing = loop.run_in_executor(self._unloads, source.artifacts.discard, source.name)

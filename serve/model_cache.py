@@ -164,6 +164,13 @@ class ModelCache(Generic[P, T]):
         """Bring a model into memory without leasing it. The load goes on though its caller be cancelled."""
         return await asyncio.shield(self._start_load(entry))
 
+    async def reload(self, entry: Entry[T]) -> LoadReport:
+        """Load anew what is in memory; requests that come meanwhile wait for that. As `load` for all others."""
+        if entry.state is State.READY:
+            entry.evicted = True
+            self._start_closing(entry, "loaded anew")
+        return await self.load(entry)
+
     def _start_load(self, entry: Entry[T]) -> asyncio.Task[LoadReport]:
         if self._closed:
             raise MmeError(Kind.UNAVAILABLE, f"model '{entry.name}' can't be loaded: this server is shutting down")
@@ -178,7 +185,7 @@ class ModelCache(Generic[P, T]):
 
         A load under way is abandoned, and whoever waits for it is told.
         """
-        entry.abandoned = True
+        entry.abandoned, entry.evicted = True, False
         if entry.task is not None:
             self.room.refuse(entry.name, _unloaded(entry.name))
             await asyncio.wait([entry.task])
