@@ -134,6 +134,28 @@ def test_a_footprint_is_never_less_than_the_file(run, tmp_path, write_repository
     run(main())
 
 
+def test_what_loading_needs_for_a_while_is_not_the_models(run, tmp_path, write_repository_model, monkeypatch):
+    """Memory that a load freed again, and that the allocator still holds, does not count as the model's."""
+    load = onnx.OnnxHandler.load
+
+    def wasteful(*args):
+        blocks = [b"x" * (100_000 + index) for index in range(640)]
+        handler = load(*args)
+        handler.pin = blocks.pop()  # what lies below it is free, and still with the allocator
+        return handler
+
+    monkeypatch.setattr(onnx.OnnxHandler, "load", staticmethod(wasteful))
+
+    async def main():
+        source = InRepository(write_repository_model(tmp_path / "m"))
+        loader = ModelLoader(asyncio.get_running_loop(), {})
+        resident, footprint = await asyncio.to_thread(loaded, loader, source)
+        assert footprint.host < 32_000_000
+        await asyncio.to_thread(resident.close)
+
+    run(main())
+
+
 def test_counters_outlive_the_model(run, toys, tmp_path, write_repository_model):
     """A model loaded anew goes on counting where it left."""
 

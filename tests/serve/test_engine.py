@@ -1,0 +1,807 @@
+"""The engine over real ONNX models on disk: names, loads, evictions, unloads, and requests through all of it."""
+
+import asyncio
+import contextlib
+import gzip
+import os
+import shutil
+import threading
+
+import pytest
+
+from model_handlers.base import Footprint
+from model_handlers.errors import Kind, MmeError
+from serve.engine import Engine, EngineOptions
+from serve.lifecycle import State
+
+PLENTY = Footprint(1 << 30)
+HEAVY = Footprint(100_000_000)
+ROOM_FOR_ONE = Footprint(150_000_000)
+# A request waits this long for company: long enough for a test to do something while it is in flight.
+PATIENT = "dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 100000 } max_batch_size: 4"
+
+
+@contextlib.asynccontextmanager
+async def engine_of(folder, budget=PLENTY, **options):
+    """An engine whose repository or store is under `folder`; closed and audited afterwards."""
+    engine = Engine(EngineOptions(budget, folder / "cache", **options), asyncio.get_running_loop())
+    try:
+        yield engine
+    finally:
+        await engine.close()
+    engine.cache.check_integrity()
+    assert engine.cache.room.used() == Footprint()
+    assert list(engine.resident_models()) == []
+
+
+@pytest.fixture
+def repository(tmp_path, write_repository_model):
+    """A repository with the models a, b and c, of one version each."""
+    for name in "abc":
+        write_repository_model(tmp_path / "models" / name)
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def store(tmp_path, targz_bytes, write_repository_model):
+    """A local store with a.tar.gz and b.tar.gz."""
+    (tmp_path / "store").mkdir()
+    for name in "ab":
+        folder = write_repository_model(tmp_path / "unpacked" / name)
+        content = (folder / "1" / "model.onnx").read_bytes()
+        (tmp_path / "store" / f"{name}.tar.gz").write_bytes(targz_bytes(("1/model.onnx", content)))
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def unpacked(tmp_path, write_repository_model):
+    """What the platform unpacks: folders that hold a model each."""
+    return {name: str(write_repository_model(tmp_path / "opt" / name / "model" / name).parent) for name in "ab"}
+
+
+async def ask(engine, call, name="a", version=None):
+    """Submit as a route does: to the model in memory, else to one that is loaded first."""
+    if not engine.submit(name, version, call.request):
+        return await engine.submit_cold(name, version, call.request)
+    return None
+
+
+async def answered(engine, toys, name="a", version=None):
+    """The number that a model makes of 1."""
+    call = toys.Call(1)
+    await ask(engine, call, name, version)
+    response = await call.answer()
+    assert not isinstance(response, MmeError), response
+    assert len(call.answers) == 1
+    return response.outputs[0][2][0, 0]
+
+
+def failure(caught):
+    """The kind of a raised error."""
+    return caught.value.kind
+
+
+@contextlib.contextmanager
+def held_loads(engine):
+    """No load gets further than its files while this lasts: somebody else's is being measured."""
+    lock = engine.cache._loader._measuring
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+async def until(condition):
+    """Let the loop turn until something on a thread has come about."""
+    while not condition():  # noqa: ASYNC110 - a thread's doing, which sets no event
+        await asyncio.sleep(0.001)
+
+
+def loading(engine, name="a"):
+    """Whether a load of that name is under way."""
+    return name in engine.cache.entries and engine.cache.entries[name].state is State.LOADING
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_loads_the_model_that_it_names(run, toys, tmp_path, repository):
+    """Not in memory, nothing happens; then the model is loaded, answers, and is in memory for the next."""
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository) as engine:
+            call = toys.Call(3)
+            assert engine.submit("a", None, call.request) is False
+            assert call.answers == []
+            report = await engine.submit_cold("a", None, call.request)
+            assert report.load > 0
+            await call.answer()
+            assert call.kind is None
+            again = toys.Call(4)
+            assert engine.submit("a", None, again.request) is True
+            await again.answer()
+            assert again.kind is None
+            assert engine.cache.entries["a"].leases == 0
+            assert engine.stats["a", 1].success.count == 2
+            assert repr(engine).startswith("<Engine <ModelCache 1 ready of 1 known")
+
+    run(main())
+
+
+def test_fifty_clients_of_a_cold_model_load_it_once(run, toys, tmp_path, store):
+    """A cold archive hit by fifty at once is fetched and loaded once, and all fifty are answered."""
+
+    async def main():
+        async with engine_of(tmp_path, store=str(store)) as engine:
+            calls = [toys.Call(number) for number in range(50)]
+            await asyncio.gather(*(ask(engine, call, "a.tar.gz") for call in calls))
+            for call in calls:
+                await call.answer()
+            assert [call.kind for call in calls] == [None] * 50
+            stats = engine.target_stats["a.tar.gz"]
+            assert (stats.loads, stats.misses, stats.download.count) == (1, 50, 1)
+            assert engine.cache.entries["a.tar.gz"].leases == 0
+
+    run(main())
+
+
+def test_a_version_that_is_not_served_is_unknown_and_holds_no_lease(run, toys, tmp_path, write_repository_model):
+    """Requests and leases for an unknown version fail, cold and warm, and leave the model free to go."""
+
+    async def main():
+        write_repository_model(tmp_path / "models" / "a", "version_policy { all {} }", versions=(1, 2))
+        async with engine_of(tmp_path, repository=tmp_path / "models") as engine:
+            for _ in ("cold", "warm"):
+                with pytest.raises(MmeError, match="served versions are 1, 2") as caught:
+                    await ask(engine, toys.Call(1), version=7)
+                assert failure(caught) is Kind.UNKNOWN_VERSION
+            with pytest.raises(MmeError):
+                async with engine.leased("a", 7):
+                    raise AssertionError
+            assert engine.cache.entries["a"].leases == 0
+            assert [await answered(engine, toys, version=version) for version in (None, 1, 2)] == [3, 2, 3]
+            assert engine.versions("a") == [1, 2]
+            assert [engine.is_ready("a", version) for version in (None, 1, 2, 7)] == [True, True, True, False]
+
+    run(main())
+
+
+def test_a_request_that_is_refused_holds_no_lease(run, toys, tmp_path, repository):
+    """A request that does not fit, or whose making fails, leaves the model free to go."""
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository) as engine:
+            await answered(engine, toys)
+            with pytest.raises(MmeError, match="batch-size must be <= 4"):
+                await ask(engine, toys.Call(*range(5)))
+
+            def make(config):
+                raise MmeError(Kind.INVALID_ARGUMENT, f"not for {config.name}")
+
+            with pytest.raises(MmeError, match="not for a"):
+                await engine.submit_made("a", None, make)
+            assert engine.cache.entries["a"].leases == 0
+
+    run(main())
+
+
+def test_a_client_that_leaves_while_its_model_loads_leaks_nothing(run, toys, tmp_path, repository):
+    """Cancelled in the middle of a load, a request is not submitted, and the model serves the next."""
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository) as engine:
+            call = toys.Call(1)
+            with held_loads(engine):
+                task = asyncio.create_task(ask(engine, call))
+                await until(lambda: loading(engine))
+                task.cancel()
+                await asyncio.wait([task])
+            assert await answered(engine, toys) == 2
+            assert call.answers == []
+            assert engine.cache.entries["a"].leases == 0
+            assert engine.target_stats["a"].loads == 1
+
+    run(main())
+
+
+def test_patience_with_a_load_ends_and_the_load_goes_on(run, toys, tmp_path, repository):
+    """A load that takes too long is UNAVAILABLE to who waited, and there for the next."""
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository, load_patience=0.01) as engine:
+            with held_loads(engine):
+                with pytest.raises(MmeError, match="did not load within") as caught:
+                    await ask(engine, toys.Call(1))
+                assert failure(caught) is Kind.UNAVAILABLE
+            await until(lambda: engine.is_ready("a"))
+            assert await answered(engine, toys) == 2
+
+    run(main())
+
+
+def test_a_slow_load_is_in_nobodys_way(run, toys, tmp_path, repository):
+    """While a model loads for as long as it likes, another in memory answers, and a third one's status is told."""
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository) as engine:
+            await answered(engine, toys, "a")
+            with held_loads(engine):
+                slow = asyncio.create_task(answered(engine, toys, "b"))
+                await until(lambda: loading(engine, "b"))
+                for _ in range(20):
+                    assert await answered(engine, toys, "a") == 2
+                assert not engine.is_ready("b")
+                await engine.unload("a")
+            assert await slow == 2
+
+    run(main())
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def heavy(tmp_path, write_repository_model):
+    """A repository of the models a and b, of 100 MB each.
+
+    Nearly all of it is a hole in a file beside the model: no model takes less than its files, so that what it takes is
+    known exactly.
+    """
+    for name in "ab":
+        folder = write_repository_model(tmp_path / "models" / name)
+        size = (folder / "1" / "model.onnx").stat().st_size
+        with (folder / "1" / "hole").open("wb") as file:
+            file.truncate(HEAVY.host - size)
+    return tmp_path / "models"
+
+
+def test_two_models_that_fit_one_at_a_time_take_turns(run, toys, tmp_path, heavy):
+    """Both hammered at once, each request is answered by its own model, and memory never holds both."""
+
+    async def main():
+        async with engine_of(tmp_path, ROOM_FOR_ONE, repository=heavy) as engine:
+
+            async def client(name):
+                for _ in range(3):
+                    assert await answered(engine, toys, name) == 2
+                    engine.cache.check_integrity()
+                    assert engine.cache.room.used().fits(ROOM_FOR_ONE)
+                    assert len(list(engine.resident_models())) <= 1
+
+            await asyncio.gather(*(client(name) for name in "ab" for _ in range(4)))
+            assert engine.target_stats["a"].evictions + engine.target_stats["b"].evictions >= 1
+            assert engine.registered() == [(name, str(heavy / name)) for name in "ab"]
+
+    run(main())
+
+
+def test_an_evicted_model_stays_registered_and_comes_back(run, toys, tmp_path, heavy):
+    """Put out of memory for another, a model is still listed and ready, and while it comes back still registered."""
+
+    async def main():
+        async with engine_of(tmp_path, ROOM_FOR_ONE, repository=heavy) as engine:
+            await answered(engine, toys, "a")
+            await answered(engine, toys, "b")
+            assert engine.versions("a") == []
+            both = [(name, str(heavy / name)) for name in "ab"]
+            assert engine.registered() == both
+            assert engine.is_ready("a")
+            assert {"name": "a", "state": "UNAVAILABLE", "reason": "evicted for 'b'"} in list(engine.index())
+            with held_loads(engine):
+                back = asyncio.create_task(answered(engine, toys, "a"))
+                await until(lambda: loading(engine))
+                assert engine.registered() == both
+                assert engine.url("a") == both[0][1]
+                assert not engine.is_ready("a")
+            assert await back == 2
+            assert engine.is_ready("a", 1)
+
+    run(main())
+
+
+def test_a_platform_is_told_that_memory_is_full_and_loses_nobody(run, toys, tmp_path, heavy):
+    """With `evicts=False` the second model is out of memory; after the platform unloads the first, it loads."""
+
+    async def main():
+        urls = {name: str(heavy / name) for name in "ab"}
+        async with engine_of(tmp_path, ROOM_FOR_ONE, evicts=False) as engine:
+            await engine.load("a", urls["a"])
+            with pytest.raises(MmeError, match="unload a model first") as caught:
+                await engine.load("b", urls["b"])
+            assert failure(caught) is Kind.OUT_OF_MEMORY
+            assert engine.registered() == [("a", urls["a"])]
+            assert await answered(engine, toys, "a") == 2
+            await engine.unload("a")
+            await engine.load("b", urls["b"])
+            assert engine.registered() == [("b", urls["b"])]
+
+    run(main())
+
+
+def test_a_model_larger_than_the_budget_is_refused_without_evicting(run, toys, tmp_path, repository):
+    """It says what it needs and what there is; the others stay."""
+
+    async def main():
+        with (repository / "b" / "1" / "hole").open("wb") as file:
+            file.truncate(HEAVY.host)
+        async with engine_of(tmp_path, Footprint(120_000_000), repository=repository) as engine:
+            await answered(engine, toys)
+            with pytest.raises(
+                MmeError, match=r"needs 130\.\d MB, more than the whole memory budget of 120\.0 MB"
+            ) as caught:
+                await ask(engine, toys.Call(1), "b")
+            assert failure(caught) is Kind.OUT_OF_MEMORY
+            assert engine.versions("a") == [1]
+
+    run(main())
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_is_asked_with_and_without_the_suffix(run, toys, tmp_path, store):
+    """`a` and `a.tar.gz` are one model, registered by the archive's name; the store's names are found."""
+
+    async def main():
+        async with engine_of(tmp_path, store=str(store)) as engine:
+            assert [engine.canonical(name) for name in ("a", "a.tar.gz")] == ["a.tar.gz"] * 2
+            assert await answered(engine, toys, engine.canonical("a")) == 2
+            assert engine.registered() == [("a.tar.gz", f"{engine._artifacts.store.uri.rstrip('/')}/a.tar.gz")]
+            assert engine.find_all() == ["a.tar.gz", "b.tar.gz"]
+
+    run(main())
+
+
+def test_a_repository_is_asked_by_its_names(run, tmp_path, repository):
+    """A repository's names have no suffix; an engine with neither store nor repository offers nothing."""
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository) as engine:
+            assert engine.canonical("a") == "a"
+            assert engine.find_all() == ["a", "b", "c"]
+        async with engine_of(tmp_path) as engine:
+            assert engine.find_all() == []
+
+    run(main())
+
+
+def test_an_alias_means_the_model_it_was_loaded_with_until_that_goes(run, toys, tmp_path, unpacked):
+    """SageMaker loads by a hash and invokes by target model: both names mean the model, no other one does."""
+
+    async def main():
+        async with engine_of(tmp_path, evicts=False) as engine:
+            await engine.load("hash", unpacked["a"], "a.tar.gz")
+            assert [engine.canonical(name) for name in ("hash", "a.tar.gz", "b.tar.gz")] == ["hash", "hash", "b.tar.gz"]
+            engine.check_alias("hash", "a.tar.gz")
+            engine.check_alias("hash", "hash")
+            with pytest.raises(MmeError, match=r"'b\.tar\.gz', which is not the target model") as caught:
+                engine.check_alias("hash", "b.tar.gz")
+            assert failure(caught) is Kind.INVALID_ARGUMENT
+            await engine.unload("hash")
+            assert engine.canonical("a.tar.gz") == "a.tar.gz"
+            with pytest.raises(MmeError):
+                await engine.load("hash", str(tmp_path), "a.tar.gz")  # no model there
+            assert engine.canonical("a.tar.gz") == "a.tar.gz"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("models/a", "must be an absolute path"),
+        ("/opt/ml/../../etc", "without '..'"),
+        ("/dev/pts", "system folder"),
+        ("/proc/self", "system folder"),
+        ("//proc/self", "system folder"),
+        ("/sys", "system folder"),
+        ("/no/such/folder", "not a folder"),
+        ("/etc/passwd", "not a folder"),
+        ("s3://bucket/a.tar.gz", "--model-store"),
+        ("/opt/\0", "must be an absolute path"),
+        ("/" + "x" * 5000, "not a folder"),
+        (" ", "must be an absolute path"),
+    ],
+)
+def test_a_url_that_can_be_no_model_is_refused_and_nothing_is_registered(run, tmp_path, url, words):
+    """A load from where no platform unpacks is an invalid argument that says where models live."""
+
+    async def main():
+        async with engine_of(tmp_path) as engine:
+            with pytest.raises(MmeError, match=words) as caught:
+                await engine.load("a", url, "alias")
+            assert failure(caught) is Kind.INVALID_ARGUMENT
+            assert engine.cache.entries == {}
+            assert engine.canonical("alias") == "alias"
+
+    run(main())
+
+
+def test_a_url_that_leads_into_a_system_folder_by_a_link_is_refused(run, tmp_path):
+    """Links are followed before folders are judged."""
+
+    async def main():
+        (tmp_path / "link").symlink_to("/dev")
+        async with engine_of(tmp_path) as engine:
+            with pytest.raises(MmeError, match="system folder"):
+                await engine.load("a", str(tmp_path / "link" / "shm"))
+
+    run(main())
+
+
+BAD_NAMES = ["zzz", "", ".", "..", "../a", "a/../a", "/a", "a/1", "a\0", "x" * 300, "y" * 10_000, "a\\b", "ü" * 200]
+
+
+@pytest.mark.parametrize("source", ["repository", "store", "neither"])
+def test_names_that_nobody_has_are_refused_and_do_not_pile_up(run, toys, tmp_path, repository, store, source):
+    """Whatever a client calls a model, it gets one sentence, and no trace of the name stays behind."""
+
+    async def main():
+        options = {"repository": {"repository": repository}, "store": {"store": str(store)}, "neither": {}}[source]
+        async with engine_of(tmp_path, **options) as engine:
+            for name in BAD_NAMES:
+                with pytest.raises(MmeError) as caught:
+                    await ask(engine, toys.Call(1), engine.canonical(name))
+                assert failure(caught) in {Kind.UNKNOWN_MODEL, Kind.INVALID_ARGUMENT}
+                with pytest.raises(MmeError):
+                    await engine.load(engine.canonical(name))
+                with pytest.raises(MmeError):
+                    await engine.reload(engine.canonical(name))
+            assert (engine.cache.entries, engine.target_stats) == ({}, {})
+            assert list(engine.index()) == []
+
+    run(main())
+
+
+# -- load, reload, unload ----------------------------------------------------------------------------------------------
+
+
+def test_loading_what_is_loaded_or_being_loaded_is_refused(run, toys, tmp_path, unpacked):
+    """A second load is ALREADY_EXISTS, at the very same moment, while the first goes on, and after it; one wins."""
+
+    async def main():
+        async with engine_of(tmp_path, evicts=False) as engine:
+            first = asyncio.create_task(engine.load("a", unpacked["a"]))
+            second = asyncio.create_task(engine.load("a", unpacked["b"]))
+            await asyncio.wait([first, second])
+            assert first.exception() is None
+            assert second.exception().kind is Kind.ALREADY_EXISTS
+            assert engine.registered() == [("a", unpacked["a"])]
+            with pytest.raises(MmeError, match="already loaded") as caught:
+                await engine.load("a", unpacked["a"])
+            assert failure(caught) is Kind.ALREADY_EXISTS
+            with held_loads(engine):
+                slow = asyncio.create_task(engine.load("b", unpacked["b"]))
+                await until(lambda: loading(engine, "b"))
+                with pytest.raises(MmeError) as caught:
+                    await engine.load("b", unpacked["b"])
+                assert failure(caught) is Kind.ALREADY_EXISTS
+                assert engine.registered() == [("a", unpacked["a"])]
+            await slow
+            assert engine.registered() == [("a", unpacked["a"]), ("b", unpacked["b"])]
+            assert [engine.url(name) for name in "ab"] == [unpacked["a"], unpacked["b"]]
+
+    run(main())
+
+
+def test_a_load_that_fails_registers_nothing(run, toys, tmp_path, unpacked):
+    """A folder with a broken model is refused with the framework's words; once it is mended, it loads."""
+
+    async def main():
+        async with engine_of(tmp_path, evicts=False) as engine:
+            model = next((tmp_path / "opt" / "a").rglob("model.onnx"))
+            content = model.read_bytes()
+            model.write_bytes(b"broken")
+            with pytest.raises(MmeError, match="ONNX Runtime can't load model 'a'") as caught:
+                await engine.load("a", unpacked["a"])
+            assert failure(caught) is Kind.INVALID_MODEL
+            assert (engine.registered(), engine.cache.entries) == ([], {})
+            with pytest.raises(MmeError) as caught:
+                await engine.unload("a")
+            assert failure(caught) is Kind.UNKNOWN_MODEL
+            model.write_bytes(content)
+            await engine.load("a", unpacked["a"])
+            assert await answered(engine, toys) == 2
+
+    run(main())
+
+
+def test_a_request_whose_model_does_not_load_says_why_and_the_next_tries_again(run, toys, tmp_path, repository):
+    """Everybody who waits for a broken model is told; the index says why; mended, the next request is answered."""
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository) as engine:
+            (repository / "a" / "1" / "model.onnx").write_bytes(b"broken")
+            results = await asyncio.gather(*(ask(engine, toys.Call(1)) for _ in range(5)), return_exceptions=True)
+            assert [error.kind for error in results] == [Kind.INVALID_MODEL] * 5
+            [row] = engine.index()
+            assert (row["name"], row["state"]) == ("a", "UNAVAILABLE")
+            assert "ONNX Runtime can't load model 'a'" in row["reason"]
+            assert (engine.is_ready("a"), engine.registered()) == (False, [])
+            shutil.copy(repository / "b" / "1" / "model.onnx", repository / "a" / "1" / "model.onnx")
+            assert await answered(engine, toys) == 2
+            assert list(engine.index()) == [{"name": "a", "version": "1", "state": "READY"}]
+
+    run(main())
+
+
+def test_an_unloaded_model_is_unknown_to_a_platform_and_loads_again_from_a_repository(
+    run, toys, tmp_path, unpacked, repository
+):
+    """What the platform unloaded only the platform loads again; a repository's model comes with its next request."""
+
+    async def main():
+        async with engine_of(tmp_path, evicts=False) as engine:
+            await engine.load("a", unpacked["a"])
+            await engine.unload("a")
+            for attempt in (ask(engine, toys.Call(1)), engine.unload("a"), engine.reload("a")):
+                with pytest.raises(MmeError) as caught:
+                    await attempt
+                assert failure(caught) is Kind.UNKNOWN_MODEL
+            with pytest.raises(MmeError):
+                engine.url("a")
+            await engine.load("a", unpacked["a"])
+            assert await answered(engine, toys) == 2
+        async with engine_of(tmp_path, repository=repository) as engine:
+            await engine.load("a")
+            await engine.unload("a")
+            assert engine.registered() == []
+            assert await answered(engine, toys) == 2
+
+    run(main())
+
+
+def patient(tmp_path, write_repository_model):
+    """A platform's model whose requests stay in flight for a while."""
+    return str(write_repository_model(tmp_path / "patient" / "model", PATIENT))
+
+
+def test_requests_in_flight_are_answered_before_their_model_goes(run, toys, tmp_path, write_repository_model):
+    """An unload waits for them; a second unload, and requests that come meanwhile, are told that it is gone."""
+
+    async def main():
+        async with engine_of(tmp_path, evicts=False) as engine:
+            await engine.load("a", patient(tmp_path, write_repository_model))
+            call = toys.Call(1)
+            await ask(engine, call)
+            unloading = asyncio.create_task(engine.unload("a"))
+            await asyncio.sleep(0)
+            assert (engine.is_ready("a"), engine.registered()) == (False, [])
+            for attempt in (engine.unload("a"), ask(engine, toys.Call(1))):
+                with pytest.raises(MmeError) as caught:
+                    await attempt
+                assert failure(caught) is Kind.UNKNOWN_MODEL
+            assert call.answers == []
+            await unloading
+            assert call.kind is None
+
+    run(main())
+
+
+def test_a_load_that_comes_during_an_unload_comes_after_it(run, toys, tmp_path, unpacked, write_repository_model):
+    """DELETE and POST at once: what was in flight is answered by the old model, what comes then by the new one."""
+
+    async def main():
+        async with engine_of(tmp_path, evicts=False) as engine:
+            await engine.load("a", patient(tmp_path, write_repository_model), "alias")
+            call = toys.Call(1)
+            await ask(engine, call)
+            unloading = asyncio.create_task(engine.unload("a"))
+            await asyncio.sleep(0)
+            loading_again = asyncio.create_task(engine.load("a", unpacked["b"], "other"))
+            await asyncio.gather(unloading, loading_again)
+            assert call.kind is None
+            assert engine.registered() == [("a", unpacked["b"])]
+            assert engine.canonical("other") == "a"
+            assert await answered(engine, toys) == 2
+
+    run(main())
+
+
+def test_an_unload_during_a_load_ends_it(run, toys, tmp_path, unpacked):
+    """Who loads and who waits is told to load again; the name is free afterwards."""
+
+    async def main():
+        async with engine_of(tmp_path, evicts=False) as engine:
+            with held_loads(engine):
+                first = asyncio.create_task(engine.load("a", unpacked["a"], "alias"))
+                await until(lambda: loading(engine))
+                waiting = asyncio.create_task(ask(engine, toys.Call(1)))
+                await asyncio.sleep(0)
+                unloading = asyncio.create_task(engine.unload("a"))
+                await asyncio.sleep(0)
+            await asyncio.wait([first, waiting, unloading])
+            assert unloading.exception() is None
+            assert [task.exception().kind for task in (first, waiting)] == [Kind.UNAVAILABLE] * 2
+            assert (engine.cache.entries, engine.canonical("alias")) == ({}, "alias")
+            await engine.load("a", unpacked["a"])
+            assert await answered(engine, toys) == 2
+
+    run(main())
+
+
+def test_a_reload_serves_what_is_on_disk_now(run, toys, tmp_path, repository, write_onnx):
+    """Reloading a model picks up its new file; reloading one that is not in memory loads it."""
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository) as engine:
+            await engine.reload("a")
+            assert await answered(engine, toys) == 2
+            write_onnx(repository / "a" / "1" / "model.onnx", 7.0)
+            await engine.reload("a")
+            assert await answered(engine, toys) == 7
+
+    run(main())
+
+
+def test_a_reload_under_traffic_costs_no_request(run, toys, tmp_path, unpacked):
+    """Clients that never stop are all answered while their model is loaded anew, whoever loads it first."""
+
+    async def main():
+        async with engine_of(tmp_path, evicts=False) as engine:
+            await engine.load("a", unpacked["a"], "alias")
+            done = False
+
+            async def client():
+                answers = 0
+                while not done:
+                    assert await answered(engine, toys) == 2
+                    assert engine.registered() == [("a", unpacked["a"])]
+                    answers += 1
+                return answers
+
+            clients = [asyncio.create_task(client()) for _ in range(4)]
+            await until(lambda: engine.stats["a", 1].success.count > 4)
+            for _ in range(3):
+                await engine.reload("a")
+            await asyncio.gather(engine.reload("a"), engine.reload("a"))
+            done = True
+            assert min(await asyncio.gather(*clients)) > 0
+            assert engine.canonical("alias") == "a"
+            assert engine.target_stats["a"].loads >= 4
+
+    run(main())
+
+
+def test_a_reload_that_fails_says_why_and_unregisters(run, toys, tmp_path, repository):
+    """What was in memory is gone, and the error is the new file's."""
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository) as engine:
+            await engine.reload("a")
+            (repository / "a" / "1" / "model.onnx").write_bytes(b"broken")
+            with pytest.raises(MmeError) as caught:
+                await engine.reload("a")
+            assert failure(caught) is Kind.INVALID_MODEL
+            assert engine.registered() == []
+
+    run(main())
+
+
+# -- archives ----------------------------------------------------------------------------------------------------------
+
+
+def copies(tmp_path):
+    """The unpacked archives on disk."""
+    return [path for path in (tmp_path / "cache").iterdir() if not path.name.startswith(".")]
+
+
+def test_an_unloaded_archive_leaves_the_disk_and_an_evicted_one_does_not(run, toys, tmp_path, store):
+    """Unpacked files stay while a model may come back, and go when it is unloaded for good."""
+
+    async def main():
+        async with engine_of(tmp_path, store=str(store)) as engine:
+            await answered(engine, toys, "a.tar.gz")
+            await answered(engine, toys, "b.tar.gz")
+            assert len(copies(tmp_path)) == 2
+            engine.cache._evict("b.tar.gz", "nobody")
+            await until(lambda: not engine.cache.entries["b.tar.gz"].busy)
+            assert len(copies(tmp_path)) == 2
+            await engine.unload("a.tar.gz")
+            assert len(copies(tmp_path)) == 1
+            assert await answered(engine, toys, "b.tar.gz") == 2
+            assert engine.target_stats["b.tar.gz"].download.count == 1
+            assert await answered(engine, toys, "a.tar.gz") == 2
+            assert engine.target_stats["a.tar.gz"].download.count == 2
+
+    run(main())
+
+
+def test_requests_during_the_unload_of_an_archive_are_answered(run, toys, tmp_path, store):
+    """However requests and unloads of one archive fall together, each request is answered or told to try again."""
+
+    async def main():
+        async with engine_of(tmp_path, store=str(store)) as engine:
+            told = []
+
+            async def client():
+                answers = 0
+                while answers < 6:
+                    try:
+                        assert await answered(engine, toys, "a.tar.gz") == 2
+                        answers += 1
+                    except MmeError as error:
+                        told.append(error.kind)
+
+            async def unloader():
+                while not all(task.done() for task in clients):
+                    with contextlib.suppress(MmeError):
+                        await engine.unload("a.tar.gz")
+                    await until(lambda: engine.is_ready("a.tar.gz") or all(task.done() for task in clients))
+
+            clients = [asyncio.create_task(client()) for _ in range(4)]
+            await asyncio.gather(*clients, unloader())
+            assert set(told) <= {Kind.UNAVAILABLE}
+            engine.cache.check_integrity()
+
+    run(main())
+
+
+def test_a_broken_archive_is_refused_and_leaves_nothing(run, toys, tmp_path, store):
+    """Neither memory nor files nor a registered name stay of it, and the next archive is served."""
+
+    async def main():
+        (store / "bad.tar.gz").write_bytes(gzip.compress(b"no tar at all"))
+        async with engine_of(tmp_path, store=str(store)) as engine:
+            with pytest.raises(MmeError) as caught:
+                await ask(engine, toys.Call(1), "bad.tar.gz")
+            assert failure(caught) is Kind.INVALID_MODEL
+            assert copies(tmp_path) == []
+            assert engine.registered() == []
+            assert await answered(engine, toys, "a.tar.gz") == 2
+
+    run(main())
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def test_closing_with_everything_in_flight(run, toys, tmp_path, repository, write_repository_model):
+    """Requests queued, a load under way, requests that wait for it: all are answered, and no thread is left."""
+
+    async def main():
+        write_repository_model(repository / "patient", PATIENT)
+        before = set(threading.enumerate())
+        async with engine_of(tmp_path, repository=repository) as engine:
+            await engine.load("patient")
+            await engine.load("a")
+            queued = [toys.Call(number) for number in range(3)]
+            for call in queued:
+                await ask(engine, call, "patient")
+            with held_loads(engine):
+                waiting = [asyncio.create_task(ask(engine, toys.Call(1), "b")) for _ in range(3)]
+                await until(lambda: loading(engine, "b"))
+                closing = asyncio.create_task(engine.close())
+                await asyncio.sleep(0)
+                late = [asyncio.create_task(ask(engine, toys.Call(1), name)) for name in "bc"]
+                await asyncio.sleep(0)
+            await closing
+            assert [call.kind for call in queued] == [None] * 3
+            await asyncio.wait(waiting + late)
+            assert [task.exception().kind for task in waiting + late] == [Kind.UNAVAILABLE] * 5
+            assert {thread.name for thread in set(threading.enumerate()) - before} == set()
+            with pytest.raises(MmeError) as caught:
+                await ask(engine, toys.Call(1), "a")
+            assert failure(caught) is Kind.UNAVAILABLE
+
+    run(main())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a priority again")
+def test_loaders_yield_to_lanes(run, toys, tmp_path, repository):
+    """Load and unload threads run at a lower priority than the lanes that execute."""
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository) as engine:
+            await answered(engine, toys)
+            await answered(engine, toys, "b")
+            await engine.unload("b")
+            nice = {
+                thread.name.partition("_")[0]: os.getpriority(os.PRIO_PROCESS, thread.native_id)
+                for thread in threading.enumerate()
+            }
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            assert (nice["load"], nice["unload"], nice["a"]) == (10, 10, own)
+
+    run(main())
