@@ -1,0 +1,155 @@
+"""Small ONNX models that tests serve, and Triton repositories of them.
+
+Each model tells by its answer that it was the one that was asked: `plus` adds a number of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from container import cli
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_OPSET = [helper.make_opsetid("", 17)]
+# Every data type that the protocol and ONNX share.
+TYPES = {
+    "BOOL": TensorProto.BOOL,
+    "UINT8": TensorProto.UINT8,
+    "UINT16": TensorProto.UINT16,
+    "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64,
+    "INT8": TensorProto.INT8,
+    "INT16": TensorProto.INT16,
+    "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64,
+    "FP16": TensorProto.FLOAT16,
+    "FP32": TensorProto.FLOAT,
+    "FP64": TensorProto.DOUBLE,
+    "BYTES": TensorProto.STRING,
+}
+
+
+def plus(number: float, megabytes: int = 0) -> bytes:
+    """X [N, 4] → Y = X + number, beside weights of so many megabytes."""
+    weights = np.zeros((megabytes, 250_000), np.float32)
+    nodes = [
+        helper.make_node("Add", ["X", "number"], ["sum"]),
+        helper.make_node("ReduceMax", ["weights"], ["zero"], keepdims=0),
+        helper.make_node("Add", ["sum", "zero"], ["Y"]),
+    ]
+    constants = {"number": np.array(number, np.float32), "weights": weights}
+    if not megabytes:
+        nodes, constants = [helper.make_node("Add", ["X", "number"], ["Y"])], {"number": constants["number"]}
+    return _model(nodes, {"X": (TensorProto.FLOAT, ["N", 4])}, {"Y": (TensorProto.FLOAT, ["N", 4])}, constants)
+
+
+def every_type() -> bytes:
+    """One input `IN_<type>` and one output `OUT_<type>` [N, 2] of each type, handed through."""
+    nodes = [helper.make_node("Identity", [f"IN_{name}"], [f"OUT_{name}"]) for name in TYPES]
+    inputs = {f"IN_{name}": (number, ["N", 2]) for name, number in TYPES.items()}
+    outputs = {f"OUT_{name}": (number, ["N", 2]) for name, number in TYPES.items()}
+    return _model(nodes, inputs, outputs)
+
+
+def pick() -> bytes:
+    """I [N] → O [N]: the elements of (10, 20, 30) at those places; any other place makes it fail."""
+    table = {"table": np.array([10, 20, 30], np.float32)}
+    node = helper.make_node("Gather", ["table", "I"], ["O"])
+    return _model([node], {"I": (TensorProto.INT64, ["N"])}, {"O": (TensorProto.FLOAT, ["N"])}, table)
+
+
+def burn() -> bytes:
+    """ROUNDS [1] → DONE [1]: so many rounds of work that nobody can take away, a few microseconds each."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["go_on"]),
+            helper.make_node("MatMul", ["state", "step"], ["moved"]),
+            helper.make_node("Sin", ["moved"], ["next"]),
+        ],
+        "round",
+        [
+            helper.make_tensor_value_info("round", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, [32, 32]),
+        ],
+        [
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, [32, 32]),
+        ],
+    )
+    nodes = [
+        helper.make_node("Squeeze", ["ROUNDS"], ["rounds"]),
+        helper.make_node("Loop", ["rounds", "", "start"], ["end"], body=body),
+        helper.make_node("ReduceMax", ["end"], ["most"], keepdims=0),
+        helper.make_node("Mul", ["most", "zero"], ["nothing"]),
+        helper.make_node("Cast", ["ROUNDS"], ["number"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["number", "nothing"], ["DONE"]),
+    ]
+    constants = {
+        "start": np.full((32, 32), 0.5, np.float32),
+        "step": np.eye(32, dtype=np.float32),
+        "zero": np.array(0, np.float32),
+    }
+    return _model(nodes, {"ROUNDS": (TensorProto.INT64, [1])}, {"DONE": (TensorProto.FLOAT, [1])}, constants)
+
+
+def _model(
+    nodes: list[Any],
+    inputs: Mapping[str, tuple[int, list]],
+    outputs: Mapping[str, tuple[int, list]],
+    constants: Mapping[str, np.ndarray] | None = None,
+) -> bytes:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(name, *what) for name, what in inputs.items()],
+        [helper.make_tensor_value_info(name, *what) for name, what in outputs.items()],
+        [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()],
+    )
+    model = helper.make_model(graph, opset_imports=_OPSET, ir_version=8)
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+def lay_out(folder: Path, model: bytes, config: str = "", version: int = 1) -> Path:
+    """Write a Triton model directory; without a configuration the server completes it."""
+    (folder / str(version)).mkdir(parents=True)
+    (folder / str(version) / "model.onnx").write_bytes(model)
+    if config:
+        (folder / "config.pbtxt").write_text(config)
+    return folder
+
+
+def pack(model_directory: Path, archive: Path) -> Path:
+    """Pack a model directory by `mme pack`."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+        code = cli.main(["pack", str(model_directory), "-o", str(archive)])
+    assert code == 0, said.getvalue()
+    return archive
+
+
+def x(*rows: list[float], output: dict | None = None) -> dict[str, Any]:
+    """A KServe request for `plus` in JSON."""
+    data = [number for row in rows for number in row]
+    tensor = {"name": "X", "shape": [len(rows), 4], "datatype": "FP32", "data": data}
+    return {"inputs": [tensor], **({"outputs": [output]} if output else {})}
+
+
+ONE = x([1, 2, 3, 4])
+
+
+def y(document: dict[str, Any]) -> list[float]:
+    """The numbers in the answer of `plus`."""
+    (output,) = document["outputs"]
+    assert (output["name"], output["datatype"]) == ("Y", "FP32")
+    return output["data"]

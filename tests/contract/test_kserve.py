@@ -1,0 +1,362 @@
+"""KServe v2 as Triton's own client speaks it: `tritonclient.http` from PyPI, unchanged."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from tests.contract import models
+from tests.contract.server import Server, eventually
+
+BATCHED = "max_batch_size: 8\n"
+# Waits for four before it executes; for longer than any test.
+FOURS = "max_batch_size: 4\ndynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 600000000 }\n"
+NARROW = FOURS.replace("dynamic_batching {", "dynamic_batching { default_queue_policy { max_queue_size: 1 }")
+HASTY = FOURS.replace(
+    "dynamic_batching {", "dynamic_batching { default_queue_policy { default_timeout_microseconds: 50000 }"
+)
+CROWDED = "max_batch_size: 16\ndynamic_batching { max_queue_delay_microseconds: 200000 }\n"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """A Triton model repository."""
+    folder = tmp_path_factory.mktemp("repository")
+    models.lay_out(folder / "plus", models.plus(1), BATCHED)
+    models.lay_out(folder / "bare", models.plus(2))
+    models.lay_out(folder / "types", models.every_type(), BATCHED)
+    models.lay_out(folder / "pick", models.pick())
+    for name, config in {"fours": FOURS, "narrow": NARROW, "hasty": HASTY, "crowded": CROWDED}.items():
+        models.lay_out(folder / name, models.plus(1), config)
+    models.lay_out(folder / "versions", models.plus(1), "version_policy { specific { versions: [1, 3] } }\n")
+    for version in (2, 3):
+        models.lay_out(folder / "versions", models.plus(version), version=version)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, repository):
+    """A server of the repository, all of whose models are ready."""
+    environ = {"MME_MODEL_REPOSITORY": str(repository), "MME_PING_MODE": "ready", "MME_DRAIN_SECONDS": "0.5"}
+    with Server(tmp_path_factory.mktemp("kserve"), environ) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    """Triton's client."""
+    client = triton.InferenceServerClient(server.address, concurrency=16)
+    yield client
+    client.close()
+
+
+def tensor(name, array, *, binary=True, datatype=""):
+    """An input."""
+    made = triton.InferInput(name, array.shape, datatype or np_to_triton_dtype(array.dtype))
+    made.set_data_from_numpy(array, binary_data=binary)
+    return made
+
+
+def row(*numbers):
+    """An input X of `plus`."""
+    return [tensor("X", np.array([numbers], np.float32))]
+
+
+def statistics(client, name, version=""):
+    """The statistics of one model version."""
+    (stats,) = client.get_inference_statistics(name, version)["model_stats"]
+    return stats
+
+
+def test_server_and_models_are_live_and_ready(client):
+    """Liveness and readiness of the server, of models and of versions; what is not there is not ready."""
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("plus")
+    assert client.is_model_ready("versions", "3")
+    assert not client.is_model_ready("versions", "2")
+    assert not client.is_model_ready("nobody")
+
+
+def test_server_metadata(client):
+    """Name, version and the extensions that are served."""
+    metadata = client.get_server_metadata()
+
+    assert metadata["name"] == "mme"
+    assert metadata["version"]
+    assert {"binary_tensor_data", "statistics", "model_repository", "model_configuration"} <= set(
+        metadata["extensions"]
+    )
+
+
+def test_model_metadata(client):
+    """Versions, platform, and tensors as a client sends them, the batch dimension included."""
+    assert client.get_model_metadata("plus") == {
+        "name": "plus",
+        "versions": ["1"],
+        "platform": "onnxruntime_onnx",
+        "inputs": [{"name": "X", "datatype": "FP32", "shape": [-1, 4]}],
+        "outputs": [{"name": "Y", "datatype": "FP32", "shape": [-1, 4]}],
+    }
+    assert client.get_model_metadata("versions")["versions"] == ["1", "3"]
+
+
+def test_model_config(client):
+    """The configuration in effect: what the file said, and what the model file completed."""
+    config = client.get_model_config("plus")
+    assert config["name"] == "plus"
+    assert config["backend"] == "onnxruntime"
+    assert config["max_batch_size"] == 8
+    assert [(spec["name"], spec["data_type"], spec["dims"]) for spec in config["input"]] == [
+        ("X", "TYPE_FP32", ["4"] if isinstance(config["input"][0]["dims"][0], str) else [4])
+    ]
+    bare = client.get_model_config("bare")
+    assert bare["max_batch_size"] == 4
+    assert bare["dynamic_batching"]["preferred_batch_size"] == [4]
+    assert client.get_model_config("fours")["dynamic_batching"]["max_queue_delay_microseconds"] == 600_000_000
+
+
+@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False])
+def test_infer(client, binary_in, binary_out):
+    """Tensors go both ways in JSON and in binary, with the request's id."""
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+    result = client.infer(
+        "plus",
+        [tensor("X", x, binary=binary_in)],
+        outputs=[triton.InferRequestedOutput("Y", binary_data=binary_out)],
+        request_id="seven",
+    )
+
+    np.testing.assert_array_equal(result.as_numpy("Y"), x + 1)
+    response = result.get_response()
+    assert (response["id"], response["model_name"], response["model_version"]) == ("seven", "plus", "1")
+    assert ("parameters" in response["outputs"][0]) == binary_out
+
+
+VALUES = {
+    "BOOL": np.array([[True, False], [False, True]]),
+    "UINT8": np.array([[0, 255], [1, 2]], np.uint8),
+    "UINT16": np.array([[0, 65535], [1, 2]], np.uint16),
+    "UINT32": np.array([[0, 2**32 - 1], [1, 2]], np.uint32),
+    "UINT64": np.array([[0, 2**63 - 1], [1, 2]], np.uint64),
+    "INT8": np.array([[-128, 127], [1, 2]], np.int8),
+    "INT16": np.array([[-(2**15), 2**15 - 1], [1, 2]], np.int16),
+    "INT32": np.array([[-(2**31), 2**31 - 1], [1, 2]], np.int32),
+    "INT64": np.array([[-(2**63), 2**63 - 1], [1, 2]], np.int64),
+    "FP16": np.array([[0.5, -65504], [1, 2]], np.float16),
+    "FP32": np.array([[0.1, -3e38], [1, 2]], np.float32),
+    "FP64": np.array([[0.1, -1e308], [1, 2]], np.float64),
+    "BYTES": np.array([["grüße", ""], ["b", "☃" * 100]], np.object_),
+}
+
+
+def types_request(*, binary):
+    """All inputs of `types`; FP16 has no JSON form."""
+    return [
+        tensor(f"IN_{name}", values, binary=binary or name == "FP16", datatype=name) for name, values in VALUES.items()
+    ]
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "json"])
+def test_every_data_type(client, binary):
+    """Every data type survives the way there and back, to its limits, BYTES and FP16 included."""
+    outputs = [triton.InferRequestedOutput(f"OUT_{name}", binary_data=binary or name == "FP16") for name in VALUES]
+
+    result = client.infer("types", types_request(binary=binary), outputs=outputs)
+
+    for name, sent in VALUES.items():
+        came = result.as_numpy(f"OUT_{name}")
+        if name == "BYTES":
+            came = np.vectorize(lambda item: item.decode() if isinstance(item, bytes) else item, otypes="O")(came)
+        else:
+            assert came.dtype == sent.dtype, name
+        np.testing.assert_array_equal(came, sent, err_msg=name)
+
+
+def test_fp16_in_json_is_refused(server):
+    """FP16 has no JSON form: the refusal says to send it as binary data."""
+    inputs = [
+        {"name": f"IN_{name}", "shape": [1, 2], "datatype": name, "data": [0, 0]} for name in VALUES if name == "FP16"
+    ]
+    answer = server.ask("POST", "/v2/models/types/infer", {"inputs": inputs})
+
+    assert answer.status == 400
+    assert "binary" in answer.error
+    assert "IN_FP16" in answer.error
+
+
+def test_only_the_requested_outputs_come(client):
+    """A request that names an output gets that one alone."""
+    result = client.infer(
+        "types", types_request(binary=True), outputs=[triton.InferRequestedOutput("OUT_INT8", binary_data=True)]
+    )
+
+    assert [output["name"] for output in result.get_response()["outputs"]] == ["OUT_INT8"]
+
+
+def test_versions(client):
+    """The latest served version answers unless one is named; an unserved one is unknown."""
+    assert client.infer("versions", row(0, 0, 0, 0)).as_numpy("Y")[0, 0] == 3
+    assert client.infer("versions", row(0, 0, 0, 0), model_version="1").as_numpy("Y")[0, 0] == 1
+    with pytest.raises(InferenceServerException, match="version 2 is not found") as raised:
+        client.infer("versions", row(0, 0, 0, 0), model_version="2")
+    assert raised.value.status() == "404"
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "status", "message"),
+    [
+        ("nobody", [("X", [[1, 2, 3, 4]], "FP32")], "400", "Request for unknown model: 'nobody' is not found"),
+        ("plus", [("Q", [[1, 2, 3, 4]], "FP32")], "400", "'Q'"),
+        ("plus", [("X", [[1, 2, 3, 4]], "FP64")], "400", "data-type is 'FP64', but model 'plus' expects 'FP32'"),
+        ("plus", [("X", [[1, 2, 3]], "FP32")], "400", "unexpected shape for input 'X' for model 'plus'"),
+        ("plus", [("X", [[1, 2, 3, 4]] * 9, "FP32")], "400", "batch-size must be <= 8 for 'plus'"),
+        ("pick", [("I", [[7]], "INT64")], "500", "ONNX Runtime failed while running model 'pick'"),
+    ],
+    ids=["model", "name", "type", "shape", "batch", "execution"],
+)
+def test_errors_reach_the_client_as_sentences(client, name, inputs, status, message):
+    """What is wrong comes back in Triton's words with its status; the next request is served."""
+    types = {"FP32": np.float32, "FP64": np.float64, "INT64": np.int64}
+    tensors = [tensor(key, np.array(data, types[kind])) for key, data, kind in inputs]
+
+    with pytest.raises(InferenceServerException) as raised:
+        client.infer(name, tensors)
+
+    assert message in raised.value.message()
+    assert raised.value.status() == status
+    np.testing.assert_array_equal(client.infer("plus", row(1, 2, 3, 4)).as_numpy("Y"), [[2, 3, 4, 5]])
+
+
+def test_statistics_add_up(client):
+    """Each request is counted once, as a success or a failure, in queue and compute; batches add up to executions."""
+    before = statistics(client, "bare")
+    for size in (1, 2, 2, 4):
+        client.infer("bare", [tensor("X", np.zeros((size, 4), np.float32))])
+    with pytest.raises(InferenceServerException):
+        client.infer("bare", [tensor("X", np.zeros((1, 5), np.float32))])
+
+    after = statistics(client, "bare")
+    parts = after["inference_stats"]
+    assert (after["name"], after["version"]) == ("bare", "1")
+    assert after["inference_count"] - before["inference_count"] == 9
+    assert after["execution_count"] - before["execution_count"] == 4
+    assert parts["success"]["count"] - before["inference_stats"]["success"]["count"] == 4
+    assert parts["fail"]["count"] - before["inference_stats"]["fail"]["count"] == 1
+    for part in ("queue", "compute_input", "compute_infer", "compute_output"):
+        assert parts[part]["count"] == parts["success"]["count"], part
+    inside = sum(parts[part]["ns"] for part in ("queue", "compute_input", "compute_infer", "compute_output"))
+    assert 0 < inside <= parts["success"]["ns"]
+    sizes = {batch["batch_size"]: batch["compute_infer"]["count"] for batch in after["batch_stats"]}
+    assert sum(sizes.values()) == after["execution_count"]
+    assert sum(size * count for size, count in sizes.items()) == after["inference_count"]
+    assert after["last_inference"] > 0
+
+
+def test_statistics_of_everybody_and_of_nobody(client):
+    """Without a name statistics are of all models; an unknown one is refused by its name."""
+    names = {stats["name"] for stats in client.get_inference_statistics()["model_stats"]}
+    assert {"plus", "bare", "types", "versions"} <= names
+    with pytest.raises(InferenceServerException, match="requested model 'nobody' is not available"):
+        client.get_inference_statistics("nobody")
+
+
+def test_requests_that_wait_make_one_batch(client):
+    """Four requests that come apart are executed together once there are four, each with its own answer."""
+    answers = [client.async_infer("fours", row(n, n, n, n)) for n in range(4)]
+
+    for number, answer in enumerate(answers):
+        np.testing.assert_array_equal(answer.get_result().as_numpy("Y"), [[number + 1] * 4])
+    stats = statistics(client, "fours")
+    assert (stats["execution_count"], stats["inference_count"]) == (1, 4)
+    assert [(batch["batch_size"], batch["compute_infer"]["count"]) for batch in stats["batch_stats"]] == [(4, 1)]
+
+
+def test_concurrent_requests_are_batched_and_all_answered(client):
+    """Under load with a queue delay batches are larger than one, and everybody gets the rows that are theirs."""
+    answers = [client.async_infer("crowded", row(n, n, n, n)) for n in range(64)]
+
+    for number, answer in enumerate(answers):
+        np.testing.assert_array_equal(answer.get_result().as_numpy("Y"), [[number + 1] * 4])
+    stats = statistics(client, "crowded")
+    assert stats["inference_count"] == stats["inference_stats"]["success"]["count"] == 64
+    assert stats["execution_count"] < 64
+    assert max(batch["batch_size"] for batch in stats["batch_stats"]) > 1
+
+
+def test_a_full_queue_refuses(server, client):
+    """With max_queue_size waiting, the next request is refused at once with 503; those that wait are answered."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.ask, "POST", "/v2/models/narrow/infer", models.ONE)
+        eventually(lambda: server.metric("nv_inference_pending_request_count", model="narrow") == 1, "it to wait")
+
+        with pytest.raises(InferenceServerException, match="Exceeds maximum queue size") as raised:
+            client.infer("narrow", row(1, 2, 3, 4))
+        assert raised.value.status() == "503"
+
+        assert server.metric("nv_inference_request_failure", model="narrow", reason="REJECTED") == 1
+        client.unload_model("narrow")  # nobody else will come: whoever waits is told at last
+        assert waiting.result().status == 503
+    client.load_model("narrow")
+    assert client.is_model_ready("narrow")
+
+
+def test_a_request_that_waited_too_long_is_refused(client):
+    """A request whose time in the queue is over is refused with 503 and counted."""
+    before = statistics(client, "hasty")["inference_stats"]["fail"]["count"]
+
+    with pytest.raises(InferenceServerException, match="timeout expired") as raised:
+        client.infer("hasty", row(1, 2, 3, 4))
+
+    assert raised.value.status() == "503"
+    assert statistics(client, "hasty")["inference_stats"]["fail"]["count"] == before + 1
+
+
+def test_repository_index_load_and_unload(client, repository):
+    """The index lists ready and other models; unload and load take effect; a model added on disk can be loaded."""
+    index = {(row["name"], row.get("version", "")): row.get("state", "") for row in client.get_model_repository_index()}
+    assert index["plus", "1"] == index["versions", "3"] == "READY"
+
+    client.unload_model("bare")
+    assert not client.is_model_ready("bare")
+    assert "bare" in {row["name"] for row in client.get_model_repository_index()}, "it is still there on disk"
+
+    client.load_model("bare")
+    assert client.is_model_ready("bare")
+    client.load_model("bare")  # once more is a reload
+    np.testing.assert_array_equal(client.infer("bare", row(1, 2, 3, 4)).as_numpy("Y"), [[3, 4, 5, 6]])
+
+    models.lay_out(repository / "late", models.plus(9))
+    client.load_model("late")
+    np.testing.assert_array_equal(client.infer("late", row(1, 2, 3, 4)).as_numpy("Y"), [[10, 11, 12, 13]])
+    with pytest.raises(InferenceServerException, match="nobody"):
+        client.load_model("nobody")
+    with pytest.raises(InferenceServerException, match="config"):
+        client.load_model("late", config=json.dumps({"max_batch_size": 2}))
+
+
+def test_a_raw_request_is_the_data_of_the_only_input(server):
+    """With Inference-Header-Content-Length: 0 the body is the input; its shape follows from the configuration."""
+    x = np.array([1, 2, 3, 4], np.float32)
+
+    answer = server.ask("POST", "/v2/models/plus/infer", x.tobytes(), Inference_Header_Content_Length="0")
+
+    assert answer.status == 200
+    length = int(answer.headers["inference-header-content-length"])
+    assert json.loads(answer.body[:length])["outputs"][0]["shape"] == [1, 4]
+    np.testing.assert_array_equal(np.frombuffer(answer.body[length:], np.float32), x + 1)
+
+
+@pytest.mark.parametrize("compressed", ["gzip", "deflate"])
+def test_compressed_requests(client, compressed):
+    """Triton's client may compress what it sends."""
+    result = client.infer("plus", row(1, 2, 3, 4), request_compression_algorithm=compressed)
+
+    np.testing.assert_array_equal(result.as_numpy("Y"), [[2, 3, 4, 5]])

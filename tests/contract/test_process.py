@@ -1,0 +1,226 @@
+"""The server as processes: loads that take their time, signals, deaths, and what is there afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from tests.contract import models
+from tests.contract.server import eventually, post
+
+
+def slow_to_load(folder):
+    """A model directory whose load waits until somebody writes the model into the pipe that is returned."""
+    pipe = models.lay_out(folder, b"") / "1" / "model.onnx"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    return pipe
+
+
+@contextlib.contextmanager
+def filled_at_last(pipe, content):
+    """Whatever happens in the block, whoever reads the pipe gets to its end."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            os.set_blocking(fd, True)
+            with os.fdopen(fd, "wb") as file:
+                file.write(content)
+
+
+@pytest.fixture(scope="module")
+def a_second():
+    """A request for `burn` that takes about a second on this machine."""
+    session = onnxruntime.InferenceSession(models.burn(), providers=["CPUExecutionProvider"])
+    rounds, took = 1000, 0.0
+    while took < 0.05:
+        rounds *= 2
+        began = time.perf_counter()
+        session.run(None, {"ROUNDS": np.array([rounds])})
+        took = time.perf_counter() - began
+    count = int(rounds / took)
+    return {"inputs": [{"name": "ROUNDS", "shape": [1], "datatype": "INT64", "data": [count]}]}
+
+
+def ping(server):
+    """The status of a ping, 0 where nobody listens any more."""
+    try:
+        return server.ask("GET", "/ping").status
+    except ConnectionError:
+        return 0
+
+
+def test_resident_models_answer_while_another_loads(serve, tmp_path):
+    """While a framework reads a model file that takes for ever, /ping, GET, invokes and an UNLOAD are all done."""
+    server = serve({"SAGEMAKER_MULTI_MODEL": "true"})
+    base = tmp_path / "opt/ml/models"
+    for name in ("one", "two"):
+        url = str(models.lay_out(base / name / "model", models.plus(1)))
+        assert server.ask("POST", "/models", {"model_name": name, "url": url}).status == 200
+    pipe = slow_to_load(base / "slow/model")
+
+    with ThreadPoolExecutor(3) as pool, filled_at_last(pipe, models.plus(5)):
+        body = {"model_name": "slow", "url": str(base / "slow/model")}
+        loading = pool.submit(server.ask, "POST", "/models", body)
+        index = "/v2/repository/index"
+        eventually(
+            lambda: {"name": "slow", "state": "LOADING"} in server.ask("POST", index, {}).json, "the load to begin"
+        )
+        early = pool.submit(server.ask, "POST", "/models/slow/invoke", models.ONE)
+
+        for _ in range(20):
+            assert models.y(server.ask("POST", "/models/one/invoke", models.ONE).json) == [2, 3, 4, 5]
+            assert ping(server) == 200
+            names = [row["modelName"] for row in server.ask("GET", "/models").json["models"]]
+            assert names == ["one", "two"], "a model that still loads is not listed"
+        assert server.ask("POST", "/models", body).status == 409
+        assert server.ask("GET", "/models/slow").status == 404
+        assert server.ask("DELETE", "/models/two").status == 200
+        assert not loading.done()
+        assert not early.done()
+
+        pipe.write_bytes(models.plus(5))
+        assert loading.result().status == 200
+        assert models.y(early.result().json) == [6, 7, 8, 9], "an invoke that came during the load waited for it"
+        pipe.unlink()
+        pipe.touch()
+
+
+def test_a_sigterm_lets_what_was_accepted_finish(serve, tmp_path, a_second):
+    """SIGTERM during an inference: both that runs and those that wait are answered, pings are not, exit code 0."""
+    repository = tmp_path / "repository"
+    models.lay_out(repository / "burn", models.burn())
+    server = serve({"MME_MODEL_REPOSITORY": str(repository), "MME_PING_MODE": "ready"})
+    path = "/v2/models/burn/infer"
+    with ThreadPoolExecutor(1) as pool, server.connect() as connection:
+        running = pool.submit(server.ask, "POST", path, a_second)
+        connection.send(post(path, a_second) + b"GET /ping HTTP/1.1\r\nHost: t\r\n\r\n")
+        eventually(lambda: server.metric("nv_inference_pending_request_count", model="burn") == 1, "one to wait")
+
+        server.process.terminate()
+        eventually(lambda: ping(server) in {503, 0}, "pings to be refused")
+
+        assert running.result().status == 200
+        waited = connection.answer()
+        assert waited.status == 200
+        assert waited.json["outputs"][0]["data"] == a_second["inputs"][0]["data"]
+        late = connection.answer()
+        assert (late.status, late.headers["connection"]) == (503, "close")
+        assert connection.ended()
+    assert server.stop() == 0
+    assert ping(server) == 0
+
+
+def test_a_sigterm_ends_idle_connections_at_once(serve):
+    """Idle connections do not keep a server from ending."""
+    server = serve({"SAGEMAKER_MULTI_MODEL": "true", "MME_DRAIN_SECONDS": "600"})
+    with server.connect() as idle, server.connect() as silent:
+        assert idle.send(b"GET /ping HTTP/1.1\r\nHost: t\r\n\r\n").answer().status == 200
+        assert server.stop() == 0
+        assert idle.ended()
+        assert silent.ended()
+
+
+def test_a_drain_that_takes_too_long_is_cut(serve, tmp_path, a_second):
+    """Whoever is not answered within MME_DRAIN_SECONDS is left without an answer, and the log says how many."""
+    repository = tmp_path / "repository"
+    config = (
+        "max_batch_size: 4\ndynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 60000000 }\n"
+    )
+    models.lay_out(repository / "fours", models.plus(1), config)
+    server = serve({"MME_MODEL_REPOSITORY": str(repository), "MME_PING_MODE": "ready", "MME_DRAIN_SECONDS": "0.2"})
+    with server.connect() as waiting:
+        waiting.send(post("/v2/models/fours/infer", models.ONE))
+        eventually(lambda: server.metric("nv_inference_pending_request_count", model="fours") == 1, "it to wait")
+
+        assert server.stop() == 0
+
+        with contextlib.suppress(ConnectionResetError):
+            assert waiting.socket.recv(1) == b""
+    assert "1 requests were not answered within" in server.log
+
+
+def test_a_load_that_never_ends_does_not_keep_the_server(serve, tmp_path):
+    """A SIGTERM while a framework is stuck in a load ends the server in time, and whoever waits for it is let go."""
+    server = serve({"SAGEMAKER_MULTI_MODEL": "true", "MME_DRAIN_SECONDS": "0"})
+    slow_to_load(tmp_path / "slow/model")
+    with server.connect() as waiting:
+        waiting.send(post("/models", {"model_name": "slow", "url": str(tmp_path / "slow/model")}))
+        index = "/v2/repository/index"
+        eventually(lambda: server.ask("POST", index, {}).json, "the load to begin")
+
+        assert server.stop() == 0
+
+        with contextlib.suppress(ConnectionResetError):
+            assert waiting.socket.recv(1) == b""
+
+
+def test_a_sigterm_in_a_download_leaves_nothing_for_good(serve, gate, bucket, s3, aws, tmp_path):
+    """A SIGTERM in a download ends the server in time; what was half unpacked goes with the next start at the latest."""
+    archive = models.pack(models.lay_out(tmp_path / "plus", models.plus(1)), tmp_path / "plus.tar.gz")
+    s3.upload_file(str(archive), bucket, "plus.tar.gz")
+    cache = tmp_path / "cache"
+    environ = {
+        "MME_MODEL_STORE": f"s3://{bucket}",
+        "MME_DRAIN_SECONDS": "0",
+        "MME_CACHE_DIR": str(cache),
+        **aws(gate.url),
+    }
+    first = serve(environ)
+    with gate.held("plus.tar.gz"), first.connect() as waiting:
+        waiting.send(post("/models/plus/invoke", models.ONE))
+        gate.wait_for(["plus.tar.gz"])
+
+        assert first.stop() == 0
+
+    second = serve(environ)
+    assert models.y(second.ask("POST", "/models/plus/invoke", models.ONE).json) == [2, 3, 4, 5]
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_worker_that_dies_is_replaced(serve, tmp_path):
+    """After SIGKILL of the worker, in the middle of a load, the next one serves, and what was half done is gone."""
+    store = tmp_path / "store"
+    models.pack(models.lay_out(tmp_path / "plus", models.plus(1)), store / "plus.tar.gz")
+    server = serve({"MME_MODEL_STORE": str(store)})
+    invoke = {"X_Amzn_SageMaker_Target_Model": "plus.tar.gz"}
+    assert server.ask("POST", "/invocations", models.ONE, **invoke).status == 200
+    dead = server.worker
+    (server.cache / ".staging-left").mkdir()  # as a load in its middle leaves it
+
+    dead.send_signal(signal.SIGKILL)
+    eventually(lambda: not dead.is_running() or dead.status() == "zombie", "its end")
+    eventually(lambda: ping(server) == 200, "another worker")
+
+    assert server.worker.pid != dead.pid
+    answer = server.ask("POST", "/invocations", models.ONE, **invoke)
+    assert models.y(answer.json) == [2, 3, 4, 5]
+    assert "download;dur=0.00" in answer.headers["server-timing"], "its archive is still unpacked"
+    assert server.staging() == []
+    assert server.stop() == 0
+
+
+def test_a_second_start_finds_what_the_first_unpacked(tmp_path, serve):
+    """The cache folder outlives a server: the next one does not fetch an archive that has not changed."""
+    store = tmp_path / "store"
+    models.pack(models.lay_out(tmp_path / "plus", models.plus(1)), store / "plus.tar.gz")
+    cache = tmp_path / "cache"
+    timings = []
+    for _ in range(2):
+        server = serve({"MME_MODEL_STORE": str(store), "MME_CACHE_DIR": str(cache)})
+        answer = server.ask("POST", "/invocations", models.ONE, X_Amzn_SageMaker_Target_Model="plus")
+        assert models.y(answer.json) == [2, 3, 4, 5]
+        timings.append("download;dur=0.00" in answer.headers["server-timing"])
+        assert server.stop() == 0
+    assert timings == [False, True]
+    shutil.rmtree(cache)

@@ -1,0 +1,116 @@
+"""What the environment may say, and how the log looks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import subprocess
+
+import pytest
+
+from tests.contract import models
+from tests.contract.server import SCRIPTS, clean_environment, eventually
+
+
+@pytest.mark.parametrize("command", [("serve",), ("mme", "serve")], ids=" ".join)
+@pytest.mark.parametrize(
+    ("environ", "sentences"),
+    [
+        ({"MME_MODEL_STOR": "/srv"}, ["MME_MODEL_STOR: there is no such variable; did you mean MME_MODEL_STORE?"]),
+        ({"MME_WHATEVER": "1"}, ["MME_WHATEVER: there is no such variable"]),
+        ({"MME_PORT": "http"}, ["MME_PORT='http': expected a whole number from 0 to 65535"]),
+        ({"SAGEMAKER_TRITON_INFERENCE_TYPE": "x"}, ["ERROR: Invalid SAGEMAKER_TRITON_INFERENCE_TYPE 'x'"]),
+        ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--rate-limit=off"}, ["'--rate-limit' is not understood"]),
+        ({"MME_MODEL_STORE": "/srv", "SAGEMAKER_MULTI_MODEL": "true"}, ["keep one of them"]),
+        ({"MME_MODEL_STORE": "/nowhere/at/all"}, ["there is no such folder"]),
+        ({"MME_PORT": "x", "MME_MAX_BODY": "y"}, ["MME_PORT='x'", "MME_MAX_BODY='y'"]),
+    ],
+    ids=["typing-error", "unknown", "bad-value", "triton", "triton-flag", "conflict", "no-folder", "several"],
+)
+def test_what_can_not_be_honoured_refuses_to_start(tmp_path, command, environ, sentences):
+    """An unknown variable or a bad value ends the start with exit code 2, by name and all at once."""
+    done = subprocess.run(
+        [SCRIPTS / command[0], *command[1:]],
+        env=clean_environment(tmp_path, **environ),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    for sentence in sentences:
+        assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_port_that_is_taken_is_said_and_ends(serve, tmp_path):
+    """A second server on the same port ends with an error that names the port."""
+    first = serve({"SAGEMAKER_MULTI_MODEL": "true"})
+
+    environ = {"SAGEMAKER_MULTI_MODEL": "true", "MME_HOST": "127.0.0.1", "MME_PORT": str(first.port)}
+    done = subprocess.run(
+        [SCRIPTS / "serve"],
+        env=clean_environment(tmp_path, **environ),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+    assert done.returncode != 0
+    assert str(first.port) in done.stderr
+
+
+def test_log_lines_are_json_where_nobody_reads_them(serve, tmp_path):
+    """Off a terminal each line of the log is one JSON object with time, level, logger and message; pings leave none."""
+    store = tmp_path / "store"
+    models.pack(models.lay_out(tmp_path / "plus", models.plus(1)), store / "plus.tar.gz")
+    server = serve({"MME_MODEL_STORE": str(store)})
+    assert server.ask("POST", "/invocations", models.ONE, X_Amzn_SageMaker_Target_Model="plus").status == 200
+    for _ in range(10):
+        server.ask("GET", "/ping")
+    assert server.stop() == 0
+
+    lines = server.lines
+    assert all({"timestamp", "level", "logger", "message"} <= line.keys() for line in lines)
+    (loaded,) = [line for line in lines if line.get("target_model") == "plus.tar.gz"]
+    assert loaded["message"].startswith("loaded in")
+    assert not [line for line in lines if "ping" in json.dumps(line)]
+    assert len(lines) < 15
+
+
+def test_log_lines_are_text_on_a_terminal(tmp_path):
+    """On a terminal the log is text for people."""
+    master, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [SCRIPTS / "serve"],
+        env=clean_environment(tmp_path, SAGEMAKER_MULTI_MODEL="true", MME_HOST="127.0.0.1", MME_PORT="0", TERM="xterm"),
+        stdin=subprocess.DEVNULL,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    )
+    os.close(terminal)
+    os.set_blocking(master, False)
+    shown = bytearray()
+
+    def seen(text):
+        with contextlib.suppress(OSError):  # nothing now, or nobody has the other end any more
+            shown.extend(os.read(master, 65536))
+        return text in shown
+
+    try:
+        eventually(lambda: seen(b"serving in platform mode"), "the first lines")
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+    assert b'{"' not in shown
+    assert b"Listening at" in shown
+    assert b"\x1b[" in shown, "in colours"

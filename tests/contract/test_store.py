@@ -1,0 +1,280 @@
+"""Self-managed: archives in S3 or in a folder, loaded when they are asked for, unloaded when memory fills."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import botocore.exceptions
+import numpy as np
+import pytest
+
+from tests.contract import models
+from tests.contract.server import Server, eventually
+
+PREFIX = "tenant/models"
+HEAVY_MEGABYTES = 8
+BUDGET = "60MB"  # holds two to seven of them, by how much of its working memory the allocator keeps
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    """A folder of archives made by `mme pack`: plus-1, plus-2, plus-3, and one heavy model under nine names."""
+    source, store = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("store")
+    for number in (1, 2, 3):
+        directory = models.lay_out(source / f"plus-{number}", models.plus(number), "max_batch_size: 8\n")
+        models.pack(directory, store / f"plus-{number}.tar.gz")
+    heavy = models.pack(models.lay_out(source / "heavy", models.plus(0, HEAVY_MEGABYTES)), store / "heavy-0.tar.gz")
+    for number in range(1, 9):
+        shutil.copy(heavy, store / f"heavy-{number}.tar.gz")
+    return store
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, archives, bucket, s3, gate, aws):
+    """A server whose store is a prefix in S3, behind a gate."""
+    for archive in archives.iterdir():
+        s3.upload_file(str(archive), bucket, f"{PREFIX}/{archive.name}")
+    environ = {"MME_MODEL_STORE": f"s3://{bucket}/{PREFIX}", "MME_MEMORY_BUDGET": BUDGET, **aws(gate.url)}
+    with Server(tmp_path_factory.mktemp("from-s3"), environ) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def from_folder(tmp_path_factory, archives):
+    """A server whose store is a folder, started by `mme serve` and its flags."""
+    command = ("mme", "serve", "--model-store", str(archives), "--memory-budget", BUDGET)
+    with Server(tmp_path_factory.mktemp("from-folder"), {}, command=command) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", params=["s3", "folder"])
+def either(request):
+    """Both servers, one after the other: the store makes no difference."""
+    return request.getfixturevalue({"s3": "server", "folder": "from_folder"}[request.param])
+
+
+def invoke(client, target, body=models.ONE, **more):
+    """InvokeEndpoint, by boto3."""
+    more.setdefault("ContentType", "application/json")
+    return client.invoke_endpoint(
+        EndpointName="anything",
+        TargetModel=target,
+        Body=body if isinstance(body, bytes) else json.dumps(body),
+        **more,
+    )
+
+
+def timing(answer):
+    """The Server-Timing header of a boto3 answer."""
+    return answer["ResponseMetadata"]["HTTPHeaders"]["server-timing"]
+
+
+def loads(server, target):
+    """How often the server loaded that model."""
+    return server.metric("mme_model_loads_total", model=target)
+
+
+def test_boto3_reaches_each_model_by_its_target(either, runtime):
+    """invoke_endpoint with a TargetModel loads the archive of that name once and answers; then it is a hit."""
+    client = runtime(either)
+    for number in (1, 2):
+        target = f"plus-{number}.tar.gz"
+        cold = invoke(client, target)
+        assert models.y(json.load(cold["Body"])) == [1 + number, 2 + number, 3 + number, 4 + number]
+        assert cold["ContentType"] == "application/json"
+        assert cold["InvokedProductionVariant"] == "AllTraffic"
+        assert "cache;desc=miss" in timing(cold)
+        assert "download;dur=" in timing(cold)
+
+        warm = invoke(client, target)
+        assert models.y(json.load(warm["Body"])) == [1 + number, 2 + number, 3 + number, 4 + number]
+        assert "cache;desc=hit" in timing(warm)
+        assert loads(either, target) == 1
+
+
+def test_boto3_sends_and_gets_binary_tensors(either, runtime):
+    """Binary tensors pass through boto3 both ways by the content type, and custom attributes come back."""
+    tensor = np.arange(8, dtype=np.float32).reshape(2, 4)
+    header = json.dumps(
+        {
+            "inputs": [{"name": "X", "shape": [2, 4], "datatype": "FP32", "parameters": {"binary_data_size": 32}}],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    kind = "application/vnd.sagemaker-triton.binary+json;json-header-size="
+
+    answer = invoke(
+        runtime(either),
+        "plus-1.tar.gz",
+        header + tensor.tobytes(),
+        ContentType=f"{kind}{len(header)}",
+        CustomAttributes="c0ffee",
+    )
+
+    body, length = answer["Body"].read(), int(answer["ContentType"].removeprefix(kind))
+    np.testing.assert_array_equal(np.frombuffer(body[length:], np.float32).reshape(2, 4), tensor + 1)
+    assert answer["CustomAttributes"] == "c0ffee"
+
+
+def test_start_up_models_are_loaded_before_anybody_asks(serve, archives, runtime):
+    """--load-model loads at start, by the archive's name with or without its ending; the first request is a hit."""
+    flags = ("--model-store", str(archives), "--load-model", "plus-3", "--load-model", "plus-1.tar.gz")
+    server = serve({"MME_PING_MODE": "ready"}, command=("mme", "serve", *flags))
+
+    for number in (1, 3):
+        answer = invoke(runtime(server), f"plus-{number}.tar.gz")
+        assert models.y(json.load(answer["Body"])) == [1 + number, 2 + number, 3 + number, 4 + number]
+        assert "cache;desc=hit" in timing(answer)
+
+
+def test_a_model_that_is_not_in_the_store(either, runtime):
+    """An unknown TargetModel is boto3's ValidationError with the name in it; nothing is remembered of it."""
+    client = runtime(either)
+    for target in ("nobody.tar.gz", "../plus-1.tar.gz", "a//b.tar.gz"):
+        with pytest.raises(botocore.exceptions.ClientError) as raised:
+            invoke(client, target)
+        error = raised.value.response["Error"]
+        assert error["Code"] in {"ValidationError", "ModelError"}
+        assert target in json.dumps(raised.value.response)
+    assert "nobody.tar.gz" not in json.dumps(either.ask("POST", "/v2/repository/index", {}).json)
+    assert models.y(json.load(invoke(client, "plus-1.tar.gz")["Body"])) == [2, 3, 4, 5]
+
+
+def test_a_wrong_request_is_a_model_error(either, runtime):
+    """What the container refuses with 400 reaches the caller as boto3's ModelError with the container's sentence."""
+    client = runtime(either)
+    with pytest.raises(client.exceptions.ModelError) as raised:
+        invoke(client, "plus-1.tar.gz", {"inputs": []})
+
+    response = raised.value.response
+    assert response["ResponseMetadata"]["HTTPStatusCode"] == 424
+    assert response["OriginalStatusCode"] == 400
+    assert "plus-1.tar.gz" in json.loads(response["OriginalMessage"])["error"]
+
+
+def test_the_least_recently_used_leave_when_memory_fills(either, runtime):
+    """Under a small budget the least used are evicted, the one in use stays, and an evicted model answers again."""
+    client = runtime(either)
+    targets = [f"heavy-{number}.tar.gz" for number in range(9)]
+    favourite = targets[0]
+    resident = [favourite]  # in the order of their last use, as we know it
+    invoke(client, favourite)
+    gone = []
+    for target in targets[1:]:
+        assert "cache;desc=hit" in timing(invoke(client, favourite)), "whoever was used last stays"
+        header = timing(invoke(client, target))
+        evicted = [part.split('"')[1] for part in header.split(", ") if part.startswith("evict")]
+        evicted = [name for name in evicted if name.startswith("heavy")]
+        assert evicted == resident[1 : 1 + len(evicted)], "the least recently used go first"
+        resident = [name for name in resident if name not in evicted] + [target]
+        gone += evicted
+        assert either.metric("mme_memory_used_bytes", kind="host") <= 60e6
+
+    assert gone
+    for target in gone:
+        assert either.metric("mme_model_evictions_total", model=target) == 1
+    listed = [row["modelName"] for row in either.ask("GET", "/models").json["models"]]
+    assert set(targets) <= set(listed), "evicted models stay registered"
+    back = invoke(client, gone[0])
+    assert models.y(json.load(back["Body"])) == [1, 2, 3, 4]
+    assert "cache;desc=miss" in timing(back)
+    assert "download;dur=0.00" in timing(back), "its archive is still on disk"
+
+
+def test_a_model_can_be_unloaded_for_good(either, runtime):
+    """DELETE of a store's model frees memory and disk; its next request fetches it anew."""
+    client = runtime(either)
+    invoke(client, "plus-2.tar.gz")
+    before = either.unpacked()
+
+    assert either.ask("DELETE", "/models/plus-2.tar.gz").status == 200
+
+    assert len(either.unpacked()) == len(before) - 1
+    assert either.ask("DELETE", "/models/plus-2.tar.gz").status == 404
+    again = invoke(client, "plus-2.tar.gz")
+    assert models.y(json.load(again["Body"])) == [3, 4, 5, 6]
+    assert "cache;desc=miss" in timing(again)
+
+
+def test_fifty_clients_of_a_cold_model_cause_one_load(server, gate, runtime, bucket, s3, archives):
+    """A cold TargetModel hit by 50 clients at once is downloaded and loaded once, and all 50 are answered."""
+    target = "crowd.tar.gz"
+    key = f"{PREFIX}/{target}"
+    s3.upload_file(str(archives / "plus-2.tar.gz"), bucket, key)
+    client = runtime(server)
+    with gate.held(key), ThreadPoolExecutor(50) as pool:
+        answers = [pool.submit(invoke, client, target, models.x([n, n, n, n])) for n in range(50)]
+        eventually(lambda: server.metric("mme_model_cache_misses_total", model=target) == 50, "all to wait")
+        gate.release(key)
+        bodies = [json.load(answer.result()["Body"]) for answer in answers]
+
+    assert [models.y(body) for body in bodies] == [[n + 2] * 4 for n in range(50)]
+    assert loads(server, target) == 1
+    assert gate.downloads.count(key) == 1
+
+
+def test_nothing_waits_for_a_load_that_takes_its_time(server, gate, runtime, bucket, s3, archives):
+    """While downloads are stuck, a resident model answers, /ping, GET and even an unload are done before them."""
+    targets = [f"slow-{number}.tar.gz" for number in range(4)]  # more than may load at once
+    for target in targets:
+        s3.upload_file(str(archives / "plus-1.tar.gz"), bucket, f"{PREFIX}/{target}")
+    client = runtime(server)
+    invoke(client, "plus-1.tar.gz")
+    invoke(client, "plus-3.tar.gz")
+    keys = [f"{PREFIX}/{target}" for target in targets]
+    with ThreadPoolExecutor(4) as pool, gate.held(*keys):
+        slow = [pool.submit(invoke, client, target) for target in targets]
+        for target in targets:
+            eventually(lambda t=target: server.metric("mme_model_cache_misses_total", model=t) == 1, "it to wait")
+        gate.wait_for(keys, 2)  # as many as may load at once
+
+        for _ in range(20):
+            assert models.y(json.load(invoke(client, "plus-1.tar.gz")["Body"])) == [2, 3, 4, 5]
+            assert server.ask("GET", "/ping").status == 200
+            assert server.ask("GET", "/models").status == 200
+            assert server.ask("GET", "/v2/models/plus-1.tar.gz/ready").status == 200
+        assert server.ask("DELETE", "/models/plus-3.tar.gz").status == 200
+        assert not any(answer.done() for answer in slow)
+        for key in keys:
+            gate.release(key)
+        assert [models.y(json.load(answer.result()["Body"])) for answer in slow] == [[2, 3, 4, 5]] * 4
+
+
+def test_a_model_that_loads_for_too_long_is_not_ready_yet(serve, gate, runtime, bucket, s3, archives, aws):
+    """A load that outlasts the request's patience is boto3's ModelNotReadyException; it goes on and answers later."""
+    target = "late.tar.gz"
+    key = f"{PREFIX}/{target}"
+    s3.upload_file(str(archives / "plus-1.tar.gz"), bucket, key)
+    environ = {"MME_MODEL_STORE": f"s3://{bucket}/{PREFIX}", "MME_REQUEST_TIMEOUT": "0.3", **aws(gate.url)}
+    server = serve(environ)
+    client = runtime(server)
+    with gate.held(key):
+        with pytest.raises(client.exceptions.ModelNotReadyException) as raised:
+            invoke(client, target)
+        assert raised.value.response["ResponseMetadata"]["HTTPStatusCode"] == 429
+        assert target in raised.value.response["Error"]["Message"]
+    eventually(lambda: loads(server, target) == 1, "the load to go on")
+    assert models.y(json.load(invoke(client, target)["Body"])) == [2, 3, 4, 5]
+
+
+def test_a_new_version_of_an_archive_is_served_after_an_unload(server, runtime, bucket, s3, archives):
+    """The etag decides: after an unload a replaced archive is fetched and served."""
+    target, client = "changing.tar.gz", runtime(server)
+    for number in (1, 3):
+        s3.upload_file(str(archives / f"plus-{number}.tar.gz"), bucket, f"{PREFIX}/{target}")
+        assert models.y(json.load(invoke(client, target)["Body"]))[0] == 1 + number
+        assert server.ask("DELETE", f"/models/{target}").status == 200
+
+
+def test_a_store_that_can_not_be_reached_is_not_the_models_fault(serve, runtime, aws, tmp_path):
+    """With S3 away a request is ServiceUnavailable, with the store in the sentence; the server lives on."""
+    server = serve({"MME_MODEL_STORE": "s3://bucket/models", **aws("http://127.0.0.1:9")})
+    client = runtime(server)
+
+    with pytest.raises(client.exceptions.ServiceUnavailable) as raised:
+        invoke(client, "plus-1.tar.gz")
+
+    assert "s3://bucket/models" in str(raised.value)
+    assert server.ask("GET", "/ping").status == 200

@@ -1,0 +1,285 @@
+"""HTTP/1.1 on the real worker: what clients send over one connection, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.contract import models
+from tests.contract.server import Connection, Server, eventually, post
+
+MAX_BODY = 64 * 1024
+INVOKE = "/v2/models/plus/infer"
+PING = b"GET /ping HTTP/1.1\r\nHost: test\r\n\r\n"
+# Executes when four wait, and for longer than any test only then.
+FOURS = "max_batch_size: 4\ndynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 600000000 }\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server with a small limit for bodies and little patience with slow clients."""
+    repository = tmp_path_factory.mktemp("repository")
+    models.lay_out(repository / "plus", models.plus(1), "max_batch_size: 8\n")
+    models.lay_out(repository / "pick", models.pick())
+    for name in ("reset", "closed"):
+        models.lay_out(repository / name, models.plus(1), FOURS)
+    environ = {
+        "MME_MODEL_REPOSITORY": str(repository),
+        "MME_PING_MODE": "ready",
+        "MME_MAX_BODY": str(MAX_BODY),
+        "MME_HEADER_TIMEOUT": "0.2",
+        "MME_BODY_TIMEOUT": "0.2",
+        "MME_IDLE_TIMEOUT": "60",
+    }
+    with Server(tmp_path_factory.mktemp("wire"), environ) as server:
+        yield server
+
+
+@pytest.fixture
+def connection(server):
+    """A connection."""
+    with server.connect() as connection:
+        yield connection
+
+
+def still_serves(server):
+    """Whether the next request of somebody else is answered."""
+    return models.y(server.ask("POST", INVOKE, models.ONE).json) == [2, 3, 4, 5]
+
+
+def test_a_connection_serves_many_requests(connection):
+    """Hot routes and those that Flask answers take turns on one connection, which stays open."""
+    for _ in range(3):
+        assert models.y(connection.send(post(INVOKE, models.ONE)).answer().json) == [2, 3, 4, 5]
+        assert connection.send(PING).answer().status == 200
+        assert connection.send(b"GET /models HTTP/1.1\r\nHost: test\r\n\r\n").answer().status == 200
+        assert connection.send(post("/nowhere", b"")).answer().status == 404
+
+
+def test_pipelined_requests_are_answered_in_order(connection):
+    """Answers come in the order of the requests, though some take a thread, an execution or nothing at all."""
+    numbers = list(range(8))
+    connection.send(
+        b"".join(
+            post(INVOKE, models.x([n, n, n, n])) + PING + b"GET /v2/models/plus HTTP/1.1\r\nHost: t\r\n\r\n"
+            for n in numbers
+        )
+    )
+
+    for n in numbers:
+        assert models.y(connection.answer().json) == [n + 1] * 4
+        assert connection.answer().body == b""
+        assert connection.answer().json["name"] == "plus"
+
+
+def test_a_chunked_body(connection):
+    """A body in chunks, however they are cut, is the same body."""
+    body = json.dumps(models.ONE).encode()
+    head = f"POST {INVOKE} HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    for size in (1, 7, len(body)):
+        pieces = [body[at : at + size] for at in range(0, len(body), size)]
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+        assert models.y(connection.send(head, chunks, b"0\r\n\r\n").answer().json) == [2, 3, 4, 5]
+
+
+def test_expect_100_continue(connection):
+    """A client that asks first is told to go on, and then answered."""
+    body = json.dumps(models.ONE).encode()
+    head = f"POST {INVOKE} HTTP/1.1\r\nHost: t\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode()
+
+    assert connection.send(head).answer().status == 100
+    assert models.y(connection.send(body).answer().json) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("path", ["/ping", "/models", "/v2/models/plus", "/v2/health/live"])
+def test_head_is_get_without_the_body(connection, path):
+    """HEAD has the status, type and length of GET, and no body; the connection goes on."""
+    get = connection.send(f"GET {path} HTTP/1.1\r\nHost: t\r\n\r\n".encode()).answer()
+    head = connection.send(f"HEAD {path} HTTP/1.1\r\nHost: t\r\n\r\n".encode()).answer(head_only=True)
+
+    assert head.status == get.status == 200
+    assert head.headers.get("content-length") == get.headers.get("content-length") == str(len(get.body))
+    assert head.headers.get("content-type") == get.headers.get("content-type")
+    assert connection.send(PING).answer().status == 200
+
+
+@pytest.mark.parametrize("path", [INVOKE, "/models", "/nowhere"])
+def test_a_body_over_the_limit_is_413_before_it_is_read(server, connection, path):
+    """A Content-Length over MME_MAX_BODY is refused at once; the limit itself is not."""
+    head = f"POST {path} HTTP/1.1\r\nHost: t\r\nContent-Length: {MAX_BODY + 1}\r\n\r\n".encode()
+
+    answer = connection.send(head).answer()
+
+    assert answer.status == 413
+    assert str(MAX_BODY) in answer.error
+    assert answer.headers["connection"] == "close"
+    assert connection.ended()
+    assert still_serves(server)
+    exactly = json.dumps(models.ONE).encode().ljust(MAX_BODY)
+    assert server.ask("POST", INVOKE, exactly).status == 200
+
+
+def test_a_chunked_body_over_the_limit_is_413(server, connection):
+    """A body whose length nobody tells is refused as soon as it is over the limit."""
+    head = f"POST {INVOKE} HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    connection.send(head, b"%x\r\n" % (MAX_BODY + 1) + bytes(MAX_BODY + 1))
+
+    assert connection.answer().status == 413
+    assert still_serves(server)
+
+
+def test_connection_close_is_honoured(connection):
+    """After `Connection: close` the answer says so, and the connection ends."""
+    answer = connection.send(post(INVOKE, models.ONE, Connection="close")).answer()
+
+    assert models.y(answer.json) == [2, 3, 4, 5]
+    assert answer.headers["connection"] == "close"
+    assert connection.ended()
+
+
+def test_an_http_1_0_client(connection):
+    """HTTP/1.0 without keep-alive: one answer, then the end."""
+    assert connection.send(b"GET /ping HTTP/1.0\r\n\r\n").answer().status == 200
+    assert connection.ended()
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET /ping HTTP/1.1\r\n\r\n", 400),
+        (b"GET /ping HTTP/3.0\r\nHost: t\r\n\r\n", 505),
+        (b"POST /ping HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400),
+        (b"POST /ping HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"POST /ping HTTP/1.1\r\nHost: t\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: t\r\n\r\n", 414),
+        (b"GET /ping HTTP/1.1\r\nHost: t\r\nX: " + b"x" * 200_000 + b"\r\n\r\n", 431),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", 400),
+    ],
+    ids=["nonsense", "no-host", "version", "two-lengths", "length-and-chunked", "negative", "line", "headers", "tls"],
+)
+def test_what_is_no_sound_request_is_refused(server, connection, raw, status):
+    """A request that is malformed, ambiguous or too large is refused with a sentence, and the connection ends."""
+    answer = connection.send(raw).answer()
+
+    assert answer.status == status
+    assert answer.error
+    assert connection.ended()
+    assert still_serves(server)
+
+
+def test_headers_that_take_too_long(server, connection):
+    """A client that does not finish its headers is told 408 and let go."""
+    answer = connection.send(b"GET /ping HTTP/1.1\r\nHost:").answer()
+
+    assert answer.status == 408
+    assert connection.ended()
+    assert still_serves(server)
+
+
+def test_a_body_that_stops_arriving(server, connection):
+    """A client that stops in the middle of a body is told 408; nobody ever sees that request."""
+    before = server.metric("nv_inference_request_success", model="plus")
+    answer = connection.send(post(INVOKE, models.ONE)[:-10]).answer()
+
+    assert answer.status == 408
+    assert connection.ended()
+    assert server.metric("nv_inference_request_success", model="plus") == before
+
+
+def test_a_connection_on_which_nothing_comes_is_closed_in_silence(connection):
+    """A connection that sends nothing at all is closed without a word."""
+    assert connection.ended()
+
+
+@pytest.mark.parametrize("name", ["reset", "closed"])
+def test_a_client_that_leaves_is_not_executed(server, name):
+    """A queued request whose client hung up, by a reset or by closing, is dropped and counted; others are served."""
+    leaving = server.connect().send(post(f"/v2/models/{name}/infer", models.ONE))
+    eventually(lambda: server.metric("nv_inference_pending_request_count", model=name) == 1, "it to wait")
+    end = server.other_end(leaving)
+    leaving.reset() if name == "reset" else leaving.close()
+    eventually(lambda: end not in server.sockets(), "the server to notice")
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: server.ask("POST", f"/v2/models/{name}/infer", models.ONE), range(4)))
+
+    assert [models.y(answer.json) for answer in answers] == [[2, 3, 4, 5]] * 4
+    assert server.metric("nv_inference_request_failure", model=name, reason="CANCELED") == 1
+    assert server.metric("nv_inference_request_success", model=name) == 4
+    assert server.metric("nv_inference_count", model=name) == 4
+    assert server.metric("nv_inference_exec_count", model=name) == 1
+
+
+def test_a_client_that_only_stops_sending_is_answered(connection):
+    """A client that closes its sending direction after the request gets its answer, then the end."""
+    connection.send(post(INVOKE, models.ONE))
+    connection.socket.shutdown(socket.SHUT_WR)
+
+    assert models.y(connection.answer().json) == [2, 3, 4, 5]
+    assert connection.ended()
+
+
+def test_connections_leave_nothing_behind(server):
+    """After a crowd of clients came and went, some in the middle of a request, no connection is left."""
+    crowd = [server.connect() for _ in range(50)]
+    for number, connection in enumerate(crowd):
+        connection.send(post(INVOKE, models.ONE)[: None if number % 2 else 60])
+    ends = set()
+    for number, connection in enumerate(crowd):
+        if number % 2:
+            assert connection.answer().status == 200
+            ends.add(server.other_end(connection))
+        connection.reset() if number % 3 else connection.close()
+
+    eventually(lambda: not ends & server.sockets(), "all to be gone")
+    assert server.metric("nv_inference_pending_request_count", model="plus") == 0
+    assert still_serves(server)
+
+
+def test_methods_that_a_route_does_not_know(server):
+    """A method that a route does not offer is 405 with what it offers; a route that is none is 404; both in JSON."""
+    wrong = server.ask("PUT", "/ping")
+    assert wrong.status == 405
+    assert "GET" in wrong.headers["allow"]
+    assert server.ask("GET", "/invocations").status == 405
+    missing = server.ask("GET", "/no/such/route")
+    assert (missing.status, "/no/such/route" in missing.error) == (404, True)
+
+
+def test_an_error_of_ours_names_target_and_inference_id_in_the_log(server):
+    """A failed execution is one error line that carries the target model and the inference id; its client gets 500."""
+    answer = server.ask(
+        "POST",
+        "/invocations",
+        {"inputs": [{"name": "I", "shape": [1, 1], "datatype": "INT64", "data": [99]}]},
+        X_Amzn_SageMaker_Target_Model="pick",
+        X_Amzn_SageMaker_Inference_Id="id-4711",
+    )
+
+    assert answer.status == 500
+    (line,) = [line for line in server.lines if line.get("inference_id") == "id-4711"]
+    assert (line["level"], line["target_model"]) == ("error", "pick")
+    assert line["message"] == answer.error
+
+
+def test_pings_are_not_logged(server):
+    """A ping leaves no line in the log, whoever answers it."""
+    before = len(server.lines)
+    for _ in range(20):
+        assert server.ask("GET", "/ping").status == 200
+    assert len(server.lines) == before
+
+
+def test_a_connection_is_no_more_than_a_socket(server):
+    """A hundred idle connections take descriptors and no threads; pings are answered meanwhile."""
+    assert server.ask("GET", "/models").status == 200
+    threads = server.worker.num_threads()
+    idle = [Connection(server.port).send(PING) for _ in range(100)]
+    assert [connection.answer().status for connection in idle] == [200] * 100
+    assert server.worker.num_threads() == threads
+    for connection in idle:
+        connection.close()
