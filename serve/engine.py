@@ -336,8 +336,8 @@ class Engine:
     def _forget(self, entry: Entry[Target]) -> None:
         """Names that nobody has must not pile up, however many are asked for."""
         self.cache.forget(entry)
-        if not entry.stats.loads and self.target_stats.get(entry.name) is entry.stats:
-            del self.target_stats[entry.name]
+        if not entry.stats.loads and entry.name not in self.cache.entries:
+            self.target_stats.pop(entry.name, None)
 
     async def _drop(self, entry: Entry[Target]) -> None:
         """Unregister a model, and remove what was unpacked for it; not if it is being loaded again meanwhile."""

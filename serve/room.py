@@ -139,8 +139,6 @@ class Room:
 
     def _withdraw(self, claim: _Claim) -> None:
         """The claimant left: what was granted in that very moment, or set aside, is for the next."""
-        if claim in self._claims:
-            self._claims.remove(claim)
         granted = claim.granted
         if granted.done() and not granted.cancelled() and granted.exception() is None:
             self.give_back(claim.need)
