@@ -444,6 +444,7 @@ def test_names_that_nobody_has_are_refused_and_do_not_pile_up(run, toys, tmp_pat
                 with pytest.raises(MmeError) as caught:
                     await ask(engine, toys.Call(1), engine.canonical(name))
                 assert failure(caught) in {Kind.UNKNOWN_MODEL, Kind.INVALID_ARGUMENT}
+                assert (engine.cache.entries, engine.target_stats) == ({}, {})
                 with pytest.raises(MmeError):
                     await engine.load(engine.canonical(name))
                 with pytest.raises(MmeError):
@@ -703,6 +704,33 @@ def test_an_unloaded_archive_leaves_the_disk_and_an_evicted_one_does_not(run, to
             assert await answered(engine, toys, "b.tar.gz") == 2
             assert engine.target_stats["b.tar.gz"].download.count == 1
             assert await answered(engine, toys, "a.tar.gz") == 2
+            assert engine.target_stats["a.tar.gz"].download.count == 2
+
+    run(main())
+
+
+def test_a_load_waits_until_the_files_of_the_unload_before_it_are_gone(run, toys, tmp_path, store):
+    """An unload returns when the files are removed; a request that comes meanwhile fetches them anew."""
+
+    async def main():
+        async with engine_of(tmp_path, store=str(store)) as engine:
+            await answered(engine, toys, "a.tar.gz")
+            discard, begun, go = engine._artifacts.discard, threading.Event(), threading.Event()
+
+            def slow(name):
+                begun.set()
+                assert go.wait(10)
+                discard(name)
+
+            engine._artifacts.discard = slow
+            unloading = asyncio.create_task(engine.unload("a.tar.gz"))
+            await until(begun.is_set)
+            request = asyncio.create_task(answered(engine, toys, "a.tar.gz"))
+            await asyncio.sleep(0.01)
+            assert not unloading.done()
+            go.set()
+            await unloading
+            assert await request == 2
             assert engine.target_stats["a.tar.gz"].download.count == 2
 
     run(main())

@@ -408,6 +408,51 @@ def test_the_least_recently_used_goes(play):
     play(scene)
 
 
+def test_a_model_nobody_used_yet_is_as_recent_as_its_load(play):
+    """Of two models loaded and never used, the one loaded first goes, whichever was known first."""
+
+    async def scene(world):
+        world.press.sizes = {name: (mb(40), mb(40)) for name in "abc"}
+        world.entry("a")
+        await world.resident("b", "a", "c")
+        assert world.entry("b").state is State.UNAVAILABLE
+        assert world.entry("a").state is State.READY
+
+    play(scene)
+
+
+def test_a_model_loaded_anew_is_waited_for(play):
+    """A reload closes and loads; who asks meanwhile waits, and the model counts as registered all the time."""
+
+    async def scene(world):
+        await world.resident("a")
+        entry = world.cache.lease("a")
+        reload = await world.begin("a", "reload")
+        waiting = await world.begin("a")
+        assert (waiting.done(), entry.registered) == (False, True)
+        entry.release()
+        await world.turn()
+        for piece in ("close a", "prepare a", "load a"):
+            assert not reload.done()
+            assert entry.registered
+            await world.do(piece)
+        await reload
+        await waiting
+        assert [held.closed for held in world.press.made] == [1, 0]
+        entry.release()
+        unload = await world.begin("a", "unload")
+        assert not entry.registered
+        await world.do_all()
+        await unload
+        cold = await world.begin("a", "reload")
+        assert not entry.registered
+        await world.do_all()
+        await cold
+        assert entry.registered
+
+    play(scene)
+
+
 def test_a_leased_model_is_no_victim(play):
     """A load waits while everybody is in use, and goes on the moment that the last lease of one ends."""
 

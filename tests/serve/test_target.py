@@ -90,9 +90,10 @@ def test_the_version_policy_says_which_versions_execute(
             for version in served:
                 assert await product(resident.version(version), toys) == 3 * (version + 1)
             assert resident.version(None).version == latest
-            with pytest.raises(MmeError, match=f"version 9 is not found; served versions are {served[0]}") as caught:
-                resident.version(9)
-            assert caught.value.kind is Kind.UNKNOWN_VERSION
+            for unknown in (0, 9):
+                with pytest.raises(MmeError, match=f"version {unknown} is not found; served versions are") as caught:
+                    resident.version(unknown)
+                assert caught.value.kind is Kind.UNKNOWN_VERSION
 
     run(main())
 
@@ -185,6 +186,24 @@ def test_a_version_that_fails_takes_the_loaded_ones_with_it(run, tmp_path, write
         assert caught.value.kind is Kind.INVALID_MODEL
         assert (counted.loaded, counted.closed) == (1, 1)
         assert not loader._measuring.locked()
+
+    run(main())
+
+
+def test_a_handler_that_fails_in_its_warm_up_is_closed(run, tmp_path, write_repository_model, counted, monkeypatch):
+    """What no handler should raise ends the load, and the memory that was taken by then is given back."""
+
+    def fail(self, inputs, outputs):
+        raise RuntimeError("no handler should")
+
+    monkeypatch.setattr(onnx.OnnxHandler, "execute", fail)
+
+    async def main():
+        loader = ModelLoader(asyncio.get_running_loop(), {})
+        prepared = loader.prepare("m", InRepository(write_repository_model(tmp_path / "m")), lambda: False)
+        with pytest.raises(RuntimeError, match="no handler should"):
+            loader.load(prepared)
+        assert (counted.loaded, counted.closed) == (1, 1)
 
     run(main())
 
