@@ -105,7 +105,7 @@ def perf_analyzer(  # noqa: D417 - the rest is perf_analyzer's own
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.csv")
         command = [program, "-m", model, "-u", address, "--input-data", str(data), "-f", str(report), "-a"]
-        command += ["--concurrency-range", str(concurrency), "-p", str(seconds * 1000), "-s", "50", "-r", "3"]
+        command += ["--concurrency-range", str(concurrency), "-p", str(seconds * 1000), "-s", "999", "-r", "3"]
         counter = Window(pid, address, model)
         subprocess.run(command, capture_output=True, text=True, check=True)
         spent = counter.per_request()

@@ -55,7 +55,7 @@ class EngineOptions:
         evicts: whether we make room ourselves; False where a platform manages the models.
         store: URI of the archives that requests may name, or "".
         repository: folder of models that requests may name, or None.
-        load_threads: loads and unloads at a time.
+        load_threads: fetches at a time, loads at a time, unloads at a time.
         load_patience: seconds that anybody waits for a load.
         drain_patience: seconds that an unload waits for requests under way.
         inline_ns: executions expected to take at most this long run on the event loop.
@@ -81,7 +81,8 @@ class Engine:
         self.options = options
         self.stats: dict[tuple[str, int], ModelStats] = {}
         self._artifacts = Artifacts(open_store(options.store), options.cache_directory) if options.store else None
-        self._loads = ThreadPoolExecutor(options.load_threads, "load", initializer=_lower_priority)
+        # Half of them fetch while the other half loads.
+        self._loads = ThreadPoolExecutor(2 * options.load_threads, "load", initializer=_lower_priority)
         # Threads of their own: an unload must not queue behind the downloads it would make room for.
         self._unloads = ThreadPoolExecutor(options.load_threads, "unload", initializer=_lower_priority)
         loader = ModelLoader(loop, self.stats, inline_ns=options.inline_ns, require_gpu=options.require_gpu)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.cache")
 _now = time.perf_counter_ns
+_ATTEMPTS = 3  # at a load whose model turns out larger than was reserved for it
 _REMEMBERED = 10_000  # footprints of artifacts seen; one more forgets the one unused for longest
 
 
@@ -87,7 +88,7 @@ class ModelCache(Generic[P, T]):
         evicts: whether the least recently used make room (self-managed), or a full cache is an error (platform).
         pool: threads for the loader.
         closers: threads for closing, those of the loader if None.
-        turns: loads at a time. The first comes to its end before others begin, however many models are asked for.
+        turns: fetches at a time, and loads at a time; a load that waits for room holds up neither.
         memory_patience: seconds that a load waits for leased models to become free before it gives up.
         drain_patience: seconds that an unload waits for requests under way.
     """
@@ -110,7 +111,8 @@ class ModelCache(Generic[P, T]):
         self._loader = loader
         self._pool = pool
         self._closers = closers or pool
-        self._turns = asyncio.Semaphore(turns)
+        self._fetch_turns = asyncio.Semaphore(turns)
+        self._load_turns = asyncio.Semaphore(turns)
         self._closed = False
         self._drain_patience = drain_patience
         self._remembered: LRUCache[str, Footprint] = LRUCache(_REMEMBERED)
@@ -226,13 +228,13 @@ class ModelCache(Generic[P, T]):
             if entry.closing is not None:
                 await asyncio.wait([entry.closing])  # however that ends
             entry.state, entry.reason = step(entry.state, Event.LOAD), ""
-            async with self._turns:
+            async with self._fetch_turns:
                 began = _now()
                 _must_go_on(entry)
                 prepared = await _aside(
                     self._pool, self._loader.prepare, entry.name, entry.source, lambda: entry.abandoned
                 )
-                await self._load_prepared(entry, prepared, evicted)
+            await self._load_prepared(entry, prepared, evicted)
         except BaseException as error:
             failure = _as_ours(entry, error)
             self._failed(entry, failure)
@@ -244,24 +246,43 @@ class ModelCache(Generic[P, T]):
         return report
 
     async def _load_prepared(self, entry: Entry[T], prepared: P, evicted: list[str]) -> None:
-        """Reserve, load, and correct the estimate; commit the rest or give everything back."""
-        need = self._remembered.get(prepared.identity, prepared.estimate)
-        evicted += await self.room.reserve(entry.name, need)
+        """Reserve, load and measure. A model that takes more than was reserved, and finds the rest taken, begins again.
+
+        Nothing is waited for with memory in hand, so that no two loads can wait for each other.
+        """
+        for _ in range(_ATTEMPTS):
+            need = self._remembered.get(prepared.identity, prepared.estimate)
+            evicted += await self.room.reserve(entry.name, need)
+            if await self._load_reserved(entry, prepared, need, evicted):
+                return
+        raise MmeError(
+            Kind.UNAVAILABLE,
+            f"model '{entry.name}' takes more memory each time it is loaded, and other models hold the rest; try again",
+        )
+
+    async def _load_reserved(self, entry: Entry[T], prepared: P, need: Footprint, evicted: list[str]) -> bool:
+        """Load within a reservation; commit, or give everything back. False when the reservation was too small."""
         reserved = need
         try:
-            _must_go_on(entry)
-            resident, footprint = await _aside(self._pool, self._loader.load, prepared)
+            async with self._load_turns:
+                _must_go_on(entry)
+                resident, footprint = await _aside(self._pool, self._loader.load, prepared)
             self._remembered[prepared.identity] = footprint
             try:
                 _must_go_on(entry)
-                more = footprint.beyond(need)
-                evicted += await self.room.reserve(entry.name, more, footprint)
-                reserved = need + more
-                resident.start()
+                more = await self.room.extend(entry.name, need, footprint)
+                if more is not None:
+                    reserved = need + footprint.beyond(need)
+                    resident.start()
             except BaseException:
                 await self._close_resident(entry, resident)
                 raise
+            if more is None:
+                await self._close_resident(entry, resident)
+                return False
+            evicted += more
             entry.resident, entry.footprint = resident, footprint
+            return True
         finally:
             self.room.give_back(reserved)
 

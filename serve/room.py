@@ -22,13 +22,18 @@ if TYPE_CHECKING:
 class _Claim:
     """A load that waits for room."""
 
-    __slots__ = ("evicted", "granted", "name", "need")
+    __slots__ = ("evicted", "granted", "name", "need", "patient")
 
-    def __init__(self, name: str, need: Footprint, granted: asyncio.Future[None]) -> None:
+    def __init__(self, name: str, need: Footprint, *, patient: bool) -> None:
         self.name = name
         self.need = need
-        self.granted = granted
+        self.patient = patient
+        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.evicted: list[str] = []
+
+
+class _NotNowError(Exception):
+    """An impatient claim does not fit."""
 
 
 class Room:
@@ -69,13 +74,8 @@ class Room:
         """Bytes of everything in memory and of everything promised."""
         return sum((resident.footprint for resident in self._residents()), self.reserved)
 
-    async def reserve(self, name: str, need: Footprint, whole: Footprint | None = None) -> list[str]:
-        """Have `need` bytes promised to model `name`, evicting whom it takes.
-
-        Args:
-            name: for whom.
-            need: how much.
-            whole: all that the model takes, where `need` is what was missing in its estimate.
+    async def reserve(self, name: str, need: Footprint) -> list[str]:
+        """Have `need` bytes promised to model `name`, evicting whom it takes, waiting for models in use.
 
         Returns:
             the names of those evicted.
@@ -84,11 +84,30 @@ class Room:
             MmeError: OUT_OF_MEMORY when it can never fit, or does not fit and nobody may be evicted; UNAVAILABLE when
                 models in use did not make room in time.
         """
-        if need == Footprint():
+        return await self._reserve(_Claim(name, need, patient=True), need)
+
+    async def extend(self, name: str, promised: Footprint, whole: Footprint) -> list[str] | None:
+        """Have more promised to a model that has `promised` bytes already and turned out to take `whole`.
+
+        It may evict, but it does not wait for models in use: two that hold what the other waits for would wait for
+        ever.
+
+        Returns:
+            the names of those evicted; None when the rest is not to be had now.
+
+        Raises:
+            MmeError: OUT_OF_MEMORY as `reserve`.
+        """
+        try:
+            return await self._reserve(_Claim(name, whole.beyond(promised), patient=False), whole)
+        except _NotNowError:
+            return None
+
+    async def _reserve(self, claim: _Claim, whole: Footprint) -> list[str]:
+        if claim.need == Footprint():
             return []
-        if not (whole or need).fits(self.budget):
-            raise out_of_memory(self._too_big(name, whole or need))
-        claim = _Claim(name, need, asyncio.get_running_loop().create_future())
+        if not whole.fits(self.budget):
+            raise out_of_memory(self._too_big(claim.name, whole))
         self._claims.append(claim)
         self.settle()
         try:
@@ -132,6 +151,9 @@ class Room:
         plan = eviction.plan(self._residents(), self.reserved + set_aside, claim.need, self.budget)
         if not self._evicts and (plan.victims or not plan.fits):
             claim.granted.set_exception(out_of_memory(self._full(claim)))
+            return
+        if not plan.fits and not claim.patient:
+            claim.granted.set_exception(_NotNowError())
             return
         for name in plan.victims:
             claim.evicted.append(name)

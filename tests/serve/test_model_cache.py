@@ -356,14 +356,15 @@ def test_a_measured_footprint_is_the_next_estimate(play):
 
 
 def test_the_first_load_comes_to_its_end_before_others_begin(play):
-    """Of many models asked for at once as many load as there are turns; the first is not kept waiting by the last."""
+    """Of many models asked for at once as many are fetched, and loaded, as there are turns; the first is not kept
+    waiting by the last."""
 
     async def scene(world):
         world.press.sizes = {name: (mb(20), mb(20)) for name in "abcde"}
         tasks = [await world.begin(name) for name in "abcde"]
         assert world.desk.pending == ["prepare a", "prepare b"]
         await world.do("prepare a")
-        assert world.desk.pending == ["prepare b", "load a"]
+        assert world.desk.pending == ["prepare b", "load a", "prepare c"]
         await world.do("load a")
         assert tasks[0].done()
         assert world.desk.pending == ["prepare b", "prepare c"]
@@ -570,6 +571,48 @@ def test_a_model_that_turns_out_too_large_is_given_up(play, evicts):
         assert len(world.press.made) == 2
 
     play(scene, evicts=evicts)
+
+
+def test_two_loads_that_underestimate_do_not_wait_for_each_other(play):
+    """Each holds half of the memory and needs a little more: both begin again with what they were measured to take."""
+
+    async def scene(world):
+        world.press.sizes = {name: (mb(50), mb(51)) for name in "ab"}
+        tasks = [await world.begin(name) for name in "ab"]
+        await world.do("prepare a", "prepare b", "load a", "load b")
+        assert world.desk.pending == ["close a", "close b"]
+        await world.do("close a", "close b")
+        assert (world.desk.pending, world.cache.room.reserved) == (["load a"], mb(51))
+        await world.do("load a")
+        assert (await tasks[0]).evicted == ()
+        world.entry("a").release()
+        await world.do_all()
+        assert (await tasks[1]).evicted == ("a",)
+        world.entry("b").release()
+
+    play(scene)
+
+
+def test_a_load_that_waits_for_room_holds_up_no_other(play):
+    """Loads that wait for models in use leave their turn to those that fit."""
+
+    async def scene(world):
+        world.press.sizes = {"big": (mb(60), mb(60)), "small": (mb(10), mb(10)), "held": (mb(80), mb(80))}
+        await world.resident("held")
+        held = world.cache.lease("held")
+        waiting = await world.begin("big")
+        await world.do("prepare big")
+        assert (world.desk.pending, waiting.done()) == ([], False)
+        small = await world.begin("small")
+        await world.do_all()
+        assert small.done()
+        world.entry("small").release()
+        held.release()
+        await world.do_all()
+        await waiting
+        world.entry("big").release()
+
+    play(scene, turns=1)
 
 
 def test_an_estimate_too_large_gives_back_the_rest(play):

@@ -121,8 +121,22 @@ def test_a_correction_is_judged_by_the_whole_model(run):
     async def main():
         house = House()
         with pytest.raises(MmeError) as caught:
-            await house.room.reserve("grown", mb(1), whole=mb(101))
+            await house.room.extend("grown", mb(100), mb(101))
         assert caught.value.kind is Kind.OUT_OF_MEMORY
+
+    run(main())
+
+
+def test_an_extension_does_not_wait_for_models_in_use(run):
+    """Who holds memory and needs more is told at once that it is not to be had; what could be evicted is."""
+
+    async def main():
+        house = House()
+        await house.room.reserve("loading", mb(50))
+        await house.room.reserve("grown", mb(45))
+        assert await house.room.extend("grown", mb(45), mb(50)) == []
+        assert await house.room.extend("grown", mb(50), mb(51)) is None
+        assert house.room.reserved == mb(100)
 
     run(main())
 
