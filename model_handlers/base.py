@@ -9,14 +9,16 @@ each maps its framework's exceptions where it calls the framework.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from model_handlers.config import ModelConfig
+    from model_handlers.errors import MmeError
     from model_handlers.tensor import Array
 
 
@@ -60,6 +62,32 @@ class Footprint:
         return Footprint(int(self.host * factor), int(self.device * factor))
 
 
+class Placement(Enum):
+    """Where an instance executes: on a thread of the serving process, or in a process of its own."""
+
+    INLINE = "inline"
+    PROCESS = "process"
+
+
+@dataclass(slots=True)
+class ModelRequest:
+    """One request as a handler that wants to see requests gets it.
+
+    Attributes:
+        inputs: input name → array of the full shape, batch dimension included.
+        outputs: names of the outputs that the client asked for, in the model's order; never empty.
+        id: the client's request id, or "".
+        parameters: what the client sent beside tensors: strings, numbers and booleans.
+        timeout_us: the client's own queue timeout in microseconds, 0 for none.
+    """
+
+    inputs: dict[str, Array]
+    outputs: tuple[str, ...]
+    id: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    timeout_us: int = 0
+
+
 class Handler(ABC):
     """One model, loaded by one framework on one device. `execute` may be called by several threads at once.
 
@@ -71,6 +99,9 @@ class Handler(ABC):
         estimate_factor: bytes in memory per byte on disk, for a model never seen before.
         inline: whether a short execution may run on the event loop: it must release the GIL while it computes,
             never block on anything but the CPU, and never run code of the model's author.
+        sees_requests: whether batches come as lists of requests (`execute_requests`) instead of collated tensors
+            (`execute`): models that are code of the model's author.
+        placement: where instances execute when the configuration does not say.
     """
 
     backend: ClassVar[str]
@@ -78,6 +109,8 @@ class Handler(ABC):
     default_filename: ClassVar[str]
     estimate_factor: ClassVar[float] = 1.5
     inline: ClassVar[bool] = False
+    sees_requests: ClassVar[bool] = False
+    placement: ClassVar[Placement] = Placement.INLINE
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -98,8 +131,8 @@ class Handler(ABC):
 
     @classmethod
     @abstractmethod
-    def load(cls, config: ModelConfig, model_file: Path, device: Device) -> Handler:
-        """Load the model on `device`. Runs on a load thread, at low priority, for as long as it takes.
+    def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
+        """Load the model on `device`. `lane` names the (first) instance that will execute it. Runs on a load thread, at low priority, for as long as it takes.
 
         What `config` leaves out is completed from the model, so that a load reads the file once: see `config`.
 
@@ -107,7 +140,6 @@ class Handler(ABC):
             MmeError: INVALID_MODEL when the framework refuses the file, OUT_OF_MEMORY when it finds no room.
         """
 
-    @abstractmethod
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Run one batch.
 
@@ -121,6 +153,22 @@ class Handler(ABC):
         Raises:
             MmeError: EXECUTION_FAILED with the framework's words, OUT_OF_MEMORY when it ran out of room.
         """
+        raise NotImplementedError
+
+    def execute_requests(self, requests: Sequence[ModelRequest]) -> list[dict[str, Array] | MmeError]:
+        """Run one batch of requests, where `sees_requests`.
+
+        Returns:
+            for each request its outputs by name, full shapes, or the error that is its own.
+
+        Raises:
+            MmeError: what befell the whole batch.
+        """
+        raise NotImplementedError
+
+    def memory(self) -> Footprint | None:
+        """What this handler takes, where it can tell; None where the serving process's growth has to."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

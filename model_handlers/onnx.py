@@ -117,7 +117,7 @@ class OnnxHandler(Handler):
         return _complete(config, *_signature(session, config.name))
 
     @classmethod
-    def load(cls, config: ModelConfig, model_file: Path, device: Device) -> OnnxHandler:
+    def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> OnnxHandler:  # noqa: ARG003 - shared by lanes
         """Create the session; parameters are named as Triton's ONNX Runtime backend names them."""
         runtime = _onnxruntime()
         options = _session_options(runtime, config, _default_threads(model_file))

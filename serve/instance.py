@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from model_handlers.base import ModelRequest
 from model_handlers.errors import Kind, MmeError, out_of_memory
 from serve.request import InferenceRequest, InferenceResponse, Timings
 
@@ -57,9 +58,10 @@ class Execution:
         size: the sum of their batch dimensions.
         timings: where the time went.
         processor_ns: processor time of the executing thread, which no other thread's turn makes longer.
+        failed: whether any of the results is an error.
     """
 
-    __slots__ = ("batch", "processor_ns", "results", "size", "timings")
+    __slots__ = ("batch", "failed", "processor_ns", "results", "size", "timings")
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class Execution:
         self.size = size
         self.timings = timings
         self.processor_ns = processor_ns
+        self.failed = any(isinstance(result, MmeError) for result in results)
 
 
 def execute_batch(handler: Handler, signature: Signature, batch: Batch) -> Execution:
@@ -84,12 +87,20 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch) -> Execu
     for request in batch:
         size += request.batch_size
     try:
-        names = _wanted(signature, batch)
-        inputs = collate(signature, batch)
-        collated = executed = _now()
-        arrays = handler.execute(inputs, names)
-        executed = _now()
-        results: Sequence[InferenceResponse | MmeError] = scatter(signature, batch, names, arrays, size)
+        results: Sequence[InferenceResponse | MmeError]
+        if handler.sees_requests:
+            requests = present(signature, batch)
+            collated = executed = _now()
+            answers = handler.execute_requests(requests)
+            executed = _now()
+            results = collect(signature, batch, requests, answers)
+        else:
+            names = _wanted(signature, batch)
+            inputs = collate(signature, batch)
+            collated = executed = _now()
+            arrays = handler.execute(inputs, names)
+            executed = _now()
+            results = scatter(signature, batch, names, arrays, size)
     except MmeError as error:
         results = [error] * len(batch)
     except MemoryError as error:  # numpy's too, when a batch is joined
@@ -190,6 +201,40 @@ def scatter(
         responses.append(InferenceResponse(signature.name, signature.version, outputs, request.id))
         offset = end
     return responses
+
+
+def present(signature: Signature, batch: Batch) -> list[ModelRequest]:
+    """The batch as requests, for a handler that wants to see them."""
+    return [
+        ModelRequest(
+            {
+                spec.name: request.inputs[position]
+                for spec, position in zip(signature.inputs, request.order, strict=True)
+                if position >= 0
+            },
+            tuple(
+                name for name in signature.output_names if not request.layout.outputs or name in request.layout.outputs
+            ),
+            request.id,
+            request.parameters or {},
+            request.timeout_us,
+        )
+        for request in batch
+    ]
+
+
+def collect(
+    signature: Signature, batch: Batch, requests: list[ModelRequest], answers: list[dict[str, Array] | MmeError]
+) -> list[InferenceResponse | MmeError]:
+    """The responses of such a batch: each request's own outputs, or its own error."""
+    results: list[InferenceResponse | MmeError] = []
+    for request, wanted, answer in zip(batch, requests, answers, strict=True):
+        if isinstance(answer, MmeError):
+            results.append(answer)
+            continue
+        outputs = [(name, signature.outputs[name].data_type, answer[name]) for name in wanted.outputs if name in answer]
+        results.append(InferenceResponse(signature.name, signature.version, outputs, request.id))
+    return results
 
 
 class Instance:

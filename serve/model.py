@@ -19,6 +19,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve.instance import Execution, Instance, Signature
 from serve.layout_check import Checked, check_layout
@@ -206,18 +207,19 @@ class Model:
         batch, timings = execution.batch, execution.timings
         self.outstanding -= len(batch)
         done = _now()
-        first = execution.results[0]
-        if isinstance(first, InferenceResponse):
-            arrivals = sum([request.arrival_ns for request in batch])
-            count = len(batch)
+        answered = list(zip(batch, execution.results, strict=True))
+        good = batch
+        if execution.failed:
+            good = [request for request, result in answered if not isinstance(result, MmeError)]
+        if good:
+            arrivals = sum([request.arrival_ns for request in good])
+            count = len(good)
+            size = sum([request.batch_size for request in good]) if execution.failed else execution.size
             self.stats.executed(execution.size, timings)
-            self.stats.succeeded(
-                count, execution.size, timings.start * count - arrivals, done * count - arrivals, timings
-            )
-        else:
-            for request in batch:
-                self.stats.failed(first.kind, done - request.arrival_ns)
-        for request, result in zip(batch, execution.results, strict=True):
+            self.stats.succeeded(count, size, timings.start * count - arrivals, done * count - arrivals, timings)
+        for request, result in answered:
+            if isinstance(result, MmeError):
+                self.stats.failed(result.kind, done - request.arrival_ns)
             request.resolve(result)
 
     def _drop(self, take: Take[InferenceRequest]) -> None:
@@ -253,6 +255,12 @@ class Model:
         self._set_timer(0)
         for request in waiting:
             self._refuse(request, MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again"))
+
+    def memory(self) -> Footprint | None:
+        """What its handlers say they take together; None if one of them can't say."""
+        told = [handler.memory() for handler in self._handlers.values()]
+        known = [footprint for footprint in told if footprint is not None]
+        return sum(known, Footprint()) if len(known) == len(told) else None
 
     def close(self) -> None:
         """Stop the lanes and give the memory back. On a load thread, when nothing is queued or executing."""

@@ -12,15 +12,17 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from model_handlers import devices
-from model_handlers.base import CPU, Footprint, Handler
+from model_handlers.base import CPU, Footprint, Handler, Placement
 from model_handlers.config import InstanceGroup, ModelConfig
 from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation import IsolatedHandler, placement_of
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.tensor import BYTES
 from serve.model import Model
@@ -199,6 +201,9 @@ class ModelLoader:
                 raise
             _restore_priority(threads)
             taken = _memory_taken() - before
+        told = [model.memory() for model in loaded.values()]
+        if all(footprint is not None for footprint in told):
+            return Target(directory.name, loaded), sum((f for f in told if f is not None), Footprint())
         # A heap page that an unloaded model left behind may be used again without being seen: never less than the file.
         return Target(directory.name, loaded), Footprint(max(taken.host, directory.size()), max(taken.device, 0))
 
@@ -207,19 +212,24 @@ class ModelLoader:
         model_file = directory.model_file(version)
         config = directory.config
         by_device: dict[Device, Handler] = {}
+        loaded: list[Handler] = []
         lanes: list[tuple[str, Handler]] = []
+        isolated = placement_of(config, prepared.handler) is Placement.PROCESS
+        load = partial(IsolatedHandler.start, prepared.handler) if isolated else prepared.handler.load
         try:
             for lane, device in prepared.lanes:
-                handler = by_device.get(device)
+                handler = None if isolated else by_device.get(device)
                 if handler is None:
-                    handler = by_device[device] = prepared.handler.load(config, model_file, device)
+                    handler = load(config, model_file, device, lane)
+                    loaded.append(handler)
+                    by_device[device] = handler
                     config = handler.config
                     _warm_up(handler)
                 lanes.append((lane, handler))
             stats = self._stats.setdefault((directory.name, version), ModelStats())
             return Model(directory.name, version, lanes, stats, self._loop, self._inline_ns)
         except BaseException:
-            for handler in by_device.values():
+            for handler in loaded:
                 handler.close()
             raise
 

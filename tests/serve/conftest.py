@@ -232,7 +232,7 @@ class Scripted(Handler):
         return config
 
     @classmethod
-    def load(cls, config, model_file, device):
+    def load(cls, config, model_file, device, lane=""):
         """Made by the test itself."""
         raise NotImplementedError
 
