@@ -46,7 +46,7 @@ BACKENDS = (
     Backend("openvino", (), "model.xml"),
     Backend("pytorch", ("pytorch_libtorch", "libtorch"), "model.pt"),
     Backend("pytorch", ("torch_aoti",), "model.pt2"),
-    Backend("python", (), "model.py"),
+    Backend("python", (), "model.py", "model_handlers.python.handler:PythonHandler"),
     Backend("fil", (), "xgboost.json", detect=False),
 )
 

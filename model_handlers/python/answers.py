@@ -1,0 +1,159 @@
+"""What `execute` returned, checked: each request's outputs as the protocol carries them, or its own error. PURE.
+
+Tensors cross here between the shapes that clients see and those that the model sees, where the configuration has a
+`reshape`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.errors import Kind, MmeError
+from model_handlers.python.failures import failed_batch, printable
+from model_handlers.python.pb_messages import KINDS, InferenceResponse, TritonError, TritonModelException
+from model_handlers.python.pb_tensor import Tensor
+from model_handlers.tensor import BF16, UINT16
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from model_handlers.base import ModelRequest
+    from model_handlers.config import ModelConfig
+    from model_handlers.tensor import Array, DataType, TensorSpec
+
+_log = logging.getLogger("mme.model")
+
+
+def answers(
+    config: ModelConfig, lane: str, requests: Sequence[ModelRequest], returned: Any
+) -> list[dict[str, Array] | MmeError]:
+    """One answer a request.
+
+    Raises:
+        MmeError: EXECUTION_FAILED for the whole batch, when what was returned is no list of its responses.
+    """
+    if not isinstance(returned, list):
+        raise failed_batch(f"Expected a list in the execute return, found type '{type(returned)}'.", lane)
+    if len(returned) != len(requests):
+        raise failed_batch(
+            "Number of InferenceResponse objects do not match the number of requests. InferenceRequest objects size: "
+            f"{len(requests)}, InferenceResponse objects size: {len(returned)}",
+            lane,
+        )
+    strange = next((item for item in returned if item is not None and not isinstance(item, InferenceResponse)), None)
+    if strange is not None:
+        raise failed_batch(_expected_response(strange), lane)
+    return [_answer(config, lane, *pair) for pair in zip(requests, returned, strict=True)]
+
+
+def inside(spec: TensorSpec, array: Array, *, batches: bool) -> Array:
+    """An input as the model sees it."""
+    return array if spec.reshape is None else array.reshape(_refitted(array.shape, spec.dims, spec.reshape, batches))
+
+
+def _answer(
+    config: ModelConfig, lane: str, request: ModelRequest, response: InferenceResponse | None
+) -> dict[str, Array] | MmeError:
+    if response is None:  # only who sends responses of their own accord may leave one out
+        return failed_batch(_expected_response(response), lane)
+    error = response.error()
+    if error is not None:
+        return _own_error(error)
+    if response.parameters() != "{}":
+        _log.warning(
+            "model '%s': parameters of responses are not sent", config.name, extra={"target_model": config.name}
+        )
+    try:
+        return _outputs(config, request, response)
+    except MmeError as failure:
+        return failure
+    except TritonModelException as failure:
+        return failed_batch(printable(str(failure)), lane)
+
+
+def _outputs(config: ModelConfig, request: ModelRequest, response: InferenceResponse) -> dict[str, Array]:
+    """The outputs that the client asked for; the others are checked for their names alone."""
+    tensors: dict[str, Tensor] = {}
+    for tensor in response.output_tensors():
+        if not isinstance(tensor, Tensor):
+            raise _wrong(config, f"returned {type(tensor)} among its outputs, expected a Tensor")
+        name = tensor.name()
+        if config.output(name) is None:
+            names = ", ".join(spec.name for spec in config.outputs)
+            raise _wrong(config, f"returned unexpected inference output '{name}', its outputs are: {names}")
+        tensors[name] = tensor
+    missing = [name for name in request.outputs if name not in tensors]
+    if missing:
+        got = ", ".join(f"'{name}'" for name in tensors) or "none"
+        raise _wrong(config, f"did not return output '{missing[0]}', which was asked for; it returned {got}")
+    rows = _rows(config, request)
+    return {
+        spec.name: _outside(config, spec, tensors[spec.name], rows)
+        for spec in config.outputs
+        if spec.name in request.outputs
+    }
+
+
+def _outside(config: ModelConfig, spec: TensorSpec, tensor: Tensor, rows: int | None) -> Array:
+    """An output as the client sees it. `rows` is the request's batch dimension, None where the model has none."""
+    data_type, array = tensor.carried()
+    if data_type is not spec.data_type and not _same_bits(data_type, spec.data_type):
+        raise _wrong(config, f"returned output '{spec.name}' as {data_type.name}, expected {spec.data_type.name}")
+    if rows is not None and (not array.shape or array.shape[0] != rows):
+        raise _wrong(
+            config,
+            f"returned output '{spec.name}' with shape {list(array.shape)} for a request of batch size {rows}, "
+            f"expected {rows} as its first dimension",
+        )
+    if spec.reshape is None:
+        return array
+    try:
+        return array.reshape(_refitted(array.shape, spec.reshape, spec.dims, rows is not None))
+    except ValueError:
+        raise _wrong(
+            config,
+            f"returned output '{spec.name}' with shape {list(array.shape)}, expected {list(spec.reshape)}"
+            + (" behind the batch dimension" if rows is not None else ""),
+        ) from None
+
+
+def _rows(config: ModelConfig, request: ModelRequest) -> int | None:
+    if config.max_batch_size == 0:
+        return None
+    return next((array.shape[0] for array in request.inputs.values()), 1)
+
+
+def _refitted(
+    shape: tuple[int, ...],
+    outer: tuple[int, ...],
+    inner: tuple[int, ...],
+    batches: bool,  # noqa: FBT001 - both callers name it
+) -> tuple[int, ...]:
+    """`inner` with the sizes that `shape`, which fits `outer`, has in its variable dimensions: they keep their order.
+
+    Raises:
+        ValueError: when `shape` does not fit `outer`.
+    """
+    batch, rest = (shape[:1], shape[1:]) if batches else ((), shape)
+    if any(want not in (-1, have) for want, have in zip(outer, rest, strict=True)):
+        raise ValueError(shape)
+    variable = iter([have for want, have in zip(outer, rest, strict=True) if want == -1])
+    return (*batch, *(next(variable) if dim == -1 else dim for dim in inner))
+
+
+def _same_bits(returned: DataType, expected: DataType) -> bool:
+    """Bit patterns of BF16, which numpy does not have, come as UINT16."""
+    return returned is UINT16 and expected is BF16
+
+
+def _own_error(error: TritonError) -> MmeError:
+    return MmeError(KINDS[error.code()], printable(error.message()))
+
+
+def _expected_response(item: object) -> str:
+    return f"Expected an 'InferenceResponse' object in the execute function return list, found type '{type(item)}'."
+
+
+def _wrong(config: ModelConfig, what: str) -> MmeError:
+    return MmeError(Kind.EXECUTION_FAILED, printable(f"model '{config.name}' {what}"))

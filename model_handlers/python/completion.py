@@ -1,0 +1,102 @@
+"""A configuration completed by the model's own `auto_complete_config`. Runs on the thread that loads.
+
+What config.pbtxt says stands: the author's code may add tensors, a larger batch and dynamic batching.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.config import DynamicBatching
+from model_handlers.config_checks import normalise
+from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.pbtxt import config_json
+from model_handlers.python import pb_config
+from model_handlers.python.failures import failed_load
+from model_handlers.tensor import DATA_TYPES, TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from model_handlers.config import ModelConfig
+
+_BY_CONFIG_NAME = {data_type.config_name: data_type for data_type in DATA_TYPES}
+
+
+def complete(config: ModelConfig, author_class: type[Any]) -> ModelConfig:
+    """The configuration with what the author's class adds, checked.
+
+    Raises:
+        MmeError: INVALID_MODEL when it contradicts config.pbtxt or leaves inputs or outputs unnamed.
+    """
+    if hasattr(author_class, "auto_complete_config"):
+        config = _merged(config, _asked(config, author_class))
+    config = normalise(config)
+    for what, specs in (("input", config.inputs), ("output", config.outputs)):
+        if not specs:
+            raise invalid_model(
+                f"model configuration must contain at least one {what}, none were specified for '{config.name}': "
+                f"name them in config.pbtxt, or add them in auto_complete_config with add_{what}"
+            )
+    return config
+
+
+def _asked(config: ModelConfig, author_class: type[Any]) -> dict[str, Any]:
+    """What the author's code makes of the configuration."""
+    try:
+        completed = author_class.auto_complete_config(pb_config.ModelConfig(json.dumps(config_json(config))))
+    except BaseException as error:
+        raise failed_load("auto_complete_config ran", error, config.name) from error
+    if not isinstance(completed, pb_config.ModelConfig):
+        raise invalid_model(
+            f"auto_complete_config function in model '{config.name}' must return a valid pb.ModelConfig object."
+        )
+    return completed.as_dict()
+
+
+def _merged(config: ModelConfig, asked: Mapping[str, Any]) -> ModelConfig:
+    if asked.get("model_transaction_policy", {}).get("decoupled"):
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            f"model '{config.name}' calls itself decoupled in auto_complete_config; a request has exactly one response",
+        )
+    batching = config.dynamic_batching
+    if batching is None and "dynamic_batching" in asked:
+        batching = DynamicBatching(preferred_batch_sizes=())
+    return replace(
+        config,
+        max_batch_size=_integer(asked["max_batch_size"], "max_batch_size", config.name),
+        dynamic_batching=batching,
+        inputs=_with_added("input", config.inputs, asked["input"], config.name),
+        outputs=_with_added("output", config.outputs, asked["output"], config.name),
+    )
+
+
+def _with_added(
+    what: str, declared: tuple[TensorSpec, ...], asked: Sequence[Mapping[str, Any]], model: str
+) -> tuple[TensorSpec, ...]:
+    """The declared specs, and those that the author's code added."""
+    by_name = {tensor["name"]: tensor for tensor in asked}
+    kept = [replace(spec, optional=bool(by_name.get(spec.name, {}).get("optional", False))) for spec in declared]
+    names = {spec.name for spec in declared}
+    return (*kept, *(_spec(what, tensor, model) for tensor in asked if tensor["name"] not in names))
+
+
+def _spec(what: str, tensor: Mapping[str, Any], model: str) -> TensorSpec:
+    name = tensor["name"]
+    subject = f"{what} '{name}' that auto_complete_config of model '{model}' adds"
+    if not isinstance(name, str) or not name:
+        raise invalid_model(f"{subject} has no text for a name")
+    data_type = _BY_CONFIG_NAME.get(tensor["data_type"])
+    if data_type is None:
+        raise invalid_model(f"{subject} has data_type {tensor['data_type']!r}; data types look like 'TYPE_FP32'")
+    dims = tuple(_integer(dim, f"a dimension of {subject}", model) for dim in tensor["dims"])
+    return TensorSpec(name, data_type, dims, optional=bool(tensor.get("optional", False)))
+
+
+def _integer(value: Any, what: str, model: str) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise invalid_model(f"{what} must be an integer, auto_complete_config of model '{model}' says {value!r}")
+    return int(value)

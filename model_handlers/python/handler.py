@@ -1,0 +1,75 @@
+"""Models of backend "python": Triton's TritonPythonModel behind the Handler interface.
+
+The author's code runs in `load`, `execute_requests` and `close`, on whatever thread calls them and in whatever process
+this is; by default that is a process of the instance's own. `autocomplete` only reads, because a configuration may be
+asked for where code of strangers must not run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from model_handlers.base import Handler, Placement
+from model_handlers.config_checks import normalise
+from model_handlers.errors import Kind, MmeError
+from model_handlers.python.host import Host
+from model_handlers.python.module import ModelFile, check_environment, check_syntax
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from model_handlers.base import Device, ModelRequest
+    from model_handlers.config import ModelConfig
+    from model_handlers.tensor import Array
+
+
+class PythonHandler(Handler):
+    """One `TritonPythonModel`, initialized."""
+
+    backend: ClassVar[str] = "python"
+    default_filename: ClassVar[str] = "model.py"
+    inline: ClassVar[bool] = False
+    sees_requests: ClassVar[bool] = True
+    placement: ClassVar[Placement] = Placement.PROCESS
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host.config)
+        self._host = host
+
+    @classmethod
+    def gpu_capable(cls) -> bool:
+        """Models choose their framework themselves; they are told which GPU is theirs."""
+        return True
+
+    @classmethod
+    def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
+        """Check that the file is Python and asks for nothing that is not served.
+
+        Raises:
+            MmeError: INVALID_MODEL, UNSUPPORTED. The latter also where only `auto_complete_config` knows the tensors.
+        """
+        file = ModelFile(config, model_file)
+        check_environment(config, file)
+        check_syntax(config.name, file)
+        if not (config.inputs and config.outputs):
+            raise MmeError(
+                Kind.UNSUPPORTED,
+                f"model '{config.name}' names its inputs and outputs in auto_complete_config, which only a load runs",
+            )
+        return normalise(config)
+
+    @classmethod
+    def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> PythonHandler:
+        """Import model.py, complete the configuration, and call `initialize`."""
+        file = ModelFile(config, model_file)
+        check_environment(config, file)
+        return cls(Host(config, file, device, lane))
+
+    def execute_requests(self, requests: Sequence[ModelRequest]) -> list[dict[str, Array] | MmeError]:
+        """Call the author's `execute` once. Several threads that call at a time wait for one another."""
+        return self._host.execute(requests)
+
+    def close(self) -> None:
+        """Call `finalize`."""
+        self._host.close()

@@ -1,0 +1,131 @@
+"""A model's author's object between `initialize` and `finalize`. One call at a time; whatever it raises is caught.
+
+The host gives the object its arguments and its requests and takes back what it returns; whether that is right is
+judged by `answers.py`. Runs on whatever thread loads, executes or closes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.pbtxt import config_json
+from model_handlers.python.answers import answers, inside
+from model_handlers.python.completion import complete
+from model_handlers.python.coroutines import LoopThread
+from model_handlers.python.failures import failed_execution, failed_load
+from model_handlers.python.hosted import Hosted, running
+from model_handlers.python.module import ModelModule
+from model_handlers.python.pb_messages import InferenceRequest
+from model_handlers.python.pb_tensor import ReceivedTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from model_handlers.base import Device, ModelRequest
+    from model_handlers.config import ModelConfig
+    from model_handlers.errors import MmeError
+    from model_handlers.python.module import ModelFile
+    from model_handlers.tensor import Array
+
+_log = logging.getLogger("mme.model")
+
+
+class Host:
+    """One initialized `TritonPythonModel`.
+
+    Attributes:
+        config: the configuration, completed by the model.
+
+    Args:
+        config: as config.pbtxt has it.
+        file: the model's files.
+        device: where the model is to compute; it is told, and does as it likes.
+        lane: the instance's name.
+
+    Raises:
+        MmeError: INVALID_MODEL when the author's code fails, OUT_OF_MEMORY when it finds no room.
+    """
+
+    def __init__(self, config: ModelConfig, file: ModelFile, device: Device, lane: str) -> None:
+        self._hosted = Hosted(config.name, file.model_directory)
+        self._lane = lane
+        self._one_at_a_time = threading.Lock()
+        self._loop: LoopThread | None = None
+        with running(self._hosted):
+            self._module = ModelModule(config.name, file)
+            try:
+                self.config = complete(config, self._module.author_class)
+                self._author = self._initialized(file, device)
+            except BaseException:
+                self._module.unload()
+                raise
+        self._batches = self.config.max_batch_size > 0
+
+    def execute(self, requests: Sequence[ModelRequest]) -> list[dict[str, Array] | MmeError]:
+        """Have the author's `execute` answer the requests. See `Handler.execute_requests`."""
+        with self._one_at_a_time, running(self._hosted):
+            received = [self._received(request) for request in requests]
+            try:
+                returned = self._author.execute(received)
+                if inspect.iscoroutine(returned):
+                    returned = self._awaited(returned)
+            except BaseException as error:
+                raise failed_execution(error, self._lane) from error
+            return answers(self.config, self._lane, requests, returned)
+
+    def close(self) -> None:
+        """Call `finalize`, if there is one, and forget the model. What `finalize` raises is logged."""
+        with self._one_at_a_time, running(self._hosted):
+            try:
+                if hasattr(self._author, "finalize"):
+                    self._author.finalize()
+            except BaseException:  # noqa: BLE001 - see failures.py; the model goes in any case
+                _log.exception(
+                    "model '%s' failed in finalize", self._hosted.name, extra={"target_model": self._hosted.name}
+                )
+            finally:
+                if self._loop is not None:
+                    self._loop.close()
+                self._module.unload()
+                del self._author, self._module
+
+    def _initialized(self, file: ModelFile, device: Device) -> Any:
+        model = self._hosted.name
+        try:
+            author = self._module.author_class()
+            if hasattr(author, "initialize"):
+                author.initialize(self._arguments(file, device))
+        except BaseException as error:
+            raise failed_load("initialize ran", error, model) from error
+        return author
+
+    def _arguments(self, file: ModelFile, device: Device) -> dict[str, str]:
+        """What `initialize` is told, all of it as text."""
+        return {
+            "model_config": json.dumps(config_json(self.config)),
+            "model_instance_kind": device.kind.upper(),
+            "model_instance_name": self._lane,
+            "model_instance_device_id": str(device.index),
+            "model_repository": str(file.model_directory),
+            "model_version": file.version,
+            "model_name": self.config.name,
+        }
+
+    def _received(self, request: ModelRequest) -> InferenceRequest:
+        inputs = [
+            ReceivedTensor(spec.name, inside(spec, request.inputs[spec.name], batches=self._batches), spec.data_type)
+            for spec in self.config.inputs
+            if spec.name in request.inputs
+        ]
+        return InferenceRequest(
+            request.id, 0, inputs, request.outputs, parameters=request.parameters, timeout=request.timeout_us
+        )
+
+    def _awaited(self, coroutine: Any) -> Any:
+        if self._loop is None:
+            self._loop = LoopThread(self._lane)
+        return self._loop.run(coroutine)

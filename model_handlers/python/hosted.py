@@ -1,0 +1,44 @@
+"""Which model the running code belongs to, for the calls of `pb_utils` that do not say.
+
+The host sets it around every call into a model. A thread that a model started itself carries no such mark: it is taken
+for one of the model that ran last, which is the only one where models have processes of their own.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """A model as its own code may ask about it."""
+
+    name: str
+    directory: Path
+
+
+_current: ContextVar[Hosted] = ContextVar("hosted model")
+_last: list[Hosted] = []
+
+
+@contextmanager
+def running(model: Hosted) -> Iterator[None]:
+    """Everything inside belongs to this model."""
+    token = _current.set(model)
+    _last[:] = [model]
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def hosted() -> Hosted | None:
+    """The model whose code is running, None where no model was ever loaded."""
+    return _current.get(_last[0] if _last else None)

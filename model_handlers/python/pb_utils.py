@@ -1,0 +1,218 @@
+"""What models import as `triton_python_backend_utils`: all of Triton's names for a model's own code.
+
+`install` puts this module into the loading process under that name; no file of that name is on anybody's import path.
+What reaches beyond the model (other models, responses of its own accord) is here by name and refuses.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from model_handlers.python.hosted import hosted
+from model_handlers.python.pb_config import ModelConfig
+from model_handlers.python.pb_messages import (
+    MEMORY_CPU,
+    MEMORY_GPU,
+    InferenceRequest,
+    InferenceResponse,
+    InferenceResponseSender,
+    InferenceTrace,
+    PreferredMemory,
+    TritonError,
+    TritonModelException,
+    refuse_call,
+)
+from model_handlers.python.pb_metrics import Metric, MetricFamily
+from model_handlers.python.pb_tensor import Tensor
+from model_handlers.tensor import BF16, BY_NUMBER, DATA_TYPES, decode_bytes_elements, encode_bytes_elements
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from model_handlers.tensor import Array
+
+__all__ = [
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceResponseSender",
+    "InferenceTrace",
+    "Logger",
+    "Metric",
+    "MetricFamily",
+    "ModelConfig",
+    "PreferredMemory",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "deserialize_bytes_tensor",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_model_dir",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "unload_model",
+    "using_decoupled_model_transaction_policy",
+]
+
+_log = logging.getLogger("mme.model")
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+TRITONSERVER_MEMORY_CPU = MEMORY_CPU
+TRITONSERVER_MEMORY_GPU = MEMORY_GPU
+
+# Scalar types, as models write them: `np.float32`. numpy has none for BF16.
+_NUMPY_TYPES: dict[int, type[Any]] = {row.number: row.dtype.type for row in DATA_TYPES if row is not BF16}
+TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
+    BY_NUMBER[number].config_name: scalar for number, scalar in _NUMPY_TYPES.items()
+}
+
+
+def install() -> None:
+    """Make `import triton_python_backend_utils` find this module, in this process alone."""
+    sys.modules["triton_python_backend_utils"] = sys.modules[__name__]
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The input of that name, None when the request has none."""
+    for tensor in inference_request.inputs():
+        if tensor.name() == name:
+            return tensor
+    return None
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The output of that name, None when the response has none."""
+    for tensor in inference_response.output_tensors():
+        if tensor.name() == name:
+            return tensor
+    return None
+
+
+def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The configuration of the input of that name, or None."""
+    return next((tensor for tensor in model_config.get("input", ()) if tensor["name"] == name), None)
+
+
+def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The configuration of the output of that name, or None."""
+    return next((tensor for tensor in model_config.get("output", ()) if tensor["name"] == name), None)
+
+
+def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
+    """Whether the configuration says that the model is decoupled."""
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def triton_to_numpy_type(data_type: int) -> type[Any] | None:
+    """The numpy type of a data type's number, None where numpy has none."""
+    return _NUMPY_TYPES.get(data_type)
+
+
+def numpy_to_triton_type(data_type: Any) -> int | None:
+    """The number of the data type that carries a numpy type or dtype, None where none does."""
+    dtype = np.dtype(data_type)
+    if dtype.kind == "S":
+        dtype = np.dtype(np.object_)
+    return next((number for number, scalar in _NUMPY_TYPES.items() if dtype == scalar), None)
+
+
+def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
+    """The numpy type of a data type as configurations name it: "TYPE_FP32" → `np.float32`."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+def serialize_byte_tensor(input_tensor: Array) -> Array | None:
+    """The wire form of strings, as one-dimensional `np.uint8`; None when there are none, or other elements."""
+    if input_tensor.size == 0 or input_tensor.dtype.kind not in "OS":
+        return None
+    return np.frombuffer(encode_bytes_elements(input_tensor), dtype=np.uint8)
+
+
+def deserialize_bytes_tensor(encoded_tensor: Any) -> Array:
+    """The strings in a wire form (bytes or `np.uint8`), as a one-dimensional object array of `bytes`."""
+    data = memoryview(encoded_tensor).cast("B")
+    offset = count = 0
+    while offset < len(data):
+        offset += 4 + int.from_bytes(data[offset : offset + 4], "little")
+        count += 1
+    return decode_bytes_elements(data, count, "encoded_tensor", "deserialize_bytes_tensor")
+
+
+def get_model_dir() -> str:
+    """The directory of the model: that of its config.pbtxt and its versions."""
+    model = hosted()
+    if model is None:
+        raise TritonModelException("get_model_dir is for models that are loaded")
+    return str(model.directory)
+
+
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:  # noqa: ARG001 - its interface
+    """Refused."""
+    refuse_call("load_model")
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:  # noqa: ARG001, FBT001, FBT002 - its interface
+    """Refused."""
+    refuse_call("unload_model")
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:  # noqa: ARG001 - its interface
+    """Refused."""
+    refuse_call("is_model_ready")
+
+
+class Logger:
+    """The server's log, for a model to write to: lines carry the model's name."""
+
+    INFO: ClassVar[int] = logging.INFO
+    WARNING: ClassVar[int] = logging.WARNING
+    ERROR: ClassVar[int] = logging.ERROR
+    VERBOSE: ClassVar[int] = logging.DEBUG
+
+    @staticmethod
+    def log(message: str, level: int = INFO) -> None:
+        """Write a line at one of the levels above."""
+        model = hosted()
+        _log.log(level, "%s", message, extra={"target_model": model.name} if model else None)
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        """Write a line for everybody."""
+        Logger.log(message, Logger.INFO)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        """Write a warning."""
+        Logger.log(message, Logger.WARNING)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        """Write an error."""
+        Logger.log(message, Logger.ERROR)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        """Write a line for whoever debugs."""
+        Logger.log(message, Logger.VERBOSE)

@@ -1,0 +1,190 @@
+"""Configurations that the model completes, and what is asked of a model that is not loaded."""
+
+import json
+
+import pytest
+
+from model_handlers.errors import Kind, MmeError
+from model_handlers.python.handler import PythonHandler
+from model_handlers.tensor import BYTES, FP32, INT32
+
+NOTHING = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+
+
+def completing(*lines):
+    """A model whose `auto_complete_config(c)` has these lines."""
+    body = "\n".join(f"        {line}" for line in lines)
+    return (
+        "import triton_python_backend_utils as pb_utils\n"
+        "class TritonPythonModel:\n"
+        "    @staticmethod\n"
+        f"    def auto_complete_config(c):\n{body}\n"
+        "    def initialize(self, args):\n        self.args = args\n"
+        "    def execute(self, requests):\n        return []\n"
+    )
+
+
+INPUT = 'c.add_input({"name": "I", "data_type": "TYPE_FP32", "dims": [4], "optional": True})'
+OUTPUT = 'c.add_output({"name": "O", "data_type": "TYPE_STRING", "dims": [-1, 2]})'
+
+
+def test_a_model_completes_its_configuration(models):
+    """Tensors, batch size and batching come from `auto_complete_config`, are checked, and `initialize` sees them."""
+    source = completing(INPUT, OUTPUT, "c.set_max_batch_size(16)", "c.set_dynamic_batching()", "return c")
+    handler = models.load(source, "")
+    config = handler.config
+    assert [(s.name, s.data_type, s.dims, s.optional) for s in config.inputs] == [("I", FP32, (4,), True)]
+    assert [(s.name, s.data_type, s.dims) for s in config.outputs] == [("O", BYTES, (-1, 2))]
+    assert config.max_batch_size == 16
+    assert config.dynamic_batching.preferred_batch_sizes == (16,)
+    told = json.loads(handler._host._author.args["model_config"])
+    assert (told["input"][0]["dims"], told["max_batch_size"]) == ([4], 16)
+
+
+def test_what_the_configuration_says_stands(models):
+    """A model may repeat what config.pbtxt says, and add to it; the rest of a declared tensor stays as declared."""
+    config = """max_batch_size: 4
+        dynamic_batching { max_queue_delay_microseconds: 7 }
+        input { name: "I" data_type: TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, 2 ] } }
+        output { name: "FIRST" data_type: TYPE_INT32 dims: [ 1 ] label_filename: "labels.txt" }"""
+    source = completing(INPUT, OUTPUT, "c.set_max_batch_size(4)", "c.set_dynamic_batching()", "return c")
+    handler = models.load(source, config)
+    [spec] = handler.config.inputs
+    assert (spec.reshape, spec.optional) == ((2, 2), True)
+    assert [(s.name, s.data_type, s.labels) for s in handler.config.outputs] == [
+        ("FIRST", INT32, "labels.txt"),
+        ("O", BYTES, ""),
+    ]
+    assert handler.config.dynamic_batching.max_queue_delay_us == 7
+
+
+def test_an_optional_input_stays_optional_when_the_model_completes_other_things(models):
+    """What `auto_complete_config` does not mention does not change."""
+    config = 'input { name: "I" data_type: TYPE_FP32 dims: [ 4 ] optional: true }'
+    handler = models.load(completing(OUTPUT, "return c"), config)
+    assert [spec.optional for spec in handler.config.inputs] == [True]
+
+
+def named(name, **rest):
+    """An add_ call's argument."""
+    return repr({"name": name, **rest})
+
+
+DECLARED = """max_batch_size: 6
+    input { name: "I" data_type: TYPE_INT32 dims: [ 16 ] }
+    output { name: "O" data_type: TYPE_INT32 dims: [ 16 ] }"""
+
+CONTRADICTIONS = {
+    "configuration specified max_batch_size 6, but in auto-complete-config function for model 'm' specified "
+    "max_batch_size 4": "c.set_max_batch_size(4)",
+    "input in auto-complete-config function for model 'm' is missing 'name' property.": "c.add_input({'dims': [1]})",
+    "input 'J' in auto-complete-config function for model 'm' is missing 'data_type' property.": (
+        f"c.add_input({named('J', dims=[1])})"
+    ),
+    "output 'J' in auto-complete-config function for model 'm' is missing 'dims' property.": (
+        f"c.add_output({named('J', data_type='TYPE_FP32')})"
+    ),
+    "input 'J' in auto-complete-config function for model 'm' contains property other than 'name', 'data_type', 'dims' "
+    "and 'optional'.": f"c.add_input({named('J', data_type='TYPE_FP32', dims=[1], shape=[1])})",
+    "output 'J' in auto-complete-config function for model 'm' contains property other than 'name', 'data_type' and "
+    "'dims'.": f"c.add_output({named('J', data_type='TYPE_FP32', dims=[1], optional=True)})",
+    "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'I', model provides TYPE_FP32": (
+        f"c.add_input({named('I', data_type='TYPE_FP32', dims=[16])})"
+    ),
+    "unable to load model 'm', configuration expects datatype TYPE_INT32 for output 'O', model provides TYPE_FP32": (
+        f"c.add_output({named('O', data_type='TYPE_FP32', dims=[16])})"
+    ),
+    "model 'm', tensor 'I': the model expects dims [4] but the model configuration specifies dims [16]": (
+        f"c.add_input({named('I', data_type='TYPE_INT32', dims=[4])})"
+    ),
+    "model transaction property in auto-complete-config function for model 'm' contains property other than "
+    "'decoupled'": "c.set_model_transaction_policy({'decoupled': True, 'other': 1})",
+    "Configuration specified scheduling_choice as 'sequence_batching', but auto-complete-config function for model 'm' "
+    "tries to set scheduling_choice as 'dynamic_batching'": (
+        "c.as_dict()['sequence_batching'] = {}; c.set_dynamic_batching()"
+    ),
+    "trying to change decoupled property in auto-complete-config for model 'm', which is already set to 'False'": (
+        "c.set_model_transaction_policy({'decoupled': False}); c.set_model_transaction_policy({'decoupled': True})"
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", CONTRADICTIONS)
+def test_a_completion_that_contradicts_the_configuration_is_refused(models, sentence):
+    """With Triton's words, as a ValueError that the author's code may catch."""
+    error = models.refused(completing(CONTRADICTIONS[sentence], "return c"), DECLARED)
+    assert error.kind is Kind.INVALID_MODEL
+    assert f"ValueError: {sentence}\n" in error.message
+    caught = completing("try:", f"    {CONTRADICTIONS[sentence]}", "except ValueError: pass", "return c")
+    caught = caught.replace("c.set_model_transaction_policy({'decoupled': False}); ", "")
+    if "'decoupled': True}" not in caught:
+        models.load(caught, DECLARED)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["return None"], "must return a valid pb.ModelConfig object."),
+        (["return c.as_dict()"], "must return a valid pb.ModelConfig object."),
+        (["raise KeyError('k')"], "auto_complete_config ran: KeyError: 'k'\n\nAt:\n"),
+        (["import sys", "sys.exit(2)"], "auto_complete_config ran: SystemExit: 2"),
+        ([INPUT, "return c"], "at least one output, none were specified for 'm'"),
+        ([OUTPUT, "return c"], "at least one input, none were specified for 'm'"),
+        ([INPUT.replace("TYPE_FP32", "FP32"), OUTPUT, "return c"], "has data_type 'FP32'"),
+        ([INPUT.replace("[4]", "['x']"), OUTPUT, "return c"], "must be an integer"),
+        ([INPUT.replace("[4]", "[0]"), OUTPUT, "return c"], "model input 'I' dimension must be integer >= 1"),
+        ([INPUT, OUTPUT, "c.set_max_batch_size(1.5)", "return c"], "max_batch_size must be an integer"),
+    ],
+)
+def test_a_completion_that_makes_no_sense_is_refused(models, lines, words):
+    """Each names the model and what is wrong."""
+    error = models.refused(completing(*lines), "")
+    assert error.kind is Kind.INVALID_MODEL
+    assert words in error.message
+
+
+def test_a_model_that_calls_itself_decoupled_is_not_served(models):
+    """It is told so when it is loaded, not when it is called."""
+    error = models.refused(
+        completing(INPUT, OUTPUT, "c.set_model_transaction_policy({'decoupled': True})", "return c"), ""
+    )
+    assert error.kind is Kind.UNSUPPORTED
+    assert "decoupled" in error.message
+
+
+def test_tensors_that_nobody_names_are_an_error(models):
+    """Without a complete config.pbtxt a model must complete it itself."""
+    error = models.refused(NOTHING, 'input { name: "A" data_type: TYPE_FP32 dims: [ 1 ] }')
+    assert "at least one output, none were specified for 'm'" in error.message
+    assert "add_output" in error.message
+
+
+# -- what is asked of a file that is not loaded ------------------------------------------------------------------------
+
+
+def test_autocomplete_runs_no_code_of_the_author(models, kit):
+    """It reads: a complete configuration is checked and given back."""
+    config, file = models.write("raise SystemExit\n" + NOTHING)
+    assert PythonHandler.autocomplete(config, file) == config
+
+
+@pytest.mark.parametrize(
+    ("source", "config", "kind", "words"),
+    [
+        ("class X:\n    def\n", None, Kind.INVALID_MODEL, "1/model.py line 2"),
+        (NOTHING, "", Kind.UNSUPPORTED, "auto_complete_config"),
+        (
+            NOTHING,
+            'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "x" } }',
+            Kind.UNSUPPORTED,
+            "EXECUTION",
+        ),
+    ],
+)
+def test_autocomplete_refuses_what_a_reader_can_see(models, kit, source, config, kind, words):
+    """Syntax errors, environments, and tensors that only a load could name."""
+    parsed, file = models.write(source, kit.VECTORS if config is None else config)
+    with pytest.raises(MmeError) as caught:
+        PythonHandler.autocomplete(parsed, file)
+    assert caught.value.kind is kind
+    assert words in caught.value.message

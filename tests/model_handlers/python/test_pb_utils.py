@@ -1,0 +1,291 @@
+"""The names that models import, outside of any model."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from model_handlers.python import pb_utils
+from model_handlers.python.pb_tensor import ReceivedTensor
+from model_handlers.tensor import BF16, DATA_TYPES, FP32
+
+
+@pytest.fixture(name="imported")
+def _imported(monkeypatch):
+    """The module as models get it."""
+    monkeypatch.delitem(sys.modules, "triton_python_backend_utils", raising=False)
+    pb_utils.install()
+    yield sys.modules["triton_python_backend_utils"]
+    sys.modules.pop("triton_python_backend_utils", None)
+
+
+def refused(call, *args, **kwargs):
+    """The words of the exception that models know."""
+    with pytest.raises(pb_utils.TritonModelException) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+def test_models_import_it_by_tritons_name(imported):
+    """Every public name is there, and is documented where it can be."""
+    import triton_python_backend_utils as by_name  # noqa: PLC0415 - it exists after install alone
+
+    assert by_name is imported
+    for name in pb_utils.__all__:
+        value = getattr(by_name, name)
+        assert not callable(value) or value.__doc__
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", [row for row in DATA_TYPES if row is not BF16], ids=repr)
+def test_each_dtype_has_its_number(row):
+    """The number of a tensor's type, and the way from names and numbers to numpy and back, agree."""
+    tensor = pb_utils.Tensor("T", np.zeros((2, 3), row.dtype))
+    scalar = pb_utils.triton_to_numpy_type(row.number)
+    assert (tensor.triton_dtype(), tensor.shape(), tensor.is_cpu()) == (row.number, [2, 3], True)
+    assert np.dtype(scalar) == row.dtype
+    assert pb_utils.numpy_to_triton_type(scalar) == pb_utils.numpy_to_triton_type(row.dtype) == row.number
+    assert pb_utils.triton_string_to_numpy(row.config_name) is scalar
+
+
+def test_what_numpy_does_not_have_has_no_numpy_type():
+    """BF16 and unknown types give None, or KeyError by name, as in Triton."""
+    assert pb_utils.triton_to_numpy_type(14) is None
+    assert pb_utils.triton_to_numpy_type(0) is None
+    assert pb_utils.numpy_to_triton_type(np.complex64) is None
+    assert pb_utils.numpy_to_triton_type(np.bytes_) == 13
+    with pytest.raises(KeyError):
+        pb_utils.triton_string_to_numpy("FP32")
+
+
+@pytest.mark.parametrize("array", [np.array([b"a", b"bc"]), np.array(["a", "bc"])])
+def test_numpys_own_strings_become_objects(array):
+    """Fixed-width strings of either kind are tensors of strings."""
+    tensor = pb_utils.Tensor("T", array)
+    assert tensor.triton_dtype() == 13
+    assert tensor.as_numpy().dtype == object
+    assert tensor.as_numpy().tolist() == array.tolist()
+
+
+def test_big_endian_numbers_become_the_protocols():
+    """Values stay, bytes turn."""
+    tensor = pb_utils.Tensor("T", np.array([1, 2], ">i4"))
+    assert tensor.triton_dtype() == 8
+    assert tensor.as_numpy().tolist() == [1, 2]
+    assert tensor.as_numpy().dtype == np.dtype("<i4")
+
+
+def test_what_is_no_tensor_is_refused():
+    """An empty name, an unknown dtype, a list."""
+    assert refused(pb_utils.Tensor, "", np.zeros(1)) == "Tensor name cannot be an empty string."
+    assert "dtype complex64" in refused(pb_utils.Tensor, "T", np.zeros(1, np.complex64))
+    assert "must be made from a numpy array, got <class 'list'>" in refused(pb_utils.Tensor, "T", [1])
+
+
+def test_dlpack_shares_memory_both_ways():
+    """No element is copied between a tensor and another framework's."""
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensor = pb_utils.Tensor("T", array)
+    seen = np.from_dlpack(tensor)
+    back = pb_utils.Tensor.from_dlpack("B", tensor)
+    capsule = pb_utils.Tensor.from_dlpack("C", tensor.to_dlpack())
+    array[0, 0] = 9
+    for other in (seen, back.as_numpy(), capsule.as_numpy()):
+        assert other.tolist() == [[9, 1, 2], [3, 4, 5]]
+    assert (back.name(), back.triton_dtype(), tensor.__dlpack_device__()) == ("B", 11, (1, 0))
+
+
+def test_dlpack_takes_what_is_stored_in_order_only():
+    """Transposed memory is refused with Triton's words, strings too, and so is what speaks no DLPack."""
+    transposed = np.zeros((2, 3), np.float32).T
+    assert refused(pb_utils.Tensor.from_dlpack, "T", transposed) == (
+        "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
+    )
+    strings = pb_utils.Tensor("T", np.array([b"x"], object))
+    assert refused(strings.to_dlpack) == "DLPack does not have support for string tensors."
+    assert refused(pb_utils.Tensor.from_dlpack, "", np.zeros(1)) == "Tensor name cannot be an empty string."
+    assert "must speak DLPack" in refused(pb_utils.Tensor.from_dlpack, "T", [1])
+    assert "complex64" in refused(pb_utils.Tensor.from_dlpack, "T", np.zeros(1, np.complex64))
+
+
+def test_a_capsule_is_taken_once():
+    """A second look at a capsule is an error, not somebody else's memory."""
+    capsule = pb_utils.Tensor("T", np.zeros(2)).to_dlpack()
+    pb_utils.Tensor.from_dlpack("A", capsule)
+    assert "not taken yet" in refused(pb_utils.Tensor.from_dlpack, "B", capsule)
+
+
+def test_a_read_only_input_goes_over_dlpack_as_a_copy():
+    """DLPack cannot say read-only: nobody can write into a request that way."""
+    body = np.arange(4, dtype=np.float32).tobytes()
+    tensor = ReceivedTensor("T", np.frombuffer(body, np.float32), FP32)
+    seen = np.from_dlpack(tensor)
+    assert seen.tolist() == [0, 1, 2, 3]
+    assert not np.shares_memory(seen, np.frombuffer(body, np.float32))
+
+
+def test_bf16_keeps_its_type_over_dlpack():
+    """The type code in the capsule is BF16's, which numpy refuses to read and from_dlpack knows."""
+    tensor = ReceivedTensor("T", np.array([0x3F80, 0x4000], np.uint16), BF16)
+    with pytest.raises((RuntimeError, BufferError)):
+        np.from_dlpack(tensor)
+    taken = pb_utils.Tensor.from_dlpack("B", tensor)
+    assert taken.triton_dtype() == 14
+    assert refused(taken.as_numpy) == "Tensor dtype is BF16 and cannot be converted to NumPy."
+    assert taken.carried()[1].tolist() == [0x3F80, 0x4000]
+
+
+class OnGpu:
+    """A stand-in for a torch tensor on a GPU: its memory is the host's, its device says otherwise."""
+
+    def __init__(self, array, dtype):
+        self.array, self.dtype, self.shape = array, dtype, array.shape
+
+    def __dlpack_device__(self):
+        return (2, 1)
+
+    def __dlpack__(self, *, stream=None):
+        return self.array.__dlpack__()
+
+    def detach(self):
+        """Itself."""
+        return self
+
+    def cpu(self):
+        """What lies on the host."""
+        return self.array
+
+
+class Host(np.ndarray):
+    """An array with torch's method."""
+
+    def contiguous(self):
+        """Itself."""
+        return self
+
+
+def test_a_tensor_on_a_gpu_stays_there_until_it_is_sent():
+    """It cannot be numpy's; its framework copies it to the host when the response is made."""
+    array = np.array([[1, 2]], np.float32).view(Host)
+    tensor = pb_utils.Tensor.from_dlpack("T", OnGpu(array, "torch.float32"))
+    assert (tensor.is_cpu(), tensor.shape(), tensor.triton_dtype()) == (False, [1, 2], 11)
+    assert tensor.__dlpack_device__() == (2, 1)
+    assert refused(tensor.as_numpy) == "Tensor is stored in GPU and cannot be converted to NumPy."
+    data_type, elements = tensor.carried()
+    assert (data_type, elements.tolist()) == (FP32, [[1, 2]])
+
+
+# -- requests, responses, errors ---------------------------------------------------------------------------------------
+
+
+def test_a_request_takes_every_keyword():
+    """The constructor that models use to call others, word by word."""
+    tensor = pb_utils.Tensor("A", np.zeros(1))
+    request = pb_utils.InferenceRequest(
+        request_id="id",
+        correlation_id="seq",
+        inputs=[tensor],
+        requested_output_names=["O"],
+        model_name="other",
+        model_version=2,
+        flags=pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+        timeout=5,
+        preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_GPU, 1),
+        trace=pb_utils.InferenceTrace(),
+        parameters={"a": 1},
+    )
+    request.set_flags(request.flags() | pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
+    assert (request.request_id(), request.correlation_id(), request.flags(), request.timeout()) == ("id", "seq", 3, 5)
+    assert (request.model_name, request.model_version, request.requested_output_names()) == ("other", 2, ["O"])
+    assert json.loads(request.parameters()) == {"a": 1}
+    assert request.preferred_memory().preferred_device_id == 1
+    assert pb_utils.get_input_tensor_by_name(request, "A") is tensor
+    assert pb_utils.get_input_tensor_by_name(request, "B") is None
+    assert pb_utils.InferenceRequest(parameters='{"b": 2}').parameters() == '{"b": 2}'
+
+
+def test_a_response_holds_outputs_or_an_error():
+    """And refuses what is neither."""
+    tensor = pb_utils.Tensor("O", np.zeros(1))
+    response = pb_utils.InferenceResponse(output_tensors=[tensor], parameters={"k": True})
+    assert (response.has_error(), response.error(), response.parameters()) == (False, None, '{"k": true}')
+    assert pb_utils.get_output_tensor_by_name(response, "O") is tensor
+    assert pb_utils.get_output_tensor_by_name(response, "P") is None
+    failed = pb_utils.InferenceResponse(error=pb_utils.TritonError("why", pb_utils.TritonError.UNAVAILABLE))
+    assert failed.has_error()
+    assert (failed.error().message(), failed.error().code(), str(failed.error())) == ("why", 4, "why")
+    assert "must be a TritonError" in refused(pb_utils.InferenceResponse, error="why")
+    assert "must be a dict" in refused(pb_utils.InferenceResponse, parameters=[1])
+
+
+def test_an_error_has_one_of_the_codes():
+    """INTERNAL unless it says so; a number that is no code is refused."""
+    assert pb_utils.TritonError("x").code() == pb_utils.TritonError.INTERNAL
+    assert "no code 99" in refused(pb_utils.TritonError, "x", 99)
+
+
+def test_a_sender_knows_of_no_cancellation():
+    """Like requests, which are not told either."""
+    assert pb_utils.InferenceResponseSender().is_cancelled() is False
+
+
+# -- configuration, strings, metrics -----------------------------------------------------------------------------------
+
+
+def test_a_configuration_is_searched_by_name():
+    """The helpers give the entry or None, also where the configuration has no tensors."""
+    config = {"input": [{"name": "A"}], "output": [{"name": "B", "dims": [1]}]}
+    assert pb_utils.get_input_config_by_name(config, "A") == {"name": "A"}
+    assert pb_utils.get_output_config_by_name(config, "B") == {"name": "B", "dims": [1]}
+    assert pb_utils.get_input_config_by_name(config, "B") is None
+    assert pb_utils.get_output_config_by_name({}, "B") is None
+    assert pb_utils.using_decoupled_model_transaction_policy({}) is False
+    assert pb_utils.using_decoupled_model_transaction_policy({"model_transaction_policy": {"decoupled": True}})
+
+
+def test_strings_survive_their_wire_form():
+    """Bytes, text, empty strings and zeros inside, in order of rows."""
+    array = np.array([[b"a\0b", "ü"], [b"", b"z"]], object)
+    encoded = pb_utils.serialize_byte_tensor(array)
+    assert (encoded.dtype, encoded.ndim) == (np.uint8, 1)
+    expected = [b"a\0b", "ü".encode(), b"", b"z"]
+    assert pb_utils.deserialize_bytes_tensor(encoded).tolist() == expected
+    assert pb_utils.deserialize_bytes_tensor(encoded.tobytes()).tolist() == expected
+    assert pb_utils.deserialize_bytes_tensor(b"").tolist() == []
+    assert pb_utils.serialize_byte_tensor(np.array([], object)) is None
+    assert pb_utils.serialize_byte_tensor(np.zeros(3)) is None
+
+
+def test_metrics_are_kept():
+    """Counters grow, gauges move, histograms count; equal labels are one metric."""
+    calls = pb_utils.MetricFamily(name="t_calls", description="calls", kind=pb_utils.MetricFamily.COUNTER)
+    calls.Metric(labels={"a": "1", "b": "2"}).increment(2)
+    calls.Metric(labels={"b": "2", "a": "1"}).increment(0.5)
+    assert calls.Metric({"a": "1", "b": "2"}).value() == 2.5
+    assert calls.Metric().value() == 0
+    assert pb_utils.MetricFamily("t_calls", "the same").Metric({"a": "1", "b": "2"}).value() == 2.5
+    level = pb_utils.MetricFamily("t_level", "level", pb_utils.MetricFamily.GAUGE).Metric()
+    level.set(5)
+    level.increment(-2)
+    assert level.value() == 3
+    times = pb_utils.MetricFamily("t_times", "times", pb_utils.MetricFamily.HISTOGRAM).Metric(buckets=[1, 10])
+    for value in (0.5, 1, 5, 50):
+        times.observe(value)
+    assert times.counts == [2, 1, 1]
+
+
+def test_metrics_refuse_what_they_are_not():
+    """A counter never falls, a histogram has buckets, a name has one kind."""
+    counter = pb_utils.MetricFamily("t_one", "one").Metric()
+    assert "cannot be incremented by -1" in refused(counter.increment, -1)
+    assert "is a counter and has no 'set'" in refused(counter.set, 1)
+    assert "is a counter and has no 'observe'" in refused(counter.observe, 1)
+    histogram = pb_utils.MetricFamily("t_two", "two", pb_utils.MetricFamily.HISTOGRAM)
+    assert "histograms need buckets" in refused(histogram.Metric)
+    assert "must ascend" in refused(histogram.Metric, buckets=[2, 1])
+    assert "has no 'value'" in refused(histogram.Metric(buckets=[1]).value)
+    assert "is a counter already" in refused(pb_utils.MetricFamily, "t_one", "one", pb_utils.MetricFamily.GAUGE)
+    assert "has kind 7" in refused(pb_utils.MetricFamily, "t_three", "three", 7)
