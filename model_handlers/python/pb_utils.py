@@ -193,9 +193,16 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: int = INFO) -> None:
-        """Write a line at one of the levels above."""
-        model = hosted()
-        _log.log(level, "%s", message, extra={"target_model": model.name} if model else None)
+        """Write a line at one of the levels above.
+
+        In a process that keeps no log it goes to standard error, which the server reads; VERBOSE goes nowhere.
+        """
+        if _log.hasHandlers():
+            model = hosted()
+            _log.log(level, "%s", message, extra={"target_model": model.name} if model else None)
+        elif level > Logger.VERBOSE:
+            sys.stderr.write(f"{logging.getLevelName(level)}: {message}\n")
+            sys.stderr.flush()
 
     @staticmethod
     def log_info(message: str) -> None:

@@ -384,6 +384,17 @@ def test_the_log_of_a_model_is_the_servers_with_the_models_name(models, kit, cap
     ]
 
 
+def test_without_a_log_the_lines_go_to_standard_error():
+    """A process of a model's own keeps no log: the server reads what it prints, levels included."""
+    program = (
+        "from model_handlers.python.pb_utils import Logger\n"
+        "Logger.log_verbose('v'); Logger.log_info('i'); Logger.log_warn('w'); Logger.log_error('e')"
+    )
+    environ = {"PYTHONPATH": str(Path(model_handlers.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=True)
+    assert (done.stdout, done.stderr) == ("", "INFO: i\nWARNING: w\nERROR: e\n")
+
+
 def test_finalize_is_called_once_and_may_fail(models, kit, caplog):
     """Closing calls `finalize`; what it raises, `sys.exit` included, is in the log and stops nothing."""
     source = """
