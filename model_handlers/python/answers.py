@@ -10,8 +10,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.python.failures import failed_batch, printable
-from model_handlers.python.pb_messages import KINDS, InferenceResponse, TritonError, TritonModelException
+from model_handlers.python.failures import failed_batch, failed_execution, printable
+from model_handlers.python.pb_messages import KINDS, InferenceResponse, TritonError
 from model_handlers.python.pb_tensor import Tensor
 from model_handlers.tensor import BF16, UINT16
 
@@ -68,8 +68,8 @@ def _answer(
         return _outputs(config, request, response)
     except MmeError as failure:
         return failure
-    except TritonModelException as failure:
-        return failed_batch(printable(str(failure)), lane)
+    except Exception as failure:  # noqa: BLE001 - a tensor on a GPU is copied by its framework, which may raise anything
+        return failed_execution(failure, lane)
 
 
 def _outputs(config: ModelConfig, request: ModelRequest, response: InferenceResponse) -> dict[str, Array]:

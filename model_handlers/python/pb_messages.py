@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MEMORY_CPU, MEMORY_GPU = 0, 2  # as TRITONSERVER_MemoryType numbers them
 RELEASE_ALL = 1
+_NO_PARAMETERS = "{}"
 
 
 class TritonModelException(Exception):  # noqa: N818 - the name that models know
@@ -217,7 +218,8 @@ class InferenceResponse:
     """The answer to one request: its outputs, or what went wrong with it.
 
     Raises:
-        TritonModelException: for outputs that are no tensors and errors that are no TritonError.
+        TritonModelException: for an error that is no TritonError, and for parameters that are no dict.
+        TypeError: for parameters that JSON does not have.
     """
 
     __slots__ = ("_error", "_output_tensors", "_parameters")
@@ -234,7 +236,7 @@ class InferenceResponse:
             raise TritonModelException(f"parameters of an InferenceResponse must be a dict, got {type(parameters)}")
         self._output_tensors = list(output_tensors)
         self._error = error
-        self._parameters = parameters or {}
+        self._parameters = json.dumps(dict(parameters)) if parameters else _NO_PARAMETERS
 
     def output_tensors(self) -> list[Tensor]:
         """Its outputs."""
@@ -250,4 +252,4 @@ class InferenceResponse:
 
     def parameters(self) -> str:
         """What goes with the outputs, as a JSON object."""
-        return json.dumps(dict(self._parameters))
+        return self._parameters

@@ -362,6 +362,34 @@ def test_an_output_that_cannot_be_reshaped_names_both_shapes(answers, shape):
         assert "expected [2, 1, -1] behind the batch dimension" in error.message
 
 
+def test_a_tensor_that_its_framework_cannot_fetch_is_its_requests_error(answers):
+    """Elements on a GPU come to the host when the response is made; what fails then fails nobody else's."""
+    error = own_error(
+        answers(
+            f"""
+            class Lost:
+                dtype, shape = "torch.float32", (1, 2)
+                def __dlpack_device__(self):
+                    return (2, 0)
+                def cpu(self):
+                    raise RuntimeError("the GPU fell off the bus")
+                detach = cpu
+            if row == 1:
+                return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("SUM", Lost())])
+            return {GOOD}
+            """
+        )
+    )
+    assert error.kind is Kind.EXECUTION_FAILED
+    assert "message: RuntimeError: the GPU fell off the bus" in error.message
+
+
+def test_parameters_that_json_does_not_have_fail_where_they_are_given(failure, kit):
+    """In the author's own line, not on the way out."""
+    error = failure(kit.each("return pb_utils.InferenceResponse([], parameters={1: object()})"))
+    assert "TypeError: Object of type object is not JSON serializable" in error.message
+
+
 def test_parameters_of_a_response_are_not_dropped_in_silence(answers, caplog):
     """They are not sent yet; the log says so."""
     answers(f'response = {GOOD}\nreturn pb_utils.InferenceResponse(response.output_tensors(), parameters={{"a": 1}})')
