@@ -1,0 +1,79 @@
+"""A model configuration as plain JSON values, to cross between processes, and back.
+
+PURE. Unlike config.pbtxt this says everything that a `ModelConfig` says and checks nothing: it was checked before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+from model_handlers.config import (
+    DynamicBatching,
+    InstanceGroup,
+    InstanceKind,
+    ModelConfig,
+    QueuePolicy,
+    TimeoutAction,
+    VersionPolicy,
+)
+from model_handlers.tensor import BY_NAME, DataType, TensorSpec
+
+
+def config_fields(config: ModelConfig) -> dict[str, Any]:
+    """The configuration as dictionaries, lists, strings and numbers."""
+    plain: dict[str, Any] = _plain(config)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, DataType):
+        return value.name
+    if isinstance(value, Enum):
+        return value.name
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return dict(value) if isinstance(value, MappingProxyType) else value
+
+
+def config_from(plain: dict[str, Any]) -> ModelConfig:
+    """The configuration that `config_fields` took apart.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: it did not.
+    """
+    batching = plain["dynamic_batching"]
+    return ModelConfig(
+        **{
+            **plain,
+            "inputs": tuple(_spec(spec) for spec in plain["inputs"]),
+            "outputs": tuple(_spec(spec) for spec in plain["outputs"]),
+            "version_policy": VersionPolicy(**_tuples(plain["version_policy"])),
+            "instance_groups": tuple(_group(group) for group in plain["instance_groups"]),
+            "dynamic_batching": None if batching is None else _batching(batching),
+            "parameters": MappingProxyType(plain["parameters"]),
+            "metric_tags": MappingProxyType(plain["metric_tags"]),
+        }
+    )
+
+
+def _tuples(plain: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
+
+
+def _spec(plain: dict[str, Any]) -> TensorSpec:
+    return TensorSpec(**{**_tuples(plain), "data_type": BY_NAME[plain["data_type"]]})
+
+
+def _group(plain: dict[str, Any]) -> InstanceGroup:
+    return InstanceGroup(**{**_tuples(plain), "kind": InstanceKind[plain["kind"]]})
+
+
+def _batching(plain: dict[str, Any]) -> DynamicBatching:
+    policy = plain["queue_policy"]
+    queue_policy = QueuePolicy(**{**policy, "timeout_action": TimeoutAction[policy["timeout_action"]]})
+    return DynamicBatching(**{**_tuples(plain), "queue_policy": queue_policy})

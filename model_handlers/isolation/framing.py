@@ -1,0 +1,205 @@
+"""How a batch crosses between the serving process and the process of a model: messages, and tensors beside them.
+
+PURE: bytes and arrays in, bytes and arrays out; no socket, no clock, no descriptor.
+
+Theory of operation. Two things connect the processes. A stream socket carries small control messages:
+
+    +----------------+---------------------------+
+    | length, 4 B LE | one JSON object, UTF-8    |     length counts the object alone, at most MAX_MESSAGE
+    +----------------+---------------------------+
+
+Shared memory carries the tensors. One segment holds a batch, its inputs in front and its outputs behind them, each
+tensor at a multiple of 64 bytes:
+
+    0        64           128                                   at                      end         size
+    +--------+------------+-----+-------------------------------+-----------+-----------+-----------+
+    | in 0   | in 1       | pad | in 2 (BYTES: length, data …)  | out 0     | out 1     | unused    |
+    +--------+------------+-----+-------------------------------+-----------+-----------+-----------+
+      written by the serving process, read in place by the child  written by the child, read in place
+
+A message names each tensor by `[datatype, offset, bytes, shape]`. An output that is an input, untouched, is not
+written again: its place is that of the input. BYTES tensors lie in their wire form and are taken apart by the reader.
+
+    serving process → child        {"do": "load", …}   {"do": "run", "batch": n, …}   {"do": "close"}
+    child → serving process        {"loaded": …}       {"ran": n, …}                  (ends)
+
+Nothing that comes out of a child is trusted: a model can write to any descriptor it finds. A message that is no
+message, or a tensor that lies outside its segment, is a `ProtocolError`, after which the child is not spoken to again.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from model_handlers.errors import Kind, MmeError
+from model_handlers.tensor import BY_DTYPE, BY_NAME, BYTES, decode_bytes_elements, encode_bytes_elements
+
+if TYPE_CHECKING:
+    from model_handlers.tensor import Array
+
+    Message = dict[str, Any]
+    Place = list[Any]  # [datatype, offset, bytes, shape]
+
+MAX_MESSAGE = 16 << 20  # tensors do not travel in messages; what a client can fill is ids and parameters
+MAX_ERROR = 32 << 10  # characters of an error's sentence
+_ALIGNMENT = 64
+_HEAD = 4
+_MAX_RANK = 64  # numpy's own limit
+
+
+class ProtocolError(Exception):
+    """The other side sent what no side of ours sends."""
+
+
+def encode_message(message: Message) -> bytes:
+    """One message as bytes.
+
+    Raises:
+        MmeError: TOO_LARGE for one beyond MAX_MESSAGE, INVALID_ARGUMENT for a value that JSON has no form for.
+    """
+    try:
+        body = orjson.dumps(message)
+    except TypeError as error:
+        raise MmeError(Kind.INVALID_ARGUMENT, f"a value can't be handed to the model's process: {error}") from None
+    if len(body) > MAX_MESSAGE:
+        raise MmeError(
+            Kind.TOO_LARGE,
+            f"ids, parameters and tensor descriptions of a batch take {len(body)} bytes, at most {MAX_MESSAGE} can be "
+            "handed to the model's process",
+        )
+    return len(body).to_bytes(_HEAD, "little") + body
+
+
+class MessageReader:
+    """Cuts the bytes of a stream into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Bytes came."""
+        self._buffer += data
+
+    def next(self) -> Message | None:
+        """The next whole message, None while there is none.
+
+        Raises:
+            ProtocolError: what came is no message.
+        """
+        buffer = self._buffer
+        if len(buffer) < _HEAD:
+            return None
+        length = int.from_bytes(buffer[:_HEAD], "little")
+        if length > MAX_MESSAGE:
+            raise ProtocolError(f"a message of {length} bytes, at most {MAX_MESSAGE} are allowed")
+        end = _HEAD + length
+        if len(buffer) < end:
+            return None
+        try:
+            message = orjson.loads(memoryview(buffer)[_HEAD:end])
+        except orjson.JSONDecodeError as error:
+            raise ProtocolError(f"a message that is not JSON: {error}") from None
+        if not isinstance(message, dict):
+            raise ProtocolError("a message that is not an object")
+        del buffer[:end]
+        return message
+
+
+def error_fields(error: MmeError) -> Message:
+    """An error, to cross by name."""
+    message = error.message
+    return {"kind": error.kind.name, "message": message if len(message) <= MAX_ERROR else f"{message[:MAX_ERROR]} …"}
+
+
+def error_from(fields: Any) -> MmeError:
+    """The error that crossed.
+
+    Raises:
+        ProtocolError: there is no such error.
+    """
+    try:
+        return MmeError(Kind[fields["kind"]], str(fields["message"]))
+    except (KeyError, TypeError):
+        raise ProtocolError(f"an error without kind or message: {str(fields)[:200]}") from None
+
+
+class Packing:
+    """Finds places for arrays, then writes them all: how much memory that takes is known before there is any.
+
+    Args:
+        start: where the first array may lie.
+        shared: the bytes that both sides have, to recognise arrays that lie there already; None where none can.
+    """
+
+    def __init__(self, start: int = 0, shared: Array | None = None) -> None:
+        self.end = start
+        self._shared = shared
+        self._arrays: list[tuple[int, int, Array]] = []
+
+    def add(self, array: Array, subject: str) -> Place:
+        """A place for an array. `subject` is what errors call it.
+
+        Raises:
+            MmeError: EXECUTION_FAILED for something that is no array of a type that the protocol has.
+        """
+        if not isinstance(array, np.ndarray):
+            raise MmeError(Kind.EXECUTION_FAILED, f"{subject} is {type(array).__name__}, not a numpy array")
+        shape = list(array.shape)
+        if array.dtype.kind in "OSU":
+            array = np.frombuffer(encode_bytes_elements(array), np.uint8)
+            name = BYTES.name
+        else:
+            data_type = BY_DTYPE.get(array.dtype.newbyteorder("<"))
+            if data_type is None:
+                raise MmeError(
+                    Kind.EXECUTION_FAILED, f"{subject} has dtype {array.dtype}, which the protocol has no name for"
+                )
+            name = data_type.name
+            if self._shared is not None and array.base is self._shared and _plain(array):
+                return [name, array.ctypes.data - self._shared.ctypes.data, array.nbytes, shape]
+        offset = -(-self.end // _ALIGNMENT) * _ALIGNMENT
+        self.end = offset + array.nbytes
+        self._arrays.append((offset, array.nbytes, array))
+        return [name, offset, array.nbytes, shape]
+
+    def write(self, memory: memoryview) -> None:
+        """Copy every array to its place; `memory` has at least `end` bytes. One copy, whatever the strides."""
+        for offset, nbytes, array in self._arrays:
+            if nbytes:
+                little = array.dtype.newbyteorder("<")
+                target = np.frombuffer(memory, little, array.size, offset).reshape(array.shape)
+                np.copyto(target, array)
+
+
+def _plain(array: Array) -> bool:
+    return array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
+
+
+def unpack(shared: Array, place: Any, name: str, model: str) -> Array:
+    """The array at a place: a view of `shared`, the segment's bytes, or for BYTES an object array of its own.
+
+    Raises:
+        ProtocolError: no array can lie there.
+    """
+    try:
+        data_type, offset, nbytes, shape = place
+        data_type = BY_NAME[data_type]
+    except (TypeError, ValueError, KeyError):
+        raise ProtocolError(f"tensor '{name}' is described by {str(place)[:200]}") from None
+    numbers = (offset, nbytes, *shape) if isinstance(shape, list) and len(shape) <= _MAX_RANK else (-1,)
+    if not all(type(number) is int and number >= 0 for number in numbers) or offset + nbytes > shared.nbytes:
+        raise ProtocolError(f"tensor '{name}' at {str(place)[:200]} lies outside its segment of {shared.nbytes} bytes")
+    count = math.prod(shape)
+    contents = shared[offset : offset + nbytes]
+    if data_type is BYTES:
+        try:
+            return decode_bytes_elements(contents.data, count, name, model).reshape(shape)
+        except MmeError as error:
+            raise ProtocolError(error.message) from None
+    if nbytes != count * data_type.itemsize or offset % data_type.itemsize:
+        raise ProtocolError(f"tensor '{name}' of {data_type} {shape} is said to take {nbytes} bytes at {offset}")
+    return contents.view(data_type.dtype).reshape(shape)
