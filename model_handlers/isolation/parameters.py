@@ -1,0 +1,80 @@
+"""What a model's own `parameters` say about where it executes and how long that may take.
+
+Pure: a configuration in, values out. Names begin with MME_ so that no parameter of a framework can mean them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from model_handlers.base import Placement
+from model_handlers.errors import invalid_model
+
+if TYPE_CHECKING:
+    from model_handlers.base import Handler
+    from model_handlers.config import ModelConfig
+
+PLACEMENT = "MME_PLACEMENT"
+EXECUTION_TIMEOUT = "MME_EXECUTION_TIMEOUT"
+LOAD_TIMEOUT = "MME_LOAD_TIMEOUT"
+_LOAD_SECONDS = 300.0
+_EXECUTION_SECONDS = 60.0  # as long as SageMaker itself waits for an answer
+
+
+def placement_of(config: ModelConfig, handler_class: type[Handler]) -> Placement:
+    """Where a model's instances execute: what its configuration says, else what suits its handler.
+
+    Raises:
+        MmeError: INVALID_MODEL for a placement that does not exist.
+    """
+    text = config.parameters.get(PLACEMENT)
+    if text is None:
+        return handler_class.placement
+    try:
+        return Placement(text.strip().lower())
+    except ValueError:
+        choices = " or ".join(f"'{placement.value}'" for placement in Placement)
+        raise invalid_model(f"model '{config.name}': parameter '{PLACEMENT}' must be {choices}, got '{text}'") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds after which a process that does not answer is ended.
+
+    Attributes:
+        load: from its start to the loaded model.
+        execution: one batch.
+        close: the model's own clean-up when it is unloaded.
+    """
+
+    load: float = _LOAD_SECONDS
+    execution: float = _EXECUTION_SECONDS
+    close: float = 5.0
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Deadlines:
+        """The deadlines that a configuration asks for.
+
+        Raises:
+            MmeError: INVALID_MODEL for one that is no positive number of seconds.
+        """
+        return cls(
+            _seconds(config, LOAD_TIMEOUT, _LOAD_SECONDS), _seconds(config, EXECUTION_TIMEOUT, _EXECUTION_SECONDS)
+        )
+
+
+def _seconds(config: ModelConfig, key: str, default: float) -> float:
+    text = config.parameters.get(key)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (0 < value < math.inf):
+        raise invalid_model(
+            f"model '{config.name}': parameter '{key}' must be a positive number of seconds, got '{text}'"
+        )
+    return value

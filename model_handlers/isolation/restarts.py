@@ -1,0 +1,42 @@
+"""How often a process that died is started again.
+
+PURE: `now` in, an answer out. The first restart comes at once, since most deaths are single ones; each further one
+waits twice as long as the one before, and after LIMIT of them within WINDOW seconds there is none, until the oldest
+is that long ago: a model that dies of every request would otherwise cost everybody else the processor time of its
+loads.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+LIMIT = 5
+WINDOW = 60.0  # seconds
+_FIRST_DELAY = 0.1  # seconds before the second restart
+
+
+class RestartBudget:
+    """Remembers the restarts of one instance."""
+
+    def __init__(self) -> None:
+        self._restarts: deque[float] = deque()
+
+    def __repr__(self) -> str:
+        return f"<RestartBudget: {len(self._restarts)} of {LIMIT} used>"
+
+    def next_at(self, now: float) -> float | None:
+        """When the next restart may happen, `now` or later in seconds; None when the budget is used up."""
+        while self._restarts and self._restarts[0] <= now - WINDOW:
+            self._restarts.popleft()
+        count = len(self._restarts)
+        if count >= LIMIT:
+            return None
+        return max(now, self._restarts[-1] + _FIRST_DELAY * 2 ** (count - 1)) if count else now
+
+    def free_at(self) -> float:
+        """When a used-up budget has room again."""
+        return self._restarts[0] + WINDOW
+
+    def restarted(self, now: float) -> None:
+        """A restart happens."""
+        self._restarts.append(now)
