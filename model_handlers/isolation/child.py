@@ -1,0 +1,215 @@
+"""What runs inside a model's process: load, then receive a batch, execute it, answer, until the socket closes.
+
+The main thread does all of it. Inputs are read where they lie; outputs are written once, behind them. Whatever the
+model's code raises becomes an answer, `sys.exit` included; whatever kills the process is for the other side to see.
+The other side's death is an end of the stream, and if the model hangs then, the fork server's kill.
+
+A model may keep an input beyond its batch. Then the segment is left to it: the answer says so, and the serving
+process writes into another one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.base import Device, ModelRequest
+from model_handlers.errors import Kind, MmeError, out_of_memory
+from model_handlers.isolation.config_fields import config_fields, config_from
+from model_handlers.isolation.framing import MessageReader, Packing, encode_message, error_fields, unpack
+from model_handlers.isolation.segments import Segment
+
+if TYPE_CHECKING:
+    from model_handlers.base import Handler
+    from model_handlers.isolation.framing import Message
+    from model_handlers.tensor import Array
+
+_CHUNK = 64 << 10
+_MAX_FDS = 8
+
+
+def main(control: socket.socket) -> int:
+    """Serve one model until the other side closes; returns the exit code."""
+    side = _Side(control)
+    message = side.receive()
+    if message is None or message["do"] == "close":
+        return 0
+    handler = _load(message, side)
+    if handler is None:
+        return 0
+    worker = _Worker(handler, side)
+    while (message := side.receive()) is not None:
+        if message["do"] == "close":
+            handler.close()
+            return 0
+        worker.run(message)
+    return 0  # the serving process is gone, and nobody waits for a clean end
+
+
+class _Side:
+    """The child's end of the control socket."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._reader = MessageReader()
+        self._pid = os.getpid()
+        self.fds: list[int] = []
+
+    def receive(self) -> Message | None:
+        """The next message; None when the other side is gone. Descriptors that came are in `fds`."""
+        while (message := self._reader.next()) is None:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._control, _CHUNK, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self.fds += fds
+            self._reader.feed(data)
+        return message
+
+    def send(self, message: Message) -> None:
+        """Answer, unless the model forked and this is the copy that came back from its code: that ends here."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+        try:
+            data = encode_message(message)
+        except MmeError as error:
+            facts = {key: value for key, value in message.items() if key in {"ran", "size", "kept"}}
+            data = encode_message({**facts, "error": error_fields(error)})
+        try:
+            self._control.sendall(data)
+        except ConnectionError:
+            os._exit(0)
+
+
+def _load(message: Message, side: _Side) -> Handler | None:
+    """Load the model and tell its completed configuration, or tell why not."""
+    try:
+        config = config_from(message["config"])
+        module, _, name = message["handler"].partition(":")
+        handler_class: Any = importlib.import_module(module)
+        for part in name.split("."):
+            handler_class = getattr(handler_class, part)
+        device = Device(*message["device"])
+        handler: Handler = handler_class.load(config, Path(message["model_file"]), device, message["lane"])
+        answer = {"loaded": config_fields(handler.config)}
+    except BaseException as error:  # noqa: BLE001 - the model's code may raise anything, SystemExit included
+        side.send(
+            {
+                "error": error_fields(
+                    _as_error(error, message["config"]["name"], Kind.INVALID_MODEL, "while it was loaded")
+                )
+            }
+        )
+        return None
+    side.send(answer)
+    return handler
+
+
+class _Worker:
+    """Executes batches."""
+
+    def __init__(self, handler: Handler, side: _Side) -> None:
+        self._handler = handler
+        self._model = handler.config.name
+        self._side = side
+        self._segments: dict[int, Segment] = {}
+
+    def run(self, message: Message) -> None:
+        """Execute one batch and answer."""
+        segment = self._segment(message)
+        try:
+            answer = self._answer(message, segment)
+        except BaseException as error:  # noqa: BLE001 - as for the load
+            answer = {"error": error_fields(_as_error(error, self._model, Kind.INTERNAL, "while it executed"))}
+        kept = segment.busy  # what this batch lent is gone, unless the model kept some of it
+        answer |= {"ran": message["batch"], "size": segment.size, "kept": kept}
+        if kept:
+            del self._segments[segment.id]
+            segment.close()
+        self._side.send(answer)
+
+    def _segment(self, message: Message) -> Segment:
+        for id_ in message["retired"]:
+            segment = self._segments.pop(id_, None)
+            if segment is not None:
+                segment.close()
+        id_, size = message["segment"]
+        if id_ not in self._segments:
+            self._segments[id_] = Segment(id_, self._side.fds.pop(0), size)
+        segment = self._segments[id_]
+        segment.follow(size)
+        return segment
+
+    def _answer(self, message: Message, segment: Segment) -> Message:
+        shared = segment.lend()
+        packing = Packing(message["at"], shared)
+        answer = (
+            self._execute_requests(message, shared, packing)
+            if "requests" in message
+            else self._execute(message, shared, packing)
+        )
+        segment.ensure(packing.end)
+        packing.write(segment.memory())
+        answer["end"] = packing.end
+        return answer
+
+    def _execute(self, message: Message, shared: Array, packing: Packing) -> Message:
+        names: list[str] = message["outputs"]
+        arrays = self._handler.execute(self._inputs(message, shared), names)
+        if not isinstance(arrays, list) or len(arrays) != len(names):
+            raise MmeError(
+                Kind.EXECUTION_FAILED, f"model '{self._model}' did not return one array for each of {', '.join(names)}"
+            )
+        return {"outputs": [self._add(packing, name, array) for name, array in zip(names, arrays, strict=True)]}
+
+    def _execute_requests(self, message: Message, shared: Array, packing: Packing) -> Message:
+        requests = [
+            ModelRequest(
+                self._inputs(fields, shared),
+                tuple(fields["outputs"]),
+                fields["id"],
+                fields["parameters"],
+                fields["timeout_us"],
+            )
+            for fields in message["requests"]
+        ]
+        count = len(requests)
+        answers = self._handler.execute_requests(requests)
+        if len(answers) != count:
+            raise MmeError(
+                Kind.EXECUTION_FAILED, f"model '{self._model}' gave {len(answers)} answers to {count} requests"
+            )
+        return {"answers": [self._request_answer(answer, packing) for answer in answers]}
+
+    def _request_answer(self, answer: dict[str, Array] | MmeError, packing: Packing) -> Message:
+        if isinstance(answer, MmeError):
+            return {"error": error_fields(answer)}
+        try:
+            return {"outputs": {name: self._add(packing, name, array) for name, array in answer.items()}}
+        except MmeError as error:  # an array that can't be sent is the fault of this request alone
+            return {"error": error_fields(error)}
+
+    def _inputs(self, fields: Message, shared: Array) -> dict[str, Array]:
+        return {name: unpack(shared, place, name, self._model) for name, place in fields["inputs"].items()}
+
+    def _add(self, packing: Packing, name: str, array: Array) -> list[Any]:
+        return packing.add(array, f"output '{name}' of model '{self._model}'")
+
+
+def _as_error(error: BaseException, model: str, otherwise: Kind, when: str) -> MmeError:
+    """What the other side is told; what it is not told goes to standard error, and so into the log."""
+    if isinstance(error, MmeError):
+        return error
+    if isinstance(error, MemoryError):
+        return out_of_memory(f"model '{model}' ran out of memory {when}: {error}")
+    if isinstance(error, SystemExit):
+        kind = Kind.EXECUTION_FAILED if otherwise is Kind.INTERNAL else otherwise
+        return MmeError(kind, f"model '{model}' called sys.exit({error.code!r}) {when}")
+    traceback.print_exception(error)
+    return MmeError(otherwise, f"model '{model}' failed {when}: {type(error).__name__}: {error}")

@@ -1,0 +1,107 @@
+"""The serving process's side of the fork server: starts it when the first child is wanted, asks it for children.
+
+Any thread may ask. The fork server is executed, not forked, so threads do it no harm; it ends with the serving
+process, whose end of the command socket the system closes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_STOP_SECONDS = 5.0
+
+
+class ForkClient:
+    """At most one fork server, for as long as this process lives."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._command: socket.socket | None = None
+        self._owner = 0
+
+    def __repr__(self) -> str:
+        return f"<ForkClient of {self._server.pid if self._server else 'no server'}>"
+
+    def ensure_running(self) -> None:
+        """Start the fork server unless it runs."""
+        with self._lock:
+            self._running()
+
+    def fork(self, name: str, fds: Sequence[int]) -> None:
+        """Have a child started that gets `fds`: control, leash, stdout, stderr. The leash tells what became of it.
+
+        Raises:
+            OSError: there is no fork server to be had.
+        """
+        packet = name.encode()[:200] or b"model"
+        with self._lock:
+            command = self._running()
+            try:
+                socket.send_fds(command, [packet], fds)
+            except ConnectionError:  # it died this moment: once more, with a new one
+                self._stop()
+                socket.send_fds(self._running(), [packet], fds)
+
+    def stop(self) -> None:
+        """End the fork server, and with it every child that is left."""
+        with self._lock:
+            self._stop()
+
+    def _running(self) -> socket.socket:
+        if self._owner != os.getpid():  # we were forked: that fork server is our parent's
+            if self._command is not None:
+                self._command.close()
+            self._server = self._command = None
+            self._owner = os.getpid()
+        if self._server is not None and self._server.poll() is not None:
+            self._stop()
+        if self._command is None:
+            self._start()
+        command = self._command
+        assert command is not None  # noqa: S101 - _start raises otherwise
+        return command
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        program = (
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            f"from model_handlers.isolation.fork_server import main; main({theirs.fileno()})"
+        )
+        with theirs:
+            try:
+                self._server = subprocess.Popen(
+                    [sys.executable, "-c", program, "mme-fork-server"],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,  # Ctrl-C at the terminal is not for it
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self._command = ours
+
+    def _stop(self) -> None:
+        if self._command is not None:
+            self._command.close()
+            self._command = None
+        if self._server is not None and self._owner == os.getpid():
+            try:
+                self._server.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._server.kill()
+                self._server.wait()
+        self._server = None
+
+
+FORKS = ForkClient()  # one a process: what it preloads is the same for all
+atexit.register(FORKS.stop)

@@ -1,0 +1,229 @@
+"""The process that models' processes are forked from: small, single-threaded, with their common imports done.
+
+Theory of operation. The serving process has threads and a loop and must not fork; a fresh interpreter takes a quarter
+of a second to import numpy. So one fresh interpreter imports what every child needs and then forks whenever it is
+asked, in a millisecond or two, the children sharing the imported pages.
+
+A request is one packet on the command socket: a child's name, and its descriptors [control, leash, stdout, stderr].
+The leash is how the serving process holds a child: the fork server writes the child's pid on it, later its exit code;
+when the other end is closed or anything comes from there, the child is killed. So whatever ends the serving process
+ends every child: the system closes its leashes. There are no pids to mistake and no names to remove.
+
+A child may leave processes behind. It is a subreaper, which orphans of its own go to, and so is the fork server, which
+orphans of dead children go to: whatever is a child of ours and was not forked by us is killed, before the exit code is
+told. Against the death of the fork server itself children have the parent-death signal.
+
+Not the standard library's forkserver: that one listens on a socket in a folder, which stays behind when the serving
+process is killed; its children keep it alive, so that it can't end one that hangs; it runs a second process to track
+names; and it imports the serving process's `__main__` again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import importlib
+import os
+import resource
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+from model_handlers.isolation import child
+from model_handlers.registry import BACKENDS
+
+REPORT = struct.Struct("<q")  # on the leash: the pid, then the exit code (-n for signal n)
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_FDS = 4  # control, leash, stdout, stderr
+_SWEEP_SECONDS = 1.0
+_libc = ctypes.CDLL(None)
+
+
+def main(command_fd: int) -> NoReturn:
+    """Serve until the other end of the command socket is closed, then end every child and ourselves."""
+    _libc.prctl(_PR_SET_NAME, b"mme-forks", 0, 0, 0)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for backend in BACKENDS:
+        if backend.handler:
+            # a handler that can't be imported says so where it is used
+            with contextlib.suppress(ImportError):
+                importlib.import_module(backend.handler.partition(":")[0])
+    gc.collect()
+    gc.freeze()  # a collection in a child would touch every object, and so copy every page
+    server = _ForkServer(socket.socket(fileno=command_fd))
+    server.run()
+    os._exit(0)
+
+
+class _ForkServer:
+    def __init__(self, command: socket.socket) -> None:
+        self._command = command
+        self._leashes: dict[int, socket.socket] = {}  # pid → our end
+        self._selector = selectors.DefaultSelector()
+        self._wake, wake_writer = socket.socketpair()
+        self._wake_writer = wake_writer
+        for end in (self._wake, wake_writer):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_writer.fileno(), warn_on_full_buffer=False)
+        self._selector.register(command, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Fork, kill and reap until nobody can ask for more."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is not None:
+                    self._kill(key.data)
+                elif key.fileobj is self._wake:
+                    with contextlib.suppress(BlockingIOError):
+                        self._wake.recv(4096)
+                elif not self._serve():
+                    self._end()
+                    return
+            self._reap()
+
+    def _serve(self) -> bool:
+        name, fds, _, _ = socket.recv_fds(self._command, 256, _FDS, socket.MSG_CMSG_CLOEXEC)
+        if not name:
+            return False
+        if len(fds) != _FDS:
+            for fd in fds:
+                os.close(fd)
+            return True
+        control, leash, *streams = fds
+        try:
+            pid = os.fork()
+        except OSError as error:  # no more processes or memory: the closed leash tells
+            sys.stderr.write(f"no process for {name.decode(errors='replace')}: {error}\n")
+            for fd in fds:
+                os.close(fd)
+            return True
+        if pid == 0:
+            self._become_child(name, control, leash, streams)
+        for fd in (control, *streams):
+            os.close(fd)
+        end = socket.socket(fileno=leash)
+        end.setblocking(False)
+        self._leashes[pid] = end
+        self._selector.register(end, selectors.EVENT_READ, pid)
+        _report(end, pid)
+        return True
+
+    def _kill(self, pid: int) -> None:
+        """The serving process let go of a child. It is a child of ours until it is reaped, so the pid is its own."""
+        self._selector.unregister(self._leashes[pid])
+        os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            leash = self._leashes.pop(pid, None)
+            if leash is not None:
+                with contextlib.suppress(KeyError):  # it was killed, and is no longer listened to
+                    self._selector.unregister(leash)
+                self._sweep()
+                _report(leash, os.waitstatus_to_exitcode(status))
+                leash.close()
+
+    def _sweep(self) -> None:
+        """End what a dead child left behind, and what that leaves behind in turn."""
+        give_up = time.monotonic() + _SWEEP_SECONDS
+        while (orphans := _children_of(os.getpid()) - self._leashes.keys()) and time.monotonic() < give_up:
+            for pid in orphans:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.001)
+
+    def _end(self) -> None:
+        for pid in self._leashes:
+            os.kill(pid, signal.SIGKILL)
+        while self._leashes:
+            pid, _ = os.waitpid(-1, 0)
+            self._leashes.pop(pid, None)
+        self._sweep()
+
+    def _become_child(self, name: bytes, control: int, leash: int, streams: list[int]) -> NoReturn:
+        code = 1
+        try:
+            server = os.getppid()
+            for fd, standard in zip(streams, (1, 2), strict=True):
+                os.dup2(fd, standard)
+            ours = [self._command, self._wake, self._wake_writer, *self._leashes.values()]
+            signal.set_wakeup_fd(-1)
+            self._selector.close()
+            for end in ours:
+                end.close()
+            for fd in (leash, *streams):
+                os.close(fd)
+            _reset_process(name, server)
+            code = child.main(socket.socket(fileno=control))
+        except BaseException:  # noqa: BLE001 - nothing may unwind into the fork server's loop
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+
+def _report(leash: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # the serving process let go, or is gone
+        leash.send(REPORT.pack(number), socket.MSG_NOSIGNAL)
+
+
+def _reset_process(name: bytes, server: int) -> None:
+    """A session, signals, priority, names and random numbers of its own."""
+    os.setsid()
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
+        with contextlib.suppress(OSError, ValueError):  # the C library keeps two for itself
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the serving process, which ends us in good order
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != server:  # it died before it could be the signal's sender
+        os._exit(1)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _libc.prctl(_PR_SET_NAME, name[:15], 0, 0, 0)
+    with contextlib.suppress(OSError):  # whoever may not raise its priority keeps the loader's
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    sys.stdout = _line_writer(1)  # the fork server's own may have been files
+    sys.stderr = _line_writer(2)
+    faulthandler.enable()  # a crash in native code leaves the Python stack on standard error
+    random = sys.modules.get("numpy.random")
+    if random is not None:  # else every child would draw the same numbers
+        random.seed()
+
+
+def _line_writer(fd: int) -> TextIO:
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _children_of(parent: int) -> set[int]:
+    children = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+                if int(fields[1]) == parent:
+                    children.add(int(entry.name))
+    return children

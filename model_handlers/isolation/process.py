@@ -1,0 +1,243 @@
+"""One life of one model's process, as the serving process sees it: start, calls, death.
+
+Theory of operation. Three things connect us to a child: the control socket (messages), the leash (the fork server
+tells the pid and the exit code on it, and kills the child when we let go) and the pipes of its output. A call waits
+for the control socket and the leash together, until its deadline, so that a death is noticed at once, even where
+something the model started keeps the control socket open. A child that died, hung or spoke nonsense is over: whoever
+called gets a `ChildDiedError` that says what happened, and `close` has nothing left to do but to give back.
+
+Called by one thread at a time; `memory` by any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.fork_client import FORKS
+from model_handlers.isolation.fork_server import REPORT
+from model_handlers.isolation.framing import MessageReader, ProtocolError, encode_message
+from model_handlers.isolation.oom import LEDGER
+from model_handlers.isolation.output import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from model_handlers.isolation.framing import Message
+
+_CHUNK = 64 << 10
+_END_SECONDS = 2.0  # for the fork server to tell the exit code of a process that closed its socket
+_REAP_SECONDS = 5.0  # for the fork server to tell the exit code of a process that was killed
+_WORDS = 2000  # characters of standard error in an error message
+_OUT_OF_MEMORY_CODE = 137  # 128 + SIGKILL: what shells and containers make of a kill
+
+
+class ChildDiedError(MmeError):
+    """The process is no more, and this is why."""
+
+    __slots__ = ()
+
+
+class Child:
+    """A process that was asked for. `start` returns before it runs; the first call waits for it.
+
+    Attributes:
+        pid: its id, 0 until known.
+        alive: whether it can be called.
+    """
+
+    def __init__(self, model: str, lane: str) -> None:
+        self._subject = f"model '{model}': the process of '{lane}'"
+        self.pid = 0
+        self.alive = True
+        self._messages = MessageReader()
+        self._at_start = LEDGER.count()
+        self._code: int | None = None
+        self._over = False  # the leash has told all it will tell
+        with contextlib.ExitStack() as undo:
+            self._output = Output(model, lane)
+            undo.callback(self._output.close)
+            self._control, control = socket.socketpair()
+            undo.callback(self._control.close)
+            with control:
+                self._leash, leash = socket.socketpair()
+                undo.callback(self._leash.close)
+                with leash:
+                    FORKS.fork(lane, [control.fileno(), leash.fileno(), *self._output.writers])
+            self._output.start()
+            undo.pop_all()
+        self._poll = select.poll()
+        self._poll.register(self._control, select.POLLIN)
+        self._poll.register(self._leash, select.POLLIN)
+
+    def __repr__(self) -> str:
+        return f"<Child {self.pid}: {'alive' if self.alive else 'over'}>"
+
+    def call(self, message: Message, fds: Sequence[int], seconds: float, doing: str) -> Message:
+        """Send a message and wait for the answer.
+
+        Args:
+            message: what to send.
+            fds: descriptors that go with it.
+            seconds: how long the answer may take.
+            doing: what the process does meanwhile, for the error: "while it …".
+
+        Raises:
+            ChildDiedError: there will be no answer. EXECUTION_FAILED; OUT_OF_MEMORY where the system ended it for that.
+            MmeError: the message can't be sent; the process is as it was.
+        """
+        data = encode_message(message)
+        deadline = time.monotonic() + seconds
+        try:
+            self._send(data, fds, deadline)
+            return self._receive(deadline)
+        except TimeoutError:
+            self._kill()
+            what = f"was ended, since it gave no answer within {seconds:g} s,"
+            raise self._died(Kind.EXECUTION_FAILED, what, doing) from None
+        except ProtocolError as error:
+            raise self.broke(error, doing) from None
+        except (EOFError, ConnectionError):
+            raise self._died(*self._death(), doing) from None
+        except BaseException:
+            self._kill()
+            self.alive = False
+            raise
+
+    def broke(self, error: Exception, doing: str) -> ChildDiedError:
+        """End a process that answered what it can't have meant; returns what to raise."""
+        self._kill()
+        return self._died(Kind.EXECUTION_FAILED, f"was ended, since it sent {error},", doing)
+
+    def has_died(self) -> bool:
+        """Whether it died while nobody called; one look, no wait."""
+        if self.alive and dict(self._poll.poll(0)):
+            while not self._over and self._leash_ready():
+                self._read_leash()
+            self.alive = not self._over
+        return not self.alive
+
+    def close(self, seconds: float) -> None:
+        """End the process: let the model clean up for some seconds, then kill it. When this returns it is gone."""
+        if self.alive:
+            self.alive = False
+            with contextlib.suppress(OSError):
+                self._send(encode_message({"do": "close"}), (), time.monotonic() + seconds)
+                self._await_end(seconds)
+        self._kill()
+        self._release()
+
+    def private_memory(self) -> int | None:
+        """Bytes that the process takes and no other shares; None when it is not there."""
+        if not (self.alive and self.pid):
+            return None
+        try:
+            lines = Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            return None
+        return sum(
+            int(line.split()[1]) << 10 for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:"))
+        )
+
+    def _send(self, data: bytes, fds: Sequence[int], deadline: float) -> None:
+        view = memoryview(data)
+        ready = select.poll()
+        ready.register(self._control, select.POLLOUT)
+        while view:
+            try:
+                flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+                sent = socket.send_fds(self._control, [view], fds, flags) if fds else self._control.send(view, flags)
+            except BlockingIOError:
+                if not ready.poll(_milliseconds(deadline)):
+                    raise TimeoutError from None
+                continue
+            view, fds = view[sent:], ()
+
+    def _receive(self, deadline: float) -> Message:
+        while (message := self._messages.next()) is None:
+            ready = dict(self._poll.poll(_milliseconds(deadline)))
+            if not ready:
+                raise TimeoutError
+            if self._leash.fileno() in ready:
+                self._read_leash()
+            if self._control.fileno() in ready:
+                data = self._control.recv(_CHUNK)
+                if not data:
+                    raise EOFError
+                self._messages.feed(data)
+            elif self._over:
+                raise EOFError
+        return message
+
+    def _leash_ready(self) -> bool:
+        return self._leash.fileno() in dict(self._poll.poll(0))
+
+    def _read_leash(self) -> None:
+        """The pid comes first, then the exit code; an end without a code is the end of the fork server."""
+        data = self._leash.recv(REPORT.size, socket.MSG_WAITALL)
+        if len(data) < REPORT.size:
+            self._over = True
+        elif self.pid:
+            (self._code,) = REPORT.unpack(data)
+            self._over = True
+        else:
+            (self.pid,) = REPORT.unpack(data)
+
+    def _await_end(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        ready = select.poll()
+        ready.register(self._leash, select.POLLIN)
+        while not self._over and ready.poll(_milliseconds(deadline)):
+            self._read_leash()
+
+    def _kill(self) -> None:
+        """Let go of the leash; the fork server kills what still runs, and tells."""
+        if not self._over:
+            with contextlib.suppress(OSError):
+                self._leash.shutdown(socket.SHUT_WR)
+            self._await_end(_REAP_SECONDS)
+
+    def _death(self) -> tuple[Kind, str]:
+        """How it died by itself, once its end of the socket is closed."""
+        self._await_end(_END_SECONDS)
+        if not self._over:
+            self._kill()
+            return Kind.EXECUTION_FAILED, "was ended, since it closed its connection"
+        if self._code is None:
+            return Kind.EXECUTION_FAILED, "ended together with the process that it was forked from, or never began"
+        if self._code >= 0:
+            kind = Kind.OUT_OF_MEMORY if self._code == _OUT_OF_MEMORY_CODE else Kind.EXECUTION_FAILED
+            return kind, f"ended with exit code {self._code}"
+        number = -self._code
+        if number == signal.SIGKILL and LEDGER.claim(self._at_start):
+            return Kind.OUT_OF_MEMORY, "was killed by the system, which ran out of memory,"
+        return Kind.EXECUTION_FAILED, f"was killed by {_signal_name(number)}"
+
+    def _died(self, kind: Kind, what: str, doing: str) -> ChildDiedError:
+        self.alive = False
+        words = " | ".join(self._output.last_words())
+        last = f"; the last it wrote to standard error: {words[-_WORDS:]}" if words else ""
+        return ChildDiedError(kind, f"{self._subject} {what} {doing}{last}")
+
+    def _release(self) -> None:
+        self._output.close()
+        self._control.close()
+        self._leash.close()
+
+
+def _milliseconds(deadline: float) -> int:
+    return max(0, math.ceil((deadline - time.monotonic()) * 1000))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal between the two that have names
+        return f"signal {number}"
