@@ -1,0 +1,295 @@
+"""A handler whose model lives in a process of its own: the same methods, the work done elsewhere.
+
+Owns the process (`Child`), the memory shared with it and the budget of restarts. Called as any handler is: `start` and
+`close` on load threads, the rest on the lane's thread; a lock keeps two executions apart, because the process has one
+thread for them.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from model_handlers import devices
+from model_handlers.base import Footprint, Handler
+from model_handlers.errors import Kind, MmeError, out_of_memory
+from model_handlers.isolation.config_fields import config_fields, config_from
+from model_handlers.isolation.framing import Packing, ProtocolError, error_from, unpack
+from model_handlers.isolation.parameters import Deadlines
+from model_handlers.isolation.process import Child, ChildDiedError
+from model_handlers.isolation.restarts import WINDOW, RestartBudget
+from model_handlers.isolation.segments import SegmentPool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from model_handlers.base import Device, ModelRequest
+    from model_handlers.config import ModelConfig
+    from model_handlers.isolation.framing import Message
+    from model_handlers.isolation.segments import Segment
+    from model_handlers.tensor import Array
+
+_log = logging.getLogger("mme.isolation")
+_NONSENSE = (ProtocolError, LookupError, TypeError, ValueError, AttributeError, OverflowError)  # of an answer's form
+_LOADING = "while it loaded the model"
+_EXECUTING = "while it executed a batch"
+
+
+class IsolatedHandler(Handler):
+    """One model in one process, for one lane.
+
+    Made by `start`, which knows what handler the process is to load.
+    """
+
+    backend: ClassVar[str] = ""
+    default_filename: ClassVar[str] = ""
+
+    def __init__(self, load: Message, config: ModelConfig, lane: str) -> None:
+        self._load = load
+        self._lane = lane
+        self._deadlines = Deadlines.of(config)
+        self._restarts = RestartBudget()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._segments = SegmentPool()
+        self._batch = 0
+        self._last_death = ""
+        self._taken = Footprint()
+        self.config = config
+        self._child, self.config = self._begin()
+
+    def __repr__(self) -> str:
+        return f"<IsolatedHandler {self._lane} in {self._child!r}>"
+
+    @classmethod
+    def start(
+        cls, handler_class: type[Handler], config: ModelConfig, model_file: Path, device: Device, lane: str
+    ) -> IsolatedHandler:
+        """Load a model by `handler_class` in a new process, for the lane of that name.
+
+        Raises:
+            MmeError: what the handler's `load` raised; INVALID_MODEL when the process died or hung while loading,
+                OUT_OF_MEMORY when the system ended it for want of memory, UNAVAILABLE when no process can be had.
+        """
+        load = {
+            "do": "load",
+            "handler": f"{handler_class.__module__}:{handler_class.__qualname__}",
+            "config": config_fields(config),
+            "model_file": str(model_file),
+            "device": [device.kind, device.index],
+            "lane": lane,
+        }
+        before = devices.device_memory_used() if device.kind == "gpu" else 0
+        handler = (_RequestsHandler if handler_class.sees_requests else IsolatedHandler)(load, config, lane)
+        if device.kind == "gpu":  # nobody else loads meanwhile: see serve.target
+            handler._taken = Footprint(0, max(devices.device_memory_used() - before, 0))  # noqa: SLF001 - our own
+        return handler
+
+    @classmethod
+    def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
+        """Never asked: the handler inside completes what it loads."""
+        raise NotImplementedError
+
+    @classmethod
+    def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
+        """Never asked: see `start`."""
+        raise NotImplementedError
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Run one batch in the process. The arrays returned are read-only views of memory shared with it.
+
+        Raises:
+            MmeError: what the handler inside raised; EXECUTION_FAILED or OUT_OF_MEMORY when the process died of this
+                batch, UNAVAILABLE when it died too often of those before.
+        """
+        packing = Packing()
+        message = {"inputs": self._add(packing, inputs), "outputs": list(outputs)}
+        with self._lock:
+            reply, shared = self._run(message, packing)
+            try:
+                named = zip(outputs, reply["outputs"], strict=True)
+                return [self._unpack(shared, place, name) for name, place in named]
+            except _NONSENSE as error:
+                self._broke(error)
+
+    def execute_requests(self, requests: Sequence[ModelRequest]) -> list[dict[str, Array] | MmeError]:
+        """Run one batch of requests in the process. Arrays and errors are as for `execute`."""
+        packing = Packing()
+        fields = [
+            {
+                "inputs": self._add(packing, request.inputs),
+                "outputs": list(request.outputs),
+                "id": request.id,
+                "parameters": dict(request.parameters),
+                "timeout_us": request.timeout_us,
+            }
+            for request in requests
+        ]
+        with self._lock:
+            reply, shared = self._run({"requests": fields}, packing)
+            try:
+                answers = zip(requests, reply["answers"], strict=True)
+                return [self._answer(shared, answer) for _, answer in answers]
+            except _NONSENSE as error:
+                self._broke(error)
+
+    def memory(self) -> Footprint:
+        """What the process takes for itself alone, and what its load took on a GPU."""
+        private = self._child.private_memory()
+        if private is not None:
+            self._taken = Footprint(private, self._taken.device)
+        return self._taken
+
+    def close(self) -> None:
+        """End the process. When this returns it is gone, its memory with it; views of outputs stay good."""
+        self._closed.set()
+        with self._lock:
+            self._child.close(self._deadlines.close)
+            self._segments.close()
+
+    def _add(self, packing: Packing, inputs: Mapping[str, Array]) -> Message:
+        return {name: packing.add(array, f"input '{name}'") for name, array in inputs.items()}
+
+    def _unpack(self, shared: Array, place: Any, name: str) -> Array:
+        return unpack(shared, place, name, self.config.name)
+
+    def _answer(self, shared: Array, answer: Message) -> dict[str, Array] | MmeError:
+        if "error" in answer:
+            return error_from(answer["error"])
+        return {name: self._unpack(shared, place, name) for name, place in answer["outputs"].items()}
+
+    def _run(self, message: Message, packing: Packing) -> tuple[Message, Array]:
+        """Write the inputs, have the batch executed: the reply, and the bytes in which its places lie."""
+        self._revive()
+        segment, fds = self._segment(packing.end)
+        packing.write(segment.memory())
+        self._batch += 1
+        retired, self._segments.retired = self._segments.retired, []
+        message |= {
+            "do": "run",
+            "batch": self._batch,
+            "segment": [segment.id, segment.size],
+            "retired": retired,
+            "at": packing.end,
+        }
+        reply = self._call(message, fds, segment)
+        try:
+            shared = self._accept(reply, segment)
+        except _NONSENSE as error:
+            self._broke(error)
+        if "error" in reply:
+            raise error_from(reply["error"])
+        return reply, shared
+
+    def _call(self, message: Message, fds: list[int], segment: Segment) -> Message:
+        try:
+            return self._child.call(message, fds, self._deadlines.execution, _EXECUTING)
+        except ChildDiedError as death:
+            self._bury(death)
+            raise
+        except MmeError:  # it was never sent: the child does not know what it says
+            self._segments.retired += message["retired"]
+            if fds:
+                self._segments.retire(segment)
+            raise
+
+    def _accept(self, reply: Message, segment: Segment) -> Array:
+        """Follow what became of the segment: its bytes, in which the places of the reply lie."""
+        if reply["ran"] != self._batch:
+            raise ProtocolError(f"an answer to batch {reply['ran']} instead of {self._batch}")
+        if "error" in reply:
+            error_from(reply["error"])  # is one
+        else:
+            self._segments.used(reply["end"])
+        segment.follow(reply["size"])
+        shared = segment.lend()
+        if reply["kept"]:
+            self._segments.give_up(segment)
+        return shared
+
+    def _segment(self, size: int) -> tuple[Segment, list[int]]:
+        try:
+            segment, fresh = self._segments.take(size)
+        except OSError as error:
+            sentence = f"model '{self.config.name}': {size} bytes of shared memory can't be had: {error}"
+            if error.errno in {errno.ENOMEM, errno.ENOSPC}:
+                raise out_of_memory(sentence) from error
+            raise MmeError(Kind.UNAVAILABLE, sentence) from error
+        return segment, [segment.fd] if fresh else []
+
+    def _broke(self, error: Exception) -> NoReturn:
+        death = self._child.broke(error, _EXECUTING)
+        self._bury(death)
+        raise death
+
+    def _bury(self, death: ChildDiedError) -> None:
+        _log.error("%s", death, extra={"target_model": self.config.name})
+        self._last_death = death.message
+        self._child.close(0)
+        self._segments.close()
+
+    def _begin(self) -> tuple[Child, ModelConfig]:
+        """A new process with the model in it, and the configuration that it completed."""
+        try:
+            child = Child(self.config.name, self._lane)
+        except OSError as error:
+            raise MmeError(
+                Kind.UNAVAILABLE, f"model '{self.config.name}': no process can be started for it: {error}"
+            ) from error
+        try:
+            reply = child.call(self._load, (), self._deadlines.load, _LOADING)
+            if "loaded" in reply:
+                return child, config_from(reply["loaded"])
+            refusal = error_from(reply["error"])
+        except ChildDiedError as death:
+            refusal = death if death.kind is Kind.OUT_OF_MEMORY else MmeError(Kind.INVALID_MODEL, death.message)
+        except _NONSENSE as nonsense:
+            sentence = f"model '{self.config.name}': its process sent nonsense {_LOADING}: {nonsense}"
+            refusal = MmeError(Kind.INVALID_MODEL, sentence)
+        except BaseException:
+            child.close(0)
+            raise
+        child.close(self._deadlines.close)
+        raise refusal
+
+    def _revive(self) -> None:
+        """See to it that there is a living process, as often as the budget allows."""
+        if not self._child.has_died():
+            return
+        name = self.config.name
+        if self._closed.is_set():
+            raise MmeError(Kind.UNAVAILABLE, f"model '{name}' is unloaded")
+        self._child.close(0)
+        self._segments.close()
+        self._segments = SegmentPool()
+        now = time.monotonic()
+        at = self._restarts.next_at(now)
+        if at is None:
+            raise MmeError(Kind.UNAVAILABLE, self._used_up(now))
+        if at > now:
+            self._closed.wait(at - now)
+        self._restarts.restarted(time.monotonic())
+        _log.warning("starting the process of '%s' anew", self._lane, extra={"target_model": name})
+        try:
+            self._child, _ = self._begin()
+        except MmeError as error:
+            self._last_death = error.message
+            kind = error.kind if error.kind is Kind.OUT_OF_MEMORY else Kind.UNAVAILABLE
+            raise MmeError(kind, f"model '{name}' can't be loaded again after its process died: {error}") from error
+
+    def _used_up(self, now: float) -> str:
+        return (
+            f"model '{self.config.name}': the process of '{self._lane}' died too often and is not started again for "
+            f"{max(self._restarts.free_at() - now, 0):.0f} s ({self._restarts!r} within {WINDOW:.0f} s); "
+            f"the last time: {self._last_death}"
+        )
+
+
+class _RequestsHandler(IsolatedHandler):
+    """For handlers that see requests."""
+
+    sees_requests: ClassVar[bool] = True

@@ -1,0 +1,58 @@
+"""A fork server for all tests here, a way to start models, and a look for descriptors, threads and memory left."""
+
+import gc
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # so that children, too, find isolated_models
+
+from model_handlers.base import CPU
+from model_handlers.config import ModelConfig
+from model_handlers.isolation import IsolatedHandler
+from model_handlers.isolation.fork_client import FORKS
+
+
+@pytest.fixture(scope="session")
+def fork_server():
+    """It lives as long as the process that serves: what it takes is no leak of a test."""
+    FORKS.ensure_running()
+    yield FORKS
+    FORKS.stop()
+
+
+def held():
+    """Descriptors, threads and mapped segments of this process."""
+    maps = Path("/proc/self/maps").read_text().count("mme-segment")
+    return len(list(Path("/proc/self/fd").iterdir())), sorted(thread.name for thread in threading.enumerate()), maps
+
+
+@pytest.fixture
+def nothing_held(fork_server, nothing_left_behind):
+    """Fails a test that leaves a descriptor, a thread (a daemon too) or a segment behind."""
+    before = held()
+    yield
+    until = time.monotonic() + 2
+    while held() != before and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.01)
+    assert held() == before
+
+
+@pytest.fixture
+def start(tmp_path, nothing_held):
+    """Starts models by handler class, and closes those that the test did not."""
+    started = []
+
+    def start(handler_class, device=CPU, model_file=None, config=None, **parameters):
+        config = config or ModelConfig("m", parameters=parameters)
+        handler = IsolatedHandler.start(handler_class, config, model_file or tmp_path / "model.txt", device, "m_0_0")
+        started.append(handler)
+        return handler
+
+    yield start
+    for handler in started:
+        handler.close()

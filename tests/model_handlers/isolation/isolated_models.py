@@ -1,0 +1,282 @@
+# ruff: noqa: ARG002, ARG003, ARG005, D102, T201, PTH115, PTH208, PTH110, NPY002 - models do as models do
+"""Models to put into processes: each does one thing, good or bad. Imported by the children as `isolated_models`."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from model_handlers.base import Footprint, Handler, Placement
+from model_handlers.errors import Kind, MmeError
+from model_handlers.tensor import FP32, TensorSpec
+
+
+class Model(Handler):
+    """Loads whatever the file says: nothing."""
+
+    backend = "test"
+    default_filename = "model.txt"
+    placement = Placement.PROCESS
+
+    def __init__(self, config, model_file):
+        super().__init__(replace(config, outputs=(TensorSpec("y", FP32, (-1,)),)))
+        self.file = model_file
+
+    @classmethod
+    def autocomplete(cls, config, model_file):
+        return config
+
+    @classmethod
+    def load(cls, config, model_file, device, lane):
+        return cls(config, model_file)
+
+    def close(self):
+        if self.file.parent.is_dir():
+            (self.file.parent / "closed").touch()
+
+
+class Echo(Model):
+    """Returns its inputs: `y` is `x`, `copy` a copy of it."""
+
+    def execute(self, inputs, outputs):
+        return [inputs["x"] if name == "y" else np.array(inputs["x"]) for name in outputs]
+
+
+class Misbehaves(Model):
+    """Does what its input `do` says, by the name of a function below."""
+
+    def execute(self, inputs, outputs):
+        result = DEEDS[inputs["do"].item().decode()](self, inputs)
+        return [inputs.get("x", np.zeros(1, "f4"))] if result is None else result
+
+
+def _spam(model, inputs):
+    for i in range(20000):
+        print("line", i)
+    print("x" * 100_000)
+
+
+def _junk(model, inputs):
+    os.write(1, bytes(range(256)) * 100)
+    os.write(2, b"\x1b[2J\xff\xfe no end of line")
+
+
+def _fork(model, inputs):
+    if os.fork() == 0:
+        time.sleep(0.05)  # and go back into what called us, as a careless copy does
+
+
+def _leave_behind(model, inputs):
+    """A process with a session of its own that holds every descriptor of ours."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        signal.pause()
+    (model.file.parent / "left").write_text(str(pid))
+
+
+def _daemon(model, inputs):
+    """The same, its parent gone: an orphan while we live."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if (pid := os.fork()) == 0:
+            signal.pause()
+        os.write(write, str(pid).encode())
+        os._exit(0)
+    (model.file.parent / "left").write_text(os.read(read, 20).decode())
+
+
+def _close_all(model, inputs):
+    os.closerange(3, 1000)
+    signal.pause()
+
+
+def _keep(model, inputs):
+    model.kept = [*getattr(model, "kept", []), inputs["x"][1:]]
+    return [np.concatenate([[kept[0]] for kept in model.kept]).astype("f4")]
+
+
+def _nonsense(model, inputs):
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                os.write(int(fd), b"\xff\xff\xff\x7f")
+        except OSError:
+            continue
+    time.sleep(5)
+
+
+def _raise_memory(model, inputs):
+    raise MemoryError("no more room")
+
+
+def _raise_typed(model, inputs):
+    raise MmeError(Kind.OUT_OF_MEMORY, "the card is full")
+
+
+def _raise(model, inputs):
+    raise ZeroDivisionError("of a strange kind")
+
+
+def _write_into_input(model, inputs):
+    inputs["x"][0] = 1
+
+
+def _exit_after_words(model, inputs):
+    print("first words", file=sys.stderr)
+    print("last words", file=sys.stderr)
+    os._exit(3)
+
+
+DEEDS = {
+    "nothing": lambda model, inputs: None,
+    "segfault": lambda model, inputs: ctypes.string_at(0),
+    "os._exit": _exit_after_words,
+    "exit 137": lambda model, inputs: os._exit(137),
+    "sigkill": lambda model, inputs: os.kill(os.getpid(), signal.SIGKILL),
+    "sys.exit": lambda model, inputs: sys.exit("enough"),
+    "hang": lambda model, inputs: signal.pause(),
+    "spin": lambda model, inputs: ctypes.CDLL(None).pause(),
+    "spam": _spam,
+    "junk": _junk,
+    "fork": _fork,
+    "leave behind": _leave_behind,
+    "daemon": _daemon,
+    "close all": _close_all,
+    "keep": _keep,
+    "nonsense": _nonsense,
+    "memory": _raise_memory,
+    "typed": _raise_typed,
+    "raise": _raise,
+    "write": _write_into_input,
+    "complex": lambda model, inputs: [np.zeros(2, "c16")],
+    "list": lambda model, inputs: [[1.0]],
+    "none": lambda model, inputs: [],
+    "no result": lambda model, inputs: 7,
+    "where": lambda model, inputs: [
+        np.array([os.getpid(), os.getppid(), os.getpriority(os.PRIO_PROCESS, 0), os.stat(0).st_rdev], "i8")
+    ],
+    "stdin": lambda model, inputs: [np.array([sys.stdin.read() if sys.stdin else ""], object)],
+    "random": lambda model, inputs: [np.random.random(4)],
+    "main": lambda model, inputs: [np.array([str(getattr(sys.modules["__main__"], "__file__", None))], object)],
+    "interrupt": lambda model, inputs: os.kill(os.getpid(), signal.SIGINT),
+    "descriptors": lambda model, inputs: [
+        np.array(
+            sorted(
+                os.readlink(f"/proc/self/fd/{fd}")
+                for fd in os.listdir("/proc/self/fd")
+                if os.path.exists(f"/proc/self/fd/{fd}")
+            ),
+            object,
+        )
+    ],
+    "segments": lambda model, inputs: [np.array([Path("/proc/self/maps").read_text().count("mme-segment")], "i8")],
+    "grab": lambda model, inputs: setattr(model, "grabbed", np.ones(32 << 20, "u1")),
+    "thread": lambda model, inputs: threading.Thread(target=signal.pause).start() or None,
+    "subprocess": lambda model, inputs: [
+        np.array([subprocess.run(["/bin/cat"], capture_output=True, check=True).stdout], object)
+    ],
+    "swap": lambda model, inputs: [inputs["x"].astype(">f4")],
+    "strided": lambda model, inputs: [inputs["x"][::2]],
+    "text": lambda model, inputs: [np.array(["ä", "b"])],
+    "grow": lambda model, inputs: [np.arange(int(inputs["x"][0]), dtype="u1")],
+}
+
+
+class Requests(Model):
+    """Sees requests: tells what it saw, and fails the request whose id is `bad`."""
+
+    sees_requests = True
+
+    def execute_requests(self, requests):
+        return [self._one(request) for request in requests]
+
+    def _one(self, request):
+        if request.id == "bad":
+            return MmeError(Kind.INVALID_ARGUMENT, "this one is bad")
+        if request.id == "complex":
+            return {"y": np.zeros(1, "c8")}
+        seen = f"{request.id} {sorted(request.parameters.items())} {request.timeout_us} {','.join(request.outputs)}"
+        return {"y": request.inputs["x"] * 2, "seen": np.array([seen.encode()], object)}
+
+
+class TooFewAnswers(Requests):
+    def execute_requests(self, requests):
+        return []
+
+
+class HoldsMemory(Model):
+    """Takes 64 MiB."""
+
+    def __init__(self, config, model_file):
+        super().__init__(config, model_file)
+        self.held = np.ones(64 << 20, "u1")
+
+    def memory(self):
+        return Footprint(1)
+
+    def execute(self, inputs, outputs):
+        return [np.zeros(1, "f4")]
+
+
+class LoadRaises(Model):
+    @classmethod
+    def load(cls, config, model_file, device, lane):
+        raise RuntimeError("no such weights")
+
+
+class LoadRefuses(Model):
+    @classmethod
+    def load(cls, config, model_file, device, lane):
+        raise MmeError(Kind.UNSUPPORTED, "not this kind of model")
+
+
+class LoadExits(Model):
+    @classmethod
+    def load(cls, config, model_file, device, lane):
+        sys.exit(4)
+
+
+class LoadDies(Model):
+    @classmethod
+    def load(cls, config, model_file, device, lane):
+        print("about to fall", file=sys.stderr)
+        ctypes.string_at(0)
+
+
+class LoadHangs(Model):
+    @classmethod
+    def load(cls, config, model_file, device, lane):
+        signal.pause()
+
+
+class LoadsOnce(Echo):
+    """Can't be loaded a second time."""
+
+    @classmethod
+    def load(cls, config, model_file, device, lane):
+        if (model_file.parent / "loaded").exists():
+            raise RuntimeError("the weights went away")
+        (model_file.parent / "loaded").touch()
+        return cls(config, model_file)
+
+    def execute(self, inputs, outputs):
+        os._exit(1)
+
+
+class CloseHangs(Echo):
+    def close(self):
+        signal.pause()
+
+
+class CloseRaises(Echo):
+    def close(self):
+        raise RuntimeError("can't let go")

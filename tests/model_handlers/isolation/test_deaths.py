@@ -1,0 +1,366 @@
+"""Models that go wrong in every way: each batch gets one clear error, and the process's end leaves nothing."""
+
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from isolated_models import (
+    CloseHangs,
+    CloseRaises,
+    Echo,
+    LoadDies,
+    LoadExits,
+    LoadHangs,
+    LoadRaises,
+    LoadRefuses,
+    LoadsOnce,
+    Misbehaves,
+)
+
+from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation import process
+from model_handlers.isolation.fork_client import ForkClient
+from model_handlers.isolation.oom import LEDGER
+from model_handlers.isolation.restarts import LIMIT
+
+X = np.arange(4, dtype="f4")
+
+
+def do(handler, deed):
+    """Have the misbehaving model do one thing."""
+    (result,) = handler.execute({"do": np.array([deed.encode()], object), "x": X}, ["y"])
+    return result
+
+
+def still_alive(processes, seconds):
+    """Those that do not end in this time. A dead process that its new parent has not yet noticed has ended."""
+    until = time.monotonic() + seconds
+    while alive := [p for p in processes if psutil.pid_exists(p.pid) and _runs(p)]:
+        if time.monotonic() > until:
+            break
+        time.sleep(0.005)
+    return alive
+
+
+def _runs(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def fails(handler, deed):
+    """The error of doing so."""
+    with pytest.raises(MmeError) as raised:
+        do(handler, deed)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("deed", "kind", "words"),
+    [
+        ("segfault", Kind.EXECUTION_FAILED, ["was killed by SIGSEGV", "Fatal Python error: Segmentation fault"]),
+        ("os._exit", Kind.EXECUTION_FAILED, ["ended with exit code 3", "first words | last words"]),
+        ("exit 137", Kind.OUT_OF_MEMORY, ["ended with exit code 137"]),
+        ("sigkill", Kind.EXECUTION_FAILED, ["was killed by SIGKILL"]),
+        ("nonsense", Kind.EXECUTION_FAILED, ["a message of 2147483647 bytes"]),
+    ],
+)
+def test_death_fails_the_batch(start, deed, kind, words):
+    """A process that dies of a batch fails it at once, with what happened; the next batch finds a new process."""
+    handler = start(Misbehaves)
+    first = handler._child.pid
+    error = fails(handler, deed)
+
+    assert error.kind is kind
+    for word in ["model 'm'", "'m_0_0'", "while it executed a batch", *words]:
+        assert word in error.message
+    assert np.array_equal(do(handler, "nothing"), X)
+    assert handler._child.pid != first
+
+
+@pytest.mark.parametrize(
+    ("deed", "kind", "words"),
+    [
+        ("sys.exit", Kind.EXECUTION_FAILED, "called sys.exit('enough')"),
+        ("raise", Kind.INTERNAL, "ZeroDivisionError: of a strange kind"),
+        ("memory", Kind.OUT_OF_MEMORY, "no more room"),
+        ("typed", Kind.OUT_OF_MEMORY, "the card is full"),
+        ("complex", Kind.EXECUTION_FAILED, "complex128"),
+        ("list", Kind.EXECUTION_FAILED, "output 'y' of model 'm' is list"),
+        ("none", Kind.EXECUTION_FAILED, "did not return one array for each of y"),
+        ("no result", Kind.EXECUTION_FAILED, "did not return one array for each of y"),
+    ],
+)
+def test_exceptions_cross(start, deed, kind, words):
+    """What a model raises, or returns that is no answer, is the batch's error, and its process lives on."""
+    handler = start(Misbehaves)
+    first = handler._child.pid
+    error = fails(handler, deed)
+
+    assert error.kind is kind
+    assert words in error.message
+    assert np.array_equal(do(handler, "nothing"), X)
+    assert handler._child.pid == first
+
+
+@pytest.mark.parametrize("deed", ["hang", "spin"])
+def test_hang_is_ended(start, deed):
+    """A batch that takes longer than MME_EXECUTION_TIMEOUT is ended with its process, in native code too."""
+    handler = start(Misbehaves, MME_EXECUTION_TIMEOUT="0.2")
+    first = handler._child.pid
+    error = fails(handler, deed)
+
+    assert error.kind is Kind.EXECUTION_FAILED
+    assert "gave no answer within 0.2 s" in error.message
+    assert not psutil.pid_exists(first)
+    assert np.array_equal(do(handler, "nothing"), X)
+
+
+def test_closed_connection(start):
+    """A process that closes every descriptor, and so can't be spoken to, is ended."""
+    error = fails(start(Misbehaves), "close all")
+
+    assert "closed its connection" in error.message
+
+
+def test_fork_in_execute(start):
+    """The copy of a process that forks and carries on as if it were the model does not answer in its place."""
+    handler = start(Misbehaves)
+    for _ in range(5):
+        assert np.array_equal(do(handler, "fork"), X)
+
+
+@pytest.mark.parametrize("deed", ["leave behind", "daemon"])
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_processes_left_by_a_model(start, tmp_path, deed, end):
+    """Processes that a model started go with it, though they have sessions of their own and hold its descriptors."""
+    handler = start(Misbehaves)
+    do(handler, deed)
+    left = int((tmp_path / "left").read_text())
+    assert psutil.pid_exists(left)
+    if end == "kill":
+        assert "SIGKILL" in fails(handler, "sigkill").message
+    handler.close()
+
+    assert not psutil.pid_exists(left)
+
+
+def test_death_between_batches(start):
+    """A process that was killed while it had nothing to do costs no batch."""
+    handler = start(Misbehaves)
+    first = handler._child.pid
+    os.kill(first, signal.SIGKILL)
+    until = time.monotonic() + 5
+    while not handler._child.has_died() and time.monotonic() < until:
+        time.sleep(0.001)
+
+    assert np.array_equal(do(handler, "nothing"), X)
+    assert handler._child.pid != first
+
+
+def test_death_of_the_fork_server(start, monkeypatch):
+    """The fork server's death takes its children along; the next batch starts both anew."""
+    forks = ForkClient()  # not the one of the other tests
+    monkeypatch.setattr(process, "FORKS", forks)
+    handler = start(Misbehaves)
+    child = psutil.Process(handler._child.pid)
+    os.kill(forks._server.pid, signal.SIGKILL)
+
+    assert not still_alive([child], 5)
+    assert np.array_equal(do(handler, "nothing"), X)
+    handler.close()
+    forks.stop()
+
+
+def test_interrupt_is_ignored(start):
+    """Ctrl-C is not for a model's process."""
+    assert np.array_equal(do(start(Misbehaves), "interrupt"), X)
+
+
+def test_kernel_kill_is_out_of_memory(start, tmp_path, monkeypatch):
+    """A SIGKILL while the kernel's count of its own grew is out of memory; the next one, by a person, is not."""
+    counter = tmp_path / "memory.events"
+    counter.write_text("low 0\noom 3\noom_kill 3\n")
+    monkeypatch.setattr(LEDGER, "_paths", [counter])
+    handler = start(Misbehaves)
+    counter.write_text("low 0\noom 4\noom_kill 4\n")
+    killed = fails(handler, "sigkill")
+
+    assert killed.kind is Kind.OUT_OF_MEMORY
+    assert "ran out of memory" in killed.message
+    assert fails(handler, "sigkill").kind is Kind.EXECUTION_FAILED
+
+
+def test_restarts_have_a_budget(start):
+    """After five restarts in a minute there are no more, and the error says why and how long."""
+    handler = start(Misbehaves)
+    for _ in range(LIMIT + 1):
+        assert "exit code 3" in fails(handler, "os._exit").message
+    refused = fails(handler, "nothing")
+
+    assert refused.kind is Kind.UNAVAILABLE
+    assert "died too often" in refused.message
+    assert "5 of 5" in refused.message
+    assert "exit code 3" in refused.message
+
+
+def test_restart_that_fails(start):
+    """A model that can't be loaded again is unavailable, with the reason of the load."""
+    handler = start(LoadsOnce)
+    with pytest.raises(MmeError, match="exit code 1"):
+        handler.execute({"x": X}, ["y"])
+    with pytest.raises(MmeError, match="the weights went away") as raised:
+        handler.execute({"x": X}, ["y"])
+
+    assert raised.value.kind is Kind.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("handler_class", "kind", "words"),
+    [
+        (LoadRaises, Kind.INVALID_MODEL, "RuntimeError: no such weights"),
+        (LoadRefuses, Kind.UNSUPPORTED, "not this kind of model"),
+        (LoadExits, Kind.INVALID_MODEL, "called sys.exit(4) while it was loaded"),
+        (LoadDies, Kind.INVALID_MODEL, "was killed by SIGSEGV while it loaded the model"),
+        (LoadHangs, Kind.INVALID_MODEL, "gave no answer within 0.2 s"),
+    ],
+)
+def test_loads_that_fail(start, handler_class, kind, words):
+    """A load that raises, refuses, exits, dies or hangs is one error that says so, and leaves no process."""
+    with pytest.raises(MmeError) as raised:
+        start(handler_class, MME_LOAD_TIMEOUT="0.2" if handler_class is LoadHangs else "60")
+
+    assert raised.value.kind is kind
+    assert words in raised.value.message
+
+
+def test_close_lets_the_model_clean_up(start, tmp_path):
+    """`close` has the model closed in its process, ends that, and may be called again."""
+    handler = start(Echo)
+    child = psutil.Process(handler._child.pid)
+    handler.close()
+    handler.close()
+
+    assert (tmp_path / "closed").exists()
+    assert not child.is_running()
+
+
+@pytest.mark.parametrize("handler_class", [CloseHangs, CloseRaises])
+def test_close_that_goes_wrong(start, handler_class):
+    """A model that hangs or raises while it cleans up is gone all the same."""
+    handler = start(handler_class)
+    handler._deadlines = type(handler._deadlines)(close=0.1)
+    child = psutil.Process(handler._child.pid)
+    handler.close()
+
+    assert not child.is_running()
+
+
+def test_close_with_a_thread_left(start):
+    """A thread that a model leaves running does not keep its process from ending."""
+    handler = start(Misbehaves)
+    do(handler, "thread")
+    began = time.monotonic()
+    handler.close()
+
+    assert time.monotonic() - began < 4  # the time it would have been given
+
+
+def test_execute_after_close(start):
+    """A closed handler starts no process."""
+    handler = start(Echo)
+    handler.close()
+    with pytest.raises(MmeError, match="unloaded"):
+        handler.execute({"x": X}, ["y"])
+
+
+def test_output_is_logged(start, caplog):
+    """Lines that a model prints are logged with its name and the stream, junk included."""
+    handler = start(Misbehaves)
+    with caplog.at_level(logging.INFO, "mme.model"):
+        do(handler, "spam")
+        do(handler, "junk")
+        handler.close()
+    lines = [
+        (record.stream, record.target_model, record.getMessage())
+        for record in caplog.records
+        if record.name == "mme.model"
+    ]
+
+    assert ("stdout", "m", "line 19999") in lines
+    assert any(text.startswith("xxxx") and text.endswith("(cut)") and len(text) < 9000 for _, _, text in lines)
+    assert ("stderr", "m", "\\x1b[2J\ufffd\ufffd no end of line") in lines
+    assert all(text.isprintable() or "\t" in text for _, _, text in lines)
+
+
+PARENT = """
+import os, signal, sys, threading
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from pathlib import Path
+import isolated_models
+from model_handlers.base import CPU
+from model_handlers.config import ModelConfig
+from model_handlers.isolation import IsolatedHandler
+handlers = [
+    IsolatedHandler.start(isolated_models.Misbehaves, ModelConfig("m"), Path(sys.argv[2]) / "x", CPU, f"m_0_{i}")
+    for i in range(3)
+]
+def do(handler, deed):
+    handler.execute({"do": np.array([deed], object), "x": np.zeros(1, "f4")}, ["y"])
+do(handlers[2], b"leave behind")
+threading.Thread(target=do, args=(handlers[1], b"spin"), daemon=True).start()
+print("up", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSEGV], ids=lambda n: n.name
+)
+def test_death_of_the_serving_process(tmp_path, number):
+    """However the serving process dies, its models' processes are gone within moments: idle, hanging, left behind."""
+    (tmp_path / "parent.py").write_text(textwrap.dedent(PARENT))
+    command = [sys.executable, str(tmp_path / "parent.py"), str(Path(__file__).parent), str(tmp_path)]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    ) as parent:
+        assert parent.stdout.readline() == b"up\n"
+        children = psutil.Process(parent.pid).children(recursive=True)
+        assert len(children) == 1 + 3 + 1
+        parent.send_signal(number)
+        parent.wait()
+    alive = still_alive(children, 5)
+    for left in alive:
+        left.kill()
+
+    assert not alive
+
+
+def test_start_without_descriptors(start):
+    """When the system gives no more descriptors, a start fails as unavailable and leaves none behind."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(int(fd.name) for fd in Path("/proc/self/fd").iterdir()) + 1
+    for more in range(9):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + more, hard))
+        try:
+            with pytest.raises(MmeError) as raised:
+                start(Echo)
+        except pytest.fail.Exception:
+            break
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert raised.value.kind is Kind.UNAVAILABLE

@@ -1,0 +1,158 @@
+"""Parameters, configurations as fields, counts of the kernel's kills, and lines of output."""
+
+from dataclasses import fields
+from types import MappingProxyType
+
+import orjson
+import pytest
+from isolated_models import Echo
+
+from model_handlers.base import Placement
+from model_handlers.config import (
+    DynamicBatching,
+    InstanceGroup,
+    InstanceKind,
+    ModelConfig,
+    QueuePolicy,
+    TimeoutAction,
+    VersionPolicy,
+)
+from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation import placement_of
+from model_handlers.isolation.config_fields import config_fields, config_from
+from model_handlers.isolation.oom import OomLedger, counters, read_count
+from model_handlers.isolation.output import MAX_LINE, LineSplitter
+from model_handlers.isolation.parameters import Deadlines
+from model_handlers.onnx import OnnxHandler
+from model_handlers.tensor import BF16, BYTES, TensorSpec
+
+FULL = ModelConfig(
+    name="m",
+    backend="b",
+    platform="p",
+    max_batch_size=8,
+    inputs=(TensorSpec("x", BF16, (-1, 2), reshape=(2,), optional=True, format="FORMAT_NCHW"),),
+    outputs=(TensorSpec("y", BYTES, (), labels="labels.txt"), TensorSpec("z", BYTES, (1,), reshape=())),
+    version_policy=VersionPolicy(latest=0, all=True, specific=(1, 3)),
+    instance_groups=(InstanceGroup("g", InstanceKind.GPU, 2, (0, 1)),),
+    dynamic_batching=DynamicBatching((2, 4), 5, True, QueuePolicy(TimeoutAction.DELAY, 1, True, 2)),
+    default_model_filename="f",
+    optimization_level=-1,
+    parameters=MappingProxyType({"a": "ä"}),
+    metric_tags=MappingProxyType({"t": "u"}),
+)
+
+
+@pytest.mark.parametrize("config", [FULL, ModelConfig("m")], ids=["full", "empty"])
+def test_configurations_cross(config):
+    """A configuration is the same after it went through JSON, whatever is set."""
+    assert config_from(orjson.loads(orjson.dumps(config_fields(config)))) == config
+
+
+def test_the_full_configuration_is_full():
+    """The test above forgets no field: each differs from its default."""
+    empty = ModelConfig("")
+
+    assert not [f.name for f in fields(ModelConfig) if getattr(FULL, f.name) == getattr(empty, f.name)]
+
+
+@pytest.mark.parametrize(
+    ("handler_class", "text", "placement"),
+    [
+        (OnnxHandler, None, Placement.INLINE),
+        (Echo, None, Placement.PROCESS),
+        (OnnxHandler, "process", Placement.PROCESS),
+        (Echo, "inline", Placement.INLINE),
+        (Echo, " INLINE ", Placement.INLINE),
+    ],
+)
+def test_placement(handler_class, text, placement):
+    """MME_PLACEMENT says where a model executes, else its handler does."""
+    config = ModelConfig("m", parameters={} if text is None else {"MME_PLACEMENT": text})
+
+    assert placement_of(config, handler_class) is placement
+
+
+@pytest.mark.parametrize("text", ["", "thread", "proc ess"])
+def test_unknown_placement(text):
+    """A placement that does not exist is refused by name."""
+    with pytest.raises(MmeError, match=f"MME_PLACEMENT.*'inline' or 'process', got '{text}'") as raised:
+        placement_of(ModelConfig("m", parameters={"MME_PLACEMENT": text}), Echo)
+
+    assert raised.value.kind is Kind.INVALID_MODEL
+
+
+def test_deadlines():
+    """Deadlines are what the parameters say, else 300 seconds for a load and 60 for a batch."""
+    assert Deadlines.of(ModelConfig("m")) == Deadlines(300, 60)
+    parameters = {"MME_LOAD_TIMEOUT": "7.5", "MME_EXECUTION_TIMEOUT": "3"}
+
+    assert Deadlines.of(ModelConfig("m", parameters=parameters)) == Deadlines(7.5, 3)
+
+
+@pytest.mark.parametrize("key", ["MME_LOAD_TIMEOUT", "MME_EXECUTION_TIMEOUT"])
+@pytest.mark.parametrize("text", ["", "soon", "0", "-1", "nan", "inf"])
+def test_bad_deadlines(key, text):
+    """A deadline that is no positive number of seconds is refused by name."""
+    with pytest.raises(MmeError, match=f"{key}.*positive number of seconds, got '{text}'") as raised:
+        Deadlines.of(ModelConfig("m", parameters={key: text}))
+
+    assert raised.value.kind is Kind.INVALID_MODEL
+
+
+@pytest.mark.parametrize(
+    ("membership", "first"),
+    [
+        ("0::/a/b\n", "/sys/fs/cgroup/a/b/memory.events"),
+        ("0::/\n", "/sys/fs/cgroup/memory.events"),
+        ("4:memory:/a:b\n0::/\n", "/sys/fs/cgroup/memory/a:b/memory.oom_control"),
+        ("3:cpu,memory:/a\n", "/sys/fs/cgroup/memory/a/memory.oom_control"),
+        ("nonsense\n\n", "/sys/fs/cgroup/memory.events"),
+    ],
+)
+def test_where_kills_are_counted(membership, first):
+    """The process's own control group counts first, the whole machine last."""
+    paths = [str(path) for path in counters(membership)]
+
+    assert paths[0] == first
+    assert paths[-1] == "/proc/vmstat"
+
+
+def test_each_kill_counts_once(tmp_path):
+    """A kill explains one death, of a process that lived when it happened."""
+    missing, without, counter = tmp_path / "missing", tmp_path / "without", tmp_path / "counter"
+    without.write_text("oom_kill_disable 0\nunder_oom 0\n")
+    counter.write_text("oom 9\noom_kill 2\noom_group_kill 7\n")
+    ledger = OomLedger([missing, without, counter])
+    start = ledger.count()
+    assert start == 2
+    assert not ledger.claim(start)
+    counter.write_text("oom_kill 4\n")
+
+    assert ledger.claim(start)
+    assert not ledger.claim(4)
+    assert ledger.claim(start)
+    assert not ledger.claim(start)
+    assert read_count([missing, without]) == 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_lines(size):
+    """Lines come out whole however the bytes are cut; blank ones do not; control characters are written out."""
+    data = "first\r\n\n  \nsecond ä\twith tab\n\x1b[2Jthird\nno end".encode()
+    lines = LineSplitter()
+    got = [line for i in range(0, len(data), size) for line in lines.feed(data[i : i + size])]
+
+    assert got == ["first", "second ä\twith tab", "\\x1b[2Jthird"]
+    assert list(lines.flush()) == ["no end"]
+    assert list(lines.flush()) == []
+
+
+def test_long_lines_are_cut():
+    """A line without an end takes no more than its bound, and the next one is whole again."""
+    lines = LineSplitter()
+    for _ in range(100):
+        assert list(lines.feed(b"x" * 1000)) == []
+    assert len(lines._rest) == MAX_LINE
+
+    assert list(lines.feed(b"\nnext\n")) == ["x" * MAX_LINE + " … (cut)", "next"]
