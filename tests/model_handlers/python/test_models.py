@@ -1,10 +1,12 @@
 """Models that work: what their authors write, and what clients get."""
 
+import functools
 import json
 import logging
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -355,6 +357,27 @@ def test_two_models_in_one_process_know_which_they_are(models, kit):
     for handler in handlers:
         handler.execute_requests([kit.request([], A=[[1, 2]])])
     assert [h._host._author.dirs for h in handlers] == [[str(models.root / n)] * 2 for n in ("a", "b")]
+
+
+def test_models_that_run_at_the_same_time_know_which_they_are(models, kit):
+    """What another model does meanwhile, on another thread, does not change whose code this is."""
+    source = """
+        import triton_python_backend_utils as pb_utils
+        class TritonPythonModel:
+            meanwhile = None
+            def execute(self, requests):
+                if self.meanwhile:
+                    self.meanwhile()
+                self.directory = pb_utils.get_model_dir()
+                return [pb_utils.InferenceResponse([]) for r in requests]
+    """
+    first, second = (models.load(source, name=name) for name in ("first", "second"))
+    with ThreadPoolExecutor(1) as other:
+        execute = functools.partial(second.execute_requests, [kit.request([], A=[[1, 2]])])
+        first._host._author.meanwhile = lambda: other.submit(execute).result()
+        first.execute_requests([kit.request([], A=[[1, 2]])])
+    assert first._host._author.directory == str(models.root / "first")
+    assert second._host._author.directory == str(models.root / "second")
 
 
 def test_the_log_of_a_model_is_the_servers_with_the_models_name(models, kit, caplog):

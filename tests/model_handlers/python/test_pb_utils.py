@@ -125,6 +125,8 @@ def test_a_read_only_input_goes_over_dlpack_as_a_copy():
     seen = np.from_dlpack(tensor)
     assert seen.tolist() == [0, 1, 2, 3]
     assert not np.shares_memory(seen, np.frombuffer(body, np.float32))
+    made = pb_utils.Tensor("T", np.frombuffer(body, np.float32))
+    assert np.from_dlpack(made).tolist() == [0, 1, 2, 3]
 
 
 def test_bf16_keeps_its_type_over_dlpack():
