@@ -69,8 +69,13 @@ def _junk(model, inputs):
 
 
 def _fork(model, inputs):
-    if os.fork() == 0:
-        time.sleep(0.05)  # and go back into what called us, as a careless copy does
+    """The copy goes back into what called us, as a careless one does, and answers first."""
+    if (pid := os.fork()) != 0:
+        for _ in range(200):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                break
+            time.sleep(0.005)
+    return [np.array([os.getpid()], "i8")]
 
 
 def _leave_behind(model, inputs):

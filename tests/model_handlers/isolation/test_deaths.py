@@ -137,7 +137,7 @@ def test_fork_in_execute(start):
     """The copy of a process that forks and carries on as if it were the model does not answer in its place."""
     handler = start(Misbehaves)
     for _ in range(5):
-        assert np.array_equal(do(handler, "fork"), X)
+        assert do(handler, "fork").tolist() == [handler._child.pid]
 
 
 @pytest.mark.parametrize("deed", ["leave behind", "daemon"])
@@ -152,6 +152,18 @@ def test_processes_left_by_a_model(start, tmp_path, deed, end):
         assert "SIGKILL" in fails(handler, "sigkill").message
     handler.close()
 
+    assert not psutil.pid_exists(left)
+
+
+def test_processes_of_a_living_model(start, tmp_path):
+    """The end of one model does not end what another one started, orphans included."""
+    handler, other = start(Misbehaves), start(Echo)
+    do(handler, "daemon")
+    left = int((tmp_path / "left").read_text())
+    other.close()
+
+    assert psutil.pid_exists(left)
+    handler.close()
     assert not psutil.pid_exists(left)
 
 
