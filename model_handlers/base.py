@@ -132,9 +132,10 @@ class Handler(ABC):
     @classmethod
     @abstractmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
-        """Load the model on `device`. `lane` names the (first) instance that will execute it. Runs on a load thread, at low priority, for as long as it takes.
+        """Load the model on `device`. Runs on a load thread, at low priority, for as long as it takes.
 
-        What `config` leaves out is completed from the model, so that a load reads the file once: see `config`.
+        `lane` names the instance that will execute it, the first of them where several share the handler. What
+        `config` leaves out is completed from the model, so that a load reads the file once: see `config`.
 
         Raises:
             MmeError: INVALID_MODEL when the framework refuses the file, OUT_OF_MEMORY when it finds no room.
@@ -166,9 +167,9 @@ class Handler(ABC):
         """
         raise NotImplementedError
 
-    def memory(self) -> Footprint | None:
-        """What this handler takes, where it can tell; None where the serving process's growth has to."""
-        return None
+    def memory(self) -> Footprint:
+        """What it takes outside the serving process, whose own growth is measured from outside."""
+        return Footprint()
 
     @abstractmethod
     def close(self) -> None:

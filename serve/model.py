@@ -23,7 +23,6 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve.instance import Execution, Instance, Signature
 from serve.layout_check import Checked, check_layout
-from serve.request import InferenceRequest, InferenceResponse
 from serve.scheduling.batch_queue import BatchQueue, Take
 from serve.scheduling.ordering import InOrder
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from model_handlers.base import Handler
     from model_handlers.config import ModelConfig
     from serve.instance import Batch
+    from serve.request import InferenceRequest
     from serve.stats import ModelStats
 
 _now = time.perf_counter_ns
@@ -256,11 +256,9 @@ class Model:
         for request in waiting:
             self._refuse(request, MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again"))
 
-    def memory(self) -> Footprint | None:
-        """What its handlers say they take together; None if one of them can't say."""
-        told = [handler.memory() for handler in self._handlers.values()]
-        known = [footprint for footprint in told if footprint is not None]
-        return sum(known, Footprint()) if len(known) == len(told) else None
+    def memory(self) -> Footprint:
+        """What its processes take together; nothing for a model that executes in this one."""
+        return sum((handler.memory() for handler in self._handlers.values()), Footprint())
 
     def close(self) -> None:
         """Stop the lanes and give the memory back. On a load thread, when nothing is queued or executing."""

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,9 +133,16 @@ class PreparedTarget:
     directory: ModelDirectory
     handler: type[Handler]
     lanes: list[tuple[str, Device]]
+    placement: Placement
     identity: str
     estimate: Footprint
     download_ns: int
+
+    def start(self, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
+        """Load one instance where it is to execute."""
+        if self.placement is Placement.PROCESS:
+            return IsolatedHandler.start(self.handler, config, model_file, device, lane)
+        return self.handler.load(config, model_file, device, lane)
 
 
 class ModelLoader:
@@ -183,53 +189,60 @@ class ModelLoader:
         size = int(directory.size() * handler.estimate_factor)
         on_gpus = len({device for _, device in lanes if device.kind == "gpu"})
         estimate = Footprint(size if any(device == CPU for _, device in lanes) else 0, size * on_gpus)
-        return PreparedTarget(directory, handler, lanes, identity, estimate, download_ns)
+        placement = placement_of(directory.config, handler)
+        return PreparedTarget(directory, handler, lanes, placement, identity, estimate, download_ns)
 
     def load(self, prepared: PreparedTarget) -> tuple[Target, Footprint]:
-        """Load every selected version on its devices, warm it up, and measure."""
-        directory = prepared.directory
-        loaded: dict[int, Model] = {}
+        """Load every selected version on its devices, warm it up, and measure.
+
+        A model in a process of its own tells what it takes, so any number of those may load side by side.
+        """
+        name = prepared.directory.name
+        if prepared.placement is Placement.PROCESS:
+            models = self._load_versions(prepared)
+            return Target(name, models), sum((model.memory() for model in models.values()), Footprint())
         with self._measuring:
             threads = _threads()
             before = _memory_taken()
-            try:
-                for version in directory.versions:
-                    loaded[version] = self._load_version(prepared, version)
-            except BaseException:
-                for model in loaded.values():
-                    model.close()
-                raise
+            models = self._load_versions(prepared)
             _restore_priority(threads)
             taken = _memory_taken() - before
-        told = [model.memory() for model in loaded.values()]
-        if all(footprint is not None for footprint in told):
-            return Target(directory.name, loaded), sum((f for f in told if f is not None), Footprint())
         # A heap page that an unloaded model left behind may be used again without being seen: never less than the file.
-        return Target(directory.name, loaded), Footprint(max(taken.host, directory.size()), max(taken.device, 0))
+        return Target(name, models), Footprint(max(taken.host, prepared.directory.size()), max(taken.device, 0))
+
+    def _load_versions(self, prepared: PreparedTarget) -> dict[int, Model]:
+        """All selected versions, or none."""
+        loaded: dict[int, Model] = {}
+        try:
+            for version in prepared.directory.versions:
+                loaded[version] = self._load_version(prepared, version)
+        except BaseException:
+            for model in loaded.values():
+                model.close()
+            raise
+        return loaded
 
     def _load_version(self, prepared: PreparedTarget, version: int) -> Model:
         directory = prepared.directory
-        model_file = directory.model_file(version)
         config = directory.config
-        by_device: dict[Device, Handler] = {}
-        loaded: list[Handler] = []
+        handlers: list[Handler] = []
         lanes: list[tuple[str, Handler]] = []
-        isolated = placement_of(config, prepared.handler) is Placement.PROCESS
-        load = partial(IsolatedHandler.start, prepared.handler) if isolated else prepared.handler.load
+        shared: dict[Device, Handler] = {}
         try:
             for lane, device in prepared.lanes:
-                handler = None if isolated else by_device.get(device)
+                handler = shared.get(device)
                 if handler is None:
-                    handler = load(config, model_file, device, lane)
-                    loaded.append(handler)
-                    by_device[device] = handler
+                    handler = prepared.start(config, directory.model_file(version), device, lane)
+                    handlers.append(handler)
                     config = handler.config
                     _warm_up(handler)
+                if prepared.placement is Placement.INLINE:  # a process executes one batch at a time
+                    shared[device] = handler
                 lanes.append((lane, handler))
             stats = self._stats.setdefault((directory.name, version), ModelStats())
             return Model(directory.name, version, lanes, stats, self._loop, self._inline_ns)
         except BaseException:
-            for handler in loaded:
+            for handler in handlers:
                 handler.close()
             raise
 

@@ -16,6 +16,8 @@ from serve.request import InferenceRequest, InferenceResponse, Layout
 class TwoOutputs:
     """Columns `a` (the sum of a row) and `b` (the row), as a model with two outputs gives them."""
 
+    sees_requests = False
+
     def __init__(self):
         self.asked = []
 
@@ -212,6 +214,8 @@ def test_reshape_hides_the_framework_shape_from_clients(toys, max_batch_size):
 
 class Echo:
     """Returns its input, in another shape where one is given."""
+
+    sees_requests = False
 
     def __init__(self, shape=None):
         self.shape = shape
