@@ -202,6 +202,8 @@ def test_reshape_hides_the_framework_shape_from_clients(toys, max_batch_size):
     seen = []
 
     class Reshaping:
+        sees_requests = False
+
         def execute(self, inputs, outputs):  # noqa: ARG002 - there is one
             seen.append(inputs["x"].shape)
             return [inputs["x"].reshape((-1, 1, 2, 1) if max_batch_size else (1, 2, 1))]
