@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 import warnings
 from pathlib import Path
 
@@ -181,7 +182,10 @@ def test_gunicorn_logs_through_the_same_handler_and_drains_on_sigterm(tmp_path):
         seen = []
         for text in process.stderr:
             seen.append(json.loads(text))
-            if "Booting worker" in seen[-1]["message"]:
+            if "Booting worker" in seen[-1]["message"]:  # a worker that answers has taken its signals over
+                url = next(re.search(r"http://\S+", line["message"]) for line in seen if "Listening" in line["message"])
+                with urllib.request.urlopen(url[0], timeout=20) as answer:
+                    assert answer.status == 200
                 process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
     finally:
