@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from serve.stats import ModelStats
 
 _now = time.perf_counter_ns
+_FAR_TOO_LONG = 10  # times the limit of an execution on the loop: it was no accident
+_AT_MOST = 3  # times what is known that one execution counts
 _KNOWN_LAYOUTS = 1024  # remembered per model; a client that sends ever new shapes must not grow us
 
 
@@ -83,7 +85,7 @@ class Model:
         self._dispatch_asked = False
         self._timer: asyncio.TimerHandle | None = None
         self._inline_ns = inline_ns if all(handler.inline for _, handler in handlers) else 0
-        self._costs = _Costs()
+        self._costs = _Costs(self._inline_ns)
         ordered = self.config.dynamic_batching is not None and self.config.dynamic_batching.preserve_ordering
         self._order: InOrder[Execution] | None = InOrder() if ordered and len(handlers) > 1 else None
         self._tickets: dict[int, int] = {}
@@ -161,7 +163,7 @@ class Model:
         self._set_timer(wake_at)
 
     def _start(self, lane: Instance, batch: Batch) -> None:
-        if self._inline_ns and self._costs.expected(batch) <= self._inline_ns:
+        if self._inline_ns and self._costs.quick(batch):
             execution = lane.execute(batch)
             with self._lock:
                 self._idle.append(lane)
@@ -190,7 +192,8 @@ class Model:
         self._loop.call_soon_threadsafe(self._finished, execution)
 
     def _finished(self, execution: Execution) -> None:
-        self._costs.learn(execution)
+        if self._inline_ns:
+            self._costs.learn(execution)
         if self._order is None:
             self._resolve(execution)
             return
@@ -270,30 +273,36 @@ class Model:
 
 
 class _Costs:
-    """What executions cost of late, by the size of their input, to the next power of two.
+    """What executions cost of late, by the size of their input to the next power of two: who may run on the loop.
 
     The cost is the executing thread's processor time: on a lane, the time on the wall also holds what other threads
     took in between, and a model that waits its turn there would never look quick enough for the loop.
 
-    A slow execution counts at once; quicker ones after it win back trust slowly. What was never seen is expected to
-    take for ever, so that the first execution of any size runs on a lane.
+    Costs are averages, which one execution moves by an eighth at most and never up by more than a quarter: on a busy
+    machine any execution may once take ten times as long. But one that would have kept the loop for much longer than
+    the limit counts in full, and only many quick ones after it win back trust. What was never seen is expected to take
+    for ever, so that the first execution of any size runs on a lane.
     """
 
-    __slots__ = ("_ns",)
+    __slots__ = ("_limit", "_ns")
 
-    def __init__(self) -> None:
+    def __init__(self, limit_ns: int) -> None:
+        self._limit = limit_ns
         self._ns: dict[int, float] = {}
 
-    def expected(self, batch: Batch) -> float:
-        """Nanoseconds that this batch is expected to take; infinite for a size not seen before."""
-        return self._ns.get(_input_class(batch), float("inf"))
+    def quick(self, batch: Batch) -> bool:
+        """Whether this batch is expected to take no longer than the limit."""
+        return self._ns.get(_input_class(batch), float("inf")) <= self._limit
 
     def learn(self, execution: Execution) -> None:
         """Remember what this execution took."""
         key = _input_class(execution.batch)
         took = execution.processor_ns
-        known = self._ns.get(key, 0.0)
-        self._ns[key] = took if took >= known else known - (known - took) / 8
+        known = self._ns.get(key)
+        if known is None or took > _FAR_TOO_LONG * self._limit:
+            self._ns[key] = took
+        else:
+            self._ns[key] = known + (min(took, _AT_MOST * known) - known) / 8
 
 
 def _input_class(batch: Batch) -> int:

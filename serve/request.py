@@ -144,7 +144,7 @@ class InferenceResponse:
         self.timings = timings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every batch, and freezing triples what that costs
 class Timings:
     """Where the time of one execution went, in nanoseconds; `start` is a reading of `time.perf_counter_ns()`."""
 

@@ -54,7 +54,7 @@ def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memo
     """The body of a response.
 
     Returns:
-        its parts, and the length of the JSON header if binary data follow it, else None.
+        its parts (one, for one small output), and the length of the JSON header if binary data follow it, else None.
 
     Raises:
         MmeError: UNSUPPORTED when an output can't be written as the client asked.
@@ -85,8 +85,9 @@ def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memo
         head = known
     if not data:
         return [head], None
-    data.insert(0, head)
-    return data, len(head)
+    if len(data) == 1 and type(data[0]) is bytes:  # one part is sent without being measured and joined
+        return [head + data[0]], len(head)
+    return [head, *data], len(head)
 
 
 def _raw(array: Array, data_type: DataType) -> bytes | memoryview:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from model_handlers.config import DynamicBatching, QueuePolicy, TimeoutAction
 from model_handlers.errors import Kind, MmeError
-from serve.model import Model
+from serve.instance import Execution
+from serve.model import Model, _Costs
+from serve.request import InferenceRequest, Layout, Timings
 from serve.stats import ModelStats
 
 FOR_EVER_US = 3_600_000_000
@@ -248,7 +250,7 @@ def test_a_model_earns_the_loop_by_being_quick(run, toys):
 
 
 def test_a_slow_execution_loses_the_loop(run, toys):
-    """One execution that took too long sends the next of its size back to a lane."""
+    """One execution that took far too long sends the next of its size back to a lane."""
 
     async def main():
         slow = False
@@ -260,7 +262,7 @@ def test_a_slow_execution_loses_the_loop(run, toys):
                 pass
             return [rows * 2]
 
-        async with serving(toys, script, inline_ns=15_000_000) as (model, handler):
+        async with serving(toys, script, inline_ns=1_000_000) as (model, handler):
             loop_thread = threading.current_thread().name
             for _ in range(200):  # on a machine this busy a first execution may look slow
                 await answers(ask(model, toys.Call(1)))
@@ -274,6 +276,27 @@ def test_a_slow_execution_loses_the_loop(run, toys):
             assert handler.threads[-1] == "m_0"
 
     run(main())
+
+
+def test_costs_are_averages_that_one_accident_does_not_move_far():
+    """A slow execution is forgiven, a model that became slow loses the loop, a far too slow one loses it at once."""
+    call = InferenceRequest(Layout((), ()), [np.zeros(4)], lambda *_: None)
+    costs = _Costs(200_000)
+
+    def learn(processor_ns, times=1):
+        for _ in range(times):
+            costs.learn(Execution([call], [], 1, Timings(0, 0, 0, 0), processor_ns))
+        return costs.quick([call])
+
+    assert not costs.quick([call])
+    assert learn(100_000)
+    assert learn(1_900_000)
+    assert learn(100_000, 10)
+    assert not learn(400_000, 10)
+    assert learn(100_000, 20)
+    assert not learn(2_100_000)
+    assert not learn(100_000, 20)
+    assert learn(100_000, 20)
 
 
 @pytest.mark.parametrize("case", ["handler that may not", "switched off"])

@@ -356,8 +356,7 @@ def test_a_measured_footprint_is_the_next_estimate(play):
 
 
 def test_the_first_load_comes_to_its_end_before_others_begin(play):
-    """Of many models asked for at once as many are fetched, and loaded, as there are turns; the first is not kept
-    waiting by the last."""
+    """Of many models asked for at once as many are fetched, and loaded, as there are turns; the first goes first."""
 
     async def scene(world):
         world.press.sizes = {name: (mb(20), mb(20)) for name in "abcde"}
