@@ -145,7 +145,8 @@ class Engine:
     def _submit_leased(self, entry: Entry[Target], version: int | None, request: InferenceRequest) -> None:
         try:
             request.lease = entry
-            entry.leased().version(version).submit(request)
+            target = entry.leased()
+            (target.latest if version is None else target.version(version)).submit(request)
         except BaseException:
             request.lease = None
             entry.release()

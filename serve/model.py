@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _now = time.perf_counter_ns
 _FAR_TOO_LONG = 10  # times the limit of an execution on the loop: it was no accident
 _AT_MOST = 3  # times what is known that one execution counts
+_FOR_EVER = float("inf")
 _KNOWN_LAYOUTS = 1024  # remembered per model; a client that sends ever new shapes must not grow us
 
 
@@ -145,7 +146,8 @@ class Model:
     def _dispatch(self) -> None:
         """Give a batch to every idle lane while there are both. On the loop."""
         self._dispatch_asked = False
-        while True:
+        wake_at = 0
+        while len(self._queue):
             with self._lock:
                 if not self._idle:
                     wake_at = self._queue.next_deadline()
@@ -155,19 +157,23 @@ class Model:
                 if lane is not None:
                     self._ticket_for(take.batch)
             wake_at = take.wake_at
-            self._drop(take)
+            if take.expired or take.cancelled:
+                self._drop(take)
             if lane is not None:
                 self._start(lane, take.batch)
-            elif not (take.cancelled and len(self._queue)):
+            elif not take.cancelled:
                 break
-        self._set_timer(wake_at)
+        if wake_at or self._timer is not None:
+            self._set_timer(wake_at)
 
     def _start(self, lane: Instance, batch: Batch) -> None:
-        if self._inline_ns and self._costs.quick(batch):
+        cost_class = _input_class(batch)
+        if self._inline_ns and self._costs.quick(cost_class):
             execution = lane.execute(batch)
             with self._lock:
                 self._idle.append(lane)
-            self._finished(execution)
+            self._costs.learn(cost_class, execution.processor_ns)
+            self._hand_over(execution)
         else:
             lane.run(batch)
 
@@ -193,7 +199,11 @@ class Model:
 
     def _finished(self, execution: Execution) -> None:
         if self._inline_ns:
-            self._costs.learn(execution)
+            self._costs.learn(_input_class(execution.batch), execution.processor_ns)
+        self._hand_over(execution)
+
+    def _hand_over(self, execution: Execution) -> None:
+        """Answer a batch, or keep it back until those before it are answered."""
         if self._order is None:
             self._resolve(execution)
             return
@@ -290,22 +300,21 @@ class _Costs:
         self._limit = limit_ns
         self._ns: dict[int, float] = {}
 
-    def quick(self, batch: Batch) -> bool:
-        """Whether this batch is expected to take no longer than the limit."""
-        return self._ns.get(_input_class(batch), float("inf")) <= self._limit
+    def quick(self, cost_class: int) -> bool:
+        """Whether a batch of this class is expected to take no longer than the limit."""
+        return self._ns.get(cost_class, _FOR_EVER) <= self._limit
 
-    def learn(self, execution: Execution) -> None:
-        """Remember what this execution took."""
-        key = _input_class(execution.batch)
-        took = execution.processor_ns
-        known = self._ns.get(key)
+    def learn(self, cost_class: int, took: int) -> None:
+        """Remember what an execution of this class took, in nanoseconds."""
+        known = self._ns.get(cost_class)
         if known is None or took > _FAR_TOO_LONG * self._limit:
-            self._ns[key] = took
+            self._ns[cost_class] = took
         else:
-            self._ns[key] = known + (min(took, _AT_MOST * known) - known) / 8
+            self._ns[cost_class] = known + (min(took, _AT_MOST * known) - known) / 8
 
 
 def _input_class(batch: Batch) -> int:
+    """The size of a batch's input, to the next power of two."""
     size = 0
     for request in batch:
         for array in request.inputs:

@@ -76,19 +76,27 @@ class ModelStats:
         batch = self.batches.get(size)
         if batch is None:
             batch = self.batches[size] = BatchStats()
-        batch.compute_input.add(timings.compute_input)
-        batch.compute_infer.add(timings.compute_infer)
-        batch.compute_output.add(timings.compute_output)
+        for duration, ns in (
+            (batch.compute_input, timings.compute_input),
+            (batch.compute_infer, timings.compute_infer),
+            (batch.compute_output, timings.compute_output),
+        ):
+            duration.count += 1
+            duration.ns += ns
 
     def succeeded(self, requests: int, inferences: int, waited_ns: int, total_ns: int, timings: Timings) -> None:
         """`requests` of one execution succeeded; sums of their times in the queue and in all."""
         self.inference_count += inferences
         self.last_inference_ms = time.time_ns() // 1_000_000
-        self.success.add(total_ns, requests)
-        self.queue.add(waited_ns, requests)
-        self.compute_input.add(timings.compute_input * requests, requests)
-        self.compute_infer.add(timings.compute_infer * requests, requests)
-        self.compute_output.add(timings.compute_output * requests, requests)
+        for duration, ns in (
+            (self.success, total_ns),
+            (self.queue, waited_ns),
+            (self.compute_input, timings.compute_input * requests),
+            (self.compute_infer, timings.compute_infer * requests),
+            (self.compute_output, timings.compute_output * requests),
+        ):
+            duration.count += requests
+            duration.ns += ns
 
     def failed(self, kind: Kind, total_ns: int) -> None:
         """One request failed."""

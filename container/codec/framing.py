@@ -51,6 +51,8 @@ def accepts_binary(accept: str) -> bool:
 
 
 def _checked(text: str, body_length: int, what: str) -> int:
+    if text.isdecimal() and len(text) < 10 and text.isascii() and int(text) <= body_length:
+        return int(text)
     digits = text.strip()
     number = digits[1:] if digits[:1] == "-" else digits
     if not (number.isascii() and number.isdigit()):

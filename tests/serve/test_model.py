@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from model_handlers.config import DynamicBatching, QueuePolicy, TimeoutAction
 from model_handlers.errors import Kind, MmeError
-from serve.instance import Execution
 from serve.model import Model, _Costs
-from serve.request import InferenceRequest, Layout, Timings
 from serve.stats import ModelStats
 
 FOR_EVER_US = 3_600_000_000
@@ -280,15 +278,14 @@ def test_a_slow_execution_loses_the_loop(run, toys):
 
 def test_costs_are_averages_that_one_accident_does_not_move_far():
     """A slow execution is forgiven, a model that became slow loses the loop, a far too slow one loses it at once."""
-    call = InferenceRequest(Layout((), ()), [np.zeros(4)], lambda *_: None)
     costs = _Costs(200_000)
 
     def learn(processor_ns, times=1):
         for _ in range(times):
-            costs.learn(Execution([call], [], 1, Timings(0, 0, 0, 0), processor_ns))
-        return costs.quick([call])
+            costs.learn(9, processor_ns)
+        return costs.quick(9)
 
-    assert not costs.quick([call])
+    assert not costs.quick(9)
     assert learn(100_000)
     assert learn(1_900_000)
     assert learn(100_000, 10)
@@ -320,6 +317,7 @@ def test_an_execution_on_the_loop_that_fails_is_answered(run, toys):
     async def main():
         async with serving(toys, inline_ns=ALWAYS_NS) as (model, handler):
             await answers(ask(model, toys.Call(1)))
+            await at_rest(model)
             good, handler.script = handler.script, lambda _: 1 / 0
             bad = ask(model, toys.Call(2))
             await answers(bad)
