@@ -16,7 +16,6 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
@@ -24,12 +23,14 @@ from serve.artifacts import Artifacts
 from serve.lifecycle import State
 from serve.model_cache import ModelCache
 from serve.repository import list_models
+from serve.source import Archived, InRepository, Source, Unpacked, is_plain, source_of
 from serve.stats import ModelStats, TargetStats
 from serve.store import open_store, validate_name
-from serve.target import Archived, InRepository, ModelLoader, PreparedTarget, Source, Target, Unpacked
+from serve.target import ModelLoader, PreparedTarget, Target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
 
     from model_handlers.base import Footprint
     from model_handlers.config import ModelConfig
@@ -39,9 +40,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.engine")
 _LOADER_NICENESS = 10
-_FORBIDDEN_ROOTS = tuple(Path(root) for root in ("/dev", "/proc", "/sys"))
 _USELESS = {Kind.INVALID_MODEL, Kind.UNSUPPORTED}  # errors that say that what was unpacked is good for nothing
-_SHOWN_URL = 200  # characters of a url in a message
 ARCHIVE_SUFFIX = ".tar.gz"
 
 
@@ -208,7 +207,7 @@ class Engine:
         known = self.cache.entries.get(name)
         if known is not None and not known.abandoned and (known.state is State.READY or known.task is not None):
             raise MmeError(Kind.ALREADY_EXISTS, f"model '{name}' is already loaded; unload it first to load it anew")
-        entry = self._registered(name, _source(url) if url else self._find(name))
+        entry = self._registered(name, source_of(url) if url else self._find(name))
         if alias and alias != name:
             self._aliases[alias] = name
         try:
@@ -324,7 +323,7 @@ class Engine:
             return Archived(self._artifacts, validate_name(name))
         folder = self.options.repository
         # Path.is_dir would raise for a name that is too long.
-        if folder is not None and _is_plain(name) and os.path.isdir(folder / name):  # noqa: PTH112
+        if folder is not None and is_plain(name) and os.path.isdir(folder / name):  # noqa: PTH112
             return InRepository(folder / name)
         raise _unknown(name)
 
@@ -360,27 +359,6 @@ class Engine:
             await asyncio.shield(entry.closing)
         finally:
             entry.closing = None
-
-
-def _source(url: str) -> Source:
-    """What a load request's url means: a folder of this container."""
-    shown = url[:_SHOWN_URL]
-    if url.startswith("s3://"):
-        raise invalid_argument(f"url '{shown}' is not a folder of this container; serve S3 archives with --model-store")
-    path = Path(url)
-    if not path.is_absolute() or ".." in path.parts or "\0" in url:
-        raise invalid_argument(f"url '{shown}' must be an absolute path without '..', like /opt/ml/models/<name>/model")
-    path = Path("/", *path.parts[1:])  # two leading slashes are a root of their own to pathlib
-    resolved = path.resolve()
-    if any(either.is_relative_to(root) for either in (path, resolved) for root in _FORBIDDEN_ROOTS):
-        raise invalid_argument(f"url '{shown}' points into a system folder; models live under /opt/ml/models")
-    if not os.path.isdir(resolved):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
-        raise invalid_argument(f"url '{shown}' is not a folder; the platform unpacks the archive there before it loads")
-    return Unpacked(resolved, url)
-
-
-def _is_plain(name: str) -> bool:
-    return bool(name) and "/" not in name and name not in {".", ".."} and "\0" not in name
 
 
 def _unknown(name: str) -> MmeError:

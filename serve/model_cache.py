@@ -21,15 +21,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from cachetools import LRUCache
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve import eviction
-from serve.cache_entry import Entry, Resident
+from serve.cache_entry import Entry
 from serve.lifecycle import Event, State, step
+from serve.loader import P, T
 from serve.request import LoadReport
 from serve.room import Room, megabytes
 
@@ -37,46 +38,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
+    from serve.loader import Loader
     from serve.stats import TargetStats
 
 _log = logging.getLogger("mme.cache")
 _now = time.perf_counter_ns
 _ATTEMPTS = 3  # at a load whose model turns out larger than was reserved for it
 _REMEMBERED = 10_000  # footprints of artifacts seen; one more forgets the one unused for longest
-
-
-T = TypeVar("T", bound=Resident)
-T_co = TypeVar("T_co", bound=Resident, covariant=True)
-
-
-class Prepared(Protocol):
-    """An artifact on disk, ready to be loaded.
-
-    Attributes:
-        identity: names the bytes: a footprint measured once is the estimate for the same bytes next time.
-        estimate: for bytes never seen before.
-        download_ns: what fetching took, 0 when it was on disk.
-    """
-
-    @property
-    def identity(self) -> str: ...  # noqa: D102 - see the class
-    @property
-    def estimate(self) -> Footprint: ...  # noqa: D102
-    @property
-    def download_ns(self) -> int: ...  # noqa: D102
-
-
-P = TypeVar("P", bound=Prepared)
-
-
-class Loader(Protocol[P, T_co]):
-    """Turns a name into something resident. Both methods run on a load thread."""
-
-    def prepare(self, name: str, source: Any, cancelled: Callable[[], bool]) -> P:
-        """Fetch and open the model's artifact; no memory to speak of is taken."""
-
-    def load(self, prepared: P) -> tuple[T_co, Footprint]:
-        """Load it; return what was loaded and what it takes, measured."""
 
 
 class ModelCache(Generic[P, T]):

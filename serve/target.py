@@ -26,6 +26,7 @@ from model_handlers.registry import find_backend, handler_for
 from model_handlers.tensor import BYTES
 from serve.model import Model
 from serve.repository import ModelDirectory, open_model, open_target
+from serve.source import Archived, InRepository, Source
 from serve.stats import ModelStats
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from model_handlers.base import Device
-    from serve.artifacts import Artifacts
 
 _log = logging.getLogger("mme.load")
 _THREADS = Path("/proc/self/task")
@@ -88,42 +88,6 @@ class Target:
             versions.callback(devices.trim_host_memory)
             for model in self.versions.values():
                 versions.callback(model.close)
-
-
-@dataclass(frozen=True, slots=True)
-class Archived:
-    """A source: an archive in a store, by its name there."""
-
-    artifacts: Artifacts
-    name: str
-
-    @property
-    def url(self) -> str:
-        """As a person would write it."""
-        return f"{self.artifacts.store.uri.rstrip('/')}/{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Unpacked:
-    """A source: a folder that somebody else unpacked. `url` is what they called it."""
-
-    path: Path
-    url: str
-
-
-@dataclass(frozen=True, slots=True)
-class InRepository:
-    """A source: a model's folder in a repository of several, which its configuration must be named after."""
-
-    path: Path
-
-    @property
-    def url(self) -> str:
-        """The folder."""
-        return str(self.path)
-
-
-Source = Archived | Unpacked | InRepository
 
 
 @dataclass(frozen=True, slots=True)

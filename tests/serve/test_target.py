@@ -13,8 +13,9 @@ from model_handlers.base import CPU, Footprint
 from model_handlers.errors import Kind, MmeError
 from serve import target
 from serve.model import Model
+from serve.source import InRepository, Unpacked
 from serve.stats import ModelStats
-from serve.target import InRepository, ModelLoader, Target, Unpacked
+from serve.target import ModelLoader, Target
 
 
 def loaded(loader, source, name="m"):

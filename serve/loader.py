@@ -1,0 +1,45 @@
+"""What the cache asks of whoever fetches and loads models for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from serve.cache_entry import Resident
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from model_handlers.base import Footprint
+
+T = TypeVar("T", bound=Resident)
+T_co = TypeVar("T_co", bound=Resident, covariant=True)
+
+
+class Prepared(Protocol):
+    """An artifact on disk, ready to be loaded.
+
+    Attributes:
+        identity: names the bytes: a footprint measured once is the estimate for the same bytes next time.
+        estimate: for bytes never seen before.
+        download_ns: what fetching took, 0 when it was on disk.
+    """
+
+    @property
+    def identity(self) -> str: ...  # noqa: D102 - see the class
+    @property
+    def estimate(self) -> Footprint: ...  # noqa: D102
+    @property
+    def download_ns(self) -> int: ...  # noqa: D102
+
+
+P = TypeVar("P", bound=Prepared)
+
+
+class Loader(Protocol[P, T_co]):
+    """Turns a name into something resident. Both methods run on a load thread."""
+
+    def prepare(self, name: str, source: Any, cancelled: Callable[[], bool]) -> P:
+        """Fetch and open the model's artifact; no memory to speak of is taken."""
+
+    def load(self, prepared: P) -> tuple[T_co, Footprint]:
+        """Load it; return what was loaded and what it takes, measured."""
