@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from model_handlers.errors import Kind
+from model_handlers.python.pb_errors import TritonModelException
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 MEMORY_CPU, MEMORY_GPU = 0, 2  # as TRITONSERVER_MemoryType numbers them
 RELEASE_ALL = 1
 _NO_PARAMETERS = "{}"
-
-
-class TritonModelException(Exception):  # noqa: N818 - the name that models know
-    """What the calls of `pb_utils` raise."""
 
 
 def refuse(what: str) -> NoReturn:

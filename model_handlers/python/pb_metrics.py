@@ -10,7 +10,7 @@ import threading
 from bisect import bisect_left
 from typing import TYPE_CHECKING, ClassVar
 
-from model_handlers.python.pb_messages import TritonModelException
+from model_handlers.python.pb_errors import TritonModelException
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

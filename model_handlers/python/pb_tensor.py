@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.python.pb_messages import TritonModelException
+from model_handlers.python.pb_errors import TritonModelException
 from model_handlers.tensor import BF16, BY_DTYPE, BYTES, UINT16
 
 if TYPE_CHECKING:

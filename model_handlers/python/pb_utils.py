@@ -14,6 +14,7 @@ import numpy as np
 
 from model_handlers.python.hosted import hosted
 from model_handlers.python.pb_config import ModelConfig
+from model_handlers.python.pb_errors import TritonModelException
 from model_handlers.python.pb_messages import (
     MEMORY_CPU,
     MEMORY_GPU,
@@ -23,7 +24,6 @@ from model_handlers.python.pb_messages import (
     InferenceTrace,
     PreferredMemory,
     TritonError,
-    TritonModelException,
     refuse_call,
 )
 from model_handlers.python.pb_metrics import Metric, MetricFamily
