@@ -75,8 +75,8 @@ def _onnxruntime() -> Any:
     except ImportError as error:
         raise MmeError(
             Kind.UNSUPPORTED,
-            "ONNX models need ONNX Runtime, which is not installed; run `pip install 'mme[onnx]'` "
-            "(or 'mme[onnx-gpu]' on a machine with a GPU)",
+            "ONNX models need ONNX Runtime, which is not installed; run `pip install onnxruntime` "
+            "(or `onnxruntime-gpu[cuda,cudnn]` on a machine with a GPU, never both)",
         ) from error
     # Fatal ones only: errors come as exceptions, warnings fill CloudWatch, and either would be lines that are no JSON.
     onnxruntime.set_default_logger_severity(_FATAL)
