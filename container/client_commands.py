@@ -217,7 +217,7 @@ def _show(answer: Answer, output: Path | None) -> None:
 def _model_row(entry: Mapping[str, Any], stats: Mapping[str, Any] | None) -> tuple[str, ...]:
     """One line of the table: means are over successful requests, times in milliseconds."""
     name, version = str(entry["name"]), str(entry.get("version", ""))
-    state, reason = str(entry.get("state", "")), str(entry.get("reason", ""))
+    state, reason = str(entry.get("state", "not loaded")), " ".join(str(entry.get("reason", "")).split())
     if not stats:
         return (name, version, state, "", "", "", "", "", reason)
     timed = stats.get("inference_stats", {})

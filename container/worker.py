@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mme.worker")
 _SWITCH_INTERVAL = 0.0005  # seconds; a lane's thread must not keep the loop waiting for Python's default of 5 ms
 _NOTIFY_SECONDS = 1.0
+_QUICK_SECONDS = 1.0
 _READ_THREADS = 8
 _CHANGE_THREADS = 256  # idle ones cost nothing; each load or unload under way holds one
 
@@ -89,7 +90,10 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             _log.warning("%d requests were not answered within %.0f s", http.in_flight, seconds)
             http.abort()
         front.close()
-        await service.close()
+        if self._graceful:
+            await service.close()
+        else:
+            await _close_quickly(service)
 
     def _stop_asked(self, number: int, stop: asyncio.Event) -> None:
         self._graceful = number == signal.SIGTERM
@@ -116,6 +120,17 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             self.notify()
             await asyncio.wait([closing], timeout=_NOTIFY_SECONDS)
         return closing.result()
+
+
+async def _close_quickly(service: Service) -> None:
+    """Give models a moment to end, then end without them: whoever interrupts does not wait for what they execute."""
+    try:
+        async with asyncio.timeout(_QUICK_SECONDS):
+            await service.close()
+    except TimeoutError:
+        _log.warning("models still execute; ending without them")
+        logging.shutdown()
+        os._exit(0)  # their processes hang on a socket of ours, and end with it
 
 
 def http_limits(settings: Settings) -> Limits:

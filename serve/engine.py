@@ -212,8 +212,8 @@ class Engine:
             self._aliases[alias] = name
         try:
             await self.cache.load(entry)
-        except MmeError:
-            await self._drop(entry)
+        except MmeError as error:
+            await self._give_up(entry, error)
             raise
 
     async def reload(self, name: str) -> None:
@@ -225,8 +225,8 @@ class Engine:
         entry = self._entry(name)
         try:
             await self.cache.reload(entry)
-        except MmeError:
-            await self._drop(entry)
+        except MmeError as error:
+            await self._give_up(entry, error)
             raise
 
     async def unload(self, name: str) -> None:
@@ -339,6 +339,14 @@ class Engine:
         self.cache.forget(entry)
         if not entry.stats.loads and entry.name not in self.cache.entries:
             self.target_stats.pop(entry.name, None)
+
+    async def _give_up(self, entry: Entry[Target], error: MmeError) -> None:
+        """Unregister; but the index goes on saying why of what store or repository has."""
+        entry.evicted = False
+        if isinstance(entry.source, Unpacked) or error.kind is Kind.UNKNOWN_MODEL:
+            await self._drop(entry)
+        elif error.kind in _USELESS:
+            await self._discard(entry)
 
     async def _drop(self, entry: Entry[Target]) -> None:
         """Unregister a model, and remove what was unpacked for it; not if it is being loaded again meanwhile."""

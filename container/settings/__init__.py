@@ -169,7 +169,8 @@ def settings_table() -> list[tuple[str, str, str, str, str]]:
     for row in VARIABLES:
         default = row.default
         if row.field and row.field not in told:  # the field's other variables have no default of their own
-            default = default or to_text(getattr(settings, row.field)).removesuffix(".0")
+            value = getattr(settings, row.field)
+            default = default or (f"{value:g}" if isinstance(value, float) else to_text(value))
         told.add(row.field)
         rows.append((row.name, row.flag, default, row.allowed, row.help))
     return rows

@@ -284,7 +284,7 @@ class IsolatedHandler(Handler):
     def _used_up(self, now: float) -> str:
         return (
             f"model '{self.config.name}': the process of '{self._lane}' died too often and is not started again for "
-            f"{max(self._restarts.free_at() - now, 0):.0f} s ({self._restarts!r} within {WINDOW:.0f} s); "
+            f"{max(self._restarts.free_at() - now, 0):.0f} s ({self._restarts.used} restarts within {WINDOW:.0f} s); "
             f"the last time: {self._last_death}"
         )
 

@@ -22,7 +22,12 @@ class RestartBudget:
         self._restarts: deque[float] = deque()
 
     def __repr__(self) -> str:
-        return f"<RestartBudget: {len(self._restarts)} of {LIMIT} used>"
+        return f"<RestartBudget: {self.used} of {LIMIT} used>"
+
+    @property
+    def used(self) -> int:
+        """Restarts that count."""
+        return len(self._restarts)
 
     def next_at(self, now: float) -> float | None:
         """When the next restart may happen, `now` or later in seconds; None when the budget is used up."""

@@ -676,6 +676,8 @@ def test_a_reload_that_fails_says_why_and_unregisters(run, toys, tmp_path, repos
                 await engine.reload("a")
             assert failure(caught) is Kind.INVALID_MODEL
             assert engine.registered() == []
+            [row] = [row for row in engine.index() if row["name"] == "a"]
+            assert (row["state"], row["reason"]) == ("UNAVAILABLE", caught.value.message)
 
     run(main())
 

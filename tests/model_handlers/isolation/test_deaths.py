@@ -222,7 +222,7 @@ def test_restarts_have_a_budget(start):
 
     assert refused.kind is Kind.UNAVAILABLE
     assert "died too often" in refused.message
-    assert "5 of 5" in refused.message
+    assert "5 restarts" in refused.message
     assert "exit code 3" in refused.message
 
 

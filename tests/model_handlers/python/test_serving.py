@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.http
+from geventhttpclient.response import HTTPConnectionClosed
 from tritonclient.utils import InferenceServerException
 
 import container
@@ -316,3 +317,33 @@ def test_a_broken_model_fails_its_load_with_one_clear_error(platform, tmp_path, 
     assert words in body
     assert got == status
     wait_for(lambda: len(platform.processes()) <= before, platform)
+
+
+def test_an_interrupt_does_not_wait_for_a_model(tmp_path):
+    """SIGINT ends server and models at once, though one executes for an hour."""
+    source = """
+        import time
+        import triton_python_backend_utils as pb_utils
+
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                print("executing", flush=True)
+                time.sleep(3600)
+    """
+    write(tmp_path / "models", "sleeper", "", source)
+    server = Server(tmp_path, "--model-repository", str(tmp_path / "models"))
+    try:
+        waiting = server.client.async_infer("sleeper", [tensor_of(1)])
+        wait_for(lambda: any(line["message"] == "executing" for line in server.lines("sleeper")), server)
+        processes = server.processes()
+
+        server.process.send_signal(signal.SIGINT)
+
+        assert server.process.wait(SECONDS) == 0
+        wait_for(lambda: not any(psutil.pid_exists(pid) for pid in processes), server)
+        with pytest.raises(HTTPConnectionClosed):
+            waiting.get_result()
+    finally:
+        server.client.close()
+        server.process.kill()
