@@ -198,17 +198,22 @@ def median(measure: Callable[[], Result], repeats: int) -> Result:
     return sorted((measure() for _ in range(repeats)), key=lambda result: result.rate)[repeats // 2]
 
 
-def print_row(model: str, wire: str, client: str, connections: int, result: Result) -> None:
-    """One line of the table."""
+def print_row(wire: str, client: str, connections: int, result: Result, bare_us: float) -> None:
+    """One line of the table; the last column is what an answer costs in bare executions."""
     print(
-        f"| {model} | {wire} | {client} | {connections} | {result.rate:,.0f} | {result.p50:.3f} | {result.p99:.2f} "
-        f"| {result.cpu:.0f} |",
+        f"| {wire} | {client} | {connections} | {result.rate:,.0f} | {result.p50:.3f} | {result.p99:.2f} "
+        f"| {result.cpu:.0f} | {result.cpu / bare_us:.1f} |",
         flush=True,
     )
 
 
-def measure_mlp(server: Server, seconds: int, repeats: int) -> None:
+def measure_mlp(server: Server, repository: Path, seconds: int, repeats: int) -> None:
     """The server's own cost, by both clients."""
+    model_file = repository / "mlp/1/model.onnx"
+    bare_us = 1e6 / statistics.median(bare(model_file, 1, seconds) for _ in range(repeats))
+    print(f"MLP: bare session.run, batch 1, 1 thread: {bare_us:.1f} µs\n")
+    print("| wire | client | connections | answers/s | p50 ms | p99 ms | server CPU µs/answer | in bare runs |")
+    print("|---|---|---|---|---|---|---|---|")
     array = np.random.default_rng(0).normal(size=(1, 64)).astype(np.float32)
     requests = {"binary": binary_request("mlp", {"INPUT": array}), "JSON": json_request("mlp", "INPUT", array)}
     for wire, request in requests.items():
@@ -219,7 +224,7 @@ def measure_mlp(server: Server, seconds: int, repeats: int) -> None:
                 ),
                 repeats,
             )
-            print_row("mlp", wire, "wrk", connections, result)
+            print_row(wire, "wrk", connections, result, bare_us)
     program = load.find_perf_analyzer()
     if program is None:
         print("\n(perf_analyzer is not on the PATH; its rows are left out)\n")
@@ -240,7 +245,7 @@ def measure_mlp(server: Server, seconds: int, repeats: int) -> None:
                 ),
                 repeats,
             )
-            print_row("mlp", "binary", "perf_analyzer", concurrency, result)
+            print_row("binary", "perf_analyzer", concurrency, result, bare_us)
 
 
 def measure_encoder(server: Server, repository: Path, seconds: int, repeats: int) -> None:
@@ -281,11 +286,7 @@ def main() -> int:
         server = next(serve)
         try:
             if arguments.only != "minilm":
-                print("| model | wire | client | connections | answers/s | p50 ms | p99 ms | server CPU µs/answer |")
-                print("|---|---|---|---|---|---|---|---|")
-                measure_mlp(server, arguments.seconds, arguments.repeats)
-                loop = bare(repository / "mlp/1/model.onnx", 1, arguments.seconds)
-                print(f"\nbare session.run of the MLP, batch 1, 1 thread: {loop:,.0f} a second ({1e6 / loop:.1f} µs)")
+                measure_mlp(server, repository, arguments.seconds, arguments.repeats)
             if arguments.only != "mlp":
                 measure_encoder(server, repository, 2 * arguments.seconds, arguments.repeats)
         finally:
