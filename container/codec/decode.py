@@ -2,7 +2,7 @@
 
 A binary request's header says the same thing again and again: names, types, shapes. What one header means is worked
 out once and kept as a *plan*, keyed by the header's bytes; a header met before costs one dictionary look-up, and its
-tensors are views into the body.
+tensors are views into the body. Clients give each request an id of its own and write it first: the key leaves it out.
 
 A `Decoder` belongs to the event loop's thread.
 """
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _MAX_PLANS = 1024  # headers remembered; then all are forgotten, which costs each one parse
 _MAX_PLAN_BYTES = 8 << 10
+_ID = b'{"id":"'  # as tritonclient and perf_analyzer write it
 _MAX_LAYOUTS = 4096
 _MAX_DIMS = 32  # numpy's limit is 64; no framework goes near either
 _MAX_ELEMENTS = 1 << 40
@@ -109,19 +110,22 @@ class Decoder:
             MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong.
         """
         if header_length is None:
-            plan = self._plan(body)
+            plan, request_id = self._plan(body), ""
             header_length = len(body)
         else:
             header = body[:header_length]
-            known = self._plans.get(header)
-            plan = self._remember(header) if known is None else known
+            key, request_id = _without_id(header)
+            known = self._plans.get(key)
+            plan = self._remember(header, key, request_id) if known is None else known
         if header_length + plan.size != len(body):
             raise _size_mismatch(plan.size, len(body) - header_length, model)
         inputs: list[Array] = [
             _view(tensor, body, header_length, model) if isinstance(tensor, _Tensor) else tensor
             for tensor in plan.tensors
         ]
-        request = InferenceRequest(plan.layout, inputs, on_complete, plan.id, plan.parameters, plan.timeout_us)
+        request = InferenceRequest(
+            plan.layout, inputs, on_complete, plan.id or request_id, plan.parameters, plan.timeout_us
+        )
         return request, plan.reply
 
     def decode_raw(self, body: bytes, config: ModelConfig, on_complete: Completion) -> tuple[InferenceRequest, Reply]:
@@ -147,12 +151,16 @@ class Decoder:
         layout = self._layout(((spec.name, spec.data_type, shape),), ())
         return InferenceRequest(layout, [array.reshape(shape)], on_complete), Reply({}, binary=True, remember=False)
 
-    def _remember(self, header: bytes) -> _Plan:
+    def _remember(self, header: bytes, key: bytes, request_id: str) -> _Plan:
         plan = self._plan(header, remember=True)
+        if key is not header:
+            if plan.id != request_id:  # a second "id" further on, which JSON lets win: not worth remembering
+                return plan
+            plan.id = ""  # every request of this plan brings its own
         if len(header) <= _MAX_PLAN_BYTES:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
-            self._plans[header] = plan
+            self._plans[key] = plan
         return plan
 
     def _plan(self, header: bytes, *, remember: bool = False) -> _Plan:
@@ -186,6 +194,20 @@ class Decoder:
 
 
 # -- requests --------------------------------------------------------------------------------------------------------
+
+
+def _without_id(header: bytes) -> tuple[bytes, str]:
+    """A header without the id that it begins with, and that id; the header itself and "" if it begins otherwise.
+
+    What is left begins with the quote behind the id, and so is never taken for a whole header.
+    """
+    if not header.startswith(_ID):
+        return header, ""
+    end = header.find(b'"', len(_ID))
+    text = header[len(_ID) : end]
+    if end < 0 or not text.isascii() or b"\\" in text or not (request_id := text.decode("ascii")).isprintable():
+        return header, ""
+    return header[end:], request_id
 
 
 def _view(tensor: _Tensor, body: bytes, base: int, model: str) -> Array:

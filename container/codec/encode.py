@@ -1,7 +1,7 @@
 """KServe v2 inference responses: a JSON header, and tensors in JSON or as binary data behind it.
 
-The head of a binary response says the same for every request of one form, so it is kept with the `Reply` that the
-decoder made for that form.
+The head of a binary response says the same for every request of one form, but for the id, so it is kept with the
+`Reply` that the decoder made for that form.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memo
             data.append(_raw(array, data_type))
             described.append((name, data_type, array.shape))
     if plain or reply.heads is None:
-        head = _head(response, reply, data)
+        head = _head(response, reply, data, response.id)
     else:
         # Names and types too: a model may come back under its name with other outputs.
         key = (response.model_name, response.model_version, *described)
@@ -81,8 +81,8 @@ def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memo
         if known is None:
             if len(reply.heads) >= _MAX_HEADS:
                 reply.heads.clear()
-            known = reply.heads[key] = _head(response, reply, data)
-        head = known
+            known = reply.heads[key] = _head(response, reply, data, "")
+        head = known if not response.id else b'{"id":%b,%b' % (orjson.dumps(response.id), known[1:])
     if not data:
         return [head], None
     if len(data) == 1 and type(data[0]) is bytes:  # one part is sent without being measured and joined
@@ -98,7 +98,7 @@ def _raw(array: Array, data_type: DataType) -> bytes | memoryview:
     return np.ascontiguousarray(array).data.cast("B")
 
 
-def _head(response: InferenceResponse, reply: Reply, data: Sequence[bytes | memoryview]) -> bytes:
+def _head(response: InferenceResponse, reply: Reply, data: Sequence[bytes | memoryview], request_id: str) -> bytes:
     sizes = iter([len(part) for part in data])
     outputs = []
     for name, data_type, array in response.outputs:
@@ -108,7 +108,7 @@ def _head(response: InferenceResponse, reply: Reply, data: Sequence[bytes | memo
         else:
             item["data"] = array_to_json(array, data_type, name)
         outputs.append(item)
-    document: dict[str, Any] = {"id": response.id} if response.id else {}
+    document: dict[str, Any] = {"id": request_id} if request_id else {}
     document |= {"model_name": response.model_name, "model_version": response.model_version, "outputs": outputs}
     head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"null" in head:  # in data, or in somebody's name

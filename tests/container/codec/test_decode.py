@@ -10,7 +10,7 @@ import pytest
 from container.codec import decode as module
 from container.codec.decode import Decoder
 from model_handlers.config import ModelConfig
-from model_handlers.errors import Kind
+from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BY_NAME, TensorSpec, encode_bytes_elements
 
 F4 = np.array([1.5, -2], dtype="<f4")
@@ -499,3 +499,44 @@ def test_a_raw_string_is_one_element():
 def test_a_raw_request_that_cannot_be_deduced_is_refused(model_config, body, words, refusal):
     """Several inputs, several variable dimensions and sizes that do not fit, by name."""
     assert words in refusal(read_raw, body, model_config)
+
+
+def sent(decoder, header):
+    """The request of a binary header of two FP32 elements, and the layout's identity."""
+    request, reply = decoder.decode(header + bytes(8), len(header), "m", lambda *_: None)
+    return request, reply
+
+
+@pytest.mark.parametrize("request_id", ["7", "", "a b", "x" * 300, "é", 'q"uote', "back\\slash", "line\nbreak"])
+def test_requests_that_differ_in_their_id_share_a_plan(request_id, decoder):
+    """Ids are their requests' own, whatever is in them; layout and reply are shared where the id comes first."""
+    rest = json.dumps({"inputs": [binary()]})[1:]
+    first, first_reply = sent(decoder, b'{"id":"one",' + rest.encode())
+    header = f'{{"id":{json.dumps(request_id, ensure_ascii=False)},{rest}'.encode()
+
+    for _ in range(2):
+        other, reply = sent(decoder, header)
+
+        assert (first.id, other.id) == ("one", request_id)
+        assert other.layout is first.layout
+        plain = request_id.isascii() and request_id.isprintable() and not set(request_id) & {'"', "\\"}
+        assert (reply is first_reply) is plain
+
+
+def test_the_last_of_two_ids_counts_by_any_way_of_reading(decoder):
+    """A header with two ids means the second, as to any JSON reader, also when its rest was seen before."""
+    rest = json.dumps({"inputs": [binary()]})[1:].encode()
+    twice = b'{"id":"first","id":"second",' + rest
+
+    assert [sent(decoder, twice)[0].id for _ in range(3)] == ["second"] * 3
+    assert sent(decoder, b'{"id":"first",' + rest)[0].id == "first"
+
+
+def test_a_header_with_a_broken_id_is_refused(decoder):
+    """An id that JSON does not allow is refused, though the rest of the header was seen before."""
+    rest = json.dumps({"inputs": [binary()]})[1:].encode()
+    sent(decoder, b'{"id":"good",' + rest)
+
+    for broken in (b'{"id":"ta\tb",', b'{"id":"\xff",', b'{"id":"\\x",', b'{"id":"open,'):
+        with pytest.raises(MmeError, match="failed to parse the request JSON buffer"):
+            sent(decoder, broken + rest)

@@ -165,3 +165,15 @@ def test_a_form_of_request_keeps_few_heads(respond, monkeypatch):
         encode(respond(("Y", "FP32", np.zeros(size, "<f4"))), never)
         assert len(once.heads) <= 4
     assert never.heads is None
+
+
+def test_a_kept_head_is_told_apart_from_the_id_that_goes_with_it(respond, written):
+    """Requests of one form share a head; each answer carries its own id, or none."""
+    once = reply(binary=True)
+    for request_id in ("1", "", 'two"', "1", "drei\u00df"):
+        parts, length = encode(respond(("Y", "FP32", F4), request_id=request_id), once)
+        head = json.loads(b"".join(parts)[:length])
+
+        assert head.get("id", "") == request_id
+        assert list(head)[-3:] == ["model_name", "model_version", "outputs"]
+    assert len(once.heads) == 1
