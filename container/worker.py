@@ -11,6 +11,7 @@ their own, so that however many loads are under way, a GET is answered at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -32,6 +33,7 @@ from model_handlers.devices import return_large_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from flask import Flask
 
@@ -159,7 +161,13 @@ class _Front:
             return
         pool = self._readers if exchange.method in {"GET", "HEAD"} else self._changers
         answer = pool.submit(call_application, self._app, exchange)
-        answer.add_done_callback(lambda done: self._loop.call_soon_threadsafe(_respond, exchange, done.result()))
+        answer.add_done_callback(lambda done: self._bring_back(exchange, done))
+
+    def _bring_back(self, exchange: Exchange, answer: Future[tuple[int, bytes, bytes]]) -> None:
+        """From the thread that has the answer; nobody waits for it once the server has gone."""
+        if not answer.cancelled():
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(_respond, exchange, answer.result())
 
     def close(self) -> None:
         """Let the threads go; what they still wait for is cancelled with the engine."""
