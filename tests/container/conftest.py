@@ -26,22 +26,8 @@ from container.on_loop import OnLoop
 from container.service import Service
 from container.settings import Mode, PingMode, Settings
 from container.worker import _Front
+from tests.onnx_types import ONNX_TYPES
 
-ONNX_TYPES = {
-    "BOOL": TensorProto.BOOL,
-    "UINT8": TensorProto.UINT8,
-    "UINT16": TensorProto.UINT16,
-    "UINT32": TensorProto.UINT32,
-    "UINT64": TensorProto.UINT64,
-    "INT8": TensorProto.INT8,
-    "INT16": TensorProto.INT16,
-    "INT32": TensorProto.INT32,
-    "INT64": TensorProto.INT64,
-    "FP16": TensorProto.FLOAT16,
-    "FP32": TensorProto.FLOAT,
-    "FP64": TensorProto.DOUBLE,
-    "BYTES": TensorProto.STRING,
-}
 PATIENCE = 20  # seconds until a test gives up on what should take milliseconds
 
 

@@ -14,28 +14,13 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from container import cli
+from tests.onnx_types import ONNX_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 _OPSET = [helper.make_opsetid("", 17)]
-# Every data type that the protocol and ONNX share.
-TYPES = {
-    "BOOL": TensorProto.BOOL,
-    "UINT8": TensorProto.UINT8,
-    "UINT16": TensorProto.UINT16,
-    "UINT32": TensorProto.UINT32,
-    "UINT64": TensorProto.UINT64,
-    "INT8": TensorProto.INT8,
-    "INT16": TensorProto.INT16,
-    "INT32": TensorProto.INT32,
-    "INT64": TensorProto.INT64,
-    "FP16": TensorProto.FLOAT16,
-    "FP32": TensorProto.FLOAT,
-    "FP64": TensorProto.DOUBLE,
-    "BYTES": TensorProto.STRING,
-}
 
 
 def plus(number: float, megabytes: int = 0) -> bytes:
@@ -54,9 +39,9 @@ def plus(number: float, megabytes: int = 0) -> bytes:
 
 def every_type() -> bytes:
     """One input `IN_<type>` and one output `OUT_<type>` [N, 2] of each type, handed through."""
-    nodes = [helper.make_node("Identity", [f"IN_{name}"], [f"OUT_{name}"]) for name in TYPES]
-    inputs = {f"IN_{name}": (number, ["N", 2]) for name, number in TYPES.items()}
-    outputs = {f"OUT_{name}": (number, ["N", 2]) for name, number in TYPES.items()}
+    nodes = [helper.make_node("Identity", [f"IN_{name}"], [f"OUT_{name}"]) for name in ONNX_TYPES]
+    inputs = {f"IN_{name}": (number, ["N", 2]) for name, number in ONNX_TYPES.items()}
+    outputs = {f"OUT_{name}": (number, ["N", 2]) for name, number in ONNX_TYPES.items()}
     return _model(nodes, inputs, outputs)
 
 

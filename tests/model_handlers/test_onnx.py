@@ -16,23 +16,8 @@ from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
 from model_handlers.tensor import BY_NAME, BYTES, FP16, FP32, INT64, TensorSpec
+from tests.onnx_types import ONNX_TYPES
 
-# What the protocol calls a type, and what ONNX calls it. BF16 has no way through ONNX Runtime's Python API.
-TYPES = {
-    "BOOL": TensorProto.BOOL,
-    "UINT8": TensorProto.UINT8,
-    "UINT16": TensorProto.UINT16,
-    "UINT32": TensorProto.UINT32,
-    "UINT64": TensorProto.UINT64,
-    "INT8": TensorProto.INT8,
-    "INT16": TensorProto.INT16,
-    "INT32": TensorProto.INT32,
-    "INT64": TensorProto.INT64,
-    "FP16": TensorProto.FLOAT16,
-    "FP32": TensorProto.FLOAT,
-    "FP64": TensorProto.DOUBLE,
-    "BYTES": TensorProto.STRING,
-}
 X16 = ("x", TensorProto.FLOAT, ["batch", 16])
 Y4 = ("y", TensorProto.FLOAT, ["batch", 4])
 
@@ -129,11 +114,11 @@ def test_an_mlp_computes_what_numpy_computes(load):
         np.testing.assert_allclose(y, np.maximum(x @ w1, 0) @ w2, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in TYPES if name != "BYTES"])
+@pytest.mark.parametrize("name", [name for name in ONNX_TYPES if name != "BYTES"])
 def test_every_data_type_passes_through_unchanged(load, name):
     """Each data type of the protocol that ONNX Runtime knows is declared as itself and keeps every bit."""
     dtype = BY_NAME[name].dtype
-    handler = load(identity(TYPES[name]))
+    handler = load(identity(ONNX_TYPES[name]))
     info = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype) if dtype.kind in "iu" else None
     x = np.array([[0, 1], [info.min, info.max] if info else [1, 0]], dtype=dtype)
 
