@@ -15,13 +15,11 @@ import itertools
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,12 +30,14 @@ import psutil
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks import load
+from benchmarks.servers import mme
 from examples import minilm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from benchmarks.load import Result
+    from benchmarks.servers import Server
 
 _CONFIG = """\
 max_batch_size: {batch}
@@ -92,72 +92,6 @@ def encoder_inputs(batch: int) -> dict[str, np.ndarray]:
     """Token ids of `batch` sentences, all of them `_SEQUENCE` tokens long."""
     ids = np.random.default_rng(1).integers(1000, 20000, (batch, _SEQUENCE))
     return {"input_ids": ids.astype(np.int64), "attention_mask": np.ones((batch, _SEQUENCE), np.int64)}
-
-
-def binary_request(model: str, tensors: dict[str, np.ndarray]) -> load.Request:
-    """A binary infer request that asks for binary outputs."""
-    names = {"float32": "FP32", "int64": "INT64"}
-    header = json.dumps(
-        {
-            "inputs": [
-                {
-                    "name": name,
-                    "shape": list(array.shape),
-                    "datatype": names[str(array.dtype)],
-                    "parameters": {"binary_data_size": array.nbytes},
-                }
-                for name, array in tensors.items()
-            ],
-            "parameters": {"binary_data_output": True},
-        }
-    ).encode()
-    body = header + b"".join(array.tobytes() for array in tensors.values())
-    return load.Request(f"/v2/models/{model}/infer", body, "application/octet-stream", len(header))
-
-
-def json_request(model: str, name: str, array: np.ndarray) -> load.Request:
-    """The same with JSON both ways."""
-    data = [round(float(value), 4) for value in array.ravel()]
-    document = {"inputs": [{"name": name, "shape": list(array.shape), "datatype": "FP32", "data": data}]}
-    return load.Request(f"/v2/models/{model}/infer", json.dumps(document).encode(), "application/json")
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A running server."""
-
-    url: str
-    pid: int
-
-    @property
-    def address(self) -> str:
-        """host:port."""
-        return self.url.removeprefix("http://")
-
-    def metric(self, model: str) -> tuple[int, int]:
-        """(inferences, executions) of a model so far."""
-        from urllib.request import urlopen  # noqa: PLC0415
-
-        with urlopen(f"{self.url}/v2/models/{model}/stats") as answer:
-            row = json.load(answer)["model_stats"][0]
-        return row["inference_count"], row["execution_count"]
-
-
-def serving(repository: Path) -> Iterator[Server]:
-    """The server's own command on a free port, for as long as the generator lives."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("mme")), "serve", "--model-repository", str(repository)]
-    process = subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        load.wait_until_ready(f"http://127.0.0.1:{port}", process)
-        yield Server(f"http://127.0.0.1:{port}", process.pid)
-    finally:
-        process.terminate()
-        process.wait(40)
 
 
 _LOOP = """
@@ -215,7 +149,10 @@ def measure_mlp(server: Server, repository: Path, seconds: int, repeats: int) ->
     print("| wire | client | connections | answers/s | p50 ms | p99 ms | server CPU µs/answer | in bare runs |")
     print("|---|---|---|---|---|---|---|---|")
     array = np.random.default_rng(0).normal(size=(1, 64)).astype(np.float32)
-    requests = {"binary": binary_request("mlp", {"INPUT": array}), "JSON": json_request("mlp", "INPUT", array)}
+    requests = {
+        "binary": load.binary_request("mlp", {"INPUT": array}),
+        "JSON": load.json_request("mlp", "INPUT", array),
+    }
     for wire, request in requests.items():
         for connections in (1, 8, 32):
             result = median(
@@ -250,7 +187,7 @@ def measure_mlp(server: Server, repository: Path, seconds: int, repeats: int) ->
 
 def measure_encoder(server: Server, repository: Path, seconds: int, repeats: int) -> None:
     """At saturation, in turn with the bare loop at the batch size that the server reached."""
-    request = binary_request("minilm", encoder_inputs(1))
+    request = load.binary_request("minilm", encoder_inputs(1))
     ratios, rates, loops, batches = [], [], [], []
     for _ in range(repeats):
         before = server.metric("minilm")
@@ -282,15 +219,11 @@ def main() -> int:
     print(f"{os.cpu_count()} cores, load {psutil.getloadavg()[0]:.1f}, ONNX Runtime {onnxruntime.__version__}\n")
     with tempfile.TemporaryDirectory() as folder:
         repository = build_repository(Path(folder))
-        serve = serving(repository)
-        server = next(serve)
-        try:
+        with mme(repository) as server:
             if arguments.only != "minilm":
                 measure_mlp(server, repository, arguments.seconds, arguments.repeats)
             if arguments.only != "mlp":
                 measure_encoder(server, repository, 2 * arguments.seconds, arguments.repeats)
-        finally:
-            serve.close()
     return 0
 
 

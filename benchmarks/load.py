@@ -6,6 +6,7 @@ wrk costs little itself and shows what the server can do; perf_analyzer is what 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,16 +15,21 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import psutil
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _LUA = """
 wrk.method = "POST"
 local file = io.open("{body}", "rb")
 wrk.body = file:read("*a")
 file:close()
-wrk.headers["Content-Type"] = "{content_type}"
-{more}
+{headers}
 done = function(summary, latency, requests)
   io.write(string.format("RESULT %d %d %d %d %d\\n", summary.requests, summary.duration,
     latency:percentile(50), latency:percentile(99), summary.errors.status + summary.errors.read
@@ -57,6 +63,40 @@ class Request:
     content_type: str
     header_length: int | None = None
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Its headers."""
+        length = {} if self.header_length is None else {"Inference-Header-Content-Length": str(self.header_length)}
+        return {"Content-Type": self.content_type, **length}
+
+
+def binary_request(model: str, tensors: dict[str, np.ndarray]) -> Request:
+    """A binary infer request that asks for binary outputs."""
+    names = {"float32": "FP32", "int64": "INT64"}
+    header = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": name,
+                    "shape": list(array.shape),
+                    "datatype": names[str(array.dtype)],
+                    "parameters": {"binary_data_size": array.nbytes},
+                }
+                for name, array in tensors.items()
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    body = header + b"".join(array.tobytes() for array in tensors.values())
+    return Request(f"/v2/models/{model}/infer", body, "application/octet-stream", len(header))
+
+
+def json_request(model: str, name: str, array: np.ndarray) -> Request:
+    """The same with JSON both ways."""
+    data = [round(float(value), 4) for value in array.ravel()]
+    document = {"inputs": [{"name": name, "shape": list(array.shape), "datatype": "FP32", "data": data}]}
+    return Request(f"/v2/models/{model}/infer", json.dumps(document).encode(), "application/json")
+
 
 def processor_seconds(pid: int) -> float:
     """Processor time that a process and its children have used."""
@@ -71,13 +111,11 @@ def wrk(url: str, request: Request, pid: int, *, connections: int, seconds: int)
     Raises:
         RuntimeError: a request was not answered with 200.
     """
-    more = ""
-    if request.header_length is not None:
-        more = f'wrk.headers["Inference-Header-Content-Length"] = "{request.header_length}"'
+    headers = "\n".join(f'wrk.headers["{name}"] = "{value}"' for name, value in request.headers.items())
     with tempfile.TemporaryDirectory() as folder:
         body, script = Path(folder, "body"), Path(folder, "post.lua")
         body.write_bytes(request.body)
-        script.write_text(_LUA.format(body=body, content_type=request.content_type, more=more))
+        script.write_text(_LUA.format(body=body, headers=headers))
         before = processor_seconds(pid)
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "20s", "-s", str(script)]
         output = subprocess.run([*command, url + request.path], capture_output=True, text=True, check=True).stdout
@@ -135,12 +173,14 @@ class Window:
         return spent / max(self._answers() - self._count, 1) * 1e6
 
     def _answers(self) -> int:
-        import json  # noqa: PLC0415
-        from urllib.request import urlopen  # noqa: PLC0415
+        return int(statistics_of(self._address, self._model)["inference_stats"]["success"]["count"])
 
-        with urlopen(f"http://{self._address}/v2/models/{self._model}/stats") as answer:
-            stats = json.load(answer)["model_stats"][0]
-        return int(stats["inference_stats"]["success"]["count"])
+
+def statistics_of(address: str, model: str) -> dict[str, Any]:
+    """What a server has counted for a model so far, in the words of KServe's statistics extension."""
+    with urlopen(f"http://{address}/v2/models/{model}/stats") as answer:
+        statistics: dict[str, Any] = json.load(answer)["model_stats"][0]
+    return statistics
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
@@ -149,9 +189,6 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], seconds: float 
     Raises:
         RuntimeError: the server ended, or took too long.
     """
-    from urllib.error import URLError  # noqa: PLC0415
-    from urllib.request import urlopen  # noqa: PLC0415
-
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
         try:

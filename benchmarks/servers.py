@@ -1,0 +1,98 @@
+"""Servers that benchmarks start: ours by its own command, and the peer.
+
+Each gets a free port and is ended with its block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from benchmarks import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from benchmarks.fetch_triton import Triton
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server."""
+
+    url: str
+    pid: int
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return self.url.removeprefix("http://")
+
+    def metric(self, model: str) -> tuple[int, int]:
+        """(inferences, executions) of a model so far."""
+        row = load.statistics_of(self.address, model)
+        return row["inference_count"], row["execution_count"]
+
+    def private_memory(self) -> int:
+        """Bytes that all its processes have to themselves."""
+        process = psutil.Process(self.pid)
+        return sum(_private(each.pid) for each in (process, *process.children(recursive=True)))
+
+
+def _private(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+
+
+@contextlib.contextmanager
+def mme(repository: Path) -> Iterator[Server]:
+    """Ours, serving a model repository."""
+    command = [str(Path(sys.executable).with_name("mme")), "serve", "--host", "127.0.0.1", "--port", "{port}"]
+    with _running([*command, "--model-repository", str(repository)], {}) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def managed_mme() -> Iterator[Server]:
+    """Ours as SageMaker starts it: without a model, until POST /models brings one."""
+    command = [str(Path(sys.executable).with_name("serve")), "--host", "127.0.0.1", "--port", "{port}"]
+    with _running(command, {"SAGEMAKER_MULTI_MODEL": "true"}) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def triton(peer: Triton, repository: Path, *, explicit: bool = False) -> Iterator[Server]:
+    """The peer, serving a model repository; `explicit`: without a model, until it is told to load one."""
+    command = [*peer.command, "--model-repository", str(repository), "--http-address", "127.0.0.1"]
+    command += ["--http-port", "{port}", "--allow-grpc=false", "--allow-metrics=false"]
+    if explicit:
+        command.append("--model-control-mode=explicit")
+    with _running(command, peer.environment) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _running(command: list[str], environment: Mapping[str, str]) -> Iterator[Server]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [part.format(port=port) for part in command],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        load.wait_until_ready(f"http://127.0.0.1:{port}", process)
+        yield Server(f"http://127.0.0.1:{port}", process.pid)
+    finally:
+        process.terminate()
+        process.wait(40)
