@@ -7,6 +7,7 @@ somebody scrapes.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from flask import Blueprint, Response
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from serve.stats import FAILURE_REASONS
+from serve.stats import BOUNDS_SECONDS, FAILURE_REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +60,7 @@ class _Collector:
         yield from self._inference()
         yield self._batch_sizes()
         yield from self._cache()
+        yield from self._cache_times()
         yield from self._memory()
 
     def _models(self) -> list[tuple[list[str], ModelStats]]:
@@ -117,6 +119,7 @@ class _Collector:
         seconds = {
             field: CounterMetricFamily(f"mme_model_{field}_seconds", text, labels=["model"])
             for field, text in (
+                ("wait", "Requests waiting for their model to be loaded"),
                 ("download", "Fetching and unpacking"),
                 ("load", "Loading, without the download"),
                 ("unload", "Unloading"),
@@ -129,6 +132,20 @@ class _Collector:
                 family.add_metric([name], getattr(stats, field).ns / 1e9)
         yield from counters.values()
         yield from seconds.values()
+
+    def _cache_times(self) -> Iterator[Metric]:
+        """Of all models together: a histogram for each of hundreds would be thousands of time series."""
+        times = self._engine.times
+        for name, text, histogram in (
+            ("wait", "A request's wait for its model (ModelLoadingWaitTime)", times.wait),
+            ("download", "Fetching and unpacking an archive (ModelDownloadingTime)", times.download),
+            ("load", "Loading a model, without the download (ModelLoadingTime)", times.load),
+            ("unload", "Unloading a model, requests under way included (ModelUnloadingTime)", times.unload),
+        ):
+            bounds = (*(str(bound) for bound in BOUNDS_SECONDS), "+Inf")
+            reached = [float(count) for count in accumulate(histogram.counts)]
+            buckets = list(zip(bounds, reached, strict=True))
+            yield HistogramMetricFamily(f"mme_{name}_duration_seconds", text, buckets, histogram.total.ns / 1e9)
 
     def _memory(self) -> Iterator[Metric]:
         cache = self._engine.cache

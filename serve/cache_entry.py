@@ -45,6 +45,7 @@ class Entry(Generic[T]):
         last_used: `time.monotonic()` of its last use.
         stats: what the cache did for it.
         task, waiters: the load under way, and who is owed a lease when it is done.
+        loading_since: `time.monotonic()` when the last load was asked for.
         closing: the unload under way, or the removal of what was unpacked; a load waits for it.
         abandoned: whether it is being unloaded for good.
         evicted: whether it left memory for another, or to be loaded anew, and comes back with its next request.
@@ -59,6 +60,7 @@ class Entry(Generic[T]):
         "footprint",
         "last_used",
         "leases",
+        "loading_since",
         "name",
         "reason",
         "resident",
@@ -85,6 +87,7 @@ class Entry(Generic[T]):
         self.evicted = False
         self.task: asyncio.Task[LoadReport] | None = None
         self.waiters: list[asyncio.Future[LoadReport]] = []
+        self.loading_since = 0.0
         self.closing: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:

@@ -14,12 +14,14 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.artifacts import Artifacts
+from serve.cache_events import CacheEvent, CacheTimes, Deed
 from serve.lifecycle import State
 from serve.model_cache import ModelCache
 from serve.repository import list_models
@@ -95,6 +97,8 @@ class Engine:
             drain_patience=options.drain_patience,
         )
         self.target_stats: dict[str, TargetStats] = {}
+        self.times = CacheTimes()
+        self.cache.events.listen(self.times.hear)
         self._aliases: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -153,9 +157,10 @@ class Engine:
 
     async def _acquire(self, name: str) -> tuple[Entry[Target], LoadReport]:
         entry = self._entry(name)
+        began = time.perf_counter_ns()
         try:
             async with asyncio.timeout(self.options.load_patience):
-                return entry, await self.cache.acquire(entry)
+                report = await self.cache.acquire(entry)
         except TimeoutError:
             raise MmeError(
                 Kind.UNAVAILABLE,
@@ -168,6 +173,11 @@ class Engine:
             elif error.kind in _USELESS:
                 await self._discard(entry)
             raise
+        if report.load:
+            waited = time.perf_counter_ns() - began
+            entry.stats.wait.add(waited)
+            self.cache.events.tell(CacheEvent(Deed.WAITED, name, waited))
+        return entry, report
 
     # -- the registered models -----------------------------------------------------------------------------------
 
@@ -180,6 +190,10 @@ class Engine:
         if self._artifacts is not None and not name.endswith(ARCHIVE_SUFFIX):
             return name + ARCHIVE_SUFFIX
         return name
+
+    def aliases(self) -> dict[str, str]:
+        """Registered name → the alias that clients know it by, where they know one: a platform's names are opaque."""
+        return {name: alias for alias, name in self._aliases.items()}
 
     def check_alias(self, name: str, alias: str) -> None:
         """Refuse a request that names one model in its path and another in its header.

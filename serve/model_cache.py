@@ -29,6 +29,7 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve import eviction
 from serve.cache_entry import Entry
+from serve.cache_events import CacheEvent, CacheEvents, Deed
 from serve.lifecycle import Event, State, step
 from serve.loader import P, T
 from serve.request import LoadReport
@@ -75,6 +76,7 @@ class ModelCache(Generic[P, T]):
     ) -> None:
         self.room = Room(budget, self._residents, self._evict, evicts=evicts, patience=memory_patience)
         self.entries: dict[str, Entry[T]] = {}
+        self.events = CacheEvents()
         self._ready: dict[str, Entry[T]] = {}  # the READY ones, for one look-up a request
         self._loader = loader
         self._pool = pool
@@ -146,6 +148,7 @@ class ModelCache(Generic[P, T]):
             raise MmeError(Kind.UNAVAILABLE, f"model '{entry.name}' can't be loaded: this server is shutting down")
         if entry.task is None:
             entry.abandoned = False
+            entry.loading_since = time.monotonic()
             entry.task = asyncio.get_running_loop().create_task(self._load(entry), name=f"load {entry.name}")
             entry.task.add_done_callback(_observe)
         return entry.task
@@ -274,6 +277,7 @@ class ModelCache(Generic[P, T]):
         if entry.state is State.LOADING:  # else it was cancelled before it began
             entry.state, entry.reason = step(entry.state, Event.FAILED), str(error)
         entry.stats.load_failures += 1
+        self.events.tell(CacheEvent(Deed.FAILED, entry.name, why=str(error)))
         _log.warning("load failed: %s", error, extra={"target_model": entry.name})
         waiters, entry.waiters = entry.waiters, []
         for waiter in waiters:
@@ -286,6 +290,7 @@ class ModelCache(Generic[P, T]):
         entry.stats.load.add(report.load)
         if report.download:
             entry.stats.download.add(report.download)
+        self.events.tell(CacheEvent(Deed.LOADED, entry.name, report.load, report.download, entry.footprint))
         _log.info(
             "loaded in %.0f ms (download %.0f ms), %s",
             report.load / 1e6,
@@ -309,6 +314,7 @@ class ModelCache(Generic[P, T]):
         entry = self.entries[name]
         entry.stats.evictions += 1
         entry.evicted = True
+        self.events.tell(CacheEvent(Deed.EVICTED, name, footprint=entry.footprint, why=beneficiary))
         _log.info(
             "evicted for '%s', least recently used, %s",
             beneficiary,
@@ -334,9 +340,12 @@ class ModelCache(Generic[P, T]):
             await entry.drained()
         await self._close_resident(entry, resident)
         entry.closing = None
+        footprint = entry.footprint
         entry.resident, entry.footprint = None, Footprint()
         entry.state, entry.reason = step(entry.state, Event.UNLOADED), reason
-        entry.stats.unload.add(_now() - began)
+        took = _now() - began
+        entry.stats.unload.add(took)
+        self.events.tell(CacheEvent(Deed.UNLOADED, entry.name, took, footprint=footprint, why=reason))
         self.room.settle()
 
     async def _close_resident(self, entry: Entry[T], resident: T) -> None:

@@ -7,6 +7,7 @@ Prometheus text happens when somebody asks.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ _REASON_OF_KIND = {
     Kind.EXECUTION_FAILED: "BACKEND",
     Kind.OUT_OF_MEMORY: "BACKEND",
 }
+# From a model whose pages are in memory to the longest load that SageMaker waits for.
+BOUNDS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 360.0)
 
 
 @dataclass(slots=True)
@@ -43,6 +46,24 @@ class Duration:
     def as_dict(self) -> dict[str, int]:
         """The protocol's form."""
         return {"count": self.count, "ns": self.ns}
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Durations by their length: how many fell between two bounds, and all of them together.
+
+    Attributes:
+        counts: of those up to each of `BOUNDS_SECONDS` and over the one before it; the last is of those over all.
+        total: how many, and their sum.
+    """
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_SECONDS) + 1))
+    total: Duration = field(default_factory=Duration)
+
+    def add(self, ns: int) -> None:
+        """Count one that took `ns`."""
+        self.counts[bisect_left(BOUNDS_SECONDS, ns / 1e9)] += 1
+        self.total.add(ns)
 
 
 @dataclass(slots=True)
@@ -145,6 +166,7 @@ class TargetStats:
     loads: int = 0
     load_failures: int = 0
     evictions: int = 0
+    wait: Duration = field(default_factory=Duration)
     download: Duration = field(default_factory=Duration)
     load: Duration = field(default_factory=Duration)
     unload: Duration = field(default_factory=Duration)

@@ -122,6 +122,29 @@ def test_the_cache_counts_hits_misses_loads_and_bytes(own, json_inputs):
     assert of(samples, "mme_memory_budget_bytes", kind="host") == 1 << 30
 
 
+def test_times_of_the_cache_are_histograms_of_all_models_together(own, json_inputs):
+    """A cold request is one wait and one load, an unload one unload; buckets are cumulative up to the count."""
+    assert (
+        post(own, "/v2/models/odd%20%22name%22%5C%E6%A8%A1/infer", {"inputs": json_inputs(X=[1, 2, 3, 4])}).status
+        == 200
+    )
+    own.http("POST", "/v2/repository/models/arithmetic/unload")
+
+    families, samples = scrape(own)
+
+    for kind, count in (("wait", 1), ("load", 2), ("unload", 1), ("download", 0)):
+        name = f"mme_{kind}_duration_seconds"
+        assert families[name].type == "histogram"
+        buckets = sorted(
+            (float(dict(key[1:])["le"]), value) for key, value in samples.items() if key[0] == f"{name}_bucket"
+        )
+        assert [value for _, value in buckets] == sorted(value for _, value in buckets)
+        assert buckets[-1] == (math.inf, count)
+        assert of(samples, f"{name}_count") == count
+        seconds = sum(value for key, value in samples.items() if key[0] == f"mme_model_{kind}_seconds_total")
+        assert of(samples, f"{name}_sum") == pytest.approx(seconds)
+
+
 def test_an_unloaded_model_keeps_its_counters_and_frees_its_bytes(own, json_inputs):
     """Counters never go back; gauges tell of now."""
     rows = [[1, 2, 3, 4]]

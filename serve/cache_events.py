@@ -1,0 +1,96 @@
+"""What the cache does, told as it happens: to histograms, to CloudWatch, to whoever looks on. On the event loop only.
+
+The cache tells and does not know who listens. It tells of loads, evictions and unloads, and of requests that waited
+for one; never of a request whose model was there, so that nothing here is on the way of those.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from model_handlers.base import Footprint
+from serve.stats import Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Listener = Callable[["CacheEvent"], None]
+
+_log = logging.getLogger("mme.cache")
+
+
+class Deed(Enum):
+    """What happened to a target model."""
+
+    WAITED = "waited"  # a request, until its model was there
+    LOADED = "loaded"
+    FAILED = "failed"  # to load
+    EVICTED = "evicted"  # chosen to leave; UNLOADED follows
+    UNLOADED = "unloaded"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvent:
+    """One thing that happened.
+
+    Attributes:
+        deed: what.
+        name: the target model.
+        ns: nanoseconds that waiting, loading (without the download) or unloading took.
+        download_ns: nanoseconds of a load's download, 0 when it was on disk.
+        footprint: what the model takes, or took.
+        why: FAILED: the error; EVICTED: the model that needs the room; UNLOADED: the reason.
+        at: when, in seconds since 1970.
+    """
+
+    deed: Deed
+    name: str
+    ns: int = 0
+    download_ns: int = 0
+    footprint: Footprint = field(default_factory=Footprint)
+    why: str = ""
+    at: float = field(default_factory=time.time)
+
+
+class CacheEvents:
+    """Tells everybody who listens."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        """Have `listener` called with every event from now on; it must be quick."""
+        self._listeners.append(listener)
+
+    def tell(self, event: CacheEvent) -> None:
+        """Call everybody."""
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception:  # noqa: BLE001 - a load must not fail because somebody could not count it
+                _log.exception("nobody was told that a model %s", event.deed.value, extra={"target_model": event.name})
+
+
+class CacheTimes:
+    """How long requests waited, and how long downloads, loads and unloads took, of all models together."""
+
+    def __init__(self) -> None:
+        self.wait = Histogram()
+        self.download = Histogram()
+        self.load = Histogram()
+        self.unload = Histogram()
+
+    def hear(self, event: CacheEvent) -> None:
+        """Count one event."""
+        if event.deed is Deed.WAITED:
+            self.wait.add(event.ns)
+        elif event.deed is Deed.UNLOADED:
+            self.unload.add(event.ns)
+        elif event.deed is Deed.LOADED:
+            self.load.add(event.ns)
+            if event.download_ns:
+                self.download.add(event.download_ns)

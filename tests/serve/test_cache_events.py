@@ -1,0 +1,144 @@
+"""What the cache tells of itself: every load, eviction, unload and wait, once and in order, with its numbers."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from model_handlers.base import Footprint
+from model_handlers.errors import MmeError
+from serve.cache_events import CacheEvent, CacheTimes, Deed
+from serve.engine import Engine, EngineOptions
+
+HEAVY = 100_000_000
+
+
+@pytest.fixture
+def heavy(tmp_path, write_repository_model):
+    """A repository of the models a and b, of 100 MB each by a hole in a file, and `bad`, which is none."""
+    for name in "ab":
+        folder = write_repository_model(tmp_path / "models" / name)
+        size = (folder / "1" / "model.onnx").stat().st_size
+        with (folder / "1" / "hole").open("wb") as file:
+            file.truncate(HEAVY - size)
+    (tmp_path / "models" / "bad" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "bad" / "1" / "model.onnx").write_bytes(b"no model")
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def told(run, tmp_path, heavy, toys):
+    """Runs a coroutine function of (engine, request) with room for one model; returns engine and events."""
+
+    def play(main):
+        async def life():
+            options = EngineOptions(Footprint(150_000_000), tmp_path / "cache", repository=heavy)
+            engine = Engine(options, asyncio.get_running_loop())
+            heard = []
+            engine.cache.events.listen(heard.append)
+
+            async def request(name):
+                call = toys.Call(1)
+                if not engine.submit(name, None, call.request):
+                    await engine.submit_cold(name, None, call.request)
+                await call.answer()
+
+            try:
+                await main(engine, request)
+            finally:
+                await engine.close()
+            return engine, heard
+
+        return run(life())
+
+    return play
+
+
+def test_a_load_that_evicts_is_told_from_both_sides(told):
+    """Loaded, waited, then who was evicted for whom, unloaded, and the other loaded; bytes and times with each."""
+
+    async def main(_engine, request):
+        await request("a")
+        await request("a")
+        await request("b")
+
+    _, heard = told(main)
+
+    assert [(event.deed, event.name) for event in heard[:6]] == [
+        (Deed.LOADED, "a"),
+        (Deed.WAITED, "a"),
+        (Deed.EVICTED, "a"),
+        (Deed.UNLOADED, "a"),
+        (Deed.LOADED, "b"),
+        (Deed.WAITED, "b"),
+    ]
+    loaded, waited, evicted, unloaded = heard[:4]
+    assert loaded.footprint == evicted.footprint == unloaded.footprint == Footprint(HEAVY)
+    assert (evicted.why, unloaded.why) == ("b", "evicted for 'b'")
+    assert 0 < loaded.ns <= waited.ns
+    assert unloaded.ns > 0
+    assert all(earlier.at <= later.at for earlier, later in pairwise(heard))
+
+
+def test_what_is_told_is_what_is_counted(told):
+    """Times of events, of histograms and of each model's counters are the same."""
+
+    async def main(_engine, request):
+        await asyncio.gather(request("a"), request("a"), request("a"))
+        await request("b")
+
+    engine, heard = told(main)
+
+    stats = engine.target_stats
+    for deed, of_model, in_all in (
+        (Deed.WAITED, "wait", engine.times.wait),
+        (Deed.LOADED, "load", engine.times.load),
+        (Deed.UNLOADED, "unload", engine.times.unload),
+    ):
+        times = [event.ns for event in heard if event.deed is deed]
+        durations = [getattr(stats[name], of_model) for name in "ab"]
+        assert sum(duration.ns for duration in durations) == sum(times) == in_all.total.ns
+        assert sum(duration.count for duration in durations) == len(times) == in_all.total.count == sum(in_all.counts)
+    assert stats["a"].wait.count == 3, "each of those who waited for one load"
+    assert engine.times.download.total.count == 0
+
+
+def test_a_load_that_fails_is_told_with_its_reason(told):
+    """The error's sentence; whoever waited in vain is no wait for a model."""
+
+    async def main(_engine, request):
+        with pytest.raises(MmeError):
+            await request("bad")
+
+    _, heard = told(main)
+
+    [failed] = heard
+    assert (failed.deed, failed.name) == (Deed.FAILED, "bad")
+    assert "can't load model 'bad'" in failed.why
+
+
+def test_a_request_for_a_model_in_memory_is_not_told(told):
+    """However many there are: they are counted elsewhere."""
+
+    async def main(engine, request):
+        await request("a")
+        heard = []
+        engine.cache.events.listen(heard.append)
+        for _ in range(10):
+            await request("a")
+        async with engine.leased("a"):
+            pass
+        assert heard == []
+
+    told(main)
+
+
+@pytest.mark.parametrize(("ns", "bucket"), [(1, 0), (5_000_000, 0), (5_000_001, 1), (360 * 10**9, 14), (10**13, 15)])
+def test_a_time_falls_into_the_bucket_of_its_upper_bound(ns, bucket):
+    """A bound belongs to the bucket below it; what is over all bounds has one of its own."""
+    times = CacheTimes()
+    times.hear(CacheEvent(Deed.LOADED, "a", ns, download_ns=ns))
+
+    for histogram in (times.load, times.download):
+        assert histogram.counts.index(1) == bucket
+        assert (histogram.total.count, histogram.total.ns) == (1, ns)
