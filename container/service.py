@@ -9,6 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from container.emf import EmfReporter
 from container.infer_routes import InferRoutes
 from container.settings import Mode, PingMode, Settings, choose_single_model
 from model_handlers import devices
@@ -43,6 +44,7 @@ class Service:
             patience=settings.request_timeout,
             default_accept=settings.default_accept,
         )
+        self._emf = EmfReporter(self.engine, settings) if settings.emf else None
         self._loading: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -54,7 +56,10 @@ class Service:
             budget.host / 1e6,
             budget.device / 1e6,
         )
-        self._loading = asyncio.get_running_loop().create_task(self._load_start_models())
+        loop = asyncio.get_running_loop()
+        if self._emf is not None:
+            self._emf.start(loop)
+        self._loading = loop.create_task(self._load_start_models())
 
     async def _load_start_models(self) -> None:
         names = self._start_models
@@ -83,6 +88,8 @@ class Service:
         """Give everything back."""
         if self._loading is not None:
             self._loading.cancel()
+        if self._emf is not None:
+            self._emf.close()  # before the engine: what unloads because we end is no metric
         await self.engine.close()
 
 

@@ -75,6 +75,9 @@ class Settings:
         batch_transform: whether this is a batch transform job.
         max_concurrent_transforms, batch_strategy, max_payload_in_mb: the answer of /execution-parameters.
         log_level, log_format: what is logged, and how.
+        emf: whether CloudWatch metrics go to standard output.
+        emf_namespace, emf_period, emf_top_models: their namespace; seconds between them; models with their own.
+        endpoint_name, variant_name: how the metrics name this endpoint.
         notices: sentences to log once at start; no part of equality.
     """
 
@@ -107,6 +110,12 @@ class Settings:
     max_payload_in_mb: int = 6
     log_level: str = "info"
     log_format: LogFormat = LogFormat.AUTO
+    emf: bool = False
+    emf_namespace: str = "mme"
+    emf_period: float = 60.0
+    emf_top_models: int = 0
+    endpoint_name: str = "unknown"
+    variant_name: str = "AllTraffic"
     notices: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod

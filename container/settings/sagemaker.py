@@ -97,6 +97,7 @@ def apply_rules(reading: Reading) -> None:
     _choose_log_level(reading)
     _raise_max_body(reading)
     _check_drain(reading)
+    _choose_emf(reading)
 
 
 def _choose_mode(reading: Reading) -> None:
@@ -167,6 +168,16 @@ def _check_drain(reading: Reading) -> None:
         label = reading.label("MME_DRAIN_SECONDS")
         reading.notices.append(
             f"{label}={drain:g} is longer than SageMaker waits: it kills {_KILL_AFTER_SECONDS} s after SIGTERM"
+        )
+
+
+def _choose_emf(reading: Reading) -> None:
+    """On by itself where SageMaker runs the container, since it hands what we print to CloudWatch."""
+    on = reading.fields.setdefault("emf", "SAGEMAKER_SAFE_PORT_RANGE" in reading.parsed)
+    if on and "endpoint_name" not in reading.fields:
+        reading.notices.append(
+            "CloudWatch metrics name this endpoint 'unknown', as those of every endpoint whose MME_ENDPOINT_NAME is "
+            "not set; SageMaker does not tell its containers"
         )
 
 

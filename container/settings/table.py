@@ -13,6 +13,7 @@ from container.settings.values import Variable
 
 _PORT = v.integer(0, 65535)
 _TIMEOUT = v.seconds(0.1, 3600)
+_DIMENSION = v.printable(1024)
 
 MME_VARIABLES = (
     Variable(
@@ -125,6 +126,29 @@ MME_VARIABLES = (
         "Text for people, JSON lines for machines; auto chooses text on a terminal.",
         "--log-format",
     ),
+    Variable(
+        "MME_EMF",
+        "emf",
+        v.boolean,
+        "Write CloudWatch metrics to standard output, in the embedded metric format.",
+        default="true where SageMaker runs the container, else false",
+    ),
+    Variable("MME_EMF_NAMESPACE", "emf_namespace", v.namespace, "CloudWatch namespace of those metrics."),
+    Variable("MME_EMF_PERIOD", "emf_period", v.seconds(1, 3600), "Seconds that one line of those metrics tells of."),
+    Variable(
+        "MME_EMF_TOP_MODELS",
+        "emf_top_models",
+        v.integer(0, 100),
+        "Metrics for each of so many models too, the most requested ones; CloudWatch bills every model's.",
+    ),
+    Variable(
+        "MME_ENDPOINT_NAME",
+        "endpoint_name",
+        _DIMENSION,
+        "The endpoint's name in those metrics; SageMaker does not tell its containers.",
+        default="unknown",
+    ),
+    Variable("MME_VARIANT_NAME", "variant_name", _DIMENSION, "The production variant's name in those metrics."),
 )
 
 VARIABLES = MME_VARIABLES + TRITON_VARIABLES + SAGEMAKER_VARIABLES

@@ -195,6 +195,26 @@ def model_name(text: str) -> str:
     return text
 
 
+def printable(length: int) -> Parser:
+    """A parser of printable ASCII text, which is what CloudWatch takes for names."""
+
+    def parse(text: str) -> str:
+        if not text.isascii() or not text.isprintable() or len(text) > length:
+            msg = f"at most {length} printable ASCII characters"
+            raise ValueError(msg)
+        return text
+
+    return parse
+
+
+def namespace(text: str) -> str:
+    """A CloudWatch namespace; those that begin with AWS/ are Amazon's own."""
+    if not re.fullmatch(r"[A-Za-z0-9_./#:-]{1,255}", text) or text.startswith("AWS/"):
+        msg = "at most 255 letters, digits and ._-/#:, not beginning with AWS/"
+        raise ValueError(msg)
+    return text
+
+
 def choice(*allowed: str) -> Parser:
     """A parser of a few words; letter case does not count."""
     by_lower = {word.lower(): word for word in allowed}

@@ -158,6 +158,10 @@ BAD_VALUES = [
     ("SAGEMAKER_MULTI_MODEL", "2"),
     ("SAGEMAKER_BIND_TO_PORT", "0"),
     ("SAGEMAKER_SAFE_PORT_RANGE", "21999-21000"),
+    ("MME_EMF_NAMESPACE", "AWS/SageMaker"),
+    ("MME_EMF_NAMESPACE", "my metrics"),
+    ("MME_ENDPOINT_NAME", "modèle"),
+    ("MME_VARIANT_NAME", "x" * 1025),
     ("SAGEMAKER_BATCH_STRATEGY", "BOTH"),
     ("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "text/csv"),
     ("SAGEMAKER_MODEL_SERVER_WORKERS", "4"),
@@ -233,6 +237,19 @@ def test_second_ports_must_lie_in_the_safe_range(name, what):
     assert f"The server cannot listen to {what} requests at port 8002" in sentence
     settings = Settings.from_environ({**SAFE, f"SAGEMAKER_TRITON_{name}_PORT": "21001"})
     assert any("has no effect" in notice for notice in settings.notices)
+
+
+def test_cloudwatch_metrics_are_on_where_sagemaker_runs_the_container():
+    """Elsewhere they are off, and MME_EMF decides in either case; without the endpoint's name that is mentioned."""
+    assert not Settings.from_environ({"SAGEMAKER_MULTI_MODEL": "true"}).emf
+    assert Settings.from_environ({"MME_EMF": "true"}).emf
+    assert not Settings.from_environ({**SAFE, "MME_EMF": "false"}).emf
+    assert not Settings.from_environ({**SAFE, "MME_EMF": "false"}).notices
+    settings = Settings.from_environ(SAFE)
+    assert settings.emf
+    assert any("MME_ENDPOINT_NAME" in notice for notice in settings.notices)
+    named = Settings.from_environ({**SAFE, "MME_ENDPOINT_NAME": "ep", "MME_VARIANT_NAME": "blue"})
+    assert (named.endpoint_name, named.variant_name, named.notices) == ("ep", "blue", ())
 
 
 def test_bind_to_port_wins_and_says_so():
@@ -429,6 +446,10 @@ SAMPLES = {
     "SAGEMAKER_TRITON_ADDITIONAL_ARGS": st.sampled_from(["--load-model=c", "--model-load-thread-count=9"]),
     "MME_LOG_FORMAT": st.sampled_from(["auto", "text", "json"]),
     "MME_CACHE_DIR": st.just("/c"),
+    "MME_EMF": st.sampled_from(["true", "false"]),
+    "MME_EMF_TOP_MODELS": st.integers(0, 100).map(str),
+    "MME_ENDPOINT_NAME": st.just("my endpoint"),
+    "SAGEMAKER_SAFE_PORT_RANGE": st.just("0-65535"),
 }
 MODES = st.sampled_from(
     [
