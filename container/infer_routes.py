@@ -256,9 +256,9 @@ class _Call:
         self.report: LoadReport | None = None
         self.request: InferenceRequest | None = None
 
-    def complete(self, _request: InferenceRequest, result: InferenceResponse | MmeError) -> None:
+    def complete(self, _request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
         """Send the answer."""
-        if isinstance(result, MmeError) or self.reply is None:
+        if result is None or isinstance(result, MmeError) or self.reply is None:
             self.fail(result if isinstance(result, MmeError) else MmeError(Kind.INTERNAL, "no reply was planned"))
             return
         try:
@@ -286,7 +286,7 @@ class _Call:
     def abandon(self) -> None:
         """The client left: a queued request need not run."""
         if self.request is not None:
-            self.request.cancelled = True
+            self.request.cancel()
 
     def fail(self, error: MmeError) -> None:
         """Send an error."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from model_handlers.config import ModelConfig
@@ -70,6 +70,36 @@ class Placement(Enum):
 
 
 @dataclass(slots=True)
+class ModelResponse:
+    """One response of a handler that sees requests.
+
+    Attributes:
+        outputs: output name → array of the full shape.
+        parameters: what the model sends beside tensors: strings, numbers and booleans.
+    """
+
+    outputs: dict[str, Array]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Responder(Protocol):
+    """Takes the responses to one request that come of the model's own accord: any number of them, from any thread."""
+
+    def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
+        """One response, or none but the news that it was the last. An error is always the last."""
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for responses any more."""
+
+    def when_cancelled(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called, once and on any thread, when that happens; at once if it has."""
+
+
+FLAG_SEQUENCE_START = 1
+FLAG_SEQUENCE_END = 2
+
+
+@dataclass(slots=True)
 class ModelRequest:
     """One request as a handler that wants to see requests gets it.
 
@@ -79,6 +109,10 @@ class ModelRequest:
         id: the client's request id, or "".
         parameters: what the client sent beside tensors: strings, numbers and booleans.
         timeout_us: the client's own queue timeout in microseconds, 0 for none.
+        correlation_id: the sequence that it belongs to, 0 or "" for none.
+        flags: FLAG_SEQUENCE_START and FLAG_SEQUENCE_END together.
+        callers: the models that wait for its answer, the outermost first: those that called one another up to it.
+        responder: takes what the model answers of its own accord; None where nobody would take it.
     """
 
     inputs: dict[str, Array]
@@ -86,6 +120,10 @@ class ModelRequest:
     id: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     timeout_us: int = 0
+    correlation_id: int | str = 0
+    flags: int = 0
+    callers: tuple[str, ...] = ()
+    responder: Responder | None = None
 
 
 class Handler(ABC):
@@ -156,11 +194,12 @@ class Handler(ABC):
         """
         raise NotImplementedError
 
-    def execute_requests(self, requests: Sequence[ModelRequest]) -> list[dict[str, Array] | MmeError]:
+    def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
         """Run one batch of requests, where `sees_requests`.
 
         Returns:
-            for each request its outputs by name, full shapes, or the error that is its own.
+            for each request its response, or the error that is its own; None where its responder has got its
+            responses, or will.
 
         Raises:
             MmeError: what befell the whole batch.

@@ -114,6 +114,7 @@ class ModelConfig:
         optimization_level: `optimization.graph.level` (-1 none, 1 basic, 2 extended, 0 all).
         parameters: the model's own `parameters`, for its backend.
         metric_tags: labels that every metric of the model carries.
+        decoupled: whether a request may have any number of responses (`model_transaction_policy`).
     """
 
     name: str
@@ -129,6 +130,7 @@ class ModelConfig:
     optimization_level: int = 0
     parameters: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
     metric_tags: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
+    decoupled: bool = False
 
     def input(self, name: str) -> TensorSpec | None:
         """The input of that name, or None."""

@@ -78,6 +78,7 @@ def parse_config(text: str, *, model: str, strict_name: bool = False) -> ModelCo
             optimization_level=message.optimization.graph.level,
             parameters=MappingProxyType({key: value.string_value for key, value in message.parameters.items()}),
             metric_tags=MappingProxyType(dict(message.metric_tags)),
+            decoupled=message.model_transaction_policy.decoupled,
         )
     )
 
@@ -112,6 +113,8 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
     )
     if config.dynamic_batching is not None:
         message.dynamic_batching.CopyFrom(_dynamic_batching_message(config.dynamic_batching))
+    if config.decoupled:
+        message.model_transaction_policy.decoupled = True
     if config.optimization_level:
         message.optimization.graph.level = config.optimization_level
     return message

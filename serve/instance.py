@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_handlers.base import ModelRequest
+from model_handlers.base import ModelRequest, ModelResponse
 from model_handlers.errors import Kind, MmeError, out_of_memory
+from serve.open_request import OpenRequest
 from serve.request import InferenceRequest, InferenceResponse, Timings
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from model_handlers.base import Handler
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import Array, TensorSpec
+    from serve.open_request import Post
 
     Batch = list[InferenceRequest]
 
@@ -49,57 +51,66 @@ class Signature:
         self.outputs = {spec.name: spec for spec in config.outputs}
         self.output_names = tuple(self.outputs)
 
+    def response(self, request: InferenceRequest, answer: ModelResponse) -> InferenceResponse:
+        """What a handler that sees requests answered to one of them."""
+        outputs = [
+            (name, spec.data_type, answer.outputs[name])
+            for name, spec in self.outputs.items()
+            if name in answer.outputs
+        ]
+        return InferenceResponse(self.name, self.version, outputs, request.id, parameters=answer.parameters or None)
+
 
 class Execution:
     """One batch and what became of each request in it.
 
     Attributes:
         batch: the requests.
-        results: a response or an error for each, in the batch's order.
+        results: a response or an error for each, in the batch's order; None for one that is answered unasked.
         size: the sum of their batch dimensions.
         timings: where the time went.
         processor_ns: processor time of the executing thread, which no other thread's turn makes longer; the time on
             the wall where that was brief anyhow.
-        failed: whether any of the results is an error.
+        uniform: whether every result is a response.
     """
 
-    __slots__ = ("batch", "failed", "processor_ns", "results", "size", "timings")
+    __slots__ = ("batch", "processor_ns", "results", "size", "timings", "uniform")
 
     def __init__(
         self,
         batch: Batch,
-        results: Sequence[InferenceResponse | MmeError],
+        results: Sequence[InferenceResponse | MmeError | None],
         size: int,
         timings: Timings,
         processor_ns: int,
         *,
-        failed: bool,
+        uniform: bool,
     ) -> None:
         self.batch = batch
         self.results = results
         self.size = size
         self.timings = timings
         self.processor_ns = processor_ns
-        self.failed = failed
+        self.uniform = uniform
 
 
-def execute_batch(handler: Handler, signature: Signature, batch: Batch) -> Execution:
+def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Post | None = None) -> Execution:
     """Run one batch. Never raises: what goes wrong becomes the error of every request in the batch."""
     start = collated = executed = _now()
     processor = time.thread_time_ns()
     size = 0
     for request in batch:
         size += request.batch_size
-    failed = True
+    uniform = False
     try:
-        results: Sequence[InferenceResponse | MmeError]
+        results: Sequence[InferenceResponse | MmeError | None]
         if handler.sees_requests:
-            requests = present(signature, batch)
+            requests = present(signature, batch, post)
             collated = executed = _now()
             answers = handler.execute_requests(requests)
             executed = _now()
-            results = collect(signature, batch, requests, answers)
-            failed = any(isinstance(result, MmeError) for result in results)
+            results = collect(signature, batch, answers)
+            uniform = all(isinstance(result, InferenceResponse) for result in results)
         else:
             names = _wanted(signature, batch)
             inputs = collate(signature, batch)
@@ -107,7 +118,7 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch) -> Execu
             arrays = handler.execute(inputs, names)
             executed = _now()
             results = scatter(signature, batch, names, arrays, size)
-            failed = False
+            uniform = True
     except MmeError as error:
         results = [error] * len(batch)
     except MemoryError as error:  # numpy's too, when a batch is joined
@@ -124,7 +135,7 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch) -> Execu
     took = done - start
     if took > _BRIEF_NS:
         took = time.thread_time_ns() - processor
-    return Execution(batch, results, size, timings, took, failed=failed)
+    return Execution(batch, results, size, timings, took, uniform=uniform)
 
 
 def _wanted(signature: Signature, batch: Batch) -> tuple[str, ...]:
@@ -213,8 +224,8 @@ def scatter(
     return responses
 
 
-def present(signature: Signature, batch: Batch) -> list[ModelRequest]:
-    """The batch as requests, for a handler that wants to see them."""
+def present(signature: Signature, batch: Batch, post: Post | None) -> list[ModelRequest]:
+    """The batch as requests, for a handler that wants to see them; what it answers unasked is posted."""
     return [
         ModelRequest(
             {
@@ -228,23 +239,23 @@ def present(signature: Signature, batch: Batch) -> list[ModelRequest]:
             request.id,
             request.parameters or {},
             request.timeout_us,
+            request.correlation_id,
+            request.flags,
+            request.callers,
+            None if post is None else OpenRequest(request, post),
         )
         for request in batch
     ]
 
 
 def collect(
-    signature: Signature, batch: Batch, requests: list[ModelRequest], answers: list[dict[str, Array] | MmeError]
-) -> list[InferenceResponse | MmeError]:
-    """The responses of such a batch: each request's own outputs, or its own error."""
-    results: list[InferenceResponse | MmeError] = []
-    for request, wanted, answer in zip(batch, requests, answers, strict=True):
-        if isinstance(answer, MmeError):
-            results.append(answer)
-            continue
-        outputs = [(name, signature.outputs[name].data_type, answer[name]) for name in wanted.outputs if name in answer]
-        results.append(InferenceResponse(signature.name, signature.version, outputs, request.id))
-    return results
+    signature: Signature, batch: Batch, answers: list[ModelResponse | MmeError | None]
+) -> list[InferenceResponse | MmeError | None]:
+    """The responses of such a batch: each request's own, its own error, or None for one that is answered unasked."""
+    return [
+        signature.response(request, answer) if isinstance(answer, ModelResponse) else answer
+        for request, answer in zip(batch, answers, strict=True)
+    ]
 
 
 class Instance:
@@ -256,6 +267,7 @@ class Instance:
         signature: the model's.
         pull: asks for the next batch; marks the lane idle and returns [] when there is none.
         report: takes a finished execution; called on the lane's thread.
+        post: takes what the model answers unasked; called on any thread. None where nobody would take it.
     """
 
     def __init__(
@@ -265,12 +277,14 @@ class Instance:
         signature: Signature,
         pull: Callable[[Instance], Batch],
         report: Callable[[Execution], None],
+        post: Post | None = None,
     ) -> None:
         self.name = name
         self.handler = handler
         self._signature = signature
         self._pull = pull
         self._report = report
+        self._post = post
         self._inbox: SimpleQueue[Batch | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
 
@@ -287,7 +301,7 @@ class Instance:
 
     def execute(self, batch: Batch) -> Execution:
         """Execute a batch on the calling thread, while the lane is idle."""
-        return execute_batch(self.handler, self._signature, batch)
+        return execute_batch(self.handler, self._signature, batch, self._post)
 
     def stop(self) -> None:
         """End the thread after what it is doing, and wait for it. Never called on the event loop."""

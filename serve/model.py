@@ -16,29 +16,30 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import deque
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
+from serve.costs import Costs, input_class
 from serve.instance import Execution, Instance, Signature
 from serve.layout_check import Checked, check_layout
+from serve.request import InferenceResponse, Timings
 from serve.scheduling.batch_queue import BatchQueue, Take
 from serve.scheduling.ordering import InOrder
 
 if TYPE_CHECKING:
     import asyncio
 
-    from model_handlers.base import Handler
+    from model_handlers.base import Handler, ModelResponse
     from model_handlers.config import ModelConfig
     from serve.instance import Batch
+    from serve.open_request import OpenRequest
     from serve.request import InferenceRequest
     from serve.stats import ModelStats
 
 _now = time.perf_counter_ns
-_FAR_TOO_LONG = 10  # times the limit of an execution on the loop: it was no accident
-_AT_MOST = 3  # times what is known that one execution counts
-_FOR_EVER = float("inf")
 _KNOWN_LAYOUTS = 1024  # remembered per model; a client that sends ever new shapes must not grow us
 
 
@@ -75,8 +76,10 @@ class Model:
         self.outstanding = 0
         self._loop = loop
         self._handlers = {id(handler): handler for _, handler in handlers}
-        signature = Signature(name, version, self.config)
-        self._lanes = [Instance(lane, handler, signature, self._pull, self._report) for lane, handler in handlers]
+        self._signature = signature = Signature(name, version, self.config)
+        self._lanes = [
+            Instance(lane, handler, signature, self._pull, self._report, self._post) for lane, handler in handlers
+        ]
         self._idle = list(self._lanes)
         self._queue: BatchQueue[InferenceRequest] = BatchQueue(
             name, self.config.max_batch_size, self.config.dynamic_batching
@@ -86,11 +89,13 @@ class Model:
         self._dispatch_asked = False
         self._timer: asyncio.TimerHandle | None = None
         self._inline_ns = inline_ns if all(handler.inline for _, handler in handlers) else 0
-        self._costs = _Costs(self._inline_ns)
+        self._costs = Costs(self._inline_ns)
         ordered = self.config.dynamic_batching is not None and self.config.dynamic_batching.preserve_ordering
         self._order: InOrder[Execution] | None = InOrder() if ordered and len(handlers) > 1 else None
         self._tickets: dict[int, int] = {}
         self._ticket = itertools.count()
+        self._posted: deque[tuple[OpenRequest, ModelResponse | MmeError | None, bool]] = deque()
+        self._posted_told = False
 
     def __repr__(self) -> str:
         return (
@@ -114,6 +119,12 @@ class Model:
         Raises:
             MmeError: INVALID_ARGUMENT when it does not fit the model, QUEUE_FULL. Then it was not accepted.
         """
+        if self.config.decoupled and request.on_response is None:
+            raise MmeError(
+                Kind.INVALID_ARGUMENT,
+                f"model '{self.name}' sends any number of responses to a request (decoupled transaction policy), which "
+                "this route can't carry; use generate_stream, or /invocations",
+            )
         checked = self._checked.get(request.layout)
         if checked is None:
             checked = self._check(request)
@@ -167,7 +178,7 @@ class Model:
             self._set_timer(wake_at)
 
     def _start(self, lane: Instance, batch: Batch) -> None:
-        cost_class = _input_class(batch)
+        cost_class = input_class(batch)
         if self._inline_ns and self._costs.quick(cost_class):
             execution = lane.execute(batch)
             with self._lock:
@@ -199,7 +210,7 @@ class Model:
 
     def _finished(self, execution: Execution) -> None:
         if self._inline_ns:
-            self._costs.learn(_input_class(execution.batch), execution.processor_ns)
+            self._costs.learn(input_class(execution.batch), execution.processor_ns)
         self._hand_over(execution)
 
     def _hand_over(self, execution: Execution) -> None:
@@ -218,22 +229,66 @@ class Model:
     def _resolve(self, execution: Execution) -> None:
         """Count, then answer everybody in the batch."""
         batch, timings = execution.batch, execution.timings
-        self.outstanding -= len(batch)
         done = _now()
         answered = list(zip(batch, execution.results, strict=True))
-        good = batch
-        if execution.failed:
+        good, size, executed = batch, execution.size, True
+        if not execution.uniform:
+            executed = not all(isinstance(result, MmeError) for result in execution.results)
+            answered = [pair for pair in answered if pair[1] is not None and not pair[0].answered]
             good = [request for request, result in answered if not isinstance(result, MmeError)]
+            size = sum([request.batch_size for request in good])
+        self.outstanding -= len(answered)
+        if executed:
+            self.stats.executed(execution.size, timings)
         if good:
             arrivals = sum([request.arrival_ns for request in good])
             count = len(good)
-            size = sum([request.batch_size for request in good]) if execution.failed else execution.size
-            self.stats.executed(execution.size, timings)
             self.stats.succeeded(count, size, timings.start * count - arrivals, done * count - arrivals, timings)
         for request, result in answered:
             if isinstance(result, MmeError):
                 self.stats.failed(result.kind, done - request.arrival_ns)
             request.resolve(result)
+
+    def _post(self, opened: OpenRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see OpenRequest
+        """A model answers unasked. On any thread: one wake-up of the loop for all that is posted until it wakes."""
+        self._posted.append((opened, response, final))
+        if not self._posted_told:
+            self._posted_told = True
+            self._loop.call_soon_threadsafe(self._take_posted)
+
+    def _take_posted(self) -> None:
+        self._posted_told = False
+        while self._posted:
+            opened, response, final = self._posted.popleft()
+            if not opened.request.answered:
+                self._respond(opened, response, final=final)
+
+    def _respond(self, opened: OpenRequest, response: ModelResponse | MmeError | None, *, final: bool) -> None:
+        request = opened.request
+        result: InferenceResponse | MmeError | None = None
+        if isinstance(response, MmeError):
+            result = response
+        elif response is not None:
+            result = self._signature.response(request, response)
+            result.timings = Timings(opened.began_ns, 0, _now() - opened.began_ns, 0)
+        elif not self.config.decoupled:
+            result = MmeError(Kind.EXECUTION_FAILED, f"model '{self.name}' ended a request without a response to it")
+        if isinstance(result, InferenceResponse) and self.config.decoupled and not final:
+            request.respond(result)
+        else:
+            self._finish(opened, result)
+
+    def _finish(self, opened: OpenRequest, result: InferenceResponse | MmeError | None) -> None:
+        """An open request has got its last response, or none, or an error."""
+        request, done = opened.request, _now()
+        self.outstanding -= 1
+        total = done - request.arrival_ns
+        if isinstance(result, MmeError):
+            self.stats.failed(result.kind, total)
+        else:
+            timings = Timings(opened.began_ns, 0, done - opened.began_ns, 0)
+            self.stats.succeeded(1, request.batch_size, opened.began_ns - request.arrival_ns, total, timings)
+        request.resolve(result)
 
     def _drop(self, take: Take[InferenceRequest]) -> None:
         for request in take.expired:
@@ -280,43 +335,3 @@ class Model:
         with ExitStack() as handlers:  # each is closed, though another raises
             while self._handlers:
                 handlers.callback(self._handlers.popitem()[1].close)
-
-
-class _Costs:
-    """What executions cost of late, by the size of their input to the next power of two: who may run on the loop.
-
-    The cost is the executing thread's processor time: on a lane, the time on the wall also holds what other threads
-    took in between, and a model that waits its turn there would never look quick enough for the loop.
-
-    Costs are averages, which one execution moves by an eighth at most and never up by more than a quarter: on a busy
-    machine any execution may once take ten times as long. But one that would have kept the loop for much longer than
-    the limit counts in full, and only many quick ones after it win back trust. What was never seen is expected to take
-    for ever, so that the first execution of any size runs on a lane.
-    """
-
-    __slots__ = ("_limit", "_ns")
-
-    def __init__(self, limit_ns: int) -> None:
-        self._limit = limit_ns
-        self._ns: dict[int, float] = {}
-
-    def quick(self, cost_class: int) -> bool:
-        """Whether a batch of this class is expected to take no longer than the limit."""
-        return self._ns.get(cost_class, _FOR_EVER) <= self._limit
-
-    def learn(self, cost_class: int, took: int) -> None:
-        """Remember what an execution of this class took, in nanoseconds."""
-        known = self._ns.get(cost_class)
-        if known is None or took > _FAR_TOO_LONG * self._limit:
-            self._ns[cost_class] = took
-        else:
-            self._ns[cost_class] = known + (min(took, _AT_MOST * known) - known) / 8
-
-
-def _input_class(batch: Batch) -> int:
-    """The size of a batch's input, to the next power of two."""
-    size = 0
-    for request in batch:
-        for array in request.inputs:
-            size += array.nbytes
-    return size.bit_length()

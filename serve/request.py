@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from model_handlers.errors import MmeError
     from model_handlers.tensor import Array, DataType
 
-    Completion = Callable[["InferenceRequest", "InferenceResponse | MmeError"], None]
+    Completion = Callable[["InferenceRequest", "InferenceResponse | MmeError | None"], None]
+    PartialResponse = Callable[["InferenceRequest", "InferenceResponse"], None]
 
 _log = logging.getLogger("mme.request")
 
@@ -55,8 +56,15 @@ class InferenceRequest:
         id: the client's request id, or "".
         parameters: what the client sent beside tensors (never the reserved keys, which have fields of their own).
         timeout_us: the client's own queue timeout in microseconds, 0 for none.
-        on_complete: called exactly once, on the event loop, with the response or the error.
-        cancelled: set when the client left; a queued request is then dropped instead of run.
+        correlation_id, flags: the sequence that it belongs to, 0 for none, and where in it: see `ModelRequest`.
+        callers: the models that wait for its answer, the outermost first.
+        on_complete: called exactly once, on the event loop, with the response or the error; with None where a decoupled
+            model has sent its responses before, or none.
+        on_response: called on the event loop with each response of a decoupled model but one that comes to
+            `on_complete`; None for a client that can take only one, whom decoupled models refuse.
+        cancelled: whether the client left; a queued request is then dropped instead of run. See `cancel`.
+        on_cancel: who else is to be told that it left.
+        answered: whether it was resolved.
         lease: keeps the model in memory until the answer was handed over. Set by the engine.
         batch_size, order, signature: what the model's check of the layout found (`serve/layout_check.py`).
         arrival_ns, deadline_ns: `time.perf_counter_ns()` when the model accepted it and when its time in the queue
@@ -64,15 +72,21 @@ class InferenceRequest:
     """
 
     __slots__ = (
+        "answered",
         "arrival_ns",
         "batch_size",
+        "callers",
         "cancelled",
+        "correlation_id",
         "deadline_ns",
+        "flags",
         "id",
         "inputs",
         "layout",
         "lease",
+        "on_cancel",
         "on_complete",
+        "on_response",
         "order",
         "parameters",
         "signature",
@@ -94,7 +108,13 @@ class InferenceRequest:
         self.id = id
         self.parameters = parameters
         self.timeout_us = timeout_us
+        self.correlation_id: int | str = 0
+        self.flags = 0
+        self.callers: tuple[str, ...] = ()
+        self.on_response: PartialResponse | None = None
+        self.on_cancel: Callable[[], None] | None = None
         self.cancelled = False
+        self.answered = False
         self.lease: Lease | None = None
         self.batch_size = 1
         self.order: tuple[int, ...] = ()
@@ -102,8 +122,24 @@ class InferenceRequest:
         self.arrival_ns = 0
         self.deadline_ns = 0
 
-    def resolve(self, result: InferenceResponse | MmeError) -> None:
+    def cancel(self) -> None:
+        """The client left."""
+        self.cancelled = True
+        if self.on_cancel is not None:
+            self.on_cancel()
+
+    def respond(self, response: InferenceResponse) -> None:
+        """Hand over one response of several."""
+        try:
+            if self.on_response is not None:
+                self.on_response(self, response)
+        except Exception:  # noqa: BLE001 - as in `resolve`
+            _log.exception("a response to request '%s' could not be handed over", self.id)
+
+    def resolve(self, result: InferenceResponse | MmeError | None) -> None:
         """Hand over the answer and end the lease, in this order: the answer may look into the model's memory."""
+        self.answered = True
+        self.on_cancel = None
         try:
             self.on_complete(self, result)
         except Exception:  # noqa: BLE001 - whoever can't take an answer must not cost the others in its batch theirs
@@ -125,9 +161,10 @@ class InferenceResponse:
         outputs: (name, data type, array) of each requested output, full shapes.
         id: the request's id.
         timings: where the time of its execution went.
+        parameters: what the model sends beside tensors, None for nothing.
     """
 
-    __slots__ = ("id", "model_name", "model_version", "outputs", "timings")
+    __slots__ = ("id", "model_name", "model_version", "outputs", "parameters", "timings")
 
     def __init__(
         self,
@@ -136,12 +173,14 @@ class InferenceResponse:
         outputs: list[tuple[str, DataType, Array]],
         id: str = "",  # noqa: A002
         timings: Timings | None = None,
+        parameters: Mapping[str, Any] | None = None,
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
         self.outputs = outputs
         self.id = id
         self.timings = timings
+        self.parameters = parameters
 
 
 @dataclass(slots=True)  # not frozen: one is made for every batch, and freezing triples what that costs

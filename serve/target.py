@@ -21,7 +21,7 @@ from model_handlers import devices
 from model_handlers.base import CPU, Footprint, Handler, Placement
 from model_handlers.config import InstanceGroup, ModelConfig
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation import IsolatedHandler, placement_of
+from model_handlers.isolation import placement_of, start_isolated
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.tensor import BYTES
 from serve.model import Model
@@ -105,7 +105,7 @@ class PreparedTarget:
     def start(self, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
         """Load one instance where it is to execute."""
         if self.placement is Placement.PROCESS:
-            return IsolatedHandler.start(self.handler, config, model_file, device, lane)
+            return start_isolated(self.handler, config, model_file, device, lane)
         return self.handler.load(config, model_file, device, lane)
 
 

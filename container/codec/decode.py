@@ -16,6 +16,7 @@ import orjson
 
 from container.codec.encode import Reply
 from container.codec.json_data import array_from_json
+from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BY_NAME, BYTES, decode_bytes_elements, element_count
 from serve.request import InferenceRequest, Layout
@@ -31,6 +32,7 @@ _ID = b'{"id":"'  # as tritonclient and perf_analyzer write it
 _MAX_LAYOUTS = 4096
 _MAX_DIMS = 32  # numpy's limit is 64; no framework goes near either
 _MAX_ELEMENTS = 1 << 40
+_RESERVED = frozenset({"timeout", "binary_data_output", "sequence_id", "sequence_start", "sequence_end"})
 
 
 class _Tensor:
@@ -50,7 +52,7 @@ class _Tensor:
 class _Plan:
     """What a header means."""
 
-    __slots__ = ("id", "layout", "parameters", "reply", "size", "tensors", "timeout_us")
+    __slots__ = ("correlation_id", "flags", "id", "layout", "parameters", "reply", "size", "tensors", "timeout_us")
 
     def __init__(self, layout: Layout, tensors: list[_Tensor | Array], size: int, reply: Reply, top: _Top) -> None:
         self.layout = layout
@@ -60,12 +62,14 @@ class _Plan:
         self.id = top.id
         self.parameters = top.parameters
         self.timeout_us = top.timeout_us
+        self.correlation_id = top.correlation_id
+        self.flags = top.flags
 
 
 class _Top:
     """The request's own fields."""
 
-    __slots__ = ("binary", "id", "parameters", "timeout_us")
+    __slots__ = ("binary", "correlation_id", "flags", "id", "parameters", "timeout_us")
 
     def __init__(self, document: dict[str, Any]) -> None:
         request_id = document.get("id", "")
@@ -85,7 +89,10 @@ class _Top:
         self.id = request_id
         self.timeout_us = timeout
         self.binary = _boolean(parameters, "binary_data_output", "the request")
-        self.parameters = {k: v for k, v in parameters.items() if k not in {"timeout", "binary_data_output"}}
+        self.correlation_id = _correlation_id(parameters)
+        self.flags = FLAG_SEQUENCE_START * bool(_boolean(parameters, "sequence_start", "the request"))
+        self.flags |= FLAG_SEQUENCE_END * bool(_boolean(parameters, "sequence_end", "the request"))
+        self.parameters = {k: v for k, v in parameters.items() if k not in _RESERVED}
 
 
 class Decoder:
@@ -126,6 +133,8 @@ class Decoder:
         request = InferenceRequest(
             plan.layout, inputs, on_complete, plan.id or request_id, plan.parameters, plan.timeout_us
         )
+        if plan.correlation_id:
+            request.correlation_id, request.flags = plan.correlation_id, plan.flags
         return request, plan.reply
 
     def decode_raw(self, body: bytes, config: ModelConfig, on_complete: Completion) -> tuple[InferenceRequest, Reply]:
@@ -340,6 +349,13 @@ def _object(document: dict[str, Any], key: str, where: str) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise invalid_argument(f"'{key}' of {where} must be an object")
+    return value
+
+
+def _correlation_id(parameters: dict[str, Any]) -> int | str:
+    value = parameters.get("sequence_id", 0)
+    if isinstance(value, bool) or not isinstance(value, int | str) or (isinstance(value, int) and value < 0):
+        raise invalid_argument("parameter 'sequence_id' must be a string or a number, 0 or more")
     return value
 
 

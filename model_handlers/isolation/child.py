@@ -1,7 +1,8 @@
 """What runs inside a model's process: load, then receive a batch, execute it, answer, until the socket closes.
 
-The main thread does all of it. Inputs are read where they lie; outputs are written once, behind them. Whatever the
-model's code raises becomes an answer, `sys.exit` included; whatever kills the process is for the other side to see.
+The main thread does all of it; what a model says outside of its batches is the business of `events`. Inputs are read
+where they lie; outputs are written once, behind them. Whatever the model's code raises becomes an answer, `sys.exit`
+included; whatever kills the process is for the other side to see.
 The other side's death is an end of the stream, and if the model hangs then, the fork server's kill.
 
 A model may keep an input beyond its batch. Then the segment is left to it: the answer says so, and the serving
@@ -20,11 +21,19 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.base import Device, ModelRequest
 from model_handlers.errors import Kind, MmeError, out_of_memory
 from model_handlers.isolation.config_fields import config_fields, config_from
-from model_handlers.isolation.framing import MessageReader, Packing, encode_message, error_fields, unpack
+from model_handlers.isolation.events import Events
+from model_handlers.isolation.framing import (
+    MessageReader,
+    Packing,
+    encode_message,
+    error_fields,
+    request_number,
+    unpack,
+)
 from model_handlers.isolation.segments import Segment
 
 if TYPE_CHECKING:
-    from model_handlers.base import Handler
+    from model_handlers.base import Handler, ModelResponse
     from model_handlers.isolation.framing import Message
     from model_handlers.tensor import Array
 
@@ -32,7 +41,7 @@ _CHUNK = 64 << 10
 _MAX_FDS = 8
 
 
-def main(control: socket.socket) -> int:
+def main(control: socket.socket, events: socket.socket) -> int:
     """Serve one model until the other side closes; returns the exit code."""
     side = _Side(control)
     message = side.receive()
@@ -41,7 +50,7 @@ def main(control: socket.socket) -> int:
     handler = _load(message, side)
     if handler is None:
         return 0
-    worker = _Worker(handler, side)
+    worker = _Worker(handler, side, Events(events, handler.config.name))
     while (message := side.receive()) is not None:
         if message["do"] == "close":
             handler.close()
@@ -114,8 +123,9 @@ def _load(message: Message, side: _Side) -> Handler | None:
 class _Worker:
     """Executes batches."""
 
-    def __init__(self, handler: Handler, side: _Side) -> None:
+    def __init__(self, handler: Handler, side: _Side, events: Events) -> None:
         self._handler = handler
+        self._events = events
         self._model = handler.config.name
         self._side = side
         self._segments: dict[int, Segment] = {}
@@ -176,8 +186,11 @@ class _Worker:
                 fields["id"],
                 fields["parameters"],
                 fields["timeout_us"],
+                fields["correlation_id"],
+                fields["flags"],
+                responder=self._events.responder(number),
             )
-            for fields in message["requests"]
+            for number, fields in enumerate(message["requests"], request_number(message["batch"], 0))
         ]
         count = len(requests)
         answers = self._handler.execute_requests(requests)
@@ -187,11 +200,14 @@ class _Worker:
             )
         return {"answers": [self._request_answer(answer, packing) for answer in answers]}
 
-    def _request_answer(self, answer: dict[str, Array] | MmeError, packing: Packing) -> Message:
+    def _request_answer(self, answer: ModelResponse | MmeError | None, packing: Packing) -> Message | None:
+        if answer is None:
+            return None
         if isinstance(answer, MmeError):
             return {"error": error_fields(answer)}
         try:
-            return {"outputs": {name: self._add(packing, name, array) for name, array in answer.items()}}
+            outputs = {name: self._add(packing, name, array) for name, array in answer.outputs.items()}
+            return {"outputs": outputs, "parameters": dict(answer.parameters)}
         except MmeError as error:  # an array that can't be sent is the fault of this request alone
             return {"error": error_fields(error)}
 

@@ -38,7 +38,7 @@ class ForkClient:
             self._running()
 
     def fork(self, name: str, fds: Sequence[int]) -> None:
-        """Have a child started that gets `fds`: control, leash, stdout, stderr. The leash tells what became of it.
+        """Have a child started that gets `fds`: control, leash, events, stdout, stderr. The leash tells its fate.
 
         Raises:
             OSError: there is no fork server to be had.

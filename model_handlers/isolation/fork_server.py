@@ -4,7 +4,8 @@ Theory of operation. The serving process has threads and a loop and must not for
 of a second to import numpy. So one fresh interpreter imports what every child needs and then forks whenever it is
 asked, in a millisecond or two, the children sharing the imported pages.
 
-A request is one packet on the command socket: a child's name, and its descriptors [control, leash, stdout, stderr].
+A request is one packet on the command socket: a child's name, and its descriptors [control, leash, events, stdout,
+stderr].
 The leash is how the serving process holds a child: the fork server writes the child's pid on it, later its exit code;
 when the other end is closed or anything comes from there, the child is killed. So whatever ends the serving process
 ends every child: the system closes its leashes. There are no pids to mistake and no names to remove.
@@ -44,7 +45,7 @@ REPORT = struct.Struct("<q")  # on the leash: the pid, then the exit code (-n fo
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-_FDS = 4  # control, leash, stdout, stderr
+_FDS = 5  # control, leash, events, stdout, stderr
 _SWEEP_SECONDS = 1.0
 _libc = ctypes.CDLL(None)
 
@@ -102,7 +103,7 @@ class _ForkServer:
             for fd in fds:
                 os.close(fd)
             return True
-        control, leash, *streams = fds
+        control, leash, events, *streams = fds
         try:
             pid = os.fork()
         except OSError as error:  # no more processes or memory: the closed leash tells
@@ -111,8 +112,8 @@ class _ForkServer:
                 os.close(fd)
             return True
         if pid == 0:
-            self._become_child(name, control, leash, streams)
-        for fd in (control, *streams):
+            self._become_child(name, control, leash, events, streams)
+        for fd in (control, events, *streams):
             os.close(fd)
         end = socket.socket(fileno=leash)
         end.setblocking(False)
@@ -161,7 +162,7 @@ class _ForkServer:
             self._leashes.pop(pid, None)
         self._sweep()
 
-    def _become_child(self, name: bytes, control: int, leash: int, streams: list[int]) -> NoReturn:
+    def _become_child(self, name: bytes, control: int, leash: int, events: int, streams: list[int]) -> NoReturn:
         code = 1
         try:
             server = os.getppid()
@@ -175,7 +176,7 @@ class _ForkServer:
             for fd in (leash, *streams):
                 os.close(fd)
             _reset_process(name, server)
-            code = child.main(socket.socket(fileno=control))
+            code = child.main(socket.socket(fileno=control), socket.socket(fileno=events))
         except BaseException:  # noqa: BLE001 - nothing may unwind into the fork server's loop
             traceback.print_exc()
         finally:

@@ -48,6 +48,7 @@ MAX_MESSAGE = 16 << 20  # tensors do not travel in messages; what a client can f
 MAX_ERROR = 32 << 10  # characters of an error's sentence
 _ALIGNMENT = 64
 _HEAD = 4
+_INDEX_BITS = 20  # requests of a batch
 _MAX_RANK = 64  # numpy's own limit
 
 
@@ -107,6 +108,19 @@ class MessageReader:
             raise ProtocolError("a message that is not an object")
         del buffer[:end]
         return message
+
+    def take(self, size: int) -> bytes | None:
+        """The next `size` bytes as they are, None while there are not so many."""
+        if len(self._buffer) < size:
+            return None
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return data
+
+
+def request_number(batch: int, index: int) -> int:
+    """What both sides call a request of a batch; no two of one process are called the same."""
+    return batch << _INDEX_BITS | index
 
 
 def error_fields(error: MmeError) -> Message:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from model_handlers import devices
 from model_handlers.base import Footprint, Handler
 from model_handlers.errors import Kind, MmeError, out_of_memory
-from model_handlers.isolation.config_fields import config_fields, config_from
+from model_handlers.isolation.config_fields import config_from
 from model_handlers.isolation.framing import Packing, ProtocolError, error_from, unpack
 from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.process import Child, ChildDiedError
@@ -27,28 +27,35 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from model_handlers.base import Device, ModelRequest
+    from model_handlers.base import Device
     from model_handlers.config import ModelConfig
     from model_handlers.isolation.framing import Message
     from model_handlers.isolation.segments import Segment
     from model_handlers.tensor import Array
 
 _log = logging.getLogger("mme.isolation")
-_NONSENSE = (ProtocolError, LookupError, TypeError, ValueError, AttributeError, OverflowError)  # of an answer's form
+NONSENSE = (ProtocolError, LookupError, TypeError, ValueError, AttributeError, OverflowError)  # of an answer's form
 _LOADING = "while it loaded the model"
 _EXECUTING = "while it executed a batch"
+_IDLE = "while it executed nothing"
 
 
 class IsolatedHandler(Handler):
     """One model in one process, for one lane.
 
-    Made by `start`, which knows what handler the process is to load.
+    Made by `start.start_isolated`, which knows what handler the process is to load.
+
+    Args:
+        load: the message that has the process load the model.
+        config: the configuration, not completed yet.
+        lane: the name of the lane that will execute it.
+        uses_gpu: whether what the load takes on GPUs is to be measured: nobody else loads meanwhile, see serve.target.
     """
 
     backend: ClassVar[str] = ""
     default_filename: ClassVar[str] = ""
 
-    def __init__(self, load: Message, config: ModelConfig, lane: str) -> None:
+    def __init__(self, load: Message, config: ModelConfig, lane: str, *, uses_gpu: bool) -> None:
         self._load = load
         self._lane = lane
         self._deadlines = Deadlines.of(config)
@@ -57,37 +64,17 @@ class IsolatedHandler(Handler):
         self._closed = threading.Event()
         self._segments = SegmentPool()
         self._batch = 0
+        self._buried_child = False
         self._last_death = ""
         self._taken = Footprint()
         self.config = config
+        before = devices.device_memory_used() if uses_gpu else 0
         self._child, self.config = self._begin()
+        if uses_gpu:
+            self._taken = Footprint(0, max(devices.device_memory_used() - before, 0))
 
     def __repr__(self) -> str:
         return f"<IsolatedHandler {self._lane} in {self._child!r}>"
-
-    @classmethod
-    def start(
-        cls, handler_class: type[Handler], config: ModelConfig, model_file: Path, device: Device, lane: str
-    ) -> IsolatedHandler:
-        """Load a model by `handler_class` in a new process, for the lane of that name.
-
-        Raises:
-            MmeError: what the handler's `load` raised; INVALID_MODEL when the process died or hung while loading,
-                OUT_OF_MEMORY when the system ended it for want of memory, UNAVAILABLE when no process can be had.
-        """
-        load = {
-            "do": "load",
-            "handler": f"{handler_class.__module__}:{handler_class.__qualname__}",
-            "config": config_fields(config),
-            "model_file": str(model_file),
-            "device": [device.kind, device.index],
-            "lane": lane,
-        }
-        before = devices.device_memory_used() if device.kind == "gpu" else 0
-        handler = (_RequestsHandler if handler_class.sees_requests else IsolatedHandler)(load, config, lane)
-        if device.kind == "gpu":  # nobody else loads meanwhile: see serve.target
-            handler._taken = Footprint(0, max(devices.device_memory_used() - before, 0))  # noqa: SLF001 - our own
-        return handler
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
@@ -96,7 +83,7 @@ class IsolatedHandler(Handler):
 
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
-        """Never asked: see `start`."""
+        """Never asked: see `start.start_isolated`."""
         raise NotImplementedError
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
@@ -113,28 +100,7 @@ class IsolatedHandler(Handler):
             try:
                 named = zip(outputs, reply["outputs"], strict=True)
                 return [self._unpack(shared, place, name) for name, place in named]
-            except _NONSENSE as error:
-                self._broke(error)
-
-    def execute_requests(self, requests: Sequence[ModelRequest]) -> list[dict[str, Array] | MmeError]:
-        """Run one batch of requests in the process. Arrays and errors are as for `execute`."""
-        packing = Packing()
-        fields = [
-            {
-                "inputs": self._add(packing, request.inputs),
-                "outputs": list(request.outputs),
-                "id": request.id,
-                "parameters": dict(request.parameters),
-                "timeout_us": request.timeout_us,
-            }
-            for request in requests
-        ]
-        with self._lock:
-            reply, shared = self._run({"requests": fields}, packing)
-            try:
-                answers = zip(requests, reply["answers"], strict=True)
-                return [self._answer(shared, answer) for _, answer in answers]
-            except _NONSENSE as error:
+            except NONSENSE as error:
                 self._broke(error)
 
     def memory(self) -> Footprint:
@@ -150,17 +116,13 @@ class IsolatedHandler(Handler):
         with self._lock:
             self._child.close(self._deadlines.close)
             self._segments.close()
+            self._buried(MmeError(Kind.UNAVAILABLE, f"model '{self.config.name}' was unloaded"))
 
     def _add(self, packing: Packing, inputs: Mapping[str, Array]) -> Message:
         return {name: packing.add(array, f"input '{name}'") for name, array in inputs.items()}
 
     def _unpack(self, shared: Array, place: Any, name: str) -> Array:
         return unpack(shared, place, name, self.config.name)
-
-    def _answer(self, shared: Array, answer: Message) -> dict[str, Array] | MmeError:
-        if "error" in answer:
-            return error_from(answer["error"])
-        return {name: self._unpack(shared, place, name) for name, place in answer["outputs"].items()}
 
     def _run(self, message: Message, packing: Packing) -> tuple[Message, Array]:
         """Write the inputs, have the batch executed: the reply, and the bytes in which its places lie."""
@@ -179,7 +141,7 @@ class IsolatedHandler(Handler):
         reply = self._call(message, fds, segment)
         try:
             shared = self._accept(reply, segment)
-        except _NONSENSE as error:
+        except NONSENSE as error:
             self._broke(error)
         if "error" in reply:
             raise error_from(reply["error"])
@@ -228,9 +190,14 @@ class IsolatedHandler(Handler):
 
     def _bury(self, death: ChildDiedError) -> None:
         _log.error("%s", death, extra={"target_model": self.config.name})
+        self._buried_child = True
         self._last_death = death.message
         self._child.close(0)
         self._segments.close()
+        self._buried(death)
+
+    def _buried(self, why: MmeError) -> None:
+        """The process is gone, and this is what those are told who still expect something of it."""
 
     def _begin(self) -> tuple[Child, ModelConfig]:
         """A new process with the model in it, and the configuration that it completed."""
@@ -247,7 +214,7 @@ class IsolatedHandler(Handler):
             refusal = error_from(reply["error"])
         except ChildDiedError as death:
             refusal = death if death.kind is Kind.OUT_OF_MEMORY else MmeError(Kind.INVALID_MODEL, death.message)
-        except _NONSENSE as nonsense:
+        except NONSENSE as nonsense:
             sentence = f"model '{self.config.name}': its process sent nonsense {_LOADING}: {nonsense}"
             refusal = MmeError(Kind.INVALID_MODEL, sentence)
         except BaseException:
@@ -263,8 +230,8 @@ class IsolatedHandler(Handler):
         name = self.config.name
         if self._closed.is_set():
             raise MmeError(Kind.UNAVAILABLE, f"model '{name}' is unloaded")
-        self._child.close(0)
-        self._segments.close()
+        if not self._buried_child:  # nobody was there when it died
+            self._bury(self._child.death(_IDLE))
         self._segments = SegmentPool()
         now = time.monotonic()
         at = self._restarts.next_at(now)
@@ -276,6 +243,7 @@ class IsolatedHandler(Handler):
         _log.warning("starting the process of '%s' anew", self._lane, extra={"target_model": name})
         try:
             self._child, _ = self._begin()
+            self._buried_child = False
         except MmeError as error:
             self._last_death = error.message
             kind = error.kind if error.kind is Kind.OUT_OF_MEMORY else Kind.UNAVAILABLE
@@ -287,9 +255,3 @@ class IsolatedHandler(Handler):
             f"{max(self._restarts.free_at() - now, 0):.0f} s ({self._restarts.used} restarts within {WINDOW:.0f} s); "
             f"the last time: {self._last_death}"
         )
-
-
-class _RequestsHandler(IsolatedHandler):
-    """For handlers that see requests."""
-
-    sees_requests: ClassVar[bool] = True

@@ -1,7 +1,8 @@
 """One life of one model's process, as the serving process sees it: start, calls, death.
 
-Theory of operation. Three things connect us to a child: the control socket (messages), the leash (the fork server
-tells the pid and the exit code on it, and kills the child when we let go) and the pipes of its output. A call waits
+Theory of operation. Four things connect us to a child: the control socket (batches), the leash (the fork server
+tells the pid and the exit code on it, and kills the child when we let go), the pipes of its output, and the socket of
+its events, which is not our business. A call waits
 for the control socket and the leash together, until its deadline, so that a death is noticed at once, even where
 something the model started keeps the control socket open. A child that died, hung or spoke nonsense is over: whoever
 called gets a `ChildDiedError` that says what happened, and `close` has nothing left to do but to give back.
@@ -61,16 +62,16 @@ class Child:
         self._at_start = LEDGER.count()
         self._code: int | None = None
         self._over = False  # the leash has told all it will tell
-        with contextlib.ExitStack() as undo:
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
             self._output = Output(model, lane)
             undo.callback(self._output.close)
-            self._control, control = socket.socketpair()
-            undo.callback(self._control.close)
-            with control:
-                self._leash, leash = socket.socketpair()
-                undo.callback(self._leash.close)
-                with leash:
-                    FORKS.fork(lane, [control.fileno(), leash.fileno(), *self._output.writers])
+            ends = []
+            for _ in range(3):
+                ours, end = socket.socketpair()
+                undo.callback(ours.close)
+                ends.append((ours, theirs.enter_context(end)))
+            (self._control, control), (self._leash, leash), (self._events, events) = ends
+            FORKS.fork(lane, [control.fileno(), leash.fileno(), events.fileno(), *self._output.writers])
             self._output.start()
             undo.pop_all()
         self._poll = select.poll()
@@ -115,6 +116,14 @@ class Child:
         """End a process that answered what it can't have meant; returns what to raise."""
         self._kill()
         return self._died(Kind.EXECUTION_FAILED, f"was ended, since it sent {error},", doing)
+
+    def take_events(self) -> socket.socket:
+        """Our end of the socket for what either side says unasked; the caller's to read and to close from now on."""
+        return socket.socket(fileno=self._events.detach())
+
+    def death(self, doing: str) -> ChildDiedError:
+        """What to raise of a process whose sockets have closed by themselves."""
+        return self._died(*self._death(), doing)
 
     def has_died(self) -> bool:
         """Whether it died while nobody called; one look, no wait."""
@@ -230,6 +239,7 @@ class Child:
         self._output.close()
         self._control.close()
         self._leash.close()
+        self._events.close()
 
 
 def _milliseconds(deadline: float) -> int:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array
 
 _SMALLEST = 64 << 10
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _SPARE = 2  # free segments kept beside the one that is taken
 _WINDOW = 64  # batches over which a need counts as recent
 _KEPT = 1 << 20  # a segment of this size is no burden
@@ -59,7 +59,7 @@ class Segment:
         fd = os.memfd_create("mme-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
             return cls(id, fd, size)
         except BaseException:
             os.close(fd)

@@ -6,9 +6,9 @@ Tensors cross here between the shapes that clients see and those that the model 
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.failures import failed_batch, failed_execution, printable
 from model_handlers.python.pb_messages import KINDS, InferenceResponse, TritonError
@@ -20,15 +20,14 @@ if TYPE_CHECKING:
 
     from model_handlers.base import ModelRequest
     from model_handlers.config import ModelConfig
+    from model_handlers.python.responses import Responses
     from model_handlers.tensor import Array, DataType, TensorSpec
-
-_log = logging.getLogger("mme.model")
 
 
 def answers(
-    config: ModelConfig, lane: str, requests: Sequence[ModelRequest], returned: Any
-) -> list[dict[str, Array] | MmeError]:
-    """One answer a request.
+    config: ModelConfig, lane: str, requests: Sequence[ModelRequest], responses: Sequence[Responses], returned: Any
+) -> list[ModelResponse | MmeError | None]:
+    """One answer a request, None for one that its response sender answers.
 
     Raises:
         MmeError: EXECUTION_FAILED for the whole batch, when what was returned is no list of its responses.
@@ -44,7 +43,7 @@ def answers(
     strange = next((item for item in returned if item is not None and not isinstance(item, InferenceResponse)), None)
     if strange is not None:
         raise failed_batch(_expected_response(strange), lane)
-    return [_answer(config, lane, *pair) for pair in zip(requests, returned, strict=True)]
+    return [_answer(config, lane, *slot) for slot in zip(requests, responses, returned, strict=True)]
 
 
 def inside(spec: TensorSpec, array: Array, *, batches: bool) -> Array:
@@ -53,23 +52,38 @@ def inside(spec: TensorSpec, array: Array, *, batches: bool) -> Array:
 
 
 def _answer(
+    config: ModelConfig, lane: str, request: ModelRequest, responses: Responses, response: InferenceResponse | None
+) -> ModelResponse | MmeError | None:
+    if response is None and responses.taken:
+        return None
+    if not responses.settle():
+        return failed_batch("execute returned a response to a request that its response sender had answered.", lane)
+    return answer_of(config, lane, request, response)
+
+
+def answer_of(
     config: ModelConfig, lane: str, request: ModelRequest, response: InferenceResponse | None
-) -> dict[str, Array] | MmeError:
+) -> ModelResponse | MmeError:
+    """One response as the protocol carries it, or the error that it is."""
     if response is None:  # only who sends responses of their own accord may leave one out
         return failed_batch(_expected_response(response), lane)
     error = response.error()
     if error is not None:
         return _own_error(error)
-    if response.parameters() != "{}":
-        _log.warning(
-            "model '%s': parameters of responses are not sent", config.name, extra={"target_model": config.name}
-        )
     try:
-        return _outputs(config, request, response)
+        return ModelResponse(_outputs(config, request, response), _parameters(config, response))
     except MmeError as failure:
         return failure
     except Exception as failure:  # noqa: BLE001 - a tensor on a GPU is copied by its framework, which may raise anything
         return failed_execution(failure, lane)
+
+
+def _parameters(config: ModelConfig, response: InferenceResponse) -> dict[str, Any]:
+    parameters = response.sent_parameters()
+    for name, value in parameters.items():
+        if not isinstance(name, str) or not isinstance(value, str | int | float):
+            raise _wrong(config, f"returned parameter {name!r} as {type(value)}, expected a string, number or boolean")
+    return parameters
 
 
 def _outputs(config: ModelConfig, request: ModelRequest, response: InferenceResponse) -> dict[str, Array]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.config import DynamicBatching
 from model_handlers.config_checks import normalise
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.errors import invalid_model
 from model_handlers.pbtxt import config_json
 from model_handlers.python import pb_config
 from model_handlers.python.failures import failed_load
@@ -57,11 +57,6 @@ def _asked(config: ModelConfig, author_class: type[Any]) -> dict[str, Any]:
 
 
 def _merged(config: ModelConfig, asked: Mapping[str, Any]) -> ModelConfig:
-    if asked.get("model_transaction_policy", {}).get("decoupled"):
-        raise MmeError(
-            Kind.UNSUPPORTED,
-            f"model '{config.name}' calls itself decoupled in auto_complete_config; a request has exactly one response",
-        )
     batching = config.dynamic_batching
     if batching is None and "dynamic_batching" in asked:
         batching = DynamicBatching(preferred_batch_sizes=())
@@ -71,6 +66,7 @@ def _merged(config: ModelConfig, asked: Mapping[str, Any]) -> ModelConfig:
         dynamic_batching=batching,
         inputs=_with_added("input", config.inputs, asked["input"], config.name),
         outputs=_with_added("output", config.outputs, asked["output"], config.name),
+        decoupled=config.decoupled or bool(asked.get("model_transaction_policy", {}).get("decoupled")),
     )
 
 

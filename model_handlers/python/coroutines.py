@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
 _log = logging.getLogger("mme.model")
 
@@ -35,6 +35,14 @@ class LoopThread:
         if error is not None:
             raise error
         return result
+
+    def start(self, coroutine: Coroutine[Any, Any, Any], ended: Callable[[Any, BaseException | None], None]) -> None:
+        """Run the coroutine aside; `ended` is told on the loop's thread what it returned or raised."""
+
+        async def run() -> None:
+            ended(*await _outcome(coroutine))
+
+        asyncio.run_coroutine_threadsafe(run(), self._loop)
 
     def close(self) -> None:
         """Cancel what is still running, and end the thread."""

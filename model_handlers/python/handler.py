@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from model_handlers.base import Device, ModelRequest
+    from model_handlers.base import Device, ModelRequest, ModelResponse
     from model_handlers.config import ModelConfig
-    from model_handlers.tensor import Array
 
 
 class PythonHandler(Handler):
@@ -66,7 +65,7 @@ class PythonHandler(Handler):
         check_environment(config, file)
         return cls(Host(config, file, device, lane))
 
-    def execute_requests(self, requests: Sequence[ModelRequest]) -> list[dict[str, Array] | MmeError]:
+    def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
         """Call the author's `execute` once. Several threads that call at a time wait for one another."""
         return self._host.execute(requests)
 

@@ -6,12 +6,14 @@ judged by `answers.py`. Runs on whatever thread loads, executes or closes.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import config_json
 from model_handlers.python.answers import answers, inside
 from model_handlers.python.completion import complete
@@ -21,15 +23,14 @@ from model_handlers.python.hosted import Hosted, running
 from model_handlers.python.module import ModelModule
 from model_handlers.python.pb_messages import InferenceRequest
 from model_handlers.python.pb_tensor import ReceivedTensor
+from model_handlers.python.responses import Responses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from model_handlers.base import Device, ModelRequest
+    from model_handlers.base import Device, ModelRequest, ModelResponse
     from model_handlers.config import ModelConfig
-    from model_handlers.errors import MmeError
     from model_handlers.python.module import ModelFile
-    from model_handlers.tensor import Array
 
 _log = logging.getLogger("mme.model")
 
@@ -65,17 +66,20 @@ class Host:
                 raise
         self._batches = self.config.max_batch_size > 0
 
-    def execute(self, requests: Sequence[ModelRequest]) -> list[dict[str, Array] | MmeError]:
+    def execute(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
         """Have the author's `execute` answer the requests. See `Handler.execute_requests`."""
+        responses = [Responses(self.config, self._lane, request) for request in requests]
         with self._one_at_a_time, running(self._hosted):
-            received = [self._received(request) for request in requests]
             try:
-                returned = self._author.execute(received)
-                if inspect.iscoroutine(returned):
-                    returned = self._awaited(returned)
+                returned = self._returned(requests, responses)
             except BaseException as error:
-                raise failed_execution(error, self._lane) from error
-            return answers(self.config, self._lane, requests, returned)
+                failure = failed_execution(error, self._lane)
+                _fail(responses, failure)
+                raise failure from error
+            if self.config.decoupled:
+                self._check_decoupled(returned, responses)
+                return [None] * len(requests)
+            return answers(self.config, self._lane, requests, responses, returned)
 
     def close(self) -> None:
         """Call `finalize`, if there is one, and forget the model. What `finalize` raises is logged."""
@@ -115,17 +119,58 @@ class Host:
             "model_name": self.config.name,
         }
 
-    def _received(self, request: ModelRequest) -> InferenceRequest:
+    def _returned(self, requests: Sequence[ModelRequest], responses: list[Responses]) -> Any:
+        """What `execute` returned. Nobody else holds its requests: their senders go when the model lets go of them."""
+        returned = self._author.execute(list(map(self._received, requests, responses)))
+        if not inspect.iscoroutine(returned):
+            return returned
+        if self._loop is None:
+            self._loop = LoopThread(self._lane)
+        if not self.config.decoupled:
+            return self._loop.run(returned)
+        self._loop.start(returned, functools.partial(self._ended, responses))
+        return None
+
+    def _ended(self, responses: list[Responses], returned: Any, error: BaseException | None) -> None:
+        """A coroutine of a decoupled model, which nobody waited for, has ended. On the loop's thread."""
+        if error is not None:
+            _fail(responses, failed_execution(error, self._lane))
+        elif returned is not None:
+            _fail(responses, self._must_return_none())
+
+    def _check_decoupled(self, returned: Any, responses: list[Responses]) -> None:
+        if returned is not None:
+            error = self._must_return_none()
+            _fail(responses, error)
+            raise error
+
+    def _must_return_none(self) -> MmeError:
+        return MmeError(
+            Kind.EXECUTION_FAILED,
+            f"Python model '{self._lane}' is using the decoupled mode and the execute function must return None.",
+        )
+
+    def _received(self, request: ModelRequest, responses: Responses) -> InferenceRequest:
         inputs = [
             ReceivedTensor(spec.name, inside(spec, request.inputs[spec.name], batches=self._batches), spec.data_type)
             for spec in self.config.inputs
             if spec.name in request.inputs
         ]
-        return InferenceRequest(
-            request.id, 0, inputs, request.outputs, parameters=request.parameters, timeout=request.timeout_us
+        received = InferenceRequest(
+            request.id,
+            request.correlation_id,
+            inputs,
+            request.outputs,
+            flags=request.flags,
+            parameters=request.parameters,
+            timeout=request.timeout_us,
+            responses=responses,
         )
+        if self.config.decoupled:  # when the model lets go of request and sender, that was the last response
+            received.get_response_sender()
+        return received
 
-    def _awaited(self, coroutine: Any) -> Any:
-        if self._loop is None:
-            self._loop = LoopThread(self._lane)
-        return self._loop.run(coroutine)
+
+def _fail(responses: list[Responses], error: MmeError) -> None:
+    for each in responses:
+        each.fail(error)

@@ -1,13 +1,14 @@
 """What `execute` is given and what it returns, errors included, as `pb_utils` names them. Runs on the model's threads.
 
-Nothing here reaches outside of the process: responses of its own accord and calls to other models are refused.
+Nothing here reaches outside of the process: calls to other models are refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 from model_handlers.errors import Kind
 from model_handlers.python.pb_errors import TritonModelException
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 MEMORY_CPU, MEMORY_GPU = 0, 2  # as TRITONSERVER_MemoryType numbers them
 RELEASE_ALL = 1
-_NO_PARAMETERS = "{}"
 
 
 def refuse(what: str) -> NoReturn:
@@ -92,16 +92,45 @@ class InferenceTrace:
         return None
 
 
-class InferenceResponseSender:
-    """Sends responses while `execute` runs or after it; not served."""
+class Answering(Protocol):
+    """Where a request's responses go."""
 
-    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:  # noqa: ARG002 - its interface
-        """Refused."""
-        refuse("InferenceResponseSender.send")
+    def sender(self) -> InferenceResponseSender:
+        """A new sender."""
+
+    def send(self, response: InferenceResponse | None, flags: int) -> None:
+        """Send a response, the flag of the last one, or both."""
 
     def is_cancelled(self) -> bool:
-        """Whether the client has left; requests in execution are not told."""
-        return False
+        """Whether the client has left."""
+
+    def let_go(self) -> None:
+        """The model can't send any more."""
+
+
+class InferenceResponseSender:
+    """Sends responses to one request while `execute` runs or after it, on any thread."""
+
+    __slots__ = ("_responses",)
+
+    def __init__(self, responses: Answering) -> None:
+        self._responses = responses
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response; TRITONSERVER_RESPONSE_COMPLETE_FINAL says that it is the last, or that there was none.
+
+        Raises:
+            TritonModelException: the last one was sent, or the model may not send another.
+        """
+        self._responses.send(response, flags)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has left."""
+        return self._responses.is_cancelled()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # in an interpreter that ends nothing is sure to work
+            self._responses.let_go()
 
 
 class InferenceRequest:
@@ -116,6 +145,8 @@ class InferenceRequest:
         "_release_flags",
         "_request_id",
         "_requested_output_names",
+        "_responses",
+        "_sender",
         "_timeout",
         "_trace",
         "model_name",
@@ -135,7 +166,11 @@ class InferenceRequest:
         preferred_memory: PreferredMemory | None = None,
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, Any] | str | None = None,
+        *,
+        responses: Answering | None = None,
     ) -> None:
+        self._responses = responses
+        self._sender: InferenceResponseSender | None = None
         self._request_id = request_id
         self._correlation_id = correlation_id
         self._inputs = list(inputs)
@@ -190,8 +225,8 @@ class InferenceRequest:
         return self._preferred_memory or PreferredMemory(MEMORY_CPU, 0)
 
     def is_cancelled(self) -> bool:
-        """Whether the client has left; requests in execution are not told."""
-        return False
+        """Whether the client has left."""
+        return self._responses is not None and self._responses.is_cancelled()
 
     def set_release_flags(self, flags: int) -> None:
         """Say what becomes of the request after `execute`; only that it is done with is served."""
@@ -199,8 +234,12 @@ class InferenceRequest:
             refuse("rescheduling a request")
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """Refused."""
-        refuse("InferenceRequest.get_response_sender (decoupled responses)")
+        """What sends its responses: the same sender each time."""
+        if self._responses is None:
+            raise TritonModelException("only requests that execute was given have a response sender")
+        if self._sender is None:
+            self._sender = self._responses.sender()
+        return self._sender
 
     def exec(self, decoupled: bool = False) -> InferenceResponse:  # noqa: ARG002, FBT001, FBT002 - its interface
         """Refused."""
@@ -233,7 +272,8 @@ class InferenceResponse:
             raise TritonModelException(f"parameters of an InferenceResponse must be a dict, got {type(parameters)}")
         self._output_tensors = list(output_tensors)
         self._error = error
-        self._parameters = json.dumps(dict(parameters)) if parameters else _NO_PARAMETERS
+        self._parameters = dict(parameters) if parameters else {}
+        json.dumps(self._parameters)
 
     def output_tensors(self) -> list[Tensor]:
         """Its outputs."""
@@ -249,4 +289,8 @@ class InferenceResponse:
 
     def parameters(self) -> str:
         """What goes with the outputs, as a JSON object."""
+        return json.dumps(self._parameters)
+
+    def sent_parameters(self) -> dict[str, Any]:
+        """The same as values."""
         return self._parameters

@@ -173,7 +173,6 @@ def test_the_sentence_about_broken_unicode_can_be_sent():
         ('platform: "ensemble" ensemble_scheduling { step { model_name: "a" } }', "ensemble_scheduling"),
         ("sequence_batching { oldest { } }", "sequence_batching"),
         ("max_batch_size: 4 dynamic_batching { priority_levels: 3 }", "dynamic_batching.priority_levels"),
-        ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled"),
         ("response_cache { enable: true }", "response_cache.enable"),
         ("input { } input { allow_ragged_batch: true }", "input[1].allow_ragged_batch"),
     ],

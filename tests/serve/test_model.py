@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from model_handlers.config import DynamicBatching, QueuePolicy, TimeoutAction
 from model_handlers.errors import Kind, MmeError
-from serve.model import Model, _Costs
+from serve.costs import Costs
+from serve.model import Model
 from serve.stats import ModelStats
 
 FOR_EVER_US = 3_600_000_000
@@ -278,7 +279,7 @@ def test_a_slow_execution_loses_the_loop(run, toys):
 
 def test_costs_are_averages_that_one_accident_does_not_move_far():
     """A slow execution is forgiven, a model that became slow loses the loop, a far too slow one loses it at once."""
-    costs = _Costs(200_000)
+    costs = Costs(200_000)
 
     def learn(processor_ns, times=1):
         for _ in range(times):

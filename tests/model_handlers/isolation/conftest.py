@@ -1,6 +1,7 @@
 """A fork server for all tests here, a way to start models, and a look for descriptors, threads and memory left."""
 
 import gc
+import socket
 import sys
 import threading
 import time
@@ -12,14 +13,18 @@ sys.path.insert(0, str(Path(__file__).parent))  # so that children, too, find is
 
 from model_handlers.base import CPU
 from model_handlers.config import ModelConfig
-from model_handlers.isolation import IsolatedHandler
+from model_handlers.isolation import start_isolated
 from model_handlers.isolation.fork_client import FORKS
+from model_handlers.isolation.listener import Channel
 
 
 @pytest.fixture(scope="session")
 def fork_server():
-    """It lives as long as the process that serves: what it takes is no leak of a test."""
+    """It and the listening thread live as long as the process that serves: what they take is no leak of a test."""
     FORKS.ensure_running()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        Channel(ours, lambda *_: None, lambda _: None).close()
     yield FORKS
     FORKS.stop()
 
@@ -49,7 +54,7 @@ def start(tmp_path, nothing_held):
 
     def start(handler_class, device=CPU, model_file=None, config=None, **parameters):
         config = config or ModelConfig("m", parameters=parameters)
-        handler = IsolatedHandler.start(handler_class, config, model_file or tmp_path / "model.txt", device, "m_0_0")
+        handler = start_isolated(handler_class, config, model_file or tmp_path / "model.txt", device, "m_0_0")
         started.append(handler)
         return handler
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from model_handlers.base import Footprint, Handler, Placement
+from model_handlers.base import Footprint, Handler, ModelResponse, Placement
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, TensorSpec
 
@@ -208,9 +208,9 @@ class Requests(Model):
         if request.id == "bad":
             return MmeError(Kind.INVALID_ARGUMENT, "this one is bad")
         if request.id == "complex":
-            return {"y": np.zeros(1, "c8")}
+            return ModelResponse({"y": np.zeros(1, "c8")})
         seen = f"{request.id} {sorted(request.parameters.items())} {request.timeout_us} {','.join(request.outputs)}"
-        return {"y": request.inputs["x"] * 2, "seen": np.array([seen.encode()], object)}
+        return ModelResponse({"y": request.inputs["x"] * 2, "seen": np.array([seen.encode()], object)})
 
 
 class TooFewAnswers(Requests):

@@ -323,9 +323,9 @@ from pathlib import Path
 import isolated_models
 from model_handlers.base import CPU
 from model_handlers.config import ModelConfig
-from model_handlers.isolation import IsolatedHandler
+from model_handlers.isolation import start_isolated
 handlers = [
-    IsolatedHandler.start(isolated_models.Misbehaves, ModelConfig("m"), Path(sys.argv[2]) / "x", CPU, f"m_0_{i}")
+    start_isolated(isolated_models.Misbehaves, ModelConfig("m"), Path(sys.argv[2]) / "x", CPU, f"m_0_{i}")
     for i in range(3)
 ]
 def do(handler, deed):

@@ -13,7 +13,7 @@ from isolated_models import Echo, HoldsMemory, Misbehaves, Requests, TooFewAnswe
 from model_handlers.base import CPU, ModelRequest, Placement
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation import IsolatedHandler
+from model_handlers.isolation import start_isolated
 from model_handlers.onnx import OnnxHandler
 from model_handlers.tensor import BYTES, DATA_TYPES
 
@@ -57,7 +57,7 @@ def test_every_type_crosses_both_ways(echo, data_type, shape):
 @pytest.fixture(scope="module")
 def echo(fork_server, tmp_path_factory):
     """One process for all round trips."""
-    handler = IsolatedHandler.start(Echo, ModelConfig("m"), tmp_path_factory.mktemp("echo") / "x", CPU, "m_0_0")
+    handler = start_isolated(Echo, ModelConfig("m"), tmp_path_factory.mktemp("echo") / "x", CPU, "m_0_0")
     # a first batch: what a process holds from then on is no leak of a test
     handler.execute({"x": np.zeros(1, "f4")}, ["y"])
     yield handler
@@ -184,12 +184,12 @@ def test_requests(start):
     first, bad, unsendable, last = handler.execute_requests(requests)
 
     assert handler.sees_requests
-    assert first["y"].tolist() == [[0, 0]]
-    assert first["seen"].tolist() == [b"first [('a', 1.5), ('b', 't'), ('c', True)] 7 y,seen"]
+    assert first.outputs["y"].tolist() == [[0, 0]]
+    assert first.outputs["seen"].tolist() == [b"first [('a', 1.5), ('b', 't'), ('c', True)] 7 y,seen"]
     assert (bad.kind, bad.message) == (Kind.INVALID_ARGUMENT, "this one is bad")
     assert unsendable.kind is Kind.EXECUTION_FAILED
     assert "complex64" in unsendable.message
-    assert last["y"].shape == (4, 2)
+    assert last.outputs["y"].shape == (4, 2)
 
 
 def test_too_few_answers(start):
@@ -210,7 +210,7 @@ def test_parameters_too_large(start):
 
     assert raised.value.kind is Kind.TOO_LARGE
     (answer,) = handler.execute_requests([ModelRequest({"x": x}, ("y",), parameters={"a": "x" * MIB})])
-    assert answer["y"].shape == (1, 1)
+    assert answer.outputs["y"].shape == (1, 1)
 
 
 def test_config_is_completed(start):
@@ -293,7 +293,7 @@ def test_random_numbers_differ(start):
 
 
 def test_nothing_of_ours_is_inherited(start):
-    """A process holds its socket, its pipes and its segments, and no descriptor of ours or of another child's."""
+    """A process holds its two sockets, its pipes and its segments, and no descriptor of ours or of another child's."""
     other = start(Echo)
     other.execute({"x": np.zeros(1, "f4")}, ["y"])
     names = [name.decode() for name in do(start(Misbehaves), "descriptors").tolist()]
@@ -301,7 +301,7 @@ def test_nothing_of_ours_is_inherited(start):
     sockets = [name for name in names if name.startswith("socket:")]
     pipes = [name for name in names if name.startswith("pipe:")]
     others = [name for name in names if name not in sockets + pipes and "mme-segment" not in name]
-    assert len(sockets) == 1
+    assert len(sockets) == 2
     assert len(pipes) == 2
     assert set(others) <= {"/dev/null"} | {name for name in others if name.startswith("/proc/")}
 

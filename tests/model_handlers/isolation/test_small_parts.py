@@ -40,6 +40,7 @@ FULL = ModelConfig(
     optimization_level=-1,
     parameters=MappingProxyType({"a": "ä"}),
     metric_tags=MappingProxyType({"t": "u"}),
+    decoupled=True,
 )
 
 

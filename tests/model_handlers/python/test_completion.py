@@ -143,13 +143,13 @@ def test_a_completion_that_makes_no_sense_is_refused(models, lines, words):
     assert words in error.message
 
 
-def test_a_model_that_calls_itself_decoupled_is_not_served(models):
-    """It is told so when it is loaded, not when it is called."""
-    error = models.refused(
-        completing(INPUT, OUTPUT, "c.set_model_transaction_policy({'decoupled': True})", "return c"), ""
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_a_model_may_call_itself_decoupled(models, decoupled):
+    """What auto_complete_config says of the transaction policy is in the completed configuration."""
+    handler = models.load(
+        completing(INPUT, OUTPUT, f"c.set_model_transaction_policy({{'decoupled': {decoupled}}})", "return c"), ""
     )
-    assert error.kind is Kind.UNSUPPORTED
-    assert "decoupled" in error.message
+    assert handler.config.decoupled is decoupled
 
 
 def test_tensors_that_nobody_names_are_an_error(models):

@@ -240,7 +240,7 @@ def test_a_task_that_exits_ends_nothing_but_itself(models, kit, caplog):
     handler = models.load(source)
     for _ in range(2):
         [answer] = handler.execute_requests([kit.request(["SUM"], A=[[1, 2]])])
-        assert answer["SUM"].tolist() == [[1, 2]]
+        assert answer.outputs["SUM"].tolist() == [[1, 2]]
     assert "raised SystemExit" in caplog.text
 
 
@@ -249,7 +249,7 @@ def test_a_task_that_exits_ends_nothing_but_itself(models, kit, caplog):
 
 def own_error(results):
     """The error of request 1, where 0 and 2 were answered."""
-    assert [r["SUM"].tolist() for r in (results[0], results[2])] == [[[0, 0]], [[2, 2]]]
+    assert [r.outputs["SUM"].tolist() for r in (results[0], results[2])] == [[[0, 0]], [[2, 2]]]
     assert isinstance(results[1], MmeError)
     return results[1]
 
@@ -345,7 +345,7 @@ def test_a_wrong_output_that_nobody_asked_for_harms_nobody(answers):
         return pb_utils.InferenceResponse([pb_utils.Tensor("SUM", x), pb_utils.Tensor("DIFF", np.zeros(5, np.int8))])
         """
     )
-    assert [list(answer) for answer in results] == [["SUM"]] * 3
+    assert [list(answer.outputs) for answer in results] == [["SUM"]] * 3
 
 
 @pytest.mark.parametrize("shape", ["(1, 5)", "(1, 2, 3, 1)", "(1, 2, 1, 1, 1)"])
@@ -390,10 +390,22 @@ def test_parameters_that_json_does_not_have_fail_where_they_are_given(failure, k
     assert "TypeError: Object of type object is not JSON serializable" in error.message
 
 
-def test_parameters_of_a_response_are_not_dropped_in_silence(answers, caplog):
-    """They are not sent yet; the log says so."""
-    answers(f'response = {GOOD}\nreturn pb_utils.InferenceResponse(response.output_tensors(), parameters={{"a": 1}})')
-    assert "parameters of responses are not sent" in caplog.text
+def with_parameters(parameters):
+    """The code of a good answer that carries parameters."""
+    return f"response = {GOOD}\nreturn pb_utils.InferenceResponse(response.output_tensors(), parameters={parameters})"
+
+
+def test_parameters_of_a_response_come_with_it(answers):
+    """Strings, numbers and booleans do."""
+    parameters = {"a": 1, "b": "t", "c": True, "d": 0.5}
+    assert [answer.parameters for answer in answers(with_parameters(parameters))] == [parameters] * 3
+
+
+@pytest.mark.parametrize("value", [None, [1], {"b": 1}])
+def test_parameters_that_can_not_be_sent_are_the_requests_error(answers, value):
+    """The error names the parameter and its type."""
+    for error in answers(with_parameters({"a": value})):
+        assert f"returned parameter 'a' as {type(value)}" in error.message
 
 
 # -- one call at a time ------------------------------------------------------------------------------------------------
@@ -430,8 +442,6 @@ def test_threads_that_share_an_instance_take_turns(models, kit):
 # -- what is refused by name -------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "request.get_response_sender()": "InferenceRequest.get_response_sender",
-    "pb_utils.InferenceResponseSender().send(None)": "InferenceResponseSender.send",
     'pb_utils.InferenceRequest(model_name="other", inputs=request.inputs()).exec()': "InferenceRequest.exec",
     'pb_utils.InferenceRequest(model_name="other").async_exec(decoupled=True)': "InferenceRequest.async_exec",
     "request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)": "rescheduling a request",

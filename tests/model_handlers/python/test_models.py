@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import model_handlers
-from model_handlers.base import Device
+from model_handlers.base import Device, ModelResponse
 from model_handlers.python.handler import PythonHandler
 
 ADD_SUB = """
@@ -36,8 +36,8 @@ class TritonPythonModel:
 
 def lists(answer):
     """Outputs by name, as lists."""
-    assert isinstance(answer, dict), answer
-    return {name: array.tolist() for name, array in answer.items()}
+    assert isinstance(answer, ModelResponse), answer
+    return {name: array.tolist() for name, array in answer.outputs.items()}
 
 
 def test_a_batch_is_one_call_and_each_request_gets_its_own_rows(models, kit):
@@ -87,7 +87,7 @@ def test_strings_come_as_bytes_and_go_as_bytes_or_text(models, kit):
     handler = models.load(source, config)
     [answer] = handler.execute_requests([kit.request(("UPPER", "RAW", "SIZE"), TEXT=text)])
     assert lists(answer) == {"UPPER": [["GRÜN", "X"]], "RAW": [["grün".encode(), b"x"]], "SIZE": [[5, 1]]}
-    assert answer["RAW"].dtype == object
+    assert answer.outputs["RAW"].dtype == object
 
 
 def test_a_model_may_run_all_requests_as_one_batch(models, kit):
@@ -232,7 +232,7 @@ def test_a_writable_input_is_handed_over_as_it_is(models, kit):
         kit.each('return pb_utils.InferenceResponse([pb_utils.Tensor("SUM", request.inputs()[0].as_numpy())])')
     )
     [answer] = handler.execute_requests([sent])
-    assert answer["SUM"] is sent.inputs["A"]
+    assert answer.outputs["SUM"] is sent.inputs["A"]
 
 
 def test_tensors_are_reshaped_between_client_and_model(models, kit):
@@ -251,9 +251,9 @@ def test_tensors_are_reshaped_between_client_and_model(models, kit):
     handler = models.load(source, config)
     sent = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
     [answer] = handler.execute_requests([kit.request(("SAME", "SHAPE"), A=sent)])
-    assert answer["SHAPE"].tolist() == [[2, 1, 3, 2]] * 2
-    assert answer["SAME"].shape == (2, 3, 1, 2)
-    assert answer["SAME"].ravel().tolist() == sent.ravel().tolist()
+    assert answer.outputs["SHAPE"].tolist() == [[2, 1, 3, 2]] * 2
+    assert answer.outputs["SAME"].shape == (2, 3, 1, 2)
+    assert answer.outputs["SAME"].ravel().tolist() == sent.ravel().tolist()
 
 
 def test_a_model_without_a_batch_dimension_answers_in_any_shape(models, kit):
@@ -471,7 +471,7 @@ def test_a_model_works_in_a_process_of_its_own(models, kit):
     program = f"""
 import numpy as np
 from pathlib import Path
-from model_handlers.base import CPU, ModelRequest
+from model_handlers.base import CPU, ModelRequest, ModelResponse
 from model_handlers.pbtxt import parse_config
 from model_handlers.python.handler import PythonHandler
 
@@ -479,7 +479,7 @@ config = parse_config({kit.VECTORS!r}, model="alone")
 handler = PythonHandler.load(config, Path({str(models.root)!r}) / "alone/1/model.py", CPU, "alone_0")
 [answer] = handler.execute_requests([ModelRequest({{"A": np.ones((1, 2), np.float32)}}, ("SUM",))])
 handler.close()
-print(type(answer["SUM"]).__name__, answer["SUM"].tolist())
+print(type(answer.outputs["SUM"]).__name__, answer.outputs["SUM"].tolist())
 """
     environ = {"PYTHONPATH": str(Path(model_handlers.__file__).parents[1])}
     done = subprocess.run(

@@ -229,9 +229,12 @@ def test_an_error_has_one_of_the_codes():
     assert "no code 99" in refused(pb_utils.TritonError, "x", 99)
 
 
-def test_a_sender_knows_of_no_cancellation():
-    """Like requests, which are not told either."""
-    assert pb_utils.InferenceResponseSender().is_cancelled() is False
+def test_a_request_that_a_model_made_has_no_sender():
+    """Nobody waits for responses to it, and nobody leaves."""
+    request = pb_utils.InferenceRequest()
+
+    assert "only requests that execute was given" in refused(request.get_response_sender)
+    assert request.is_cancelled() is False
 
 
 # -- configuration, strings, metrics -----------------------------------------------------------------------------------

@@ -1,0 +1,148 @@
+"""The second socket between the serving process and a model's process: what either says of its own accord.
+
+Theory of operation. The control socket carries batches, strictly one question and one answer. All else crosses here,
+in both directions and at any time: responses that a model sends while it executes or after it, its calls of other
+models and their answers, the news that a client left, metrics. A frame is a message as `framing` has them, and, where
+it names tensors, the bytes in which their places lie:
+
+    +----------------+------------------------------+---------+
+    | length, 4 B LE | {…, "payload": n}            | n bytes |      up to INLINE bytes of tensors
+    +----------------+------------------------------+---------+
+    | length, 4 B LE | {…, "segment": n} + one descriptor     |      more: a memfd, written once, read in place
+    +----------------+----------------------------------------+
+
+Such a memfd is used once: it belongs to whoever receives it and goes with the last view of it.
+
+Nothing is trusted that comes out of a child: a memfd that could still shrink, which would kill its reader, is a
+`ProtocolError`, as is every frame that is none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.framing import MessageReader, Packing, ProtocolError, encode_message
+from model_handlers.isolation.segments import Segment
+
+if TYPE_CHECKING:
+    from model_handlers.isolation.framing import Message
+    from model_handlers.tensor import Array
+
+INLINE = 64 << 10
+_CHUNK = 64 << 10
+_MAX_FDS = 16
+_NOTHING: Array = np.zeros(0, np.uint8)
+
+
+class Frame:
+    """One frame, ready to be sent.
+
+    Attributes:
+        data: its bytes.
+        fd: the descriptor that goes with it, -1 for none. `close` it when the frame was sent, or never will be.
+    """
+
+    __slots__ = ("data", "fd")
+
+    def __init__(self, message: Message, packing: Packing | None = None) -> None:
+        """Raises MmeError: TOO_LARGE, INVALID_ARGUMENT as `encode_message`; UNAVAILABLE for want of memory."""
+        size = packing.end if packing is not None else 0
+        self.fd = -1
+        if packing is None or size == 0:
+            self.data = encode_message(message)
+        elif size <= INLINE:
+            payload = bytearray(size)
+            packing.write(memoryview(payload))
+            self.data = encode_message(message | {"payload": size}) + payload
+        else:
+            self.data = encode_message(message | {"segment": size})
+            self.fd = _written(packing, size)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _written(packing: Packing, size: int) -> int:
+    try:
+        segment = Segment.create(0, size)
+    except OSError as error:
+        raise MmeError(Kind.UNAVAILABLE, f"{size} bytes of shared memory can't be had: {error}") from error
+    try:
+        packing.write(segment.memory())
+        return os.dup(segment.fd)
+    finally:
+        segment.close()
+
+
+class FrameReader:
+    """Cuts what comes out of the socket into messages and the bytes in which their tensors lie."""
+
+    def __init__(self) -> None:
+        self._messages = MessageReader()
+        self._fds: list[int] = []
+        self._begun: Message | None = None
+
+    def receive(self, end: socket.socket) -> bool:
+        """Read what is there; False when the other side is gone.
+
+        Raises:
+            BlockingIOError: nothing is there, on a socket that does not wait.
+        """
+        try:
+            data, fds, _, _ = socket.recv_fds(end, _CHUNK, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionError:
+            return False
+        self._fds += fds
+        self._messages.feed(data)
+        return bool(data)
+
+    def next(self) -> tuple[Message, Array] | None:
+        """The next whole frame, None while there is none.
+
+        Raises:
+            ProtocolError: what came is no frame.
+        """
+        message, self._begun = self._begun or self._messages.next(), None
+        if message is None:
+            return None
+        if "segment" in message:
+            return message, self._mapped(message["segment"])
+        size = message.get("payload", 0)
+        if not isinstance(size, int) or not 0 <= size <= INLINE:
+            raise ProtocolError(f"a frame with a payload of {str(size)[:50]} bytes")
+        if size == 0:
+            return message, _NOTHING
+        payload = self._messages.take(size)
+        if payload is None:
+            self._begun = message
+            return None
+        return message, np.frombuffer(payload, np.uint8)
+
+    def close(self) -> None:
+        """Give back descriptors that belong to no frame."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def _mapped(self, size: object) -> Array:
+        if not self._fds:
+            raise ProtocolError("a frame without the descriptor that it speaks of")
+        fd = self._fds.pop(0)
+        try:
+            if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                raise ProtocolError("a frame whose memory could still shrink")
+            mapping = mmap.mmap(fd, size, prot=mmap.PROT_READ)  # type: ignore[arg-type]  # what is none raises
+            return np.frombuffer(mapping, np.uint8)
+        except (OSError, ValueError, TypeError, OverflowError) as error:
+            raise ProtocolError(f"a frame whose memory can't be mapped: {error}") from None
+        finally:
+            os.close(fd)

@@ -1,0 +1,188 @@
+"""The serving process's ends of the channels: one thread reads what the processes of all models say unasked.
+
+`Channel.post` may be called on any thread and never waits: what the socket does not take at once, the thread sends
+later. What came is handed to the channel's owner on that thread, which must not keep it.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from model_handlers.isolation.channel import FrameReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from model_handlers.isolation.channel import Frame
+    from model_handlers.isolation.framing import Message
+    from model_handlers.tensor import Array
+
+_log = logging.getLogger("mme.isolation")
+
+
+class Channel:
+    """One child's channel, from its first frame to `close`.
+
+    Args:
+        end: our end of the socket; closed with the channel.
+        take: takes each frame that came; what it raises ends the channel.
+        lost: told once that nothing more will come: None at an end, else what was wrong with what came.
+    """
+
+    def __init__(
+        self,
+        end: socket.socket,
+        take: Callable[[Message, Array], None],
+        lost: Callable[[Exception | None], None],
+    ) -> None:
+        end.setblocking(False)
+        self._end = end
+        self._take = take
+        self._lost = lost
+        self._reader = FrameReader()
+        self._unsent: deque[Frame] = deque()
+        self._lock = threading.Lock()  # of what is sent, and of the end
+        self._reading = threading.Lock()
+        self._open = True
+        self._wants_room = False
+        try:
+            LISTENER.add(end.fileno(), self)
+        except BaseException:
+            end.close()
+            raise
+
+    def post(self, frame: Frame) -> None:
+        """Send a frame, now or as soon as the other side reads; it is lost if that has gone."""
+        with self._lock:
+            if not self._open:
+                frame.close()
+                return
+            self._unsent.append(frame)
+            if len(self._unsent) == 1:
+                self._send()
+
+    def close(self) -> None:
+        """Neither send nor read any more."""
+        with self._lock:
+            if self._open:
+                self._open = False
+                LISTENER.remove(self._end.fileno())
+                self._end.close()
+                self._reader.close()
+                while self._unsent:
+                    self._unsent.popleft().close()
+
+    def ready(self, *, readable: bool) -> None:
+        """On the listening thread: the socket has something, or room."""
+        if not readable:
+            with self._lock:
+                if self._open:
+                    self._send()
+            return
+        with self._reading:
+            self._read()
+
+    def drain(self) -> None:
+        """Take what has come, to the end of it, and close: for a child that is gone."""
+        with self._reading:
+            while self._read():
+                pass
+        self.close()
+
+    def _read(self) -> bool:
+        """Whether there may be more."""
+        try:
+            with self._lock:
+                more = self._open and self._reader.receive(self._end)
+            while (frame := self._reader.next()) is not None:
+                self._take(*frame)
+        except BlockingIOError:
+            return False
+        except Exception as error:  # noqa: BLE001 - a child may send anything; the thread serves all the others too
+            self._gone(error)
+            return False
+        if not more:
+            self._gone(None)
+        return more
+
+    def _gone(self, error: Exception | None) -> None:
+        was_open = self._open
+        self.close()
+        if was_open:
+            self._lost(error)
+
+    def _send(self) -> None:
+        """As much as the socket takes. Under the lock."""
+        while self._unsent:
+            frame = self._unsent[0]
+            try:
+                fds = [frame.fd] if frame.fd >= 0 else []
+                sent = socket.send_fds(self._end, [frame.data], fds, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._want_room(wants=True)
+                return
+            except OSError:  # the other side is gone, which its end of the stream tells
+                sent = len(frame.data)
+            frame.close()
+            frame.data = frame.data[sent:]
+            if not frame.data:
+                self._unsent.popleft()
+        self._want_room(wants=False)
+
+    def _want_room(self, *, wants: bool) -> None:
+        if wants != self._wants_room:
+            self._wants_room = wants
+            LISTENER.wants_room(self._end.fileno(), wants=wants)
+
+
+class _Listener:
+    """The thread, started with the first channel."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._epoll: select.epoll | None = None
+        self._channels: dict[int, Channel] = {}
+
+    def add(self, fd: int, channel: Channel) -> None:
+        """Read a channel from now on."""
+        with self._lock:
+            if self._epoll is None:
+                self._epoll = select.epoll()
+                threading.Thread(target=self._main, args=(self._epoll,), name="model events", daemon=True).start()
+            self._epoll.register(fd, select.EPOLLIN)
+            self._channels[fd] = channel
+
+    def remove(self, fd: int) -> None:
+        """Read it no more."""
+        with self._lock:
+            del self._channels[fd]
+            assert self._epoll is not None  # noqa: S101 - it was added
+            self._epoll.unregister(fd)
+
+    def wants_room(self, fd: int, *, wants: bool) -> None:
+        """Whether the channel is to be told when its socket has room."""
+        with self._lock:
+            if self._epoll is not None:
+                self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if wants else 0))
+
+    def _main(self, epoll: select.epoll) -> None:
+        while True:
+            for fd, events in epoll.poll():
+                channel = self._channels.get(fd)
+                if channel is None:
+                    continue
+                try:
+                    if events & select.EPOLLOUT:
+                        channel.ready(readable=False)
+                    if events & ~select.EPOLLOUT:
+                        channel.ready(readable=True)
+                except Exception:  # noqa: BLE001 - one channel's trouble is not that of the others
+                    _log.exception("a model's channel could not be served")
+
+
+LISTENER = _Listener()

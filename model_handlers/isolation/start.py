@@ -1,0 +1,36 @@
+"""Which handler stands for a model in a process of its own, and what its process is told to load."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from model_handlers.isolation.config_fields import config_fields
+from model_handlers.isolation.handler import IsolatedHandler
+from model_handlers.isolation.requests_handler import IsolatedRequestsHandler
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from model_handlers.base import Device, Handler
+    from model_handlers.config import ModelConfig
+
+
+def start_isolated(
+    handler_class: type[Handler], config: ModelConfig, model_file: Path, device: Device, lane: str
+) -> IsolatedHandler:
+    """Load a model by `handler_class` in a new process, for the lane of that name.
+
+    Raises:
+        MmeError: what the handler's `load` raised; INVALID_MODEL when the process died or hung while loading,
+            OUT_OF_MEMORY when the system ended it for want of memory, UNAVAILABLE when no process can be had.
+    """
+    load = {
+        "do": "load",
+        "handler": f"{handler_class.__module__}:{handler_class.__qualname__}",
+        "config": config_fields(config),
+        "model_file": str(model_file),
+        "device": [device.kind, device.index],
+        "lane": lane,
+    }
+    isolated = IsolatedRequestsHandler if handler_class.sees_requests else IsolatedHandler
+    return isolated(load, config, lane, uses_gpu=device.kind == "gpu")

@@ -1,0 +1,124 @@
+"""What one request has been answered: by its response sender, on any thread, or by what `execute` returned for it.
+
+A sender belongs to the model's code. When that lets go of it, the request has had its last response: the model can't
+send another one.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from model_handlers.errors import Kind, MmeError
+from model_handlers.python.answers import answer_of
+from model_handlers.python.pb_errors import TritonModelException
+from model_handlers.python.pb_messages import InferenceResponse, InferenceResponseSender
+
+if TYPE_CHECKING:
+    from model_handlers.base import ModelRequest, Responder
+    from model_handlers.config import ModelConfig
+
+_FINAL = 1  # TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class Responses:
+    """The responses to one request.
+
+    Attributes:
+        taken: whether the model asked for a sender.
+
+    Args:
+        config: the model's.
+        lane: the instance's name.
+        request: what is answered.
+    """
+
+    __slots__ = ("_closed", "_config", "_lane", "_lock", "_request", "_sent", "taken")
+
+    def __init__(self, config: ModelConfig, lane: str, request: ModelRequest) -> None:
+        self._config = config
+        self._lane = lane
+        self._request = request
+        self._lock = threading.Lock()
+        self._sent = 0
+        self._closed = False
+        self.taken = False
+
+    def sender(self) -> InferenceResponseSender:
+        """A new sender, of which there may be one."""
+        self.taken = True
+        return InferenceResponseSender(self)
+
+    def send(self, response: InferenceResponse | None, flags: int) -> None:
+        """`InferenceResponseSender.send`.
+
+        Raises:
+            TritonModelException: there is nothing to send, or no more may be sent.
+        """
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TritonModelException(f"Unable to send response. Expected an InferenceResponse, got {type(response)}.")
+        if flags not in (0, _FINAL):
+            raise TritonModelException(f"Unable to send response. Unsupported flag '{flags}' provided.")
+        if response is None and flags == 0:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flag is set to zero."
+            )
+        final = flags == _FINAL
+        with self._lock:
+            self._check(response)
+            self._sent += response is not None
+            self._closed = final
+            answer = None if response is None else answer_of(self._config, self._lane, self._request, response)
+            self._responder().send(answer, final=final)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has left."""
+        responder = self._request.responder
+        return responder is not None and responder.is_cancelled()
+
+    def let_go(self) -> None:
+        """The model has no sender any more."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._config.decoupled:
+                self._responder().send(None, final=True)
+            elif not self._sent:
+                what = "the response sender was dropped before it sent a response"
+                error = MmeError(Kind.EXECUTION_FAILED, f"model '{self._config.name}': {what}")
+                self._responder().send(error, final=True)
+
+    def fail(self, error: MmeError) -> None:
+        """`execute` raised: whoever still waits is told."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                if self.taken:
+                    self._responder().send(error, final=True)
+
+    def settle(self) -> bool:
+        """`execute` returned a response: the sender is good for nothing more. False if it was used."""
+        with self._lock:
+            self._closed = True
+            return not self._sent
+
+    def _check(self, response: InferenceResponse | None) -> None:
+        if self._closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+        if self._config.decoupled:
+            return
+        if response is not None and self._sent:
+            raise TritonModelException(
+                "Unable to send response. Non-decoupled model cannot send more than one response."
+            )
+        if response is None and not self._sent:
+            raise TritonModelException(
+                "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
+            )
+
+    def _responder(self) -> Responder:
+        responder = self._request.responder
+        if responder is None:
+            raise TritonModelException("Unable to send response. Nobody takes responses to this request.")
+        return responder
