@@ -10,11 +10,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from model_handlers import devices
-from model_handlers import onnx as handlers
 from model_handlers.base import CPU, Device
 from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
+from model_handlers.onnx import options as session_options
+from model_handlers.onnx.runtime import onnx_runtime
 from model_handlers.tensor import BY_NAME, BYTES, FP16, FP32, INT64, TensorSpec
 from tests.onnx_types import ONNX_TYPES
 
@@ -492,7 +493,7 @@ def test_a_small_model_gets_one_thread_and_none_spins(load):
 
 def test_a_large_model_gets_a_thread_a_core(save, monkeypatch):
     """A model of a megabyte or more is worth splitting over the cores that this process may use."""
-    monkeypatch.setattr(handlers.os, "sched_getaffinity", lambda _pid: {0, 1, 2})
+    monkeypatch.setattr(session_options.os, "sched_getaffinity", lambda _pid: {0, 1, 2})
     handler = OnnxHandler.load(ModelConfig("m"), save(mlp(width=1024, hidden=512)[0]), CPU)
 
     assert options(handler).intra_op_num_threads == 3
@@ -523,7 +524,7 @@ def test_a_large_model_gets_a_thread_a_core(save, monkeypatch):
 )
 def test_parameters_reach_the_session(load, monkeypatch, parameters, option, expected):
     """Each parameter, named as Triton's backend names it, sets the session's option, and the model still runs."""
-    monkeypatch.setattr(handlers.os, "sched_getaffinity", lambda _pid: {0, 1, 2})
+    monkeypatch.setattr(session_options.os, "sched_getaffinity", lambda _pid: {0, 1, 2})
     handler = load(mlp()[0], parameters=parameters)
 
     value = getattr(options(handler), option)
@@ -668,7 +669,7 @@ def test_a_gpu_is_never_swapped_for_the_cpu_in_silence(save):
 def test_without_onnx_runtime_the_error_says_what_to_install(save, monkeypatch):
     """ONNX Runtime is optional: where it is missing, loading a model names the extra to install."""
     path = save(mlp()[0])
-    handlers._onnxruntime.cache_clear()
+    onnx_runtime.cache_clear()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     try:
         for call in (OnnxHandler.autocomplete, lambda *args: OnnxHandler.load(*args, CPU)):
@@ -676,7 +677,7 @@ def test_without_onnx_runtime_the_error_says_what_to_install(save, monkeypatch):
             assert error.kind is Kind.UNSUPPORTED
             assert "pip install onnxruntime" in error.message
     finally:
-        handlers._onnxruntime.cache_clear()
+        onnx_runtime.cache_clear()
 
 
 def test_parameters_without_effect_are_named_once(load, caplog):

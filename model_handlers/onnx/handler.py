@@ -1,0 +1,134 @@
+"""ONNX models by ONNX Runtime, on CPU or by its CUDA provider.
+
+`session.run` releases the GIL while it computes, and so does creating a session, so these models live in the serving
+process. One session serves all instances on a device: sessions may be called by several threads at once, and the
+weights are held once. Threads of a session never spin while they wait: with hundreds of sessions they would fight for
+the cores with those that have work.
+
+Called by load threads (`autocomplete`, `load`, `close`) and by instance threads or the event loop (`execute`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from model_handlers.base import Device, Handler
+from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.onnx.options import default_threads, session_options
+from model_handlers.onnx.runtime import (
+    CPU_PROVIDER,
+    CUDA_PROVIDER,
+    create_session,
+    onnx_runtime,
+    preload_cuda,
+    translated,
+)
+from model_handlers.onnx.signature import complete, signature
+from model_handlers.tensor import BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from model_handlers.config import ModelConfig
+    from model_handlers.tensor import Array
+
+
+class OnnxHandler(Handler):
+    """One ONNX Runtime session on one device."""
+
+    backend: ClassVar[str] = "onnxruntime"
+    platform: ClassVar[str] = "onnxruntime_onnx"
+    default_filename: ClassVar[str] = "model.onnx"
+    estimate_factor: ClassVar[float] = 1.3
+    inline: ClassVar[bool] = True
+
+    def __init__(self, session: Any, config: ModelConfig) -> None:
+        super().__init__(complete(config, *signature(session, config.name)))
+        self._session = session
+        self._run = session.run
+        self._texts = [spec.name for spec in self.config.inputs if spec.data_type is BYTES]
+        self._answers_text = any(spec.data_type is BYTES for spec in self.config.outputs)
+
+    @classmethod
+    def gpu_capable(cls) -> bool:
+        """Whether the CUDA provider is built in (it may still fail to start)."""
+        return CUDA_PROVIDER in onnx_runtime().get_available_providers()
+
+    @classmethod
+    def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
+        """Inputs, outputs and the batch dimension from the graph; what the configuration says must agree with it."""
+        session = _signature_session(model_file, config.name)
+        return complete(config, *signature(session, config.name))
+
+    @classmethod
+    def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> OnnxHandler:  # noqa: ARG003 - shared by lanes
+        """Create the session; parameters are named as Triton's ONNX Runtime backend names them."""
+        options = session_options(config, default_threads(model_file))
+        providers: list[Any] = [CPU_PROVIDER]
+        if device.kind == "gpu":
+            preload_cuda(onnx_runtime())
+            providers.insert(0, (CUDA_PROVIDER, {"device_id": str(device.index)}))
+        session = create_session(_onnx_path(model_file), options, config.name, providers)
+        if device.kind == "gpu" and session.get_providers()[0] != CUDA_PROVIDER:
+            raise MmeError(
+                Kind.UNAVAILABLE,
+                f"model '{config.name}' was to run on {device}, but ONNX Runtime's CUDA provider did not start; "
+                "check that the driver, CUDA and cuDNN fit the installed onnxruntime-gpu",
+            )
+        return cls(session, config)
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Run the session once. Elements of BYTES must be UTF-8, as strings in ONNX are."""
+        if self._texts:
+            inputs = {**inputs, **{n: _text(inputs[n], n, self.config.name) for n in self._texts if n in inputs}}
+        try:
+            result: list[Array] = self._run(outputs, inputs)
+        except Exception as error:  # of any of a dozen classes
+            raise translated(error, self.config.name, loading=False) from error
+        return (
+            [_bytes(array) if array.dtype == np.object_ else array for array in result]
+            if self._answers_text
+            else result
+        )
+
+    def close(self) -> None:
+        """Drop the session: ONNX Runtime frees weights and arena in its destructor."""
+        del self._run
+        del self._session
+
+
+def _text(array: Array, name: str, model: str) -> Array:
+    """The elements as `str`: of `bytes` ONNX Runtime would take the printed form, b'' and all."""
+    text = np.empty(array.shape, dtype=np.object_)
+    try:
+        text.ravel()[:] = [element.decode() for element in array.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        raise invalid_argument(
+            f"input '{name}' for model '{model}' must hold UTF-8 text, as strings in ONNX are: {error}"
+        ) from None
+    return text
+
+
+def _bytes(array: Array) -> Array:
+    """The elements that ONNX Runtime returns as `str` as `bytes`, which is what BYTES holds everywhere else."""
+    encoded = np.empty(array.shape, dtype=np.object_)
+    encoded.ravel()[:] = [element.encode() for element in array.ravel().tolist()]
+    return encoded
+
+
+def _onnx_path(model_file: Path) -> Path:
+    """A model with external data may be a directory that holds model.onnx beside its data."""
+    return model_file / "model.onnx" if model_file.is_dir() else model_file
+
+
+def _signature_session(model_file: Path, model: str) -> Any:
+    """A session that only tells inputs and outputs: no weight is transformed, few are touched."""
+    runtime = onnx_runtime()
+    options = runtime.SessionOptions()
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return create_session(_onnx_path(model_file), options, model)

@@ -1,0 +1,85 @@
+"""How a session runs: threads, optimisation, memory; from a configuration's parameters, as Triton's backend names them.
+
+Pure but for a look at the file's size and the processors.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.errors import invalid_model
+from model_handlers.onnx.runtime import FATAL, onnx_runtime
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from model_handlers.config import ModelConfig
+
+# optimization.graph.level and the parameter `level` use the same numbers.
+_GRAPH_LEVELS = {-1: "ORT_DISABLE_ALL", 1: "ORT_ENABLE_BASIC", 2: "ORT_ENABLE_EXTENDED", 0: "ORT_ENABLE_ALL"}
+_log = logging.getLogger("mme.onnx")
+_PARAMETERS = frozenset(
+    (
+        "intra_op_thread_count",
+        "inter_op_thread_count",
+        "execution_mode",
+        "level",
+        "enable_mem_arena",
+        "enable_mem_pattern",
+    )
+)
+_SMALL_MODEL = 1 << 20  # bytes of the model file
+
+
+def default_threads(model_file: Path) -> int:
+    """One thread for a small model: splitting its operators costs more than it gains, and a pool costs threads."""
+    small = model_file.is_file() and model_file.stat().st_size < _SMALL_MODEL
+    return 1 if small else len(os.sched_getaffinity(0))
+
+
+def session_options(config: ModelConfig, threads: int) -> Any:
+    """The options of a session of this model, which computes on `threads` threads unless the configuration says more.
+
+    Raises:
+        MmeError: INVALID_MODEL for a parameter that is no such number.
+    """
+    runtime = onnx_runtime()
+    unknown = ", ".join(f"'{key}'" for key in config.parameters if key not in _PARAMETERS)
+    if unknown:
+        _log.warning("parameters without effect on ONNX models: %s", unknown, extra={"target_model": config.name})
+    options = runtime.SessionOptions()
+    options.log_severity_level = FATAL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    options.intra_op_num_threads = _integer(config, "intra_op_thread_count", 0, range(1025)) or threads
+    parallel = bool(_integer(config, "execution_mode", 0, range(2)))
+    # With one thread between operators ONNX Runtime would run them one after the other, whatever the mode.
+    default_between = len(os.sched_getaffinity(0)) if parallel else 1
+    options.inter_op_num_threads = _integer(config, "inter_op_thread_count", 0, range(1025)) or default_between
+    if parallel:
+        options.execution_mode = runtime.ExecutionMode.ORT_PARALLEL
+    level = _integer(config, "level", config.optimization_level, range(-1, 3))
+    if level not in _GRAPH_LEVELS:
+        raise invalid_model(f"model '{config.name}': optimization.graph.level must be -1, 0, 1 or 2, got {level}")
+    options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, _GRAPH_LEVELS[level])
+    options.enable_cpu_mem_arena = bool(_integer(config, "enable_mem_arena", 1, range(2)))
+    options.enable_mem_pattern = bool(_integer(config, "enable_mem_pattern", 1, range(2)))
+    return options
+
+
+def _integer(config: ModelConfig, key: str, default: int, allowed: range) -> int:
+    text = config.parameters.get(key)
+    if text is None:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = allowed.stop
+    if value not in allowed:
+        raise invalid_model(
+            f"model '{config.name}': parameter '{key}' must be an integer from {allowed.start} to {allowed[-1]}, "
+            f"got '{text}'"
+        )
+    return value

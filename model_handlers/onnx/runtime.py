@@ -1,0 +1,72 @@
+"""ONNX Runtime itself: the one module that imports it, its exceptions, and how a session is made.
+
+Called on load threads; `translated` on any.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FATAL = 4  # ONNX Runtime's number for it
+CPU_PROVIDER = "CPUExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
+_MEMORY_WORDS = ("bad_alloc", "allocate memory", "out of memory", "CUDA_ERROR_OUT_OF_MEMORY")
+
+
+@functools.cache
+def onnx_runtime() -> Any:
+    """The framework, imported when the first model needs it.
+
+    Raises:
+        MmeError: UNSUPPORTED where it is not installed.
+    """
+    # From 1.29 on, the official builds report sessions to their maker, from a database in the home directory, unless
+    # this is set before the import.
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    try:
+        import onnxruntime  # noqa: PLC0415 - optional: only a machine that serves ONNX models has it
+    except ImportError as error:
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            "ONNX models need ONNX Runtime, which is not installed; run `pip install onnxruntime` "
+            "(or `onnxruntime-gpu[cuda,cudnn]` on a machine with a GPU, never both)",
+        ) from error
+    # Fatal ones only: errors come as exceptions, warnings fill CloudWatch, and either would be lines that are no JSON.
+    onnxruntime.set_default_logger_severity(FATAL)
+    return onnxruntime
+
+
+@functools.cache
+def preload_cuda(runtime: Any) -> None:
+    """CUDA and cuDNN may lie in wheels, where the loader does not look; what is loaded already, the provider finds."""
+    runtime.preload_dlls()
+
+
+def create_session(path: Path, options: Any, model: str, providers: list[Any] | None = None) -> Any:
+    """A session over the file `path`, on the CPU if no providers are named.
+
+    Raises:
+        MmeError: INVALID_MODEL when ONNX Runtime refuses the file, OUT_OF_MEMORY when it finds no room.
+    """
+    runtime = onnx_runtime()
+    try:
+        return runtime.InferenceSession(str(path), options, providers=providers or [CPU_PROVIDER], enable_fallback=0)
+    except Exception as error:  # ONNX Runtime raises a dozen unrelated classes, some of them plain RuntimeError
+        raise translated(error, model, loading=True) from error
+
+
+def translated(error: Exception, model: str, *, loading: bool) -> MmeError:
+    """ONNX Runtime's exceptions carry a status class but no code for memory: its allocator's words are all there is."""
+    words = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or any(word in words for word in _MEMORY_WORDS):
+        return out_of_memory(f"model '{model}' ran out of memory: {words}")
+    if loading:
+        return invalid_model(f"ONNX Runtime can't load model '{model}': {words}")
+    return MmeError(Kind.EXECUTION_FAILED, f"ONNX Runtime failed while running model '{model}': {words}")
