@@ -12,27 +12,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import orjson
 
 from container.codec.encode import Reply
+from container.codec.fields import RequestFields, boolean_field, client_id, json_object, object_field
 from container.codec.json_data import array_from_json
-from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
+from container.codec.layouts import Layouts
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BY_NAME, BYTES, decode_bytes_elements, element_count
-from serve.request import InferenceRequest, Layout
+from serve.request import InferenceRequest
 
 if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import Array, DataType
-    from serve.request import Completion
+    from serve.request import Completion, Layout
 
 _MAX_PLANS = 1024  # headers remembered; then all are forgotten, which costs each one parse
 _MAX_PLAN_BYTES = 8 << 10
 _ID = b'{"id":"'  # as tritonclient and perf_analyzer write it
-_MAX_LAYOUTS = 4096
 _MAX_DIMS = 32  # numpy's limit is 64; no framework goes near either
 _MAX_ELEMENTS = 1 << 40
-_RESERVED = frozenset({"timeout", "binary_data_output", "sequence_id", "sequence_start", "sequence_end"})
 
 
 class _Tensor:
@@ -54,53 +52,30 @@ class _Plan:
 
     __slots__ = ("correlation_id", "flags", "id", "layout", "parameters", "reply", "size", "tensors", "timeout_us")
 
-    def __init__(self, layout: Layout, tensors: list[_Tensor | Array], size: int, reply: Reply, top: _Top) -> None:
+    def __init__(
+        self, layout: Layout, tensors: list[_Tensor | Array], size: int, reply: Reply, own: RequestFields
+    ) -> None:
         self.layout = layout
         self.tensors = tensors
         self.size = size
         self.reply = reply
-        self.id = top.id
-        self.parameters = top.parameters
-        self.timeout_us = top.timeout_us
-        self.correlation_id = top.correlation_id
-        self.flags = top.flags
-
-
-class _Top:
-    """The request's own fields."""
-
-    __slots__ = ("binary", "correlation_id", "flags", "id", "parameters", "timeout_us")
-
-    def __init__(self, document: dict[str, Any]) -> None:
-        request_id = document.get("id", "")
-        if not isinstance(request_id, str):
-            raise invalid_argument("'id' must be a string")
-        parameters = _object(document, "parameters", "the request")
-        for key, value in parameters.items():
-            if key.startswith("triton_"):
-                raise invalid_argument(
-                    "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
-                )
-            if not isinstance(value, str | int | bool | float):
-                raise invalid_argument(f"parameter '{key}' must be a string, a number or a boolean")
-        timeout = parameters.get("timeout", 0)
-        if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 0:
-            raise invalid_argument("parameter 'timeout' must be a number of microseconds, 0 or more")
-        self.id = request_id
-        self.timeout_us = timeout
-        self.binary = _boolean(parameters, "binary_data_output", "the request")
-        self.correlation_id = _correlation_id(parameters)
-        self.flags = FLAG_SEQUENCE_START * bool(_boolean(parameters, "sequence_start", "the request"))
-        self.flags |= FLAG_SEQUENCE_END * bool(_boolean(parameters, "sequence_end", "the request"))
-        self.parameters = {k: v for k, v in parameters.items() if k not in _RESERVED}
+        self.id = own.id
+        self.parameters = own.parameters
+        self.timeout_us = own.timeout_us
+        self.correlation_id = own.correlation_id
+        self.flags = own.flags
 
 
 class Decoder:
-    """Decodes requests, and remembers the headers and layouts it has seen."""
+    """Decodes requests, and remembers the headers and layouts it has seen.
+
+    Attributes:
+        layouts: those of its requests, for whoever decodes other forms of request for the same models.
+    """
 
     def __init__(self) -> None:
+        self.layouts = Layouts()
         self._plans: dict[bytes, _Plan] = {}
-        self._layouts: dict[Any, Layout] = {}
 
     def decode(
         self, body: bytes, header_length: int | None, model: str, on_complete: Completion
@@ -157,7 +132,7 @@ class Decoder:
             array = np.frombuffer(body, spec.data_type.dtype).reshape(shape)
         if config.max_batch_size > 0:
             shape = (1, *shape)
-        layout = self._layout(((spec.name, spec.data_type, shape),), ())
+        layout = self.layouts.intern(((spec.name, spec.data_type, shape),), ())
         return InferenceRequest(layout, [array.reshape(shape)], on_complete), Reply({}, binary=True, remember=False)
 
     def _remember(self, header: bytes, key: bytes, request_id: str) -> _Plan:
@@ -173,13 +148,8 @@ class Decoder:
         return plan
 
     def _plan(self, header: bytes, *, remember: bool = False) -> _Plan:
-        try:
-            document = orjson.loads(header)
-        except orjson.JSONDecodeError as error:
-            raise invalid_argument(f"failed to parse the request JSON buffer: {error}") from None
-        if not isinstance(document, dict):
-            raise invalid_argument("the request must be a JSON object with 'inputs'")
-        top = _Top(document)
+        document = json_object(header, "a JSON object with 'inputs'")
+        own = RequestFields(client_id(document), object_field(document, "parameters", "the request"))
         tensors: list[_Tensor | Array] = []
         described: list[tuple[str, DataType, tuple[int, ...]]] = []
         offset = 0
@@ -189,17 +159,8 @@ class Decoder:
             tensor, offset = _tensor(item, name, data_type, shape, offset)
             tensors.append(tensor)
         names, binary = _requested(document)
-        reply = Reply(binary, binary=top.binary, remember=remember)
-        return _Plan(self._layout(tuple(described), tuple(names)), tensors, offset, reply, top)
-
-    def _layout(self, inputs: tuple[tuple[str, DataType, tuple[int, ...]], ...], outputs: tuple[str, ...]) -> Layout:
-        key = (inputs, outputs)
-        layout = self._layouts.get(key)
-        if layout is None:
-            if len(self._layouts) >= _MAX_LAYOUTS:
-                self._layouts.clear()
-            layout = self._layouts[key] = Layout(inputs, outputs)
-        return layout
+        reply = Reply(binary, binary=own.binary, remember=remember)
+        return _Plan(self.layouts.intern(tuple(described), tuple(names)), tensors, offset, reply, own)
 
 
 # -- requests --------------------------------------------------------------------------------------------------------
@@ -256,7 +217,7 @@ def _tensor(
     item: dict[str, Any], name: str, data_type: DataType, shape: tuple[int, ...], offset: int
 ) -> tuple[_Tensor | Array, int]:
     """The input's array, or where its bytes lie; and where the next one's begin."""
-    parameters = _object(item, "parameters", f"input '{name}'")
+    parameters = object_field(item, "parameters", f"input '{name}'")
     fields = ["'data'"] if "data" in item else []
     fields += [f"'{key}' in 'parameters'" for key in ("binary_data_size", "shared_memory_region") if key in parameters]
     if len(fields) != 1:
@@ -291,7 +252,7 @@ def _requested(document: dict[str, Any]) -> tuple[list[str], dict[str, bool]]:
         name = item.get("name")
         if not isinstance(name, str) or not name:
             raise invalid_argument("every requested output must have a 'name'")
-        parameters = _object(item, "parameters", f"output '{name}'")
+        parameters = object_field(item, "parameters", f"output '{name}'")
         if "shared_memory_region" in parameters:
             raise _no_shared_memory(f"output '{name}'")
         if parameters.get("classification"):
@@ -300,7 +261,7 @@ def _requested(document: dict[str, Any]) -> tuple[list[str], dict[str, bool]]:
             )
         names.append(name)
         if "binary_data" in parameters:
-            binary[name] = bool(_boolean(parameters, "binary_data", f"output '{name}'"))
+            binary[name] = bool(boolean_field(parameters, "binary_data", f"output '{name}'"))
     return names, binary
 
 
@@ -341,28 +302,3 @@ def _objects(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise invalid_argument(f"the request must have '{key}': an array of objects")
     return items
-
-
-def _object(document: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-    value = document.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise invalid_argument(f"'{key}' of {where} must be an object")
-    return value
-
-
-def _correlation_id(parameters: dict[str, Any]) -> int | str:
-    value = parameters.get("sequence_id", 0)
-    if isinstance(value, bool) or not isinstance(value, int | str) or (isinstance(value, int) and value < 0):
-        raise invalid_argument("parameter 'sequence_id' must be a string or a number, 0 or more")
-    return value
-
-
-def _boolean(parameters: dict[str, Any], key: str, where: str) -> bool | None:
-    if key not in parameters:
-        return None
-    value = parameters[key]
-    if not isinstance(value, bool):
-        raise invalid_argument(f"parameter '{key}' of {where} must be true or false")
-    return value

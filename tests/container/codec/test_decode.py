@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from container.codec import decode as module
+from container.codec import layouts as layouts_module
 from container.codec.decode import Decoder
+from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BY_NAME, TensorSpec, encode_bytes_elements
@@ -273,6 +275,20 @@ def test_request_id_parameters_and_timeout_arrive(decode, input_):
     assert reply.binary is True
 
 
+@pytest.mark.parametrize("sequence_id", [7, "seven"])
+def test_a_sequence_is_the_requests_own(sequence_id, decode, input_):
+    """Its id and its ends are no parameters, in a header that is parsed and in one that was met before."""
+    parameters = {"sequence_id": sequence_id, "sequence_start": True, "sequence_end": False, "k": 1}
+    for _ in range(2):
+        request, _ = decode({"parameters": parameters, "inputs": [binary()]}, F4.tobytes())
+        assert (request.correlation_id, request.flags) == (sequence_id, FLAG_SEQUENCE_START)
+        assert request.parameters == {"k": 1}
+    request, _ = decode({"parameters": {"sequence_end": True}, "inputs": [input_(data=[1, 2])]})
+    assert (request.correlation_id, request.flags) == (0, 0)
+    request, _ = decode({"parameters": {"sequence_id": 1, "sequence_end": True}, "inputs": [input_(data=[1, 2])]})
+    assert (request.correlation_id, request.flags) == (1, FLAG_SEQUENCE_END)
+
+
 @pytest.mark.parametrize("value", [1, None, ["x"], {}, True])
 def test_a_request_id_must_be_text(value, decode, refusal, input_):
     """Other types are refused."""
@@ -373,7 +389,7 @@ def test_a_header_met_before_means_what_a_new_one_means(more, decode):
 def test_a_header_met_before_is_not_parsed_again(decode, monkeypatch):
     """The second request of a form needs no JSON parser."""
     decode(mixed_header(), F4.tobytes())
-    monkeypatch.setattr(module, "orjson", None)
+    monkeypatch.setattr(module, "json_object", None)
     assert decode(mixed_header(), F4.tobytes())[0].inputs[1].tolist() == [1.5, -2]
 
 
@@ -426,13 +442,13 @@ def test_layouts_differ_by_type_shape_and_requested_outputs(decode, input_):
 def test_the_memory_of_headers_and_layouts_is_bounded(decode, decoder, monkeypatch, input_):
     """Ever new headers and shapes do not grow the decoder, long headers are not kept, and all still decode."""
     monkeypatch.setattr(module, "_MAX_PLANS", 8)
-    monkeypatch.setattr(module, "_MAX_LAYOUTS", 8)
+    monkeypatch.setattr(layouts_module, "_MAX_LAYOUTS", 8)
     for number in range(50):
         request, _ = decode({"id": str(number), "inputs": [binary()]}, F4.tobytes())
         assert request.id == str(number)
         decode({"inputs": [input_(shape=[number], data=[0] * number)]})
         assert len(decoder._plans) <= 8
-        assert len(decoder._layouts) <= 8
+        assert len(decoder.layouts) <= 8
     before = len(decoder._plans)
     decode({"id": "x" * module._MAX_PLAN_BYTES, "inputs": [binary()]}, F4.tobytes())
     assert len(decoder._plans) == before

@@ -1,0 +1,117 @@
+"""Fields of a request's JSON that every form of request has: the id, and the parameters beside its tensors. PURE."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
+from model_handlers.errors import invalid_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+_RESERVED = frozenset({"timeout", "binary_data_output", "sequence_id", "sequence_start", "sequence_end"})
+
+
+class RequestFields:
+    """What a request says beside its tensors.
+
+    Attributes:
+        id: the client's id of it, or "".
+        binary: whether outputs are binary by default, None where it says nothing.
+        timeout_us, correlation_id, flags: as in `InferenceRequest`.
+        parameters: the others, which are the client's own.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT naming the parameter that is reserved, or of another type.
+    """
+
+    __slots__ = ("binary", "correlation_id", "flags", "id", "parameters", "timeout_us")
+
+    def __init__(self, request_id: str, parameters: Mapping[str, Any]) -> None:
+        for key, value in parameters.items():
+            if key.startswith("triton_"):
+                raise invalid_argument(
+                    "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+                )
+            if not isinstance(value, str | int | bool | float):
+                raise invalid_argument(f"parameter '{key}' must be a string, a number or a boolean")
+        self.id = request_id
+        self.timeout_us = _timeout(parameters)
+        self.binary = boolean_field(parameters, "binary_data_output", "the request")
+        self.correlation_id = _correlation_id(parameters)
+        self.flags = FLAG_SEQUENCE_START * bool(boolean_field(parameters, "sequence_start", "the request"))
+        self.flags |= FLAG_SEQUENCE_END * bool(boolean_field(parameters, "sequence_end", "the request"))
+        self.parameters = {key: value for key, value in parameters.items() if key not in _RESERVED}
+
+
+def json_object(text: bytes, form: str) -> dict[str, Any]:
+    """The object that a request's JSON is; `form` says which, for the message.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when it is no JSON, or no object.
+    """
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise invalid_argument(f"failed to parse the request JSON buffer: {error}") from None
+    if not isinstance(document, dict):
+        raise invalid_argument(f"the request must be {form}")
+    return document
+
+
+def client_id(document: Mapping[str, Any]) -> str:
+    """The client's id of a request, or "".
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when it is no string.
+    """
+    value = document.get("id", "")
+    if not isinstance(value, str):
+        raise invalid_argument("'id' must be a string")
+    return value
+
+
+def object_field(document: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
+    """The object in a field, {} where there is none.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when something else is there.
+    """
+    value = document.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise invalid_argument(f"'{key}' of {where} must be an object")
+    return value
+
+
+def boolean_field(parameters: Mapping[str, Any], key: str, where: str) -> bool | None:
+    """The boolean in a parameter, None where there is none.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when something else is there.
+    """
+    if key not in parameters:
+        return None
+    value = parameters[key]
+    if not isinstance(value, bool):
+        raise invalid_argument(f"parameter '{key}' of {where} must be true or false")
+    return value
+
+
+def _timeout(parameters: Mapping[str, Any]) -> int:
+    value = parameters.get("timeout", 0)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise invalid_argument("parameter 'timeout' must be a number of microseconds, 0 or more")
+    return value
+
+
+def _correlation_id(parameters: Mapping[str, Any]) -> int | str:
+    value = parameters.get("sequence_id", 0)
+    if isinstance(value, bool) or not isinstance(value, int | str) or (isinstance(value, int) and value < 0):
+        raise invalid_argument("parameter 'sequence_id' must be a string or a number, 0 or more")
+    return value

@@ -1,0 +1,34 @@
+"""Layouts of requests, interned: those that look alike share one object, so that a model checks it once. PURE."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from serve.request import Layout
+
+if TYPE_CHECKING:
+    from model_handlers.tensor import DataType
+
+_MAX_LAYOUTS = 4096  # remembered; then all are forgotten, which costs each model one check
+
+
+class Layouts:
+    """The layouts that have been seen, whatever the form of their requests."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Layout] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def intern(self, inputs: tuple[tuple[str, DataType, tuple[int, ...]], ...], outputs: tuple[str, ...]) -> Layout:
+        """The one layout of these inputs (name, data type, full shape) and requested outputs (() for all of them)."""
+        key = (inputs, outputs)
+        layout = self._known.get(key)
+        if layout is None:
+            if len(self._known) >= _MAX_LAYOUTS:
+                self._known.clear()
+            layout = self._known[key] = Layout(inputs, outputs)
+        return layout
