@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from container.codec.json_data import array_to_json, refuse_nonfinite
+from container.codec.json_data import array_to_json, parameters_to_json, refuse_nonfinite
 from model_handlers.tensor import BYTES, encode_bytes_elements
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memo
         its parts (one, for one small output), and the length of the JSON header if binary data follow it, else None.
 
     Raises:
-        MmeError: UNSUPPORTED when an output can't be written as the client asked.
+        MmeError: UNSUPPORTED when an output or a parameter can't be written as the client asked.
     """
     described: list[tuple[Any, ...]] = []
     data: list[bytes | memoryview] = []
@@ -72,7 +72,7 @@ def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memo
         else:
             data.append(_raw(array, data_type))
             described.append((name, data_type, array.shape))
-    if plain or reply.heads is None:
+    if plain or reply.heads is None or response.parameters:
         head = _head(response, reply, data, response.id)
     else:
         # Names and types too: a model may come back under its name with other outputs.
@@ -88,6 +88,19 @@ def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memo
     if len(data) == 1 and type(data[0]) is bytes:  # one part is sent without being measured and joined
         return [head + data[0]], len(head)
     return [head, *data], len(head)
+
+
+_LINE = Reply({}, binary=False, remember=False)
+
+
+def encode_line(response: InferenceResponse) -> bytes:
+    """A response as a line of an answer that is `application/jsonlines`: the JSON that would be an answer of its own.
+
+    Raises:
+        MmeError: UNSUPPORTED when an output or a parameter can't be written as JSON.
+    """
+    parts, _ = encode(response, _LINE)
+    return b"".join((*parts, b"\n"))
 
 
 def _raw(array: Array, data_type: DataType) -> bytes | memoryview:
@@ -109,7 +122,10 @@ def _head(response: InferenceResponse, reply: Reply, data: Sequence[bytes | memo
             item["data"] = array_to_json(array, data_type, name)
         outputs.append(item)
     document: dict[str, Any] = {"id": request_id} if request_id else {}
-    document |= {"model_name": response.model_name, "model_version": response.model_version, "outputs": outputs}
+    document |= {"model_name": response.model_name, "model_version": response.model_version}
+    if response.parameters:
+        document["parameters"] = parameters_to_json(response.parameters, response.model_name)
+    document["outputs"] = outputs
     head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"null" in head:  # in data, or in somebody's name
         for item in outputs:

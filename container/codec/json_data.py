@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BOOL, BYTES, element_count
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from model_handlers.tensor import Array, DataType
 
 _MAX_DEPTH = 64  # numpy's limit of dimensions
@@ -23,16 +27,11 @@ def array_from_json(data: Any, data_type: DataType, shape: tuple[int, ...], name
     Raises:
         MmeError: INVALID_ARGUMENT naming the input, when the elements are of another type or number.
     """
-    if not data_type.json:
-        raise invalid_argument(
-            f"receiving {data_type.name} data via JSON is not supported. "
-            f"Please use the binary data format for input '{name}'"
-        )
+    what = f"'data' of input '{name}'"
+    _refuse_halves(data_type, name)
     if not isinstance(data, list):
-        raise invalid_argument(f"'data' of input '{name}' must be an array")
-    if not _element_types(data, name) <= _ELEMENTS[data_type.dtype.kind]:
-        raise _not_elements(data_type, name)
-    array = _strings(data, name) if data_type is BYTES else _numbers(data, data_type, name)
+        raise invalid_argument(f"{what} must be an array")
+    array = _elements(data, _element_types(data, what), data_type, what)
     count = element_count(shape)
     if array.size != count:
         raise invalid_argument(
@@ -42,48 +41,75 @@ def array_from_json(data: Any, data_type: DataType, shape: tuple[int, ...], name
     return array.reshape(shape)
 
 
-def _element_types(data: list[Any], name: str, depth: int = 1) -> set[type]:
+def flat_array_from_json(data: list[Any], data_type: DataType, name: str) -> Array:
+    """The one-dimensional array of an input whose elements come without a shape, and so must not be nested.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT naming the input, when the elements are nested, or of another type or number.
+    """
+    _refuse_halves(data_type, name)
+    types = set(map(type, data))
+    if list in types:
+        raise invalid_argument(f"input '{name}' is nested; send one element, or a flat list of them, row-major")
+    return _elements(data, types, data_type, f"input '{name}'")
+
+
+def _refuse_halves(data_type: DataType, name: str) -> None:
+    if not data_type.json:
+        raise invalid_argument(
+            f"receiving {data_type.name} data via JSON is not supported. "
+            f"Please use the binary data format for input '{name}'"
+        )
+
+
+def _elements(data: list[Any], types: set[type], data_type: DataType, what: str) -> Array:
+    if not types <= _ELEMENTS[data_type.dtype.kind]:
+        raise _not_elements(data_type, what)
+    return _strings(data, what) if data_type is BYTES else _numbers(data, data_type, what)
+
+
+def _element_types(data: list[Any], what: str, depth: int = 1) -> set[type]:
     """The types of all elements, however deep they lie."""
     types = set(map(type, data))
     if list in types:
         if depth == _MAX_DEPTH:
-            raise invalid_argument(f"'data' of input '{name}' is nested deeper than {_MAX_DEPTH} arrays; send it flat")
+            raise invalid_argument(f"{what} is nested deeper than {_MAX_DEPTH} arrays; send it flat")
         types.remove(list)
         for item in data:
             if type(item) is list:
-                types |= _element_types(item, name, depth + 1)
+                types |= _element_types(item, what, depth + 1)
     return types
 
 
-def _numbers(data: list[Any], data_type: DataType, name: str) -> Array:
+def _numbers(data: list[Any], data_type: DataType, what: str) -> Array:
     try:
         with np.errstate(over="raise"):
             return np.array(data, dtype=data_type.dtype)
     except ValueError:
-        raise _uneven(name) from None
+        raise _uneven(what) from None
     except (OverflowError, FloatingPointError):
-        raise _not_elements(data_type, name) from None
+        raise _not_elements(data_type, what) from None
 
 
-def _strings(data: list[Any], name: str) -> Array:
+def _strings(data: list[Any], what: str) -> Array:
     try:
         elements = np.array(data, dtype=np.object_).ravel().tolist()
     except ValueError:
-        raise _uneven(name) from None
+        raise _uneven(what) from None
     if list in set(map(type, elements)):
-        raise _uneven(name)
+        raise _uneven(what)
     array = np.empty(len(elements), dtype=np.object_)
     array[:] = [element.encode() for element in elements]
     return array
 
 
-def _uneven(name: str) -> MmeError:
-    return invalid_argument(f"'data' of input '{name}' is nested unevenly; send it flat or as full rows")
+def _uneven(what: str) -> MmeError:
+    return invalid_argument(f"{what} is nested unevenly; send it flat or as full rows")
 
 
-def _not_elements(data_type: DataType, name: str) -> MmeError:
+def _not_elements(data_type: DataType, what: str) -> MmeError:
     expected = "true and false" if data_type is BOOL else "strings" if data_type is BYTES else "numbers in its range"
-    return invalid_argument(f"'data' of input '{name}' holds elements that are not {data_type.name}; send {expected}")
+    return invalid_argument(f"{what} holds elements that are not {data_type.name}; send {expected}")
 
 
 def array_to_json(array: Array, data_type: DataType, name: str) -> Any:
@@ -126,3 +152,29 @@ def _text(element: Any, name: str) -> str:
             Kind.UNSUPPORTED,
             f"output '{name}' holds bytes that are not UTF-8 text; ask for it in the binary data format",
         ) from None
+
+
+def parameters_to_json(parameters: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """What orjson writes as a response's parameters.
+
+    Raises:
+        MmeError: UNSUPPORTED naming the parameter that is no text, boolean or number, or one that JSON can't carry.
+    """
+    for key, value in parameters.items():
+        if not _is_parameter(key, value):
+            raise MmeError(
+                Kind.UNSUPPORTED,
+                f"response parameter {key!r:.100} of model '{model}' is {value!r:.100}; make it a text, a boolean, an "
+                "integer of at most 64 bits or a finite number",
+            )
+    return dict(parameters)
+
+
+def _is_parameter(key: Any, value: Any) -> bool:
+    if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
+        return False
+    try:
+        orjson.dumps({key: value})
+    except TypeError:  # more than 64 bits, text that is none
+        return False
+    return True

@@ -65,9 +65,9 @@ def input_():
 def respond():
     """A response of (name, datatype, array) outputs."""
 
-    def response(*outputs, model="m", version="1", request_id=""):
+    def response(*outputs, model="m", version="1", request_id="", parameters=None):
         rows = [(name, BY_NAME[datatype], array) for name, datatype, array in outputs]
-        return InferenceResponse(model, version, rows, request_id)
+        return InferenceResponse(model, version, rows, request_id, parameters=parameters)
 
     return response
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from container.codec import encode as module
-from container.codec.encode import Reply, encode
+from container.codec.encode import Reply, encode, encode_line
 from model_handlers.errors import Kind
 from model_handlers.tensor import BY_NAME, encode_bytes_elements
 
@@ -177,3 +177,79 @@ def test_a_kept_head_is_told_apart_from_the_id_that_goes_with_it(respond, writte
         assert head.get("id", "") == request_id
         assert list(head)[-3:] == ["model_name", "model_version", "outputs"]
     assert len(once.heads) == 1
+
+
+# -- parameters ------------------------------------------------------------------------------------------------------
+
+PARAMETERS = {"text": "x", "count": 3, "share": 0.5, "done": False}
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_responses_parameters_are_in_its_head(binary, respond, written):
+    """Text, numbers and booleans are written before the outputs, in JSON answers and in binary ones."""
+    header, data = written(respond(("Y", "FP32", F4), request_id="7", parameters=PARAMETERS), reply(binary=binary))
+    assert header["parameters"] == PARAMETERS
+    assert list(header) == ["id", "model_name", "model_version", "parameters", "outputs"]
+    assert data == (F4.tobytes() if binary else None)
+
+
+@pytest.mark.parametrize("parameters", [None, {}])
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_response_without_parameters_does_not_speak_of_them(binary, parameters, respond, written):
+    """No parameters, or none in a dict, leave no field."""
+    assert "parameters" not in written(respond(("Y", "FP32", F4), parameters=parameters), reply(binary=binary))[0]
+
+
+def test_a_head_with_parameters_is_not_kept(respond, written):
+    """Responses of one form say each what is theirs, or nothing, and only a head without parameters stays."""
+    once = reply(binary=True)
+    for parameters in ({"step": 1}, None, {"step": 2}, None, {"other": True}):
+        header, data = written(respond(("Y", "FP32", F4), parameters=parameters), once)
+        assert header.get("parameters") == parameters
+        assert data == F4.tobytes()
+    assert len(once.heads) == 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1 << 64, -(1 << 63) - 1, "\ud800", None, [1], {}, b"x"])
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_parameter_that_the_protocol_does_not_have_is_refused(binary, value, respond, refusal):
+    """By name and value, whatever the form of the outputs: nothing is sent as null or left out."""
+    response = respond(("Y", "FP32", F4), parameters={"fine": 1, "mine": value})
+    sentence = refusal(encode, response, reply(binary=binary), kind=Kind.UNSUPPORTED)
+    assert sentence.startswith(f"response parameter 'mine' of model 'm' is {value!r};")
+
+
+def test_a_parameters_name_is_text(respond, refusal):
+    """A key that JSON does not have is refused."""
+    sentence = refusal(encode, respond(parameters={1: "x"}), reply(), kind=Kind.UNSUPPORTED)
+    assert sentence.startswith("response parameter 1 of model 'm' is 'x'")
+
+
+def test_the_largest_integers_are_parameters(respond, written):
+    """Integers of 64 bits, signed or not, are written exactly."""
+    parameters = {"max": (1 << 64) - 1, "min": -(1 << 63)}
+    assert written(respond(parameters=parameters), reply())[0]["parameters"] == parameters
+
+
+# -- lines -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_is_the_json_of_an_answer_and_its_end(respond):
+    """A streamed answer's line holds what an answer of its own would, id and parameters too, and no other line feed."""
+    strings = np.array([b"two\nlines"], dtype=np.object_)
+    response = respond(("Y", "FP32", F4), ("S", "BYTES", strings), request_id="7", parameters={"n\n": "a\nb"})
+    (body,), _ = encode(response, reply())
+    assert encode_line(response) == body + b"\n"
+    assert encode_line(response).count(b"\n") == 1
+
+
+def test_a_line_without_outputs_is_a_line(respond):
+    """A response may have none."""
+    assert json.loads(encode_line(respond())) == {"model_name": "m", "model_version": "1", "outputs": []}
+
+
+def test_a_line_refuses_what_json_cannot_carry(respond, refusal):
+    """NaN is refused, and the next line is written."""
+    broken, fine = (respond(("Y", "FP32", np.array([value], "<f4"))) for value in (np.nan, 1))
+    assert "NaN" in refusal(encode_line, broken, kind=Kind.UNSUPPORTED)
+    assert json.loads(encode_line(fine))["outputs"][0]["data"] == [1]

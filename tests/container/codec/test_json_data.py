@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 import pytest
 
-from container.codec.json_data import array_from_json, array_to_json
+from container.codec.json_data import array_from_json, array_to_json, flat_array_from_json
 from model_handlers.errors import Kind
 from model_handlers.tensor import BY_NAME
 
@@ -152,6 +152,28 @@ def test_deep_nesting_is_refused_before_the_stack_ends(datatype, element, refusa
     finally:
         sys.setrecursionlimit(limit)
     deep()
+
+
+@pytest.mark.parametrize("datatype", JSON_TYPES)
+def test_flat_elements_are_an_array_of_one_dimension(datatype, arrays):
+    """Elements that come without a shape are read exactly, in the dtype of their datatype; none of them too."""
+    expected = np.array([b"", "é模".encode()], dtype=np.object_) if datatype == "BYTES" else arrays[datatype]
+    data = [element.decode() if isinstance(element, bytes) else element for element in expected.tolist()]
+
+    for count in (2, 1, 0):
+        array = flat_array_from_json(data[:count], BY_NAME[datatype], "X")
+
+        assert array.dtype == BY_NAME[datatype].dtype
+        assert array.shape == (count,)
+        assert array.tolist() == expected.tolist()[:count]
+
+
+@pytest.mark.parametrize("data", [[[1]], [1, [2]], [[]], [[[1]]], [[1, 2], [3, 4]]])
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES", "BOOL"])
+def test_flat_elements_are_not_nested(datatype, data, refusal):
+    """Without a shape nested elements would be guesswork."""
+    sentence = refusal(flat_array_from_json, data, BY_NAME[datatype], "X")
+    assert sentence.startswith("input 'X' is nested; send one element, or a flat list of them")
 
 
 def test_one_long_string_among_many_costs_no_more_than_itself(refusal):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
 from container.codec.decode import Decoder
-from container.codec.encode import encode
+from container.codec.encode import Reply, encode
 from model_handlers.errors import MmeError
 from model_handlers.tensor import BY_NAME, encode_bytes_elements
 from serve.request import InferenceResponse
@@ -97,6 +97,20 @@ def test_tritonclient_reads_tensors_without_elements(binary_out):
     result = triton_echo(sent, binary_in=True, binary_out=binary_out)
     assert result.as_numpy("E").shape == (0, 3)
     assert result.as_numpy("Y").tolist() == [5]
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_tritonclient_reads_a_responses_parameters(binary):
+    """They are in the response that tritonclient hands out, beside the outputs."""
+    parameters = {"text": "é", "count": 3, "share": 0.5, "done": True}
+    array = np.array([1.5], np.float32)
+    response = InferenceResponse("m", "1", [("Y", BY_NAME["FP32"], array)], "r7", parameters=parameters)
+
+    parts, length = encode(response, Reply({}, binary=binary, remember=True))
+    result = triton.InferenceServerClient.parse_response_body(b"".join(parts), header_length=length)
+
+    assert result.get_response()["parameters"] == parameters
+    assert result.as_numpy("Y").tolist() == [1.5]
 
 
 def elements(datatype):
