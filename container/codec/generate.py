@@ -1,0 +1,144 @@
+"""Triton's generate extension: tensors as the keys of a flat JSON object. PURE.
+
+A key that is an input of the model is that input, and any other is a parameter of the request; what `parameters` holds
+counts as if it stood beside it. Types and shapes are not sent, they are the model's own: a request fills the shape of
+an input with its elements, and an answer is flat. Knows nothing of how many answers a request gets.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from container.codec.fields import RequestFields, client_id, json_object, object_field
+from container.codec.json_data import array_to_json, flat_array_from_json, parameters_to_json, refuse_nonfinite
+from container.codec.sse import event
+from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.tensor import element_count
+from serve.request import InferenceRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from container.codec.layouts import Layouts
+    from model_handlers.config import ModelConfig
+    from model_handlers.tensor import Array, TensorSpec
+    from serve.request import Completion, InferenceResponse
+
+
+def decode_generate(body: bytes, config: ModelConfig, layouts: Layouts, on_complete: Completion) -> InferenceRequest:
+    """A request from its body, its inputs in the order of the model's.
+
+    Args:
+        body: a JSON object.
+        config: the model's, completed.
+        layouts: where the request's layout is interned.
+        on_complete: the request's completion.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT naming the key that is wrong. Missing inputs are left to the check of the layout.
+    """
+    document = json_object(body, "a JSON object")
+    names = {spec.name for spec in config.inputs}
+    values, given = _values(document, names, config)
+    own = RequestFields(_id(document, names), given)
+    inputs = [(spec, _tensor(values[spec.name], spec, config)) for spec in config.inputs if spec.name in values]
+    layout = layouts.intern(tuple((spec.name, spec.data_type, array.shape) for spec, array in inputs), ())
+    arrays = [array for _, array in inputs]
+    request = InferenceRequest(layout, arrays, on_complete, own.id, own.parameters, own.timeout_us)
+    if own.correlation_id:
+        request.correlation_id, request.flags = own.correlation_id, own.flags
+    return request
+
+
+def encode_generate(response: InferenceResponse) -> bytes:
+    """A response as a JSON object: its parameters, and each output as its one element or as a flat list.
+
+    Raises:
+        MmeError: UNSUPPORTED when an output or a parameter can't be written as JSON, or not under its name.
+    """
+    document: dict[str, Any] = {"id": response.id} if response.id else {}
+    document |= {"model_name": response.model_name, "model_version": response.model_version}
+    if response.parameters:
+        parameters = parameters_to_json(response.parameters, response.model_name)
+        _refuse_taken(document, parameters, "response parameter", response.model_name)
+        document |= parameters
+    for name, data_type, array in response.outputs:
+        _refuse_taken(document, (name,), "output", response.model_name)
+        elements = array_to_json(array, data_type, name)
+        document[name] = elements[0] if len(elements) == 1 else elements
+    body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    if b"null" in body:  # in data, or in somebody's name
+        for name, _, array in response.outputs:
+            refuse_nonfinite(array, name)
+    return body
+
+
+def error_event(message: str) -> bytes:
+    """An error as the event that `generate_stream` sends once its answer has begun."""
+    return event(orjson.dumps({"error": message}))
+
+
+def _values(
+    document: dict[str, Any], names: Collection[str], config: ModelConfig
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is sent for the model's inputs, and the parameters."""
+    if "parameters" in names and "parameters" in document:
+        raise invalid_argument(
+            f"Keyword 'parameters' for nested schema also given as input tensor name: model '{config.name}' has an "
+            "input of that name, which generate can't be sent; ask for inference by the infer route"
+        )
+    own = {key: value for key, value in document.items() if key != "parameters" and (key != "id" or key in names)}
+    values: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
+    for key, value in (*own.items(), *object_field(document, "parameters", "the request").items()):
+        what, known = ("input", values) if key in names else ("parameter", parameters)
+        if key in known:
+            raise invalid_argument(
+                f"{what} '{key}' already exists in request for model '{config.name}': send it either in 'parameters' "
+                "or beside it"
+            )
+        known[key] = value
+    return values, parameters
+
+
+def _id(document: dict[str, Any], names: Collection[str]) -> str:
+    """The request's id; where an input has that name, a text is both, and anything else is the input alone."""
+    if "id" in names and not isinstance(document.get("id"), str):
+        return ""
+    return client_id(document)
+
+
+def _tensor(value: Any, spec: TensorSpec, config: ModelConfig) -> Array:
+    array = flat_array_from_json(value if isinstance(value, list) else [value], spec.data_type, spec.name)
+    expected = spec.shape(config.max_batch_size)
+    shape = _filled(expected, array.size)
+    if shape is None:
+        raise invalid_argument(
+            f"The schema can not convert input '{spec.name}' to tensor with proper shape: model '{config.name}' "
+            f"expects {list(expected)}, which {array.size} elements do not fill"
+        )
+    return array.reshape(shape)
+
+
+def _filled(expected: tuple[int, ...], count: int) -> tuple[int, ...] | None:
+    """The shape of `count` elements: the innermost variable dimension takes what is left, others are 1."""
+    left, over = divmod(count, element_count(dim for dim in expected if dim != -1))
+    variable = [axis for axis, dim in enumerate(expected) if dim == -1]
+    if over or (left != 1 and not variable):
+        return None
+    shape = [1 if dim == -1 else dim for dim in expected]
+    if variable:
+        shape[variable[-1]] = left
+    return tuple(shape)
+
+
+def _refuse_taken(document: dict[str, Any], names: Collection[str], what: str, model: str) -> None:
+    for name in names:
+        if name in document:
+            raise MmeError(
+                Kind.UNSUPPORTED,
+                f"{what} '{name}' of model '{model}' has the name of another field of the answer; ask by the infer "
+                "route, or rename it",
+            )
