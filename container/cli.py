@@ -58,7 +58,9 @@ examples:
 _MODELS_EXAMPLES = """\
 examples:
   mme models
-  mme models --url http://localhost:9000
+  mme models --url http://localhost:9000 --stats     with requests, failures, batch sizes and times
+  mme models --watch                                 again every two seconds, until interrupted
+  mme models --json | jq '.[] | select(.state == "READY") | .name'
 """
 _DEFAULT_URL = "http://127.0.0.1:8080"
 
@@ -153,7 +155,7 @@ _COMMANDS = {
     "settings": "container.cli:run_settings",
     "pack": "container.pack_command:run",
     "invoke": "container.client_commands:run_invoke",
-    "models": "container.client_commands:run_models",
+    "models": "container.models_command:run",
 }
 
 
@@ -164,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve_flags(_command(commands, "serve", "start the server", _SERVE_EXAMPLES))
     _add_pack_flags(_command(commands, "pack", "make a .tar.gz that a multi-model endpoint can load", _PACK_EXAMPLES))
     _add_invoke_flags(_command(commands, "invoke", "send one request and print the answer", _INVOKE_EXAMPLES))
-    _add_url_flags(_command(commands, "models", "list a server's models", _MODELS_EXAMPLES), _DEFAULT_URL)
+    _add_models_flags(_command(commands, "models", "list a server's models", _MODELS_EXAMPLES))
     settings = _command(commands, "settings", "list every variable the server reads", "")
     settings.add_argument("--format", choices=("text", "markdown"), default="text")
     return parser
@@ -224,6 +226,23 @@ def _add_invoke_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inference-id", metavar="ID", help="an id that the server logs")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the answer here, as it came")
     parser.add_argument("--timeout", type=float, default=70.0, metavar="SECONDS", help="default 70")
+
+
+def _add_models_flags(parser: argparse.ArgumentParser) -> None:
+    _add_url_flags(parser, _DEFAULT_URL)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--stats", action="store_true", help="more columns: requests, failures, batches, mean times")
+    how.add_argument("--json", action="store_true", help="the server's repository index as it comes")
+    parser.add_argument(
+        "--watch", type=_interval, nargs="?", const=2.0, metavar="SECONDS", help="print again and again; default 2"
+    )
+
+
+def _interval(text: str) -> float:
+    seconds = float(text)
+    if not 0.1 <= seconds <= 86400:
+        raise ValueError
+    return seconds
 
 
 def _add_url_flags(parser: argparse.ArgumentParser, default: str | None) -> None:

@@ -1,4 +1,4 @@
-"""`mme invoke` and `mme models`: a client for people, over plain HTTP or boto3.
+"""`mme invoke`: a client for people, over plain HTTP or boto3; and how every command asks a server over HTTP.
 
 Sends what any client would send and shows what came back; the request is not checked here, so that the server's own
 sentence is what one reads. Times come from the response's `Server-Timing` header.
@@ -56,17 +56,6 @@ def run_invoke(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def run_models(arguments: argparse.Namespace) -> int:
-    """Print the repository index beside the statistics of each model."""
-    url = _checked_url(arguments.url)
-    index = _ask(f"{url}/v2/repository/index", b"{}", arguments.timeout)
-    stats = _ask(f"{url}/v2/models/stats", None, arguments.timeout)
-    by_model = {(row["name"], str(row["version"])): row for row in stats["model_stats"]}
-    rows = [_model_row(entry, by_model.get((entry["name"], str(entry.get("version", ""))))) for entry in index]
-    _print_table(("MODEL", "VERSION", "STATE", "REQUESTS", "FAILED", "BATCH", "QUEUE", "COMPUTE", "REASON"), rows)
-    return 0
-
-
 def server_timing(header: str) -> list[tuple[str, str]]:
     """The entries of a Server-Timing header, in order: the metric, and its description or milliseconds as text."""
     found = []
@@ -119,7 +108,7 @@ def _invoke_url(arguments: argparse.Namespace, content_type: str, body: bytes) -
         headers["X-Amzn-SageMaker-Target-Model"] = arguments.target
     if arguments.inference_id:
         headers["X-Amzn-SageMaker-Inference-Id"] = arguments.inference_id
-    url = _checked_url(arguments.url or _DEFAULT_URL)
+    url = checked_url(arguments.url or _DEFAULT_URL)
     return _http(f"{url}/invocations", body, headers, arguments.timeout)
 
 
@@ -134,7 +123,7 @@ def _invoke_endpoint(arguments: argparse.Namespace, content_type: str, body: byt
     config = Config(read_timeout=arguments.timeout, retries={"total_max_attempts": 1})
     local: dict[str, Any] = {}
     if arguments.url:
-        local = {"endpoint_url": _checked_url(arguments.url), "region_name": session.region_name or "us-east-1"}
+        local = {"endpoint_url": checked_url(arguments.url), "region_name": session.region_name or "us-east-1"}
         if session.get_credentials() is None:
             config = config.merge(Config(signature_version=UNSIGNED))
     request = {"TargetModel": arguments.target, "InferenceId": arguments.inference_id}
@@ -161,7 +150,7 @@ def _client_error(response: Mapping[str, Any]) -> str:
 
 
 def _http(url: str, body: bytes | None, headers: Mapping[str, str], timeout: float) -> Answer:
-    request = urllib.request.Request(url, data=body, headers=dict(headers))  # noqa: S310 - _checked_url has seen it
+    request = urllib.request.Request(url, data=body, headers=dict(headers))  # noqa: S310 - checked_url has seen it
     try:
         with urllib.request.urlopen(request, timeout=timeout) as response:  # noqa: S310
             return Answer({name.lower(): value for name, value in response.headers.items()}, response.read())
@@ -174,10 +163,15 @@ def _http(url: str, body: bytes | None, headers: Mapping[str, str], timeout: flo
         raise MmeError(Kind.UNAVAILABLE, what) from error
 
 
-def _ask(url: str, body: bytes | None, timeout: float) -> Any:
-    """The JSON that a server answers."""
+def ask(url: str, body: bytes | None, timeout: float) -> tuple[Any, Mapping[str, str]]:
+    """The JSON that a server answers, and its headers under lower-case names.
+
+    Raises:
+        MmeError: it cannot be reached, its own sentence, or it answers something else.
+    """
+    answer = _http(url, body, {"Content-Type": _JSON}, timeout)
     try:
-        return json.loads(_http(url, body, {"Content-Type": _JSON}, timeout).body)
+        return json.loads(answer.body), answer.headers
     except ValueError as error:
         raise MmeError(Kind.UNAVAILABLE, f"{url} answers no JSON: is it a server of models?") from error
 
@@ -194,7 +188,12 @@ def _sentence(body: bytes) -> str:
     return text[:500]
 
 
-def _checked_url(url: str) -> str:
+def checked_url(url: str) -> str:
+    """A server's address without a slash at its end.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when it is none.
+    """
     if not re.match(r"https?://[^/]", url):
         raise invalid_argument(f"--url '{url}' is not an address such as {_DEFAULT_URL}")
     return url.rstrip("/")
@@ -212,28 +211,3 @@ def _show(answer: Answer, output: Path | None) -> None:
         content_type = answer.headers.get("content-type", "no content type")
         raise invalid_argument(f"the answer is {len(answer.body)} bytes of {content_type}: give --output FILE")
     sys.stdout.buffer.write(answer.body)
-
-
-def _model_row(entry: Mapping[str, Any], stats: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """One line of the table: means are over successful requests, times in milliseconds."""
-    name, version = str(entry["name"]), str(entry.get("version", ""))
-    state, reason = str(entry.get("state", "not loaded")), " ".join(str(entry.get("reason", "")).split())
-    if not stats:
-        return (name, version, state, "", "", "", "", "", reason)
-    timed = stats.get("inference_stats", {})
-    executions = int(stats.get("execution_count", 0))
-    batch = f"{int(stats.get('inference_count', 0)) / executions:.1f}" if executions else ""
-    counts = (str(timed.get(key, {}).get("count", 0)) for key in ("success", "fail"))
-    times = (_mean_ms(timed.get(key, {})) for key in ("queue", "compute_infer"))
-    return (name, version, state, *counts, batch, *times, reason)
-
-
-def _mean_ms(duration: Mapping[str, Any]) -> str:
-    count = int(duration.get("count", 0))
-    return f"{int(duration.get('ns', 0)) / count / 1e6:.2f} ms" if count else ""
-
-
-def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
-    for row in (titles, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -5,13 +5,14 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from flask import Blueprint, Response
+from flask import Blueprint, Response, request
 
 from container.infer_routes import parse_version
 from container.views import json_answer, json_body
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.pbtxt import config_json
 from model_handlers.registry import find_backend
+from serve.lifecycle import State
 
 if TYPE_CHECKING:
     from container.on_loop import OnLoop
@@ -85,14 +86,9 @@ def _add_repository_routes(routes: Blueprint, service: Service, on_loop: OnLoop)
     engine = service.engine
 
     def index() -> Response:
-        only_ready = json_body().get("ready", False)
-        if not isinstance(only_ready, bool):
-            raise invalid_argument("Invalid value for 'ready': expected a boolean")
-        rows = on_loop.call(lambda: list(engine.index()))
-        if only_ready:
-            return json_answer([row for row in rows if row.get("state") == "READY"])
-        known = {row["name"] for row in rows}
-        return json_answer(rows + [{"name": name} for name in engine.find_all() if name not in known])
+        if _only_ready():
+            return json_answer([row for row in on_loop.call(engine.index) if row["state"] == State.READY.value])
+        return json_answer(on_loop.call(engine.index, engine.find_all()))
 
     def load(name: str) -> Response:
         for key, value in _parameters().items():
@@ -117,9 +113,19 @@ def _add_repository_routes(routes: Blueprint, service: Service, on_loop: OnLoop)
                 raise
         return Response(status=200)
 
-    routes.add_url_rule("/repository/index", "index", index, methods=["POST"])
+    routes.add_url_rule("/repository/index", "index", index, methods=["GET", "POST"])
     routes.add_url_rule("/repository/models/<path:name>/load", "load", load, methods=["POST"])
     routes.add_url_rule("/repository/models/<path:name>/unload", "unload", unload, methods=["POST"])
+
+
+def _only_ready() -> bool:
+    """Whether only ready models are asked for: `{"ready": true}` in the body, as Triton's, or ?ready=true."""
+    given = {"true": True, "false": False}.get(request.args.get("ready", "false"))
+    if request.method == "POST":
+        given = json_body().get("ready", given)
+    if not isinstance(given, bool):
+        raise invalid_argument("Invalid value for 'ready': expected a boolean")
+    return given
 
 
 def _parameters() -> dict[str, Any]:

@@ -17,11 +17,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.artifacts import Artifacts
 from serve.cache_events import CacheEvent, CacheTimes, Deed
+from serve.index import index_rows
 from serve.lifecycle import State
 from serve.model_cache import ModelCache
 from serve.repository import list_models
@@ -31,7 +32,7 @@ from serve.store import open_store, validate_name
 from serve.target import ModelLoader, PreparedTarget, Target
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
     from pathlib import Path
 
     from model_handlers.base import Footprint
@@ -300,15 +301,9 @@ class Engine:
                 for model in entry.resident.versions.values():
                     yield entry.name, model
 
-    def index(self) -> Iterator[dict[str, str]]:
-        """The repository index: every registered model with its state and, if it is not ready, why."""
-        for entry in list(self.cache.entries.values()):
-            if entry.state is State.READY and entry.resident is not None:
-                for version in sorted(entry.resident.versions):
-                    yield {"name": entry.name, "version": str(version), "state": entry.state.value}
-            else:
-                row = {"name": entry.name, "state": entry.state.value, "reason": entry.reason}
-                yield {key: value for key, value in row.items() if value}
+    def index(self, offered: Iterable[str] = ()) -> list[dict[str, Any]]:
+        """The repository index: every model that the cache knows, then those of `offered` that it does not."""
+        return list(index_rows(self.cache.entries.values(), offered, self.target_stats))
 
     def find_all(self) -> list[str]:
         """Every name that store or repository offers. Blocks on disk or network: not for the loop."""

@@ -95,6 +95,7 @@ REQUESTS = [
     ("GET", "/v2/models/twice/ready", {}, b""),
     ("GET", "/v2/models/nobody/ready", {}, b""),
     ("GET", "/v2/models/nobody/stats", {}, b""),
+    ("GET", "/v2/repository/index", {}, b""),
     ("POST", "/v2/repository/index", {}, b""),
     ("POST", "/v2/repository/index", {}, b'{"ready": 1}'),
     ("POST", "/v2/repository/models/nobody/load", {}, b""),

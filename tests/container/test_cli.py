@@ -361,46 +361,20 @@ def test_wrong_arguments_of_pack_are_one_sentence(arguments, message, tmp_path, 
     assert message in line
 
 
-# ---- invoke and models
+# ---- invoke
 
 ANSWER = {"model_name": "plus", "outputs": [{"name": "Y", "datatype": "FP32", "shape": [1], "data": [2.0]}]}
-INDEX = [
-    {"name": "plus.tar.gz", "version": "1", "state": "READY", "reason": ""},
-    {"name": "broken.tar.gz", "version": "", "state": "UNAVAILABLE", "reason": "no config.pbtxt"},
-]
-STATS = {
-    "model_stats": [
-        {
-            "name": "plus.tar.gz",
-            "version": "1",
-            "inference_count": 30,
-            "execution_count": 12,
-            "inference_stats": {
-                "success": {"count": 10, "ns": 5},
-                "fail": {"count": 2, "ns": 5},
-                "queue": {"count": 10, "ns": 5_000_000},
-                "compute_infer": {"count": 10, "ns": 12_300_000},
-            },
-        }
-    ]
-}
 TIMING = 'cache;desc=miss, download;dur=12.3, load;dur=88.1, infer;dur=5.2, evict;desc="bert-1.tar.gz"'
 
 
 class Recorder(http.server.BaseHTTPRequestHandler):
-    """Answers as a server of models does, and remembers what it was asked."""
-
-    def do_GET(self):
-        """Statistics."""
-        self._answer(200, STATS)
+    """Answers as a model does, and remembers what it was asked."""
 
     def do_POST(self):
-        """An index or an inference; the model called gone does not exist."""
+        """An inference; the model called gone does not exist."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.asked.append((self.path, dict(self.headers), body))
-        if self.path == "/v2/repository/index":
-            self._answer(200, INDEX)
-        elif self.headers.get("X-Amzn-SageMaker-Target-Model") == "gone":
+        if self.headers.get("X-Amzn-SageMaker-Target-Model") == "gone":
             self._answer(404, {"error": "there is no model 'gone'"})
         elif self.headers.get("X-Amzn-SageMaker-Target-Model") == "failing":
             self._answer(
@@ -553,16 +527,6 @@ def test_nobody_listening_is_said(capsys):
     """A refused connection leads to the question whether the server is up."""
     assert run("models", "--url", "http://127.0.0.1:9") == 1
     assert "is the server up?" in capsys.readouterr().err
-
-
-def test_models_shows_index_and_statistics(server, capsys):
-    """One line a model: state, requests, failures, mean batch size, mean times, and the reason of one that failed."""
-    assert run("models", "--url", server.url) == 0
-
-    titles, plus, broken = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert titles[:3] == ["MODEL", "VERSION", "STATE"]
-    assert plus == ["plus.tar.gz", "1", "READY", "10", "2", "2.5", "0.50", "ms", "1.23", "ms"]
-    assert broken == ["broken.tar.gz", "UNAVAILABLE", "no", "config.pbtxt"]
 
 
 @pytest.mark.parametrize(

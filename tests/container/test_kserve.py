@@ -1,6 +1,8 @@
 """KServe v2 beside inference: health, metadata, configuration, statistics, repository."""
 
 import json
+import threading
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 
 import pytest
@@ -155,11 +157,62 @@ def test_the_index_lists_what_is_there_and_what_could_be(own):
     rows = index(own)
     bad = rows["bad"]
     assert (bad["state"], "can't load model 'bad'" in bad["reason"]) == ("UNAVAILABLE", True)
-    assert rows["twice"] == {"name": "twice", "version": "1", "state": "READY"}
+    assert {"name": "twice", "version": "1", "state": "READY"}.items() <= rows["twice"].items()
     assert rows["thrice"] == {"name": "thrice"}
     assert set(rows) == {"twice", "thrice", "bad"}
     assert set(index(own, {"ready": True})) == {"twice"}
     assert set(index(own, {"ready": False})) == {"twice", "thrice", "bad"}
+
+
+@pytest.mark.parametrize(
+    ("query", "names"), [("", "twice thrice bad"), ("?ready=true", "twice"), ("?ready=false", "twice thrice bad")]
+)
+def test_the_index_can_be_read_by_a_get(query, names, own):
+    """The same rows as by a POST, which is Triton's way; `ready` is in the query then."""
+    rows = own.http("GET", f"/v2/repository/index{query}").json
+    assert {row["name"] for row in rows} == set(names.split())
+    assert own.http("GET", "/v2/repository/index?ready=1").error == "Invalid value for 'ready': expected a boolean"
+
+
+def test_the_index_tells_what_the_cache_knows(own, json_inputs):
+    """Bytes while in memory, leases and requests that wait, hits, misses and loads for good, and the last use."""
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    for model in ("twice", "thrice", "thrice"):
+        assert ask(own, f"/v2/models/{model}/infer", {"inputs": json_inputs(X=[1, 2, 3, 4])}).status == 200
+    ask(own, "/v2/models/bad/infer", {"inputs": []})
+    ask(own, "/v2/repository/models/twice/unload")
+
+    rows = index(own)
+
+    thrice = rows["thrice"]
+    assert thrice["queued"] == 0
+    assert thrice["cache"]["host_bytes"] == own.engine.cache.entries["thrice"].footprint.host > 0
+    assert {"device_bytes": 0, "leases": 0, "hits": 1, "misses": 1, "loads": 1}.items() <= thrice["cache"].items()
+    assert before < datetime.fromisoformat(thrice["cache"]["last_used"]) < datetime.now(UTC) + timedelta(seconds=1)
+    assert rows["bad"]["cache"] == {"host_bytes": 0, "device_bytes": 0, "leases": 0, "hits": 0, "misses": 1, "loads": 0}
+    assert rows["twice"] == {"name": "twice", "cache": {"hits": 1, "misses": 0, "loads": 1}}, "it is on disk still"
+
+
+def test_the_index_shows_a_load_under_way_and_who_holds_a_model(own, json_inputs):
+    """A load by when it began, a request that executes as a lease."""
+    engine = own.engine
+    with own.loads_held_up():
+        waiting = threading.Thread(
+            target=ask, args=(own, "/v2/models/thrice/infer", {"inputs": json_inputs(X=[1, 2, 3, 4])})
+        )
+        waiting.start()
+        while "thrice" not in (rows := index(own)) or rows["thrice"].get("state") != "LOADING":
+            pass
+        entry = own.on_loop.call(engine.cache.lease, "twice")
+        rows = index(own)
+        own.on_loop.call(entry.release)
+    waiting.join(20)
+
+    assert abs(datetime.fromisoformat(rows["thrice"]["cache"]["loading_since"]) - datetime.now(UTC)) < timedelta(
+        minutes=1
+    )
+    assert rows["twice"]["cache"]["leases"] == 1
+    assert "loading_since" not in index(own)["thrice"]["cache"]
 
 
 def test_load_and_unload_change_the_index(own, json_inputs):
@@ -233,7 +286,7 @@ def test_repository_requests_that_make_no_sense_are_refused(path, document, stat
     [
         ("POST", "/v2"),
         ("POST", "/v2/health/live"),
-        ("GET", "/v2/repository/index"),
+        ("PUT", "/v2/repository/index"),
         ("PUT", INFER),
         ("POST", "/v2/models/stats"),
     ],

@@ -160,7 +160,8 @@ def test_the_index_says_why(server, client):
     rows = {row["name"]: row for row in server.ask("POST", "/v2/repository/index", {}).json}
     assert rows["not-onnx.tar.gz"]["state"] == "UNAVAILABLE"
     assert "ONNX Runtime" in rows["not-onnx.tar.gz"]["reason"]
-    assert rows["good.tar.gz"] == {"name": "good.tar.gz", "version": "1", "state": "READY"}
+    assert {"version": "1", "state": "READY"}.items() <= rows["good.tar.gz"].items()
+    assert "reason" not in rows["good.tar.gz"]
 
 
 def test_a_broken_archive_that_was_mended_is_served(server, client, s3, bucket):

@@ -321,8 +321,9 @@ def test_a_request_that_waited_too_long_is_refused(client):
 
 def test_repository_index_load_and_unload(client, repository):
     """The index lists ready and other models; unload and load take effect; a model added on disk can be loaded."""
-    index = {(row["name"], row.get("version", "")): row.get("state", "") for row in client.get_model_repository_index()}
-    assert index["plus", "1"] == index["versions", "3"] == "READY"
+    index = {(row["name"], row.get("version", "")): row for row in client.get_model_repository_index()}
+    assert index["plus", "1"]["state"] == index["versions", "3"]["state"] == "READY"
+    assert index["plus", "1"]["cache"]["host_bytes"] > 0, "what only this server tells does not hurt the client"
 
     client.unload_model("bare")
     assert not client.is_model_ready("bare")

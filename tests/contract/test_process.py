@@ -74,7 +74,8 @@ def test_resident_models_answer_while_another_loads(serve, tmp_path):
         loading = pool.submit(server.ask, "POST", "/models", body)
         index = "/v2/repository/index"
         eventually(
-            lambda: {"name": "slow", "state": "LOADING"} in server.ask("POST", index, {}).json, "the load to begin"
+            lambda: ("slow", "LOADING") in [(row["name"], row["state"]) for row in server.ask("GET", index).json],
+            "the load to begin",
         )
         early = pool.submit(server.ask, "POST", "/models/slow/invoke", models.ONE)
 

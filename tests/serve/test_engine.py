@@ -287,7 +287,8 @@ def test_an_evicted_model_stays_registered_and_comes_back(run, toys, tmp_path, h
             both = [(name, str(heavy / name)) for name in "ab"]
             assert engine.registered() == both
             assert engine.is_ready("a")
-            assert {"name": "a", "state": "UNAVAILABLE", "reason": "evicted for 'b'"} in list(engine.index())
+            (row,) = [row for row in engine.index() if row["name"] == "a"]
+            assert {"state": "UNAVAILABLE", "reason": "evicted for 'b'"}.items() <= row.items()
             with held_loads(engine):
                 back = asyncio.create_task(answered(engine, toys, "a"))
                 await until(lambda: loading(engine))
@@ -450,7 +451,7 @@ def test_names_that_nobody_has_are_refused_and_do_not_pile_up(run, toys, tmp_pat
                 with pytest.raises(MmeError):
                     await engine.reload(engine.canonical(name))
             assert (engine.cache.entries, engine.target_stats) == ({}, {})
-            assert list(engine.index()) == []
+            assert engine.index() == []
 
     run(main())
 
@@ -522,7 +523,9 @@ def test_a_request_whose_model_does_not_load_says_why_and_the_next_tries_again(r
             assert (engine.is_ready("a"), engine.registered()) == (False, [])
             shutil.copy(repository / "b" / "1" / "model.onnx", repository / "a" / "1" / "model.onnx")
             assert await answered(engine, toys) == 2
-            assert list(engine.index()) == [{"name": "a", "version": "1", "state": "READY"}]
+            [row] = engine.index()
+            assert (row["name"], row["version"], row["state"]) == ("a", "1", "READY")
+            assert "reason" not in row
 
     run(main())
 

@@ -1,0 +1,170 @@
+"""`mme models`: what a server knows of its models, as a table for people or as JSON for programs.
+
+Asks any server that has KServe's repository index; the columns that only this one can fill stay empty for others. One
+line a model; several versions share it. The server's own clock, from its Date header, says how long ago something was.
+"""
+
+# ruff: noqa: T201 - a command talks to people
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+from container.client_commands import ask, checked_url
+from model_handlers.errors import MmeError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Mapping, Sequence
+
+    Row = Mapping[str, Any]
+
+_TITLES = ("MODEL", "VERSION", "STATE", "MEMORY", "LAST USE", "HITS", "MISSES", "WAITING")
+_STATS_TITLES = ("REQUESTS", "FAILED", "BATCH", "QUEUE", "COMPUTE")
+_HOME, _TO_LINE_END, _TO_SCREEN_END = "\x1b[H\x1b[?25l", "\x1b[K", "\x1b[J\x1b[?25h"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the index once, or again and again until interrupted.
+
+    Raises:
+        MmeError: the server cannot be reached, or its own sentence.
+    """
+    shown = _shown(arguments)
+    if arguments.watch is None:
+        print(shown)
+        return 0
+    terminal = sys.stdout.isatty()
+    if terminal:
+        print("\x1b[2J", end="")
+    while True:
+        print(_screen(shown) if terminal else shown, end="" if terminal else "\n", flush=True)
+        time.sleep(arguments.watch)
+        try:
+            shown = _shown(arguments)
+        except MmeError as error:  # it may come back
+            shown = json.dumps({"error": error.message}) if arguments.json else error.message
+
+
+def _screen(text: str) -> str:
+    """As much text as fits over what the terminal shows, without clearing it first, which would flicker."""
+    columns, rows = shutil.get_terminal_size()
+    lines = (f"{line[:columns]}{_TO_LINE_END}\n" for line in text.splitlines()[: rows - 1])
+    return _HOME + "".join(lines) + _TO_SCREEN_END
+
+
+def _shown(arguments: argparse.Namespace) -> str:
+    """The index as it is now."""
+    url = checked_url(arguments.url)
+    index, headers = ask(f"{url}/v2/repository/index", b"{}", arguments.timeout)
+    if arguments.json:
+        return json.dumps(index, indent=None if arguments.watch else 2)
+    stats: list[Row] = []
+    if arguments.stats:
+        stats = ask(f"{url}/v2/models/stats", None, arguments.timeout)[0]["model_stats"]
+    return "\n".join(_lines(index, stats if arguments.stats else None, _date(headers)))
+
+
+def _date(headers: Mapping[str, str]) -> datetime:
+    try:
+        return parsedate_to_datetime(headers["date"])
+    except (KeyError, ValueError):
+        return datetime.now(UTC)
+
+
+def _lines(index: Iterable[Row], stats: Sequence[Row] | None, now: datetime) -> list[str]:
+    """The table: models in memory first, each group by name."""
+    models: dict[str, list[Row]] = {}
+    for row in index:
+        models.setdefault(str(row["name"]), []).append(row)
+    everybody = sorted(models.items(), key=lambda item: (not _in_memory(item[1]), item[0]))
+    table = [(*_TITLES, *(_STATS_TITLES if stats is not None else ()), "REASON")]
+    for name, rows in everybody:
+        cells = _cells(name, rows, now)
+        if stats is not None:
+            cells += _stats_cells([row for row in stats if row["name"] == name])
+        table.append((*cells, _one_line(" ".join(str(rows[0].get("reason", "")).split()))))
+    return _columns(table)
+
+
+def _in_memory(rows: Sequence[Row]) -> bool:
+    return any(row.get("state") == "READY" for row in rows)
+
+
+def _cells(name: str, rows: Sequence[Row], now: datetime) -> tuple[str, ...]:
+    first = rows[0]
+    cache: Row = first.get("cache", {})
+    versions = ",".join(str(row["version"]) for row in rows if row.get("version"))
+    state = str(first.get("state", "not loaded"))
+    if "loading_since" in cache:
+        state = f"{state} {_span(cache['loading_since'], now)}"
+    queued = sum(int(row.get("queued", 0)) for row in rows)
+    return (
+        _one_line(name),
+        versions,
+        state,
+        _memory(cache),
+        _last_use(cache, now),
+        *(str(cache[key]) if key in cache else "" for key in ("hits", "misses")),
+        str(queued) if any("queued" in row for row in rows) else "",
+    )
+
+
+def _one_line(text: str) -> str:
+    """A name, or a reason with one in it, without a terminal's commands, which a client could have put there."""
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
+def _memory(cache: Row) -> str:
+    parts = [(cache.get("host_bytes", 0), ""), (cache.get("device_bytes", 0), " GPU")]
+    return " + ".join(f"{size / 1e6:.1f} MB{where}" for size, where in parts if size)
+
+
+def _last_use(cache: Row, now: datetime) -> str:
+    if cache.get("leases"):
+        return "now"
+    return f"{_span(cache['last_used'], now)} ago" if "last_used" in cache else ""
+
+
+def _span(since: str, now: datetime) -> str:
+    """How long ago something was, in the unit that a person would choose."""
+    seconds = max((now - datetime.fromisoformat(since)).total_seconds(), 0.0)
+    for unit, size, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 48)):
+        if seconds < size * most:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def _stats_cells(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Requests of all versions; means are over successful requests."""
+    if not rows:
+        return ("",) * len(_STATS_TITLES)
+    executions = sum(int(row.get("execution_count", 0)) for row in rows)
+    inferences = sum(int(row.get("inference_count", 0)) for row in rows)
+    batch = f"{inferences / executions:.1f}" if executions else ""
+    counts = (str(_summed(rows, key)[0]) for key in ("success", "fail"))
+    return (*counts, batch, *(_mean_ms(*_summed(rows, key)) for key in ("queue", "compute_infer")))
+
+
+def _summed(rows: Sequence[Row], key: str) -> tuple[int, int]:
+    durations = [row.get("inference_stats", {}).get(key, {}) for row in rows]
+    return sum(int(each.get("count", 0)) for each in durations), sum(int(each.get("ns", 0)) for each in durations)
+
+
+def _mean_ms(count: int, ns: int) -> str:
+    return f"{ns / count / 1e6:.2f} ms" if count else ""
+
+
+def _columns(table: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned; a column without anything in it but its title stays away."""
+    kept = [column for column in zip(*table, strict=True) if any(column[1:]) or len(table) == 1]
+    widths = [max(map(len, column)) for column in kept]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in zip(*kept, strict=True)
+    ]

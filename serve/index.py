@@ -1,0 +1,79 @@
+"""The repository index: one row for each served version of a model in memory, one for each other model.
+
+Rows carry the protocol's fields, `name`, `version`, `state` and `reason`, and beside them what only a multi-model
+cache has to tell; clients skip fields that they do not know. Touched on the event loop only.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from serve.lifecycle import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from serve.cache_entry import Entry
+    from serve.stats import TargetStats
+    from serve.target import Target
+
+_CLOCK = time.time() - time.monotonic()  # one for all rows: the same use is always the same time
+
+
+def index_rows(
+    entries: Iterable[Entry[Target]], offered: Iterable[str], counted: Mapping[str, TargetStats]
+) -> Iterator[dict[str, Any]]:
+    """Every row.
+
+    A model in memory has a row for each version, with `queued`, the requests that wait for a lane. `cache` is about
+    all versions together: see `_cached`.
+
+    Args:
+        entries: the models that the cache knows.
+        offered: names that store or repository has; those that the cache does not know have a row of their name.
+        counted: what the cache did for a model, also for one that it does not know any more.
+    """
+    known = set()
+    for entry in entries:
+        known.add(entry.name)
+        yield from _rows_of(entry)
+    for name in offered:
+        if name not in known:
+            yield {"name": name, **({"cache": _counted(counted[name])} if name in counted else {})}
+
+
+def _rows_of(entry: Entry[Target]) -> Iterator[dict[str, Any]]:
+    cached = _cached(entry)
+    if entry.state is State.READY and entry.resident is not None:
+        for version, model in sorted(entry.resident.versions.items()):
+            row = {"name": entry.name, "version": str(version), "state": entry.state.value}
+            yield {**row, "queued": model.queued, "cache": cached}
+    else:
+        row = {"name": entry.name, "state": entry.state.value}
+        yield {**row, **({"reason": entry.reason} if entry.reason else {}), "cache": cached}
+
+
+def _cached(entry: Entry[Target]) -> dict[str, Any]:
+    """Bytes, counters, and times in RFC 3339: of the last use, if there was one, and of the beginning of a load."""
+    cached = {
+        "host_bytes": entry.footprint.host,
+        "device_bytes": entry.footprint.device,
+        "leases": entry.leases,
+        **_counted(entry.stats),
+    }
+    if entry.last_used:
+        cached["last_used"] = rfc3339(_CLOCK + entry.last_used)
+    if entry.task is not None:
+        cached["loading_since"] = rfc3339(_CLOCK + entry.loading_since)
+    return cached
+
+
+def _counted(stats: TargetStats) -> dict[str, Any]:
+    return {"hits": stats.hits, "misses": stats.misses, "loads": stats.loads}
+
+
+def rfc3339(seconds: float) -> str:
+    """A time in seconds since 1970 as text, in UTC with milliseconds."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

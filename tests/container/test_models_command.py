@@ -1,0 +1,242 @@
+"""`mme models`: the table, JSON and watching, of a server of ours and of one that tells less."""
+
+import contextlib
+import http.server
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime
+
+import pytest
+
+from container import cli
+from container.models_command import _span
+from container.settings import Mode
+
+# What Triton answers: no fields of ours, no Date.
+INDEX = [
+    {"name": "plus", "version": "1", "state": "READY", "reason": ""},
+    {"name": "plus", "version": "3", "state": "READY", "reason": ""},
+    {"name": "a broken one", "version": "", "state": "UNAVAILABLE", "reason": "no config.pbtxt\nat all"},
+    {"name": "evil\x1b[2J", "reason": ""},
+]
+STATS = {
+    "model_stats": [
+        {
+            "name": "plus",
+            "version": version,
+            "inference_count": 15,
+            "execution_count": 6,
+            "inference_stats": {
+                "success": {"count": 5, "ns": 5},
+                "fail": {"count": 1, "ns": 5},
+                "queue": {"count": 5, "ns": 2_500_000},
+                "compute_infer": {"count": 5, "ns": 6_150_000},
+            },
+        }
+        for version in ("1", "3")
+    ]
+}
+
+
+class Triton(http.server.BaseHTTPRequestHandler):
+    """The index and the statistics; `down` of the server makes it refuse."""
+
+    def do_GET(self):
+        """Statistics."""
+        self._answer(STATS)
+
+    def do_POST(self):
+        """The index."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked.release()
+        self._answer(INDEX)
+
+    def _answer(self, content):
+        body = json.dumps({"error": "busy"} if self.server.down else content).encode()
+        self.send_response_only(503 if self.server.down else 200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@pytest.fixture
+def triton():
+    """A listening server; `url` is its address, `asked` is released with every request for the index."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Triton) as server:
+        server.url, server.down, server.asked = f"http://127.0.0.1:{server.server_port}", False, threading.Semaphore(0)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def own(start, tmp_path, put):
+    """A server of ours: `twice` in memory, `thrice` on disk, `bad` broken."""
+    put["multiple"](tmp_path, "twice", 2.0)
+    put["multiple"](tmp_path, "thrice", 3.0)
+    (tmp_path / "bad" / "1").mkdir(parents=True)
+    (tmp_path / "bad" / "1" / "model.onnx").write_bytes(b"no model")
+    return start(mode=Mode.REPOSITORY, model_repository=tmp_path, load_models=("twice",))
+
+
+def models(capsys, url, *flags):
+    """The output of one run as a table: cells by two spaces or more."""
+    assert cli.main(["models", "--url", url, *flags]) == 0
+    return [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_table_of_what_the_cache_knows(own, capsys, json_inputs):
+    """One line a model, those in memory first: bytes, last use, hits, misses, and the reason of one that failed."""
+    for _ in range(3):
+        own.infer("twice", {"inputs": json_inputs(X=[1, 2, 3, 4])})
+    own.infer("bad", {"inputs": []})
+
+    titles, twice, bad, thrice = models(capsys, f"http://127.0.0.1:{own.port}")
+
+    assert titles == ["MODEL", "VERSION", "STATE", "MEMORY", "LAST USE", "HITS", "MISSES", "WAITING", "REASON"]
+    assert twice[:3] == ["twice", "1", "READY"]
+    footprint = own.engine.cache.entries["twice"].footprint
+    assert twice[3] == f"{footprint.host / 1e6:.1f} MB"
+    assert re.fullmatch(r"\d+ s ago", twice[4])
+    assert twice[5:] == ["3", "0", "0"]
+    assert bad[:2] == ["bad", "UNAVAILABLE"]
+    assert "can't load model 'bad'" in bad[-1]
+    assert thrice == ["thrice", "not loaded"]
+
+
+def test_a_load_under_way_is_shown_with_its_time(own, capsys, json_inputs):
+    """LOADING, and for how long."""
+    with own.loads_held_up():
+        waiting = threading.Thread(target=own.infer, args=("thrice", {"inputs": json_inputs(X=[1, 2, 3, 4])}))
+        waiting.start()
+        while "thrice" not in own.engine.cache.entries or own.engine.cache.entries["thrice"].state.value != "LOADING":
+            pass
+        rows = {row[0]: row for row in models(capsys, f"http://127.0.0.1:{own.port}")}
+    waiting.join(20)
+
+    assert re.fullmatch(r"LOADING \d+ s", rows["thrice"][1])
+
+
+def test_a_model_that_is_in_use_was_used_now(own, capsys):
+    """A request that has been executing for an hour is no use of an hour ago."""
+    entry = own.on_loop.call(own.engine.cache.lease, "twice")
+    entry.last_used -= 3600
+    cells = [row[4] for row in models(capsys, f"http://127.0.0.1:{own.port}") if row[0] == "twice"]
+    own.on_loop.call(entry.release)
+
+    assert cells == ["now"]
+
+
+def test_another_server_of_models_has_fewer_columns(triton, capsys):
+    """Versions of a model share a line; what a server does not tell is no column; nothing drives the terminal."""
+    titles, plus, broken, evil = models(capsys, triton.url)
+
+    assert titles == ["MODEL", "VERSION", "STATE", "REASON"]
+    assert plus == ["plus", "1,3", "READY"]
+    assert broken == ["a broken one", "UNAVAILABLE", "no config.pbtxt at all"]
+    assert evil == ["evil\N{REPLACEMENT CHARACTER}[2J", "not loaded"]
+
+
+def test_statistics_are_columns_on_request(triton, capsys):
+    """Requests, failures, mean batch size and mean times, of all versions together."""
+    titles, plus, *_ = models(capsys, triton.url, "--stats")
+
+    assert titles == ["MODEL", "VERSION", "STATE", "REQUESTS", "FAILED", "BATCH", "QUEUE", "COMPUTE", "REASON"]
+    assert plus == ["plus", "1,3", "READY", "10", "2", "2.5", "0.50 ms", "1.23 ms"]
+
+
+def test_json_is_the_index_as_it_came(triton, capsys):
+    """For programs: nothing left out, nothing added."""
+    assert cli.main(["models", "--url", triton.url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == INDEX
+
+
+@pytest.mark.parametrize("arguments", [("--json", "--stats"), ("--watch", "0"), ("--watch", "soon")])
+def test_arguments_that_make_no_sense_are_refused(arguments, capsys):
+    """With the usage, exit code 2."""
+    with pytest.raises(SystemExit) as raised:
+        cli.main(["models", *arguments])
+    assert raised.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def watching(url, *flags, stdout):
+    """The command as a process, interrupted at the end as a person does."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "container.cli", "models", "--url", url, "--watch", "0.1", *flags], stdout=stdout
+    )
+    try:
+        yield process
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_watching_goes_on_though_the_server_does_not_answer_for_a_while(triton):
+    """One line of JSON after the other; the server's error is one of them, and the index comes again after it."""
+    with watching(triton.url, "--json", stdout=subprocess.PIPE) as process, process.stdout as out:
+        assert json.loads(out.readline()) == INDEX
+        triton.down = True
+        while (line := json.loads(out.readline())) == INDEX:
+            pass
+        assert line == {"error": "503 Service Unavailable: busy"}
+        triton.down = False
+        while json.loads(out.readline()) != INDEX:
+            pass
+
+
+def test_watching_on_a_terminal_draws_over_what_was_there(triton):
+    """Each time from the upper left corner, every line to its end, what was below is cleared."""
+    master, terminal = pty.openpty()
+    seen = b""
+    try:
+        with watching(triton.url, stdout=terminal):
+            for _ in range(3):
+                assert triton.asked.acquire(timeout=20)
+            while seen.count(b"\x1b[H") < 3:
+                seen += os.read(master, 65536)
+    finally:
+        os.close(terminal)
+        os.close(master)
+
+    frames = seen.split(b"\x1b[H")
+    assert frames[1].count(b"\x1b[K") == 4
+    assert b"plus" in frames[1]
+    assert frames[1].rstrip().endswith(b"\x1b[J\x1b[?25h")
+
+
+def test_a_server_that_never_answered_ends_the_watch(capsys):
+    """A mistyped address is said at once."""
+    assert cli.main(["models", "--url", "http://127.0.0.1:9", "--watch"]) == 1
+    assert "is the server up?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("since", "shown"),
+    [
+        ("2026-11-20T12:00:00.900Z", "0 s"),
+        ("2026-11-20T11:58:01.000Z", "119 s"),
+        ("2026-11-20T11:58:00.000Z", "2 min"),
+        ("2026-11-20T10:00:01.000Z", "120 min"),
+        ("2026-11-20T10:00:00.000Z", "2 h"),
+        ("2026-11-18T12:00:00.000Z", "2 d"),
+    ],
+)
+def test_times_are_told_in_the_unit_a_person_would_choose(since, shown):
+    """A use that is later than the server's Date, which has whole seconds, was just now."""
+    assert _span(since, datetime(2026, 11, 20, 12, tzinfo=UTC)) == shown
