@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from model_handlers.config import ModelConfig
     from model_handlers.errors import MmeError
-    from model_handlers.tensor import Array
+    from model_handlers.outside import Outside
+    from model_handlers.tensor import Array, DataType
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,12 @@ class ModelResponse:
     Attributes:
         outputs: output name → array of the full shape.
         parameters: what the model sends beside tensors: strings, numbers and booleans.
+        data_types: those of outputs whose arrays do not tell: BF16, whose bits numpy carries as UINT16.
     """
 
     outputs: dict[str, Array]
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    data_types: Mapping[str, DataType] = field(default_factory=dict)
 
 
 class Responder(Protocol):
@@ -131,6 +134,7 @@ class Handler(ABC):
 
     Attributes:
         config: the configuration, completed from the model file.
+        outside: what its model may ask of the server, None for nothing. Set once it is loaded.
         backend: the name that selects the class in config.pbtxt.
         platform: the older name, or "".
         default_filename: the model file in a version directory when the configuration names none.
@@ -152,6 +156,7 @@ class Handler(ABC):
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
+        self.outside: Outside | None = None
 
     @classmethod
     def gpu_capable(cls) -> bool:

@@ -25,6 +25,7 @@ from serve.cache_events import CacheEvent, CacheTimes, Deed
 from serve.index import index_rows
 from serve.lifecycle import State
 from serve.model_cache import ModelCache
+from serve.outside import EngineOutside
 from serve.repository import list_models
 from serve.source import Archived, InRepository, Source, Unpacked, is_plain, source_of
 from serve.stats import ModelStats, TargetStats
@@ -87,7 +88,13 @@ class Engine:
         self._loads = ThreadPoolExecutor(2 * options.load_threads, "load", initializer=_lower_priority)
         # Threads of their own: an unload must not queue behind the downloads it would make room for.
         self._unloads = ThreadPoolExecutor(options.load_threads, "unload", initializer=_lower_priority)
-        loader = ModelLoader(loop, self.stats, inline_ns=options.inline_ns, require_gpu=options.require_gpu)
+        loader = ModelLoader(
+            loop,
+            self.stats,
+            inline_ns=options.inline_ns,
+            require_gpu=options.require_gpu,
+            outside=EngineOutside(self, loop),
+        )
         self.cache: ModelCache[PreparedTarget, Target] = ModelCache(
             loader,
             options.budget,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from model_handlers.base import Device
+    from model_handlers.outside import Outside
 
 _log = logging.getLogger("mme.load")
 _THREADS = Path("/proc/self/task")
@@ -117,6 +118,7 @@ class ModelLoader:
         stats: (name, version) → counters that outlive a model's stay in memory.
         inline_ns: see `Model`.
         require_gpu: whether KIND_GPU without a GPU is an error.
+        outside: what models may ask of the server.
     """
 
     def __init__(
@@ -126,11 +128,13 @@ class ModelLoader:
         *,
         inline_ns: int = 0,
         require_gpu: bool = False,
+        outside: Outside | None = None,
     ) -> None:
         self._loop = loop
         self._stats = stats
         self._inline_ns = inline_ns
         self._require_gpu = require_gpu
+        self._outside = outside
         self._measuring = threading.Lock()
 
     def prepare(self, name: str, source: Source, cancelled: Callable[[], bool]) -> PreparedTarget:
@@ -197,6 +201,7 @@ class ModelLoader:
                 handler = shared.get(device)
                 if handler is None:
                     handler = prepared.start(config, directory.model_file(version), device, lane)
+                    handler.outside = self._outside
                     handlers.append(handler)
                     config = handler.config
                     _warm_up(handler)

@@ -30,6 +30,7 @@ from model_handlers.isolation.framing import (
     request_number,
     unpack,
 )
+from model_handlers.isolation.outside import OutsideInChild
 from model_handlers.isolation.segments import Segment
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ def main(control: socket.socket, events: socket.socket) -> int:
     handler = _load(message, side)
     if handler is None:
         return 0
-    worker = _Worker(handler, side, Events(events, handler.config.name))
+    said = Events(events, handler.config.name)
+    handler.outside = OutsideInChild(said)
+    worker = _Worker(handler, side, said)
     while (message := side.receive()) is not None:
         if message["do"] == "close":
             handler.close()

@@ -44,6 +44,7 @@ class Events:
         self._listens = False
         self._cancelled: set[int] = set()
         self._watching: dict[int, list[Callable[[], None]]] = {}
+        self._expected: dict[int, Callable[[Message, Array], None]] = {}
 
     def send(self, message: Message, packing: Packing | None = None) -> None:
         """Send a frame; waits while the other side does not read. Nothing happens in a process that the model forked.
@@ -94,6 +95,12 @@ class Events:
             self._cancelled.discard(number)
             self._watching.pop(number, None)
 
+    def expect(self, number: int, take: Callable[[Message, Array], None]) -> None:
+        """Have the replies to a question of ours taken, until the last one."""
+        with self._lock:
+            self._expected[number] = take
+        self._listen()
+
     def _listen(self) -> None:
         with self._lock:
             if not self._listens:
@@ -106,8 +113,14 @@ class Events:
             while (frame := reader.next()) is not None:
                 self._take(*frame)
 
-    def _take(self, message: Message, _shared: Array) -> None:
-        if "cancelled" in message:
+    def _take(self, message: Message, shared: Array) -> None:
+        if "reply" in message:
+            number = message["reply"]
+            with self._lock:
+                take = self._expected.pop(number, None) if message["final"] else self._expected.get(number)
+            if take is not None:
+                take(message, shared)
+        elif "cancelled" in message:
             with self._lock:
                 self._cancelled.add(message["cancelled"])
                 told = self._watching.pop(message["cancelled"], [])

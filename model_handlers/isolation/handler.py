@@ -67,7 +67,7 @@ class IsolatedHandler(Handler):
         self._buried_child = False
         self._last_death = ""
         self._taken = Footprint()
-        self.config = config
+        super().__init__(config)
         before = devices.device_memory_used() if uses_gpu else 0
         self._child, self.config = self._begin()
         if uses_gpu:

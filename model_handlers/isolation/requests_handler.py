@@ -16,11 +16,12 @@ from model_handlers.isolation.channel import Frame
 from model_handlers.isolation.framing import Packing, ProtocolError, error_from, request_number
 from model_handlers.isolation.handler import NONSENSE, IsolatedHandler
 from model_handlers.isolation.listener import Channel
+from model_handlers.isolation.outside import Questions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from model_handlers.base import ModelRequest, Responder
+    from model_handlers.base import ModelRequest
     from model_handlers.config import ModelConfig
     from model_handlers.isolation.framing import Message
     from model_handlers.isolation.process import Child
@@ -35,7 +36,8 @@ class IsolatedRequestsHandler(IsolatedHandler):
     sees_requests: ClassVar[bool] = True
 
     def __init__(self, load: Message, config: ModelConfig, lane: str, *, uses_gpu: bool) -> None:
-        self._open: dict[int, Responder] = {}  # single operations of a dict need no lock
+        self._open: dict[int, ModelRequest] = {}  # single operations of a dict need no lock
+        self._questions = Questions(config.name)
         self._channel: Channel | None = None
         super().__init__(load, config, lane, uses_gpu=uses_gpu)
 
@@ -75,7 +77,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
     def _begin_requests(self, numbers: range, requests: Sequence[ModelRequest]) -> None:
         for number, request in zip(numbers, requests, strict=True):
             if request.responder is not None:
-                self._open[number] = request.responder
+                self._open[number] = request
                 request.responder.when_cancelled(functools.partial(self._tell_cancelled, number))
 
     def _answer(self, shared: Array, answer: Message | None) -> ModelResponse | MmeError | None:
@@ -104,19 +106,26 @@ class IsolatedRequestsHandler(IsolatedHandler):
         if self._channel is not None:
             self._channel.drain()
         while self._open:
-            _, responder = self._open.popitem()
-            responder.send(why, final=True)
+            _respond(self._open.popitem()[1], why, final=True)
+        self._questions.drop_all()
 
     def _take(self, message: Message, shared: Array) -> None:
         """A frame came. What it raises ends the channel."""
         if "respond" not in message:
-            raise ProtocolError(f"a frame about nothing: {str(message)[:200]}")
+            self._asked(message, shared)
+            return
         number, final = message["respond"], bool(message["final"]) or "error" in message
         error = error_from(message["error"]) if "error" in message else None
         response = self._response(shared, message) if "outputs" in message else None
-        responder = self._open.pop(number, None) if final else self._open.get(number)
-        if responder is not None:
-            responder.send(error or response, final=final)
+        request = self._open.pop(number, None) if final else self._open.get(number)
+        if request is not None:
+            _respond(request, error or response, final=final)
+
+    def _asked(self, message: Message, shared: Array) -> None:
+        if not {"call", "ask", "drop"} & message.keys() or self._channel is None:
+            raise ProtocolError(f"a frame about nothing: {str(message)[:200]}")
+        callers = dict.fromkeys(caller for request in list(self._open.values()) for caller in request.callers)
+        self._questions.take(message, shared, self.outside, (*callers, self.config.name), self._channel)
 
     def _tell_cancelled(self, number: int) -> None:
         if number in self._open and self._channel is not None:
@@ -131,3 +140,8 @@ class IsolatedRequestsHandler(IsolatedHandler):
         with self._lock:  # whoever executes a batch meanwhile notices the death and buries it
             if child is self._child and child.alive:
                 self._bury(child.death(_RESPONDING) if error is None else child.broke(error, _RESPONDING))
+
+
+def _respond(request: ModelRequest, response: ModelResponse | MmeError | None, *, final: bool) -> None:
+    if request.responder is not None:
+        request.responder.send(response, final=final)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.failures import failed_batch, failed_execution, printable
-from model_handlers.python.pb_messages import KINDS, InferenceResponse, TritonError
+from model_handlers.python.pb_responses import KINDS, InferenceResponse, TritonError
 from model_handlers.python.pb_tensor import Tensor
 from model_handlers.tensor import BF16, UINT16
 

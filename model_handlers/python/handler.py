@@ -67,7 +67,7 @@ class PythonHandler(Handler):
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
         """Call the author's `execute` once. Several threads that call at a time wait for one another."""
-        return self._host.execute(requests)
+        return self._host.execute(requests, self.outside)
 
     def close(self) -> None:
         """Call `finalize`."""

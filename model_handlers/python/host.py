@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Device, ModelRequest, ModelResponse
     from model_handlers.config import ModelConfig
+    from model_handlers.outside import Outside
     from model_handlers.python.module import ModelFile
 
 _log = logging.getLogger("mme.model")
@@ -66,10 +67,15 @@ class Host:
                 raise
         self._batches = self.config.max_batch_size > 0
 
-    def execute(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
+    def execute(
+        self, requests: Sequence[ModelRequest], outside: Outside | None
+    ) -> list[ModelResponse | MmeError | None]:
         """Have the author's `execute` answer the requests. See `Handler.execute_requests`."""
         responses = [Responses(self.config, self._lane, request) for request in requests]
         with self._one_at_a_time, running(self._hosted):
+            self._hosted.outside = outside
+            callers = dict.fromkeys(caller for request in requests for caller in request.callers)
+            self._hosted.callers = (*callers, self.config.name)
             try:
                 returned = self._returned(requests, responses)
             except BaseException as error:
@@ -84,6 +90,7 @@ class Host:
     def close(self) -> None:
         """Call `finalize`, if there is one, and forget the model. What `finalize` raises is logged."""
         with self._one_at_a_time, running(self._hosted):
+            self._hosted.outside = None
             try:
                 if hasattr(self._author, "finalize"):
                     self._author.finalize()

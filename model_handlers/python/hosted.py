@@ -15,13 +15,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from model_handlers.outside import Outside
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Hosted:
-    """A model as its own code may ask about it."""
+    """A model as its own code may ask about it.
+
+    Attributes:
+        name, directory: what it is called, and where it lies.
+        outside: what it may ask of the server; None outside of `execute`.
+        callers: the models that wait for what it executes, itself the last.
+    """
 
     name: str
     directory: Path
+    outside: Outside | None = None
+    callers: tuple[str, ...] = ()
 
 
 _current: ContextVar[Hosted] = ContextVar("hosted model")

@@ -1,79 +1,22 @@
-"""What `execute` is given and what it returns, errors included, as `pb_utils` names them. Runs on the model's threads.
-
-Nothing here reaches outside of the process: calls to other models are refused.
-"""
+"""What `execute` is given, as `pb_utils` names it, and what it answers with. Runs on the model's threads."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from model_handlers.errors import Kind
+from model_handlers.python import pb_calls
 from model_handlers.python.pb_errors import TritonModelException
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
+    from model_handlers.python.pb_responses import InferenceResponse
     from model_handlers.python.pb_tensor import Tensor
 
 MEMORY_CPU, MEMORY_GPU = 0, 2  # as TRITONSERVER_MemoryType numbers them
 RELEASE_ALL = 1
-
-
-def refuse(what: str) -> NoReturn:
-    """Say that `what` is not served."""
-    raise TritonModelException(f"{what} is not served yet: execute must return one response for each request")
-
-
-def refuse_call(what: str) -> NoReturn:
-    """Say that `what`, which reaches for other models, is not served."""
-    raise TritonModelException(f"{what} is not served yet: a model cannot call, load or ask for other models")
-
-
-class TritonError:
-    """What went wrong with one request: `InferenceResponse(error=TritonError(message, code))`."""
-
-    UNKNOWN: ClassVar[int] = 0
-    INTERNAL: ClassVar[int] = 1
-    NOT_FOUND: ClassVar[int] = 2
-    INVALID_ARG: ClassVar[int] = 3
-    UNAVAILABLE: ClassVar[int] = 4
-    UNSUPPORTED: ClassVar[int] = 5
-    ALREADY_EXISTS: ClassVar[int] = 6
-    CANCELLED: ClassVar[int] = 7
-
-    def __init__(self, message: str, code: int = INTERNAL) -> None:
-        if code not in KINDS:
-            raise TritonModelException(f"TritonError has no code {code!r}; use one of its constants")
-        self._message = str(message)
-        self._code = code
-
-    def __str__(self) -> str:
-        return self._message
-
-    def code(self) -> int:
-        """One of the constants."""
-        return self._code
-
-    def message(self) -> str:
-        """The sentence."""
-        return self._message
-
-
-# What a model did not find, or found twice, is its own: kinds that speak of models would tell SageMaker that this one
-# is not loaded, or is loaded already.
-KINDS = {
-    TritonError.UNKNOWN: Kind.EXECUTION_FAILED,
-    TritonError.INTERNAL: Kind.EXECUTION_FAILED,
-    TritonError.NOT_FOUND: Kind.INVALID_ARGUMENT,
-    TritonError.INVALID_ARG: Kind.INVALID_ARGUMENT,
-    TritonError.UNAVAILABLE: Kind.UNAVAILABLE,
-    TritonError.UNSUPPORTED: Kind.UNSUPPORTED,
-    TritonError.ALREADY_EXISTS: Kind.INVALID_ARGUMENT,
-    TritonError.CANCELLED: Kind.CANCELLED,
-}
 
 
 class PreferredMemory:
@@ -212,6 +155,13 @@ class InferenceRequest:
         """What the client sent beside tensors, as a JSON object."""
         return self._parameters if isinstance(self._parameters, str) else json.dumps(dict(self._parameters))
 
+    def parameter_values(self) -> dict[str, Any]:
+        """The same as values."""
+        values = json.loads(self.parameters())
+        if not isinstance(values, dict):
+            raise TritonModelException(f"parameters of an InferenceRequest must be an object, got {type(values)}")
+        return values
+
     def trace(self) -> InferenceTrace:
         """Its trace."""
         return self._trace or InferenceTrace()
@@ -231,7 +181,7 @@ class InferenceRequest:
     def set_release_flags(self, flags: int) -> None:
         """Say what becomes of the request after `execute`; only that it is done with is served."""
         if flags != RELEASE_ALL:
-            refuse("rescheduling a request")
+            raise TritonModelException("rescheduling a request is not served yet: answer it in this execute")
 
     def get_response_sender(self) -> InferenceResponseSender:
         """What sends its responses: the same sender each time."""
@@ -241,56 +191,17 @@ class InferenceRequest:
             self._sender = self._responses.sender()
         return self._sender
 
-    def exec(self, decoupled: bool = False) -> InferenceResponse:  # noqa: ARG002, FBT001, FBT002 - its interface
-        """Refused."""
-        refuse_call("InferenceRequest.exec")
+    def exec(self, decoupled: bool = False) -> InferenceResponse | pb_calls.ResponseIterator:  # noqa: FBT001, FBT002 - its interface
+        """Have the model `model_name` answer this request, and wait for it.
 
-    def async_exec(self, decoupled: bool = False) -> InferenceResponse:  # noqa: ARG002, FBT001, FBT002 - its interface
-        """Refused."""
-        refuse_call("InferenceRequest.async_exec")
+        Returns:
+            its response, which carries the error if there was one; with `decoupled` an iterator of its responses.
 
+        Raises:
+            TritonModelException: outside of `execute`, or without a model's name.
+        """
+        return pb_calls.call(self, decoupled=decoupled)
 
-class InferenceResponse:
-    """The answer to one request: its outputs, or what went wrong with it.
-
-    Raises:
-        TritonModelException: for an error that is no TritonError, and for parameters that are no dict.
-        TypeError: for parameters that JSON does not have.
-    """
-
-    __slots__ = ("_error", "_output_tensors", "_parameters")
-
-    def __init__(
-        self,
-        output_tensors: Sequence[Tensor] = (),
-        error: TritonError | None = None,
-        parameters: Mapping[str, Any] | None = None,
-    ) -> None:
-        if error is not None and not isinstance(error, TritonError):
-            raise TritonModelException(f"error of an InferenceResponse must be a TritonError, got {type(error)}")
-        if parameters is not None and not isinstance(parameters, Mapping):
-            raise TritonModelException(f"parameters of an InferenceResponse must be a dict, got {type(parameters)}")
-        self._output_tensors = list(output_tensors)
-        self._error = error
-        self._parameters = dict(parameters) if parameters else {}
-        json.dumps(self._parameters)
-
-    def output_tensors(self) -> list[Tensor]:
-        """Its outputs."""
-        return self._output_tensors
-
-    def has_error(self) -> bool:
-        """Whether something went wrong."""
-        return self._error is not None
-
-    def error(self) -> TritonError | None:
-        """What went wrong, or None."""
-        return self._error
-
-    def parameters(self) -> str:
-        """What goes with the outputs, as a JSON object."""
-        return json.dumps(self._parameters)
-
-    def sent_parameters(self) -> dict[str, Any]:
-        """The same as values."""
-        return self._parameters
+    def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse] | pb_calls.ResponseIterator:  # noqa: FBT001, FBT002 - its interface
+        """As `exec`, to be awaited; with `decoupled` to be iterated by `async for`."""
+        return pb_calls.call_decoupled(self) if decoupled else pb_calls.call_async(self)

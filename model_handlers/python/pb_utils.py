@@ -1,7 +1,7 @@
 """What models import as `triton_python_backend_utils`: all of Triton's names for a model's own code.
 
 `install` puts this module into the loading process under that name; no file of that name is on anybody's import path.
-What reaches beyond the model (other models, responses of its own accord) is here by name and refuses.
+Calls of other models are the business of `pb_calls`.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from model_handlers.python import pb_calls
 from model_handlers.python.hosted import hosted
+from model_handlers.python.pb_calls import ResponseIterator
 from model_handlers.python.pb_config import ModelConfig
 from model_handlers.python.pb_errors import TritonModelException
 from model_handlers.python.pb_messages import (
     MEMORY_CPU,
     MEMORY_GPU,
     InferenceRequest,
-    InferenceResponse,
     InferenceResponseSender,
     InferenceTrace,
     PreferredMemory,
-    TritonError,
-    refuse_call,
 )
 from model_handlers.python.pb_metrics import Metric, MetricFamily
+from model_handlers.python.pb_responses import InferenceResponse, TritonError
 from model_handlers.python.pb_tensor import Tensor
 from model_handlers.tensor import BF16, BY_NUMBER, DATA_TYPES, decode_bytes_elements, encode_bytes_elements
 
@@ -53,6 +53,7 @@ __all__ = [
     "MetricFamily",
     "ModelConfig",
     "PreferredMemory",
+    "ResponseIterator",
     "Tensor",
     "TritonError",
     "TritonModelException",
@@ -168,19 +169,30 @@ def get_model_dir() -> str:
     return str(model.directory)
 
 
-def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:  # noqa: ARG001 - its interface
-    """Refused."""
-    refuse_call("load_model")
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    """Load a model and wait until it is ready.
+
+    Raises:
+        TritonModelException: why it can't be loaded; other configurations or files than its own are not taken.
+    """
+    if config or files:
+        raise TritonModelException(f"load_model of '{model_name}' can't override its config or files: leave them out")
+    pb_calls.ask(lambda outside, done: outside.load(model_name, done))
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:  # noqa: ARG001, FBT001, FBT002 - its interface
-    """Refused."""
-    refuse_call("unload_model")
+    """Unload a model and wait until it is gone; no model depends on another.
+
+    Raises:
+        TritonModelException: why it can't be unloaded.
+    """
+    pb_calls.ask(lambda outside, done: outside.unload(model_name, done))
 
 
-def is_model_ready(model_name: str, model_version: str = "") -> bool:  # noqa: ARG001 - its interface
-    """Refused."""
-    refuse_call("is_model_ready")
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Whether a model would answer a request."""
+    version = int(model_version) if model_version else None
+    return pb_calls.ask(lambda outside, done: outside.is_ready(model_name, version, done))
 
 
 class Logger:

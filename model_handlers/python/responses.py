@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.answers import answer_of
 from model_handlers.python.pb_errors import TritonModelException
-from model_handlers.python.pb_messages import InferenceResponse, InferenceResponseSender
+from model_handlers.python.pb_messages import InferenceResponseSender
+from model_handlers.python.pb_responses import InferenceResponse
 
 if TYPE_CHECKING:
     from model_handlers.base import ModelRequest, Responder

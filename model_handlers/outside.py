@@ -1,0 +1,61 @@
+"""What a model may ask of the server that it is in: other models, by name. Interfaces and values, nothing that acts.
+
+A handler whose models are code of their authors' is given an `Outside` by whoever serves it; without one, its models
+can call nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from model_handlers.base import Responder
+    from model_handlers.errors import MmeError
+    from model_handlers.tensor import Array, DataType
+
+    Done = Callable[["bool | MmeError"], None]
+
+
+@dataclass(slots=True)
+class ModelCall:
+    """A request that a model makes of another one.
+
+    Attributes:
+        model: who is called; version: which of its versions, None for the one that the server chooses.
+        inputs: (name, data type, array of the full shape) of each tensor.
+        outputs: names of the wanted outputs, () for all.
+        decoupled: whether any number of responses is welcome.
+        callers: the models that wait for the answer, the caller last.
+        id, parameters, timeout_us, correlation_id, flags: as in `base.ModelRequest`.
+    """
+
+    model: str
+    version: int | None
+    inputs: tuple[tuple[str, DataType, Array], ...]
+    outputs: tuple[str, ...] = ()
+    decoupled: bool = False
+    callers: tuple[str, ...] = ()
+    id: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    timeout_us: int = 0
+    correlation_id: int | str = 0
+    flags: int = 0
+
+
+class Outside(Protocol):
+    """The server around a model. Every method may be called on any thread, and returns at once."""
+
+    def infer(self, call: ModelCall, responder: Responder) -> None:
+        """Have a model called. The responder gets what it answers, the last with `final`; errors come the same way."""
+
+    def load(self, model: str, done: Done) -> None:
+        """Load a model; `done` is told True or why not, on any thread."""
+
+    def unload(self, model: str, done: Done) -> None:
+        """Unload a model; `done` is told True or why not."""
+
+    def is_ready(self, model: str, version: int | None, done: Done) -> None:
+        """Ask whether a model would answer."""

@@ -1,0 +1,161 @@
+"""The server as a model sees it: calls of other models, on behalf of the code of one. See `model_handlers.outside`.
+
+A model's code asks on threads and in processes of its own; everything here goes to the event loop at once, where the
+engine is, and is answered from there.
+
+A model that waits for another one keeps its instance busy. If that one called it in turn, both would wait for ever:
+a call of a model that waits for the caller is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+from model_handlers.base import ModelResponse
+from model_handlers.errors import Kind, MmeError
+from model_handlers.tensor import BF16
+from serve.request import InferenceRequest, InferenceResponse, Layout
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Coroutine
+
+    from model_handlers.base import Responder
+    from model_handlers.outside import Done, ModelCall
+
+_log = logging.getLogger("mme.outside")
+_LAYOUTS = 4096
+
+
+class Models(Protocol):
+    """What is asked of the engine. On the event loop."""
+
+    def canonical(self, name: str) -> str:
+        """The registered name that somebody means."""
+
+    def submit(self, name: str, version: int | None, request: InferenceRequest) -> bool:
+        """Accept a request for a model in memory."""
+
+    async def submit_cold(self, name: str, version: int | None, request: InferenceRequest) -> Any:
+        """Accept a request for any model."""
+
+    async def load(self, name: str) -> None:
+        """Register a model and load it."""
+
+    async def unload(self, name: str) -> None:
+        """Unregister a model."""
+
+    def is_ready(self, name: str, version: int | None = None) -> bool:
+        """Whether a request would be answered."""
+
+
+class EngineOutside:
+    """The engine, for the code of models. Its methods are called on any thread.
+
+    Args:
+        models: the engine.
+        loop: its event loop.
+    """
+
+    def __init__(self, models: Models, loop: asyncio.AbstractEventLoop) -> None:
+        self._models = models
+        self._loop = loop
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._layout = functools.lru_cache(_LAYOUTS)(Layout)
+
+    def infer(self, call: ModelCall, responder: Responder) -> None:
+        """Have a model called."""
+        self._loop.call_soon_threadsafe(self._infer, call, responder)
+
+    def load(self, model: str, done: Done) -> None:
+        """Load a model."""
+        self._loop.call_soon_threadsafe(self._ask, self._loaded(model), done)
+
+    def unload(self, model: str, done: Done) -> None:
+        """Unload a model."""
+        self._loop.call_soon_threadsafe(self._ask, self._unloaded(model), done)
+
+    def is_ready(self, model: str, version: int | None, done: Done) -> None:
+        """Ask whether a model would answer."""
+        self._loop.call_soon_threadsafe(lambda: done(self._models.is_ready(self._models.canonical(model), version)))
+
+    def _infer(self, call: ModelCall, responder: Responder) -> None:
+        try:
+            name = self._models.canonical(call.model)
+            _check_circle(name, call)
+            request = self._request(call, responder)
+            responder.when_cancelled(functools.partial(self._cancel, request))
+            if not self._models.submit(name, call.version, request):
+                self._aside(self._submit_cold(name, call.version, request, responder))
+        except Exception as error:  # noqa: BLE001 - whoever called must be answered
+            responder.send(_known(error), final=True)
+
+    def _cancel(self, request: InferenceRequest) -> None:
+        self._loop.call_soon_threadsafe(request.cancel)
+
+    def _request(self, call: ModelCall, responder: Responder) -> InferenceRequest:
+        def complete(_: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
+            responder.send(_answer(result) if isinstance(result, InferenceResponse) else result, final=True)
+
+        layout = self._layout(tuple((name, kind, array.shape) for name, kind, array in call.inputs), call.outputs)
+        request = InferenceRequest(
+            layout, [array for _, _, array in call.inputs], complete, call.id, call.parameters, call.timeout_us
+        )
+        request.correlation_id, request.flags, request.callers = call.correlation_id, call.flags, call.callers
+        if call.decoupled:
+            request.on_response = lambda _, response: responder.send(_answer(response), final=False)
+        return request
+
+    async def _submit_cold(
+        self, name: str, version: int | None, request: InferenceRequest, responder: Responder
+    ) -> None:
+        try:
+            await self._models.submit_cold(name, version, request)
+        except Exception as error:  # noqa: BLE001 - as above
+            responder.send(_known(error), final=True)
+
+    async def _loaded(self, model: str) -> None:
+        await self._models.load(self._models.canonical(model))
+
+    async def _unloaded(self, model: str) -> None:
+        await self._models.unload(self._models.canonical(model))
+
+    def _ask(self, work: Coroutine[Any, Any, None], done: Done) -> None:
+        async def answered() -> None:
+            try:
+                await work
+            except Exception as error:  # noqa: BLE001 - as above
+                done(_known(error))
+            else:
+                done(True)
+
+        self._aside(answered())
+
+    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _answer(response: InferenceResponse) -> ModelResponse:
+    return ModelResponse(
+        {name: array for name, _, array in response.outputs},
+        response.parameters or {},
+        {name: kind for name, kind, _ in response.outputs if kind is BF16},
+    )
+
+
+def _check_circle(name: str, call: ModelCall) -> None:
+    if name in call.callers:
+        chain = " → ".join((*call.callers, call.model))
+        what = f"model '{call.callers[-1]}' can't call '{call.model}', which waits for its answer: {chain}"
+        raise MmeError(Kind.INVALID_ARGUMENT, what)
+
+
+def _known(error: Exception) -> MmeError:
+    if isinstance(error, MmeError):
+        return error
+    _log.error("a model's call failed", exc_info=error)
+    return MmeError(Kind.INTERNAL, f"the server failed on a call between models: {type(error).__name__}: {error}")
