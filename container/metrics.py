@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from serve.stats import BOUNDS_SECONDS, FAILURE_REASONS
+from serve.stats import BOUNDS_SECONDS, EVICTION_REASONS, FAILURE_REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,7 +113,6 @@ class _Collector:
                 ("misses", "model_cache_misses", "Requests that waited for a load"),
                 ("loads", "model_loads", "Loads"),
                 ("load_failures", "model_load_failures", "Loads that failed"),
-                ("evictions", "model_evictions", "Times the model left memory to make room for another"),
             )
         }
         seconds = {
@@ -131,6 +130,7 @@ class _Collector:
             for field, family in seconds.items():
                 family.add_metric([name], getattr(stats, field).ns / 1e9)
         yield from counters.values()
+        yield from self._evictions()
         yield from seconds.values()
 
     def _cache_times(self) -> Iterator[Metric]:
@@ -146,6 +146,20 @@ class _Collector:
             reached = [float(count) for count in accumulate(histogram.counts)]
             buckets = list(zip(bounds, reached, strict=True))
             yield HistogramMetricFamily(f"mme_{name}_duration_seconds", text, buckets, histogram.total.ns / 1e9)
+
+    def _evictions(self) -> Iterator[Metric]:
+        evictions = CounterMetricFamily(
+            "mme_model_evictions", "Times the model left memory for another, by reason", labels=["model", "reason"]
+        )
+        freed = CounterMetricFamily(
+            "mme_model_evicted_bytes", "Bytes that its evictions gave back", labels=["model", "kind"]
+        )
+        for name, stats in sorted(self._engine.target_stats.items()):
+            for reason in EVICTION_REASONS:
+                evictions.add_metric([name, reason], stats.evictions[reason])
+            freed.add_metric([name, "host"], stats.evicted.host)
+            freed.add_metric([name, "device"], stats.evicted.device)
+        yield from (evictions, freed)
 
     def _memory(self) -> Iterator[Metric]:
         cache = self._engine.cache

@@ -6,7 +6,9 @@ Lives on the event loop. The HTTP side, ours or Flask's, is handed `routes` and 
 from __future__ import annotations
 
 import asyncio
+import glob
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from container.emf import EmfReporter
@@ -16,6 +18,7 @@ from model_handlers import devices
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve.engine import Engine, EngineOptions
+from serve.eviction import Rules
 
 if TYPE_CHECKING:
     from container.settings import MemoryBudget
@@ -30,12 +33,13 @@ class Service:
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
-        self.engine = Engine(engine_options(settings), loop)
         self._start_models: tuple[str, ...] = settings.load_models
         default_model = ""
         if settings.mode is Mode.SINGLE:
             default_model, _ = choose_single_model(settings.model_dir, settings.default_model_name)
             self._start_models = (default_model,)
+            settings = replace(settings, pins=(*settings.pins, glob.escape(default_model)))
+        self.engine = Engine(engine_options(settings), loop)
         self.routes = InferRoutes(
             self.engine,
             default_model=default_model,
@@ -103,6 +107,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         ),
         cache_directory=settings.cache_dir,
         evicts=settings.mode is not Mode.PLATFORM,
+        eviction=Rules(settings.eviction, settings.pins, settings.min_residency),
         store=settings.model_store if settings.mode is Mode.STORE else "",
         repository=repositories.get(settings.mode),
         load_threads=settings.load_threads,

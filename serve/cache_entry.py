@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from serve.lifecycle import State
+from serve.lifecycle import Event, State, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,10 @@ class Entry(Generic[T]):
         resident: what was loaded; None unless READY or UNLOADING.
         footprint: bytes it takes; zero unless `resident`.
         leases: requests that use it now.
-        last_used: `time.monotonic()` of its last use.
+        loaded_at, last_used: `time.monotonic()` of its last load and of its last use.
+        reload_ns: what its last load took, without the download and without waiting.
+        pinned: whether it stays in memory whoever needs the room.
+        age: see `serve/ranking.py`.
         stats: what the cache did for it.
         task, waiters: the load under way, and who is owed a lease when it is done.
         loading_since: `time.monotonic()` when the last load was asked for.
@@ -54,15 +57,20 @@ class Entry(Generic[T]):
     __slots__ = (
         "_drained",
         "_lease_ended",
+        "_used_before",
         "abandoned",
+        "age",
         "closing",
         "evicted",
         "footprint",
         "last_used",
         "leases",
+        "loaded_at",
         "loading_since",
         "name",
+        "pinned",
         "reason",
+        "reload_ns",
         "resident",
         "source",
         "state",
@@ -81,8 +89,13 @@ class Entry(Generic[T]):
         self.resident: T | None = None
         self.footprint = Footprint()
         self.leases = 0
+        self.loaded_at = 0.0
         self.last_used = 0.0
+        self.reload_ns = 0
+        self.pinned = False
+        self.age = 0.0
         self.stats = stats
+        self._used_before = 0
         self.abandoned = False
         self.evicted = False
         self.task: asyncio.Task[LoadReport] | None = None
@@ -103,6 +116,18 @@ class Entry(Generic[T]):
     def busy(self) -> bool:
         """Whether it is in memory, or on its way there or out of it."""
         return self.task is not None or self.closing is not None or self.state is not State.UNAVAILABLE
+
+    @property
+    def uses(self) -> int:
+        """Requests since it was last out of memory; those that waited for its load are among them."""
+        return self.stats.hits + self.stats.misses - self._used_before
+
+    def left(self, reason: str) -> None:
+        """It is out of memory."""
+        self.closing = None
+        self.resident, self.footprint = None, Footprint()
+        self.state, self.reason = step(self.state, Event.UNLOADED), reason
+        self._used_before = self.stats.hits + self.stats.misses - len(self.waiters)
 
     def leased(self) -> T:
         """What the holder of a lease may use."""

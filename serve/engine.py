@@ -16,12 +16,13 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.artifacts import Artifacts
 from serve.cache_events import CacheEvent, CacheTimes, Deed
+from serve.eviction import DEFAULT_RULES, Rules
 from serve.index import index_rows
 from serve.lifecycle import State
 from serve.model_cache import ModelCache
@@ -56,6 +57,7 @@ class EngineOptions:
         budget: memory for all models together.
         cache_directory: where unpacked archives live.
         evicts: whether we make room ourselves; False where a platform manages the models.
+        eviction: whom we evict then, and whom never.
         store: URI of the archives that requests may name, or "".
         repository: folder of models that requests may name, or None.
         load_threads: fetches at a time, loads at a time, unloads at a time.
@@ -68,6 +70,7 @@ class EngineOptions:
     budget: Footprint
     cache_directory: Path
     evicts: bool = True
+    eviction: Rules = DEFAULT_RULES
     store: str = ""
     repository: Path | None = None
     load_threads: int = 2
@@ -101,6 +104,7 @@ class Engine:
             self._loads,
             closers=self._unloads,
             turns=options.load_threads,
+            rules=_with_suffixes(options.eviction) if options.store else options.eviction,
             evicts=options.evicts,
             drain_patience=options.drain_patience,
         )
@@ -383,6 +387,12 @@ class Engine:
             await asyncio.shield(entry.closing)
         finally:
             entry.closing = None
+
+
+def _with_suffixes(rules: Rules) -> Rules:
+    """As names of a store's archives, pins may leave out the suffix."""
+    pins = dict.fromkeys(name for pin in rules.pins for name in (pin, pin + ARCHIVE_SUFFIX))
+    return replace(rules, pins=tuple(pins))
 
 
 def _unknown(name: str) -> MmeError:

@@ -1,19 +1,74 @@
 """Whom to evict. PURE: values in, values out.
 
-Least recently used first, never a leased model, never anybody for a model that can't fit at all. The plan names the
-shortest prefix of the candidates in that order which makes enough room, then spares whoever turns out not to be
-needed, so that a large victim does not cost a small one its place.
+A policy puts the models in memory in an order, the one to be missed least in front:
+
+    lru   by last use
+    lfu   by uses since the load, among equals by last use
+    gdsf  by what it would cost to bring the model back: uses times seconds of a reload, by the share of the budget
+          that it takes, plus the age at its last use (GreedyDual-Size-Frequency). The age is the worth of the last
+          victim, so that what was precious once and is not asked for any more falls behind what is used now.
+
+Never a leased model, a pinned one, or one that has not been in memory for long enough; never anybody for a model that
+can't fit at all. The plan names the shortest prefix of the candidates in that order which makes enough room, then
+spares whoever turns out not to be needed, so that a large victim does not cost a small one its place.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import math
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
+
+from model_handlers.base import Footprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from model_handlers.base import Footprint
+FOR_EVER = math.inf
+
+
+class Policy(Enum):
+    """Which models go first."""
+
+    LRU = "lru"
+    LFU = "lfu"
+    GDSF = "gdsf"
+
+    @property
+    def reason(self) -> str:
+        """What is said of a victim."""
+        return _REASONS[self]
+
+
+_REASONS = {
+    Policy.LRU: "least recently used",
+    Policy.LFU: "least frequently used",
+    Policy.GDSF: "cheapest to bring back for its size and use",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the operator decides about evictions.
+
+    Attributes:
+        policy: the order.
+        pins: names, or patterns of names with `*`, `?` and `[…]`, of models that are never evicted.
+        min_residency: seconds that a model stays after its load, whoever needs the room.
+    """
+
+    policy: Policy = Policy.LRU
+    pins: tuple[str, ...] = ()
+    min_residency: float = 0.0
+
+    def pins_name(self, *names: str) -> bool:
+        """Whether a model that goes by any of these names is pinned."""
+        return any(fnmatch.fnmatchcase(name, pin) for pin in self.pins for name in names)
+
+
+DEFAULT_RULES = Rules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +79,10 @@ class Resident:
         name: the target model.
         footprint: bytes that come back when it goes.
         last_used: any clock's reading at its last use; smaller is longer ago.
+        uses: how often it was used since its load.
+        reload_seconds: what it would take to bring it back.
+        age: the age at its last use; see the module.
+        keep_until: that clock's reading before which it stays; `FOR_EVER` if it is pinned.
         leased: whether a request holds it now.
         leaving: whether it is being unloaded already: its bytes come without anybody's doing.
     """
@@ -31,6 +90,10 @@ class Resident:
     name: str
     footprint: Footprint
     last_used: float
+    uses: int = 0
+    reload_seconds: float = 0.0
+    age: float = 0.0
+    keep_until: float = 0.0
     leased: bool = False
     leaving: bool = False
 
@@ -40,17 +103,29 @@ class Plan:
     """What to do to make room.
 
     Attributes:
-        victims: names to evict now, least recently used first.
+        victims: names to evict now, in the policy's order.
         fits: whether the model fits once the victims, and those already leaving, are gone.
-        possible: whether it could fit in an otherwise empty budget. If not, there are no victims.
+        possible: whether it could fit if everybody left who may. If not, there are no victims.
+        age: the age once the victims are gone, 0 if there are none, or if the policy knows no age.
+        again_at: when it does not fit: the clock's reading at which the first resident may leave that may not yet, 0
+            if time alone changes nothing.
     """
 
     victims: tuple[str, ...]
     fits: bool
     possible: bool
+    age: float = 0.0
+    again_at: float = 0.0
 
 
-def plan(residents: Iterable[Resident], reserved: Footprint, need: Footprint, budget: Footprint) -> Plan:
+def plan(
+    residents: Iterable[Resident],
+    reserved: Footprint,
+    need: Footprint,
+    budget: Footprint,
+    policy: Policy = Policy.LRU,
+    now: float = 0.0,
+) -> Plan:
     """Decide who must go so that `need` fits.
 
     Args:
@@ -58,23 +133,53 @@ def plan(residents: Iterable[Resident], reserved: Footprint, need: Footprint, bu
         reserved: bytes promised to loads under way, which nobody can evict.
         need: the new model's estimate.
         budget: bytes for all models together.
+        policy: the order in which models go.
+        now: the reading of the clock that `last_used` and `keep_until` are of.
     """
-    if not need.fits(budget):
+    staying = [r for r in residents if not r.leaving]
+    pinned = sum((r.footprint for r in staying if r.keep_until == FOR_EVER), Footprint())
+    if not need.fits(budget - pinned):
         return Plan((), fits=False, possible=False)
-    everybody = list(residents)
-    staying = [r for r in everybody if not r.leaving]
     used = sum((r.footprint for r in staying), reserved)
-    candidates = sorted((r for r in staying if not r.leased), key=lambda r: r.last_used)
     chosen: list[Resident] = []
-    for candidate in candidates:
+    for candidate in _candidates(staying, budget, policy, now):
         if need.fits(budget - used):
             break
         chosen.append(candidate)
         used = used - candidate.footprint
     if not need.fits(budget - used):
-        return Plan((), fits=False, possible=True)
-    for victim in reversed(chosen[:-1]):  # the most recently used of them first
+        return Plan((), fits=False, possible=True, again_at=_again_at(staying, now))
+    for victim in reversed(chosen[:-1]):  # the one to be missed most of them first
         if need.fits(budget - used - victim.footprint):
             chosen.remove(victim)
             used = used + victim.footprint
-    return Plan(tuple(victim.name for victim in chosen), fits=True, possible=True)
+    age = max((worth(victim, budget) for victim in chosen), default=0.0) if policy is Policy.GDSF else 0.0
+    return Plan(tuple(victim.name for victim in chosen), fits=True, possible=True, age=age)
+
+
+def worth(resident: Resident, budget: Footprint) -> float:
+    """What GreedyDual-Size-Frequency thinks of a resident: who is worth least goes first.
+
+    Bytes of the host and of devices count by what share of their budget they are.
+    """
+    share = 0.0
+    for taken, whole in (
+        (resident.footprint.host, budget.host),
+        (resident.footprint.device, budget.device),
+    ):
+        share += taken / whole if whole else 0.0
+    return resident.age + (resident.uses * resident.reload_seconds / share if share else FOR_EVER)
+
+
+def _candidates(staying: list[Resident], budget: Footprint, policy: Policy, now: float) -> list[Resident]:
+    """Those who may go, in the order in which they do."""
+    free = [r for r in staying if not r.leased and r.keep_until <= now]
+    if policy is Policy.GDSF:
+        return sorted(free, key=lambda r: (worth(r, budget), r.last_used))
+    if policy is Policy.LFU:
+        return sorted(free, key=lambda r: (r.uses, r.last_used))
+    return sorted(free, key=lambda r: r.last_used)
+
+
+def _again_at(staying: list[Resident], now: float) -> float:
+    return min((r.keep_until for r in staying if now < r.keep_until < FOR_EVER), default=0.0)

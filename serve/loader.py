@@ -22,6 +22,7 @@ class Prepared(Protocol):
         identity: names the bytes: a footprint measured once is the estimate for the same bytes next time.
         estimate: for bytes never seen before.
         download_ns: what fetching took, 0 when it was on disk.
+        pinned: whether its author wants it never to be evicted.
     """
 
     @property
@@ -30,6 +31,8 @@ class Prepared(Protocol):
     def estimate(self) -> Footprint: ...  # noqa: D102
     @property
     def download_ns(self) -> int: ...  # noqa: D102
+    @property
+    def pinned(self) -> bool: ...  # noqa: D102
 
 
 P = TypeVar("P", bound=Prepared)

@@ -32,6 +32,7 @@ from serve.cache_entry import Entry
 from serve.cache_events import CacheEvent, CacheEvents, Deed
 from serve.lifecycle import Event, State, step
 from serve.loader import P, T
+from serve.ranking import Ranking
 from serve.request import LoadReport
 from serve.room import Room, megabytes
 
@@ -54,7 +55,8 @@ class ModelCache(Generic[P, T]):
     Args:
         loader: fetches and loads.
         budget: bytes for all models together.
-        evicts: whether the least recently used make room (self-managed), or a full cache is an error (platform).
+        rules: whom to evict, and whom never.
+        evicts: whether models make room for others (self-managed), or a full cache is an error (platform).
         pool: threads for the loader.
         closers: threads for closing, those of the loader if None.
         turns: fetches at a time, and loads at a time; a load that waits for room holds up neither.
@@ -70,13 +72,23 @@ class ModelCache(Generic[P, T]):
         *,
         closers: Executor | None = None,
         turns: int = 2,
+        rules: eviction.Rules = eviction.DEFAULT_RULES,
         evicts: bool = True,
         memory_patience: float = 60.0,
         drain_patience: float = 25.0,
     ) -> None:
-        self.room = Room(budget, self._residents, self._evict, evicts=evicts, patience=memory_patience)
         self.entries: dict[str, Entry[T]] = {}
         self.events = CacheEvents()
+        self._rules = rules
+        self._ranking = Ranking(self.entries, rules)
+        self.room = Room(
+            budget,
+            self._ranking.residents,
+            self._evict,
+            policy=rules.policy,
+            evicts=evicts,
+            patience=memory_patience,
+        )
         self._ready: dict[str, Entry[T]] = {}  # the READY ones, for one look-up a request
         self._loader = loader
         self._pool = pool
@@ -97,7 +109,7 @@ class ModelCache(Generic[P, T]):
 
     def add(self, name: str, source: Any, stats: TargetStats) -> Entry[T]:
         """Make a model known, not loaded."""
-        entry = self.entries[name] = Entry(name, source, stats, self.room.settle)
+        entry = self.entries[name] = Entry(name, source, stats, self.room.lease_ended)
         return entry
 
     def lease(self, name: str) -> Entry[T] | None:
@@ -237,7 +249,9 @@ class ModelCache(Generic[P, T]):
         try:
             async with self._load_turns:
                 _must_go_on(entry)
+                began = _now()
                 resident, footprint = await _aside(self._pool, self._loader.load, prepared)
+                entry.reload_ns = _now() - began
             self._remembered[prepared.identity] = footprint
             try:
                 _must_go_on(entry)
@@ -253,6 +267,7 @@ class ModelCache(Generic[P, T]):
                 return False
             evicted += more
             entry.resident, entry.footprint = resident, footprint
+            entry.pinned = prepared.pinned or self._rules.pins_name(entry.name)
             return True
         finally:
             self.room.give_back(reserved)
@@ -262,7 +277,7 @@ class ModelCache(Generic[P, T]):
         entry.task = None
         entry.evicted = False
         entry.state = step(entry.state, Event.LOADED)
-        entry.last_used = time.monotonic()
+        entry.loaded_at = entry.last_used = time.monotonic()
         self._ready[entry.name] = entry
         waiters, entry.waiters = entry.waiters, []
         for waiter in waiters:
@@ -301,27 +316,29 @@ class ModelCache(Generic[P, T]):
 
     # -- leaving -------------------------------------------------------------------------------------------------
 
-    def _residents(self) -> list[eviction.Resident]:
-        return [
-            eviction.Resident(
-                entry.name, entry.footprint, entry.last_used, entry.leases > 0, entry.state is State.UNLOADING
+    def _evict(self, plan: eviction.Plan, beneficiary: str, reason: str) -> None:
+        self._ranking.grows_to(plan.age)
+        for name in plan.victims:
+            entry = self.entries[name]
+            entry.evicted = True
+            entry.stats.evictions[reason] += 1
+            entry.stats.evicted += entry.footprint
+            self.events.tell(CacheEvent(Deed.EVICTED, name, footprint=entry.footprint, why=beneficiary))
+            _log.info(
+                "evicted for '%s' (%s), %s, %s",
+                beneficiary,
+                reason,
+                self._rules.policy.reason,
+                megabytes(entry.footprint),
+                extra={
+                    "target_model": name,
+                    "beneficiary": beneficiary,
+                    "reason": reason,
+                    "host_bytes": entry.footprint.host,
+                    "device_bytes": entry.footprint.device,
+                },
             )
-            for entry in self.entries.values()
-            if entry.resident is not None
-        ]
-
-    def _evict(self, name: str, beneficiary: str) -> None:
-        entry = self.entries[name]
-        entry.stats.evictions += 1
-        entry.evicted = True
-        self.events.tell(CacheEvent(Deed.EVICTED, name, footprint=entry.footprint, why=beneficiary))
-        _log.info(
-            "evicted for '%s', least recently used, %s",
-            beneficiary,
-            megabytes(entry.footprint),
-            extra={"target_model": entry.name},
-        )
-        self._start_closing(entry, f"evicted for '{beneficiary}'")
+            self._start_closing(entry, f"evicted for '{beneficiary}'")
 
     def _start_closing(self, entry: Entry[T], reason: str) -> None:
         """From here on nobody gets a lease."""
@@ -339,10 +356,8 @@ class ModelCache(Generic[P, T]):
             resident.refuse_waiting()
             await entry.drained()
         await self._close_resident(entry, resident)
-        entry.closing = None
         footprint = entry.footprint
-        entry.resident, entry.footprint = None, Footprint()
-        entry.state, entry.reason = step(entry.state, Event.UNLOADED), reason
+        entry.left(reason)
         took = _now() - began
         entry.stats.unload.add(took)
         self.events.tell(CacheEvent(Deed.UNLOADED, entry.name, took, footprint=footprint, why=reason))

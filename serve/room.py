@@ -9,6 +9,7 @@ freed for a claim is set aside for it, so that small claims that keep coming can
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
@@ -19,8 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
+_CROWD = 32  # residents; with more of them a plan takes longer than a request may
+_SECONDS_EACH = 30e-6  # ten times what a plan takes for one resident
+
+
 class _Claim:
-    """A load that waits for room."""
+    """A load that waits for room. `patient` ones wait for models in use, the others ask for more than they have."""
 
     __slots__ = ("evicted", "granted", "name", "need", "patient")
 
@@ -45,7 +50,9 @@ class Room:
 
     Args:
         residents: everybody in memory, as the eviction plan wants to know them.
-        evict: begins to put a resident out for the model named second; its bytes come back later.
+        evict: begins to carry out a plan, for the model named second and the reason of `stats.EVICTION_REASONS` named
+            third; the victims' bytes come back later.
+        policy: the order in which residents go.
         evicts: whether anybody is put out at all, or what does not fit is out of memory at once.
         patience: seconds that a claim waits.
     """
@@ -54,8 +61,9 @@ class Room:
         self,
         budget: Footprint,
         residents: Callable[[], Iterable[eviction.Resident]],
-        evict: Callable[[str, str], None],
+        evict: Callable[[eviction.Plan, str, str], None],
         *,
+        policy: eviction.Policy = eviction.Policy.LRU,
         evicts: bool,
         patience: float,
     ) -> None:
@@ -63,9 +71,13 @@ class Room:
         self.reserved = Footprint()
         self._residents = residents
         self._evict = evict
+        self._policy = policy
         self._evicts = evicts
         self._patience = patience
         self._claims: list[_Claim] = []
+        self._crowd = 0
+        self._look_again: asyncio.TimerHandle | None = None
+        self._lease_ended: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<Room {megabytes(self.used())} of {megabytes(self.budget)} taken, {len(self._claims)} claims waiting>"
@@ -82,7 +94,7 @@ class Room:
 
         Raises:
             MmeError: OUT_OF_MEMORY when it can never fit, or does not fit and nobody may be evicted; UNAVAILABLE when
-                models in use did not make room in time.
+                models that may not leave yet did not make room in time.
         """
         return await self._reserve(_Claim(name, need, patient=True), need)
 
@@ -124,17 +136,40 @@ class Room:
         """End a reservation: the bytes are free, or counted as a resident's from now on."""
         self.reserved -= bytes_promised
 
+    def lease_ended(self) -> None:
+        """A resident may leave now. Among many, plans must not take the time of the requests that end their leases."""
+        if self._crowd <= _CROWD:
+            self.settle()
+        elif self._claims and self._lease_ended is None:
+            delay = self._crowd * _SECONDS_EACH
+            self._lease_ended = asyncio.get_running_loop().call_later(delay, self._settle_crowd)
+
+    def _settle_crowd(self) -> None:
+        self._lease_ended = None
+        self.settle()
+
     def settle(self) -> None:
         """Look at every claim again, first come first: grant it, evict for it, or refuse it."""
         if not self._claims:
             return
         set_aside = Footprint()
+        again_at = eviction.FOR_EVER
         for claim in list(self._claims):
             if not claim.granted.done():
-                self._attempt(claim, set_aside)
+                again_at = min(again_at, self._attempt(claim, set_aside) or again_at)
             if not claim.granted.done() and claim.evicted:
                 set_aside += claim.need
         self._claims = [claim for claim in self._claims if not claim.granted.done()]
+        self._settle_again(again_at)
+
+    def _settle_again(self, at: float) -> None:
+        """Look once more when the first resident may leave that may not yet."""
+        if self._look_again is not None:
+            self._look_again.cancel()
+            self._look_again = None
+        if at < eviction.FOR_EVER and self._claims:
+            seconds = max(at - time.monotonic(), 0.0)
+            self._look_again = asyncio.get_running_loop().call_later(seconds, self.settle)
 
     def refuse(self, name: str, error: MmeError) -> None:
         """End the wait of model `name`, if it waits, with an error."""
@@ -143,21 +178,27 @@ class Room:
                 claim.granted.set_exception(error)
         self.settle()
 
-    def _attempt(self, claim: _Claim, set_aside: Footprint) -> None:
+    def _attempt(self, claim: _Claim, set_aside: Footprint) -> float:
+        """Grant a claim, evict for it or refuse it; else when to try again, 0 if time alone changes nothing."""
         if claim.need.fits(self.budget - self.used() - set_aside):
             self.reserved += claim.need
             claim.granted.set_result(None)
-            return
-        plan = eviction.plan(self._residents(), self.reserved + set_aside, claim.need, self.budget)
+            return 0.0
+        residents = list(self._residents())
+        self._crowd = len(residents)
+        plan = eviction.plan(
+            residents, self.reserved + set_aside, claim.need, self.budget, self._policy, time.monotonic()
+        )
         if not self._evicts and (plan.victims or not plan.fits):
             claim.granted.set_exception(out_of_memory(self._full(claim)))
-            return
-        if not plan.fits and not claim.patient:
+        elif not plan.possible:
+            claim.granted.set_exception(out_of_memory(self._pinned(claim)))
+        elif not plan.fits and not claim.patient:
             claim.granted.set_exception(_NotNowError())
-            return
-        for name in plan.victims:
-            claim.evicted.append(name)
-            self._evict(name, claim.name)
+        elif plan.victims:
+            claim.evicted += plan.victims
+            self._evict(plan, claim.name, "load" if claim.patient else "growth")
+        return plan.again_at
 
     def _withdraw(self, claim: _Claim) -> None:
         """The claimant left: what was granted in that very moment, or set aside, is for the next."""
@@ -178,10 +219,21 @@ class Room:
             f"{megabytes(self.budget)} are taken: unload a model first"
         )
 
+    def _pinned(self, claim: _Claim) -> str:
+        pinned = [r.footprint for r in self._residents() if r.keep_until == eviction.FOR_EVER]
+        return (
+            f"model '{claim.name}' needs {megabytes(claim.need)}, but {megabytes(sum(pinned, Footprint()))} of "
+            f"{megabytes(self.budget)} are taken by {len(pinned)} pinned models: pin fewer of them (MME_PIN), or raise "
+            "MME_MEMORY_BUDGET"
+        )
+
     def _in_use(self, claim: _Claim) -> str:
+        now = time.monotonic()
+        kept = any(now < resident.keep_until < eviction.FOR_EVER for resident in self._residents())
+        whose = "in use or loaded too recently to leave (MME_MIN_RESIDENCY)" if kept else "in use"
         return (
             f"model '{claim.name}' waited {self._patience:.0f} s for {megabytes(claim.need)} of memory held by models "
-            "in use; try again, or give the server a larger memory budget"
+            f"{whose}; try again, or give the server a larger memory budget"
         )
 
 

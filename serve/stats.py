@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.base import Footprint
 from model_handlers.errors import Kind
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # Triton's reasons for a failed request.
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+# Why a model left memory for another: that one's load, or that it turned out larger than was reserved for it.
+EVICTION_REASONS = ("load", "growth")
 _REASON_OF_KIND = {
     Kind.QUEUE_FULL: "REJECTED",
     Kind.QUEUE_TIMEOUT: "REJECTED",
@@ -165,7 +168,8 @@ class TargetStats:
     misses: int = 0
     loads: int = 0
     load_failures: int = 0
-    evictions: int = 0
+    evictions: Counter[str] = field(default_factory=Counter)
+    evicted: Footprint = field(default_factory=Footprint)  # bytes of all evictions together
     wait: Duration = field(default_factory=Duration)
     download: Duration = field(default_factory=Duration)
     load: Duration = field(default_factory=Duration)

@@ -20,7 +20,7 @@ import numpy as np
 from model_handlers import devices
 from model_handlers.base import CPU, Footprint, Handler, Placement
 from model_handlers.config import InstanceGroup, ModelConfig
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.isolation import placement_of, start_isolated
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.tensor import BYTES
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from model_handlers.outside import Outside
 
 _log = logging.getLogger("mme.load")
+PIN = "MME_PIN"  # the parameter by which a model's configuration asks never to be evicted
 _THREADS = Path("/proc/self/task")
 
 
@@ -102,6 +103,7 @@ class PreparedTarget:
     identity: str
     estimate: Footprint
     download_ns: int
+    pinned: bool
 
     def start(self, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
         """Load one instance where it is to execute."""
@@ -158,7 +160,8 @@ class ModelLoader:
         on_gpus = len({device for _, device in lanes if device.kind == "gpu"})
         estimate = Footprint(size if any(device == CPU for _, device in lanes) else 0, size * on_gpus)
         placement = placement_of(directory.config, handler)
-        return PreparedTarget(directory, handler, lanes, placement, identity, estimate, download_ns)
+        pinned = _is_pinned(directory.config)
+        return PreparedTarget(directory, handler, lanes, placement, identity, estimate, download_ns, pinned)
 
     def load(self, prepared: PreparedTarget) -> tuple[Target, Footprint]:
         """Load every selected version on its devices, warm it up, and measure.
@@ -214,6 +217,17 @@ class ModelLoader:
             for handler in handlers:
                 handler.close()
             raise
+
+
+def _is_pinned(config: ModelConfig) -> bool:
+    """Whether the model's own configuration wants it to stay in memory once it is there."""
+    text = config.parameters.get(PIN, "false")
+    try:
+        return {"true": True, "false": False}[text.strip().lower()]
+    except KeyError:
+        raise invalid_model(
+            f"model '{config.name}': parameter '{PIN}' must be 'true' or 'false', got '{text}'"
+        ) from None
 
 
 def _memory_taken() -> Footprint:

@@ -32,6 +32,7 @@ from container.settings.values import (
     SettingsError,
     to_text,
 )
+from serve.eviction import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,6 +64,9 @@ class Settings:
         host, port: where to listen.
         memory_budget, gpu_memory_budget: bytes (int), a share of what there is (float), or None for as much as the
             host or each GPU leaves.
+        eviction: which models leave memory first when it is full.
+        pins: names, or patterns of names, of models that never do.
+        min_residency: seconds after its load for which a model stays.
         require_gpu: whether KIND_GPU without a GPU refuses.
         cache_dir: where archives are unpacked.
         load_threads, load_timeout: loads at once; seconds for each.
@@ -91,6 +95,9 @@ class Settings:
     port: int = DEFAULT_PORT
     memory_budget: MemoryBudget = None
     gpu_memory_budget: MemoryBudget = None
+    eviction: Policy = Policy.LRU
+    pins: tuple[str, ...] = ()
+    min_residency: float = 0.0
     require_gpu: bool = False
     cache_dir: Path = field(default_factory=lambda: _user_cache_dir({}))
     load_threads: int = 2

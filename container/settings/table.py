@@ -10,6 +10,7 @@ from __future__ import annotations
 from container.settings import values as v
 from container.settings.table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIABLES
 from container.settings.values import Variable
+from serve.eviction import Policy
 
 _PORT = v.integer(0, 65535)
 _TIMEOUT = v.seconds(0.1, 3600)
@@ -65,6 +66,30 @@ MME_VARIABLES = (
         "Memory that models may take of each GPU.",
         "--gpu-memory-budget",
         "what the GPU leaves",
+    ),
+    Variable(
+        "MME_EVICTION",
+        "eviction",
+        v.enum_of(Policy),
+        "Who leaves memory first when it is full: the least recently used, the least frequently used, or by what "
+        "bringing it back costs for its size and use (gdsf).",
+        "--eviction",
+    ),
+    Variable(
+        "MME_PIN",
+        "pins",
+        v.names,
+        "Models that never leave memory for others, by name or pattern such as bert-* (comma-separated; the flag may "
+        "be repeated).",
+        "--pin",
+        "none",
+    ),
+    Variable(
+        "MME_MIN_RESIDENCY",
+        "min_residency",
+        v.seconds(0, 3600),
+        "Seconds after its load for which a model stays in memory, whoever needs the room.",
+        "--min-residency",
     ),
     Variable(
         "MME_REQUIRE_GPU",

@@ -46,7 +46,10 @@ def session_options(config: ModelConfig, threads: int) -> Any:
         MmeError: INVALID_MODEL for a parameter that is no such number.
     """
     runtime = onnx_runtime()
-    unknown = ", ".join(f"'{key}'" for key in config.parameters if key not in _PARAMETERS)
+    # Names that begin with MME_ are for whoever serves the model.
+    unknown = ", ".join(
+        f"'{key}'" for key in config.parameters if key not in _PARAMETERS and not key.startswith("MME_")
+    )
     if unknown:
         _log.warning("parameters without effect on ONNX models: %s", unknown, extra={"target_model": config.name})
     options = runtime.SessionOptions()

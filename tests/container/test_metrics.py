@@ -113,7 +113,8 @@ def test_the_cache_counts_hits_misses_loads_and_bytes(own, json_inputs):
     assert of(samples, "mme_model_cache_hits_total", model=odd) == 2
     assert of(samples, "mme_model_loads_total", model=odd) == 1
     assert of(samples, "mme_model_load_seconds_total", model=odd) > 0
-    assert of(samples, "mme_model_evictions_total", model=odd) == 0
+    assert of(samples, "mme_model_evictions_total", model=odd, reason="load") == 0
+    assert of(samples, "mme_model_evicted_bytes_total", model=odd, kind="host") == 0
     assert of(samples, "mme_loaded_models") == 2
     held = sum(
         value for key, value in samples.items() if key[0] == "mme_model_memory_bytes" and ("kind", "host") in key

@@ -9,6 +9,7 @@ import pytest
 
 from container.service import _budget, engine_options
 from container.settings import Mode, PingMode, Settings, SettingsError
+from serve.eviction import Policy, Rules
 
 
 def infer(running, path, json_inputs):
@@ -43,6 +44,9 @@ def test_each_mode_has_its_source_of_models(mode, evicts, store, repository, tmp
         model_dir=Path("/model"),
         cache_dir=tmp_path,
         memory_budget=7,
+        eviction=Policy.LFU,
+        pins=("a", "b*"),
+        min_residency=8.0,
         gpu_memory_budget=9,
         load_threads=3,
         load_timeout=4.0,
@@ -53,6 +57,7 @@ def test_each_mode_has_its_source_of_models(mode, evicts, store, repository, tmp
     options = engine_options(settings)
     assert (options.evicts, options.store, str(options.repository or "")) == (evicts, store, repository or "")
     assert (options.budget.host, options.budget.device) == (7, 9)
+    assert options.eviction == Rules(Policy.LFU, ("a", "b*"), 8.0)
     assert (options.load_threads, options.load_patience, options.drain_patience) == (3, 4.0, 5.0)
     assert (options.inline_ns, options.require_gpu, options.cache_directory) == (6000, True, tmp_path)
 
@@ -99,6 +104,7 @@ def test_the_single_model_is_the_default_one(named, start, tmp_path, put, json_i
     assert running.http("GET", "/ping").status == 200
     assert infer(running, "/invocations", json_inputs) == [2, 4, 6, 8]
     assert running.http("GET", "/models").json["models"][0]["modelName"] == "one"
+    assert running.engine.cache.entries["one"].pinned
 
 
 def test_no_single_model_refuses_to_start(start, tmp_path):

@@ -174,13 +174,31 @@ def test_the_least_recently_used_leave_when_memory_fills(either, runtime):
 
     assert gone
     for target in gone:
-        assert either.metric("mme_model_evictions_total", model=target) == 1
+        assert either.metric("mme_model_evictions_total", model=target, reason="load") == 1
+        assert either.metric("mme_model_evicted_bytes_total", model=target, kind="host") >= HEAVY_MEGABYTES * 1_000_000
+        lines = [line for line in either.lines if line["message"].startswith("evicted")]
+        (line,) = (line for line in lines if line["target_model"] == target)
+        assert (line["reason"], line["beneficiary"] in targets) == ("load", True)
     listed = [row["modelName"] for row in either.ask("GET", "/models").json["models"]]
     assert set(targets) <= set(listed), "evicted models stay registered"
     back = invoke(client, gone[0])
     assert models.y(json.load(back["Body"])) == [1, 2, 3, 4]
     assert "cache;desc=miss" in timing(back)
     assert "download;dur=0.00" in timing(back), "its archive is still on disk"
+
+
+def test_a_pinned_model_stays_when_memory_fills(serve, runtime, archives):
+    """Named by a pattern, a model that nobody uses again is in memory still after all others had to go."""
+    environ = {"MME_MODEL_STORE": str(archives), "MME_MEMORY_BUDGET": BUDGET, "MME_PIN": "heavy-0*"}
+    server = serve(environ | {"MME_EVICTION": "gdsf"})
+    client = runtime(server)
+    for number in range(9):
+        invoke(client, f"heavy-{number}.tar.gz")
+
+    evicted = [server.metric("mme_model_evictions_total", model=f"heavy-{number}.tar.gz") for number in range(9)]
+    assert evicted[0] == 0
+    assert sum(evicted) > 0
+    assert "cache;desc=hit" in timing(invoke(client, "heavy-0"))
 
 
 def test_a_model_can_be_unloaded_for_good(either, runtime):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_handlers.base import Footprint
-from serve.eviction import Plan, Resident, plan
+from serve.eviction import FOR_EVER, Plan, Policy, Resident, Rules, plan, worth
 
 NOTHING = Footprint()
 
@@ -15,9 +15,9 @@ def host(name, size, used, **state):
     return Resident(name, Footprint(size), used, **state)
 
 
-def evict(*residents, need, budget=100, reserved=0):
+def evict(*residents, need, budget=100, reserved=0, policy=Policy.LRU, now=0.0):
     """The plan for so many bytes on the host."""
-    return plan(residents, Footprint(reserved), Footprint(need), Footprint(budget))
+    return plan(residents, Footprint(reserved), Footprint(need), Footprint(budget), policy, now)
 
 
 # -- rules -----------------------------------------------------------------------------------------------------------
@@ -110,19 +110,147 @@ def test_over_budget_even_nothing_needs_room():
     assert evict(host("a", 70, 1), host("b", 60, 2), need=0).victims == ("a",)
 
 
+# -- policies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [(Policy.LRU, ("cheap", "dear", "hot", "large")), (Policy.LFU, ("cheap", "large", "dear", "hot"))],
+    ids=["lru", "lfu"],
+)
+def test_use_decides(policy, order):
+    """LRU goes by the last use alone; LFU by the number of uses, and among equals by the last."""
+    residents = [
+        host("large", 40, 4, uses=1, reload_seconds=9.0),
+        host("hot", 20, 3, uses=8, reload_seconds=1.0),
+        host("dear", 20, 2, uses=2, reload_seconds=9.0),
+        host("cheap", 20, 1, uses=1, reload_seconds=0.1),
+    ]
+
+    assert evict(*residents, need=100, policy=policy).victims == order
+
+
+@pytest.mark.parametrize(
+    "better",
+    [{"uses": 3}, {"reload_seconds": 3.0}, {"footprint": Footprint(45)}, {"age": 11.0}, {"last_used": 2.0}],
+    ids=["used more", "dearer to reload", "smaller", "used later in the age", "used later"],
+)
+def test_each_thing_that_makes_a_model_precious_to_gdsf(better):
+    """Of two models that differ in one thing, the one that is worth less goes, whichever is named first."""
+    base = {"name": "base", "footprint": Footprint(50), "last_used": 1.0, "uses": 2, "reload_seconds": 2.0, "age": 1.0}
+    worse, dearer = Resident(**base), Resident(**{**base, "name": "better", **better})
+
+    for residents in ([worse, dearer], [dearer, worse]):
+        assert evict(*residents, need=50, policy=Policy.GDSF).victims == ("base",)
+
+
+def test_the_age_is_what_the_dearest_victim_was_worth():
+    """A plan under GDSF tells the age after it; other policies, and plans that need no victim, know none."""
+    residents = [
+        host("a", 50, 1, uses=2, reload_seconds=3.0, age=1.5),
+        host("b", 50, 2, uses=1, reload_seconds=1.0, age=2.5),
+    ]
+
+    assert [worth(resident, Footprint(100)) for resident in residents] == [1.5 + 2 * 3.0 / 0.5, 2.5 + 1 * 1.0 / 0.5]
+    assert evict(*residents, need=50, policy=Policy.GDSF) == Plan(("b",), fits=True, possible=True, age=4.5)
+    assert evict(*residents, need=60, policy=Policy.GDSF).age == 13.5
+    assert evict(*residents, need=0, policy=Policy.GDSF).age == 0.0
+    assert evict(*residents, need=50, policy=Policy.LFU).age == 0.0
+
+
+def test_bytes_of_a_device_count_by_their_share_of_its_memory():
+    """Half of a small GPU weighs as much as half of a large host; a model that takes nothing is never worth going."""
+    budget = Footprint(1000, 10)
+    on_host, on_device = Resident("h", Footprint(500, 0), 1.0, 1, 1.0), Resident("d", Footprint(0, 5), 1.0, 1, 1.0)
+
+    assert worth(on_host, budget) == worth(on_device, budget) == 2.0
+    assert worth(Resident("both", Footprint(500, 5), 1.0, 1, 1.0), budget) == 1.0
+    assert worth(Resident("empty", Footprint(), 1.0, 1, 1.0), budget) == FOR_EVER
+    assert worth(Resident("no GPU", Footprint(500), 1.0, 1, 1.0), Footprint(1000)) == 2.0
+
+
+# -- those who stay ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_a_pinned_model_stays(policy):
+    """Whoever is pinned is no victim, though it be the first in every order."""
+    residents = [host("pinned", 40, 1, keep_until=FOR_EVER), host("b", 40, 2, uses=9, reload_seconds=9.0)]
+
+    assert evict(*residents, need=60, policy=policy).victims == ("b",)
+
+
+def test_what_does_not_fit_beside_the_pinned_can_never_fit():
+    """No victim is taken, and no wait is worth it, when pinned models alone leave too little; leases only delay."""
+    pinned = host("pinned", 50, 1, keep_until=FOR_EVER, leased=True)
+    other = host("b", 30, 2)
+
+    assert evict(pinned, other, need=51) == Plan((), fits=False, possible=False)
+    assert evict(pinned, other, need=50).victims == ("b",)
+    assert evict(pinned, host("b", 30, 2, leased=True), need=50) == Plan((), fits=False, possible=True)
+    leaving = host("pinned", 50, 1, keep_until=FOR_EVER, leaving=True)  # somebody unloads it
+    assert evict(leaving, other, need=70).fits
+
+
+def test_a_model_stays_for_its_time():
+    """Before its time is over a model is no victim; the plan says when to ask again; then it is one."""
+    residents = [host("new", 60, 1, keep_until=10.0), host("newer", 20, 2, keep_until=20.0), host("old", 20, 3)]
+
+    assert evict(*residents, need=20, now=5.0).victims == ("old",)
+    assert evict(*residents, need=21, now=5.0) == Plan((), fits=False, possible=True, again_at=10.0)
+    assert evict(*residents, need=21, now=10.0).victims == ("new",)
+    assert evict(*residents, need=81, now=10.0) == Plan((), fits=False, possible=True, again_at=20.0)
+
+
+@pytest.mark.parametrize(
+    ("pins", "pinned"),
+    [
+        ((), ""),
+        (("bert",), "bert"),
+        (("bert", "gpt"), "bert gpt"),
+        (("bert*",), "bert bert-0.tar.gz"),
+        (("*",), "bert bert-0.tar.gz tenant/a gpt"),
+        (("tenant/*",), "tenant/a"),
+        (("[bg]*t",), "bert gpt"),
+        (("BERT",), ""),
+    ],
+)
+def test_pins_are_names_or_patterns(pins, pinned):
+    """A pin is the whole name, or a pattern of it; letter case counts."""
+    names = ("bert", "bert-0.tar.gz", "tenant/a", "gpt")
+
+    assert [name for name in names if Rules(pins=pins).pins_name(name)] == pinned.split()
+
+
 # -- whatever is there -----------------------------------------------------------------------------------------------
 
 footprints = st.builds(Footprint, st.integers(0, 60), st.sampled_from([0, 0, 20, 50]))
 crowds = st.lists(
-    st.tuples(footprints, st.integers(0, 5), st.booleans(), st.booleans()),
+    st.tuples(
+        footprints,
+        st.integers(0, 5),
+        st.integers(0, 3),
+        st.sampled_from([0.1, 2.0]),
+        st.sampled_from([0.0, 0.0, 3.0, 9.0, FOR_EVER]),
+        st.booleans(),
+        st.booleans(),
+    ),
     max_size=8,
 ).map(
     lambda rows: [
-        Resident(f"m{index}", footprint, used, leased=leased, leaving=leaving)
-        for index, (footprint, used, leased, leaving) in enumerate(rows)
+        Resident(
+            f"m{index}", footprint, used, uses, seconds, age=used / 2, keep_until=keep, leased=leased, leaving=left
+        )
+        for index, (footprint, used, uses, seconds, keep, leased, left) in enumerate(rows)
     ]
 )
 BUDGET = Footprint(100, 80)
+NOW = 3.0
+ORDERS = {
+    Policy.LRU: lambda resident: resident.last_used,
+    Policy.LFU: lambda resident: (resident.uses, resident.last_used),
+    Policy.GDSF: lambda resident: (worth(resident, BUDGET), resident.last_used),
+}
 
 
 def total(residents):
@@ -130,29 +258,31 @@ def total(residents):
     return sum((resident.footprint for resident in residents), NOTHING)
 
 
-@settings(deadline=None, max_examples=400)
-@given(crowds, footprints, st.builds(Footprint, st.integers(0, 120), st.integers(0, 90)))
-def test_a_plan_is_enough_and_not_more(residents, reserved, need):
-    """Victims are neither leased nor leaving, in order of use, enough, each of them needed; and none if it is in vain."""
-    result = plan(residents, reserved, need, BUDGET)
+@settings(deadline=None, max_examples=600)
+@given(crowds, footprints, st.builds(Footprint, st.integers(0, 120), st.integers(0, 90)), st.sampled_from(list(Policy)))
+def test_a_plan_is_enough_and_not_more(residents, reserved, need, policy):
+    """Victims are those who may go, in the policy's order, enough, each of them needed; and none if it is in vain."""
+    result = plan(residents, reserved, need, BUDGET, policy, NOW)
     by_name = {resident.name: resident for resident in residents}
     victims = [by_name[name] for name in result.victims]
     staying = [resident for resident in residents if not resident.leaving]
     free = BUDGET - reserved - total(staying)
-    unleased = [resident for resident in staying if not resident.leased]
+    may_go = [resident for resident in staying if not resident.leased and resident.keep_until <= NOW]
+    order = ORDERS[policy]
 
     assert len(set(result.victims)) == len(victims)
-    assert not any(victim.leased or victim.leaving for victim in victims)
-    assert [victim.last_used for victim in victims] == sorted(victim.last_used for victim in victims)
-    assert result.possible == need.fits(BUDGET)
-    assert result.fits == (result.possible and need.fits(free + total(unleased)))
+    assert all(victim in may_go for victim in victims)
+    assert [order(victim) for victim in victims] == sorted(order(victim) for victim in victims)
+    assert result.possible == need.fits(BUDGET - total(r for r in staying if r.keep_until == FOR_EVER))
+    assert result.fits == (result.possible and need.fits(free + total(may_go)))
     if not result.fits:
         assert victims == []
         return
+    assert result.again_at == 0.0
     assert need.fits(free + total(victims))
     for victim in victims:
         assert not need.fits(free + total(victims) - victim.footprint)
-    # Nobody is evicted before those that were used less recently had been tried: all of them would not do.
+    # Nobody is evicted before those in front of it had been tried: all of them would not do.
     if victims:
-        newest = max(victim.last_used for victim in victims)
-        assert not need.fits(free + total(r for r in unleased if r.last_used < newest))
+        last = max(order(victim) for victim in victims)
+        assert not need.fits(free + total(r for r in may_go if order(r) < last))

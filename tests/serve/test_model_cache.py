@@ -6,6 +6,7 @@ have finished is the test's choice, so that every interleaving can be had and no
 
 import asyncio
 import contextlib
+import time
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from itertools import count
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
+from serve.eviction import Policy, Rules
 from serve.lifecycle import State
 from serve.model_cache import ModelCache
 from serve.stats import TargetStats
@@ -79,6 +81,7 @@ class Artifact:
     identity: str
     estimate: Footprint
     download_ns: int = 0
+    pinned: bool = False
 
 
 class Held:
@@ -114,6 +117,7 @@ class Press:
 
     Attributes:
         sizes: name → (estimate, what it really takes); 60 MB each if not named.
+        pinned: names of models whose authors want them to stay.
         failures: (step, name) → errors that it raises next, in order.
         made: everything ever loaded.
         in_memory: bytes that are really taken.
@@ -121,6 +125,7 @@ class Press:
 
     def __init__(self):
         self.sizes = {}
+        self.pinned = set()
         self.failures = {}
         self.made = []
         self.in_memory = Footprint()
@@ -139,7 +144,7 @@ class Press:
             raise MmeError(Kind.CANCELLED, f"the fetch of '{name}' was cancelled")
         self.fail("prepare", name)
         estimate, _ = self.sizes.get(name, (mb(60), mb(60)))
-        return Artifact(name, f"etag of {name}", estimate)
+        return Artifact(name, f"etag of {name}", estimate, pinned=name in self.pinned)
 
     def load(self, prepared):
         """See `Loader`."""
@@ -397,7 +402,7 @@ def test_the_least_recently_used_goes(play):
         assert (await task).evicted == ("b",)
         entry = world.entry("b")
         assert (entry.evicted, entry.state, entry.reason) == (True, State.UNAVAILABLE, "evicted for 'c'")
-        assert entry.stats.evictions == 1
+        assert entry.stats.evictions == {"load": 1}
         world.entry("c").release()
         back = await world.begin("b")
         await world.do_all()
@@ -406,6 +411,149 @@ def test_the_least_recently_used_goes(play):
         entry.release()
 
     play(scene)
+
+
+def test_each_eviction_is_one_line_and_one_count(play, caplog):
+    """Who went, why, with how many bytes, and for whom: in the log, and in the model's statistics."""
+
+    async def scene(world):
+        await world.resident("a")
+        await world.resident("b")
+        assert world.entry("a").stats.evictions == {"load": 1}
+        assert world.entry("a").stats.evicted == mb(60)
+        (line,) = [record for record in caplog.records if record.message.startswith("evicted")]
+        assert line.message == "evicted for 'b' (load), least recently used, 60.0 MB"
+        assert (line.target_model, line.beneficiary, line.reason) == ("a", "b", "load")
+        assert (line.host_bytes, line.device_bytes) == (60_000_000, 0)
+
+    with caplog.at_level("INFO", "mme.cache"):
+        play(scene)
+
+
+@pytest.mark.parametrize(("policy", "victim"), [(Policy.LRU, "often"), (Policy.LFU, "rarely"), (Policy.GDSF, "rarely")])
+def test_the_policy_chooses(play, policy, victim):
+    """A model used often and long ago goes under LRU, one used once and lately under the others."""
+
+    async def scene(world):
+        world.press.sizes = {name: (mb(50), mb(50)) for name in ("often", "rarely", "new")}
+        await world.resident("often", "rarely")
+        for _ in range(5):
+            world.cache.lease("often").release()
+        world.cache.lease("rarely").release()
+        for name in ("often", "rarely"):
+            world.entry(name).reload_ns = 10**9
+        task = await world.begin("new")
+        await world.do("prepare new")
+        assert world.desk.pending == [f"close {victim}"]
+        await world.do_all()
+        await task
+        world.entry("new").release()
+
+    play(scene, rules=Rules(policy))
+
+
+def test_uses_count_from_the_last_load(play):
+    """A model that was out of memory begins anew, with those who waited for its load."""
+
+    async def scene(world):
+        await world.resident("a")
+        entry = world.entry("a")
+        assert entry.uses == 0
+        for _ in range(3):
+            world.cache.lease("a").release()
+        assert entry.uses == 3
+        lease = world.cache.lease("a")
+        unload = await world.begin("a", "unload")
+        waiting = [await world.begin("a") for _ in range(2)]
+        lease.release()
+        await world.do_all()
+        await unload
+        await asyncio.gather(*waiting)
+        assert entry.uses == 2
+        entry.release()
+        entry.release()
+
+    play(scene)
+
+
+def test_the_age_at_the_last_use_is_that_of_the_textbook(play):
+    """GDSF notes nothing when a model is used, and yet ranks it by the age that it was used at."""
+
+    async def scene(world):
+        world.press.sizes = {name: (mb(25), mb(25)) for name in "abcdef"}
+        ages = {}
+
+        def ask(name):
+            lease = world.cache.lease(name)
+            lease.reload_ns = 10**9 * (ord(name) - ord("a") + 1)
+            lease.release()
+            ages[name] = world.cache._ranking._age
+
+        await world.resident("a", "b", "c", "d")
+        for turn in range(40):
+            for name in "abcdef"[turn % 3 :: 2]:
+                if world.cache.lease(name) is None:
+                    await world.resident(name)
+                    ages[name] = world.cache._ranking._age
+                else:
+                    world.entry(name).release()
+                ask(name)
+                residents = world.cache._ranking.residents()
+                assert {r.name: r.age for r in residents} == {r.name: ages.get(r.name, 0.0) for r in residents}
+        assert world.cache._ranking._age > 0
+
+    play(scene, rules=Rules(Policy.GDSF))
+
+
+@pytest.mark.parametrize("by", ["name", "pattern", "author"])
+def test_a_pinned_model_is_never_evicted(play, by):
+    """By the operator's name or pattern, or by its author's wish, it stays; unloaded by hand, it goes."""
+
+    async def scene(world):
+        if by == "author":
+            world.press.pinned = {"keep"}
+        world.press.sizes = {name: (mb(40), mb(40)) for name in ("keep", "b", "c")}
+        await world.resident("keep", "b", "c")
+        assert [entry.state for entry in map(world.entry, ("keep", "b", "c"))] == [
+            State.READY,
+            State.UNAVAILABLE,
+            State.READY,
+        ]
+        world.press.sizes["big"] = (mb(61), mb(61))
+        big = await world.begin("big")
+        await world.do_all()
+        assert failure(big) is Kind.OUT_OF_MEMORY
+        assert world.entry("c").state is State.READY
+        unload = await world.begin("keep", "unload")
+        await world.do_all()
+        await unload
+        await world.resident("big")
+
+    play(scene, rules=Rules(pins={"name": ("keep",), "pattern": ("k*p",), "author": ()}[by]))
+
+
+@pytest.mark.parametrize("seconds", [0.02, 3600.0])
+def test_a_model_stays_for_its_minimum(play, seconds):
+    """Who needs the room waits until the model has been there for long enough, or for as long as its patience."""
+
+    async def scene(world):
+        await world.resident("a")
+        task = await world.begin("b")
+        await world.do("prepare b")
+        if seconds < 1:
+            while not world.desk.work:  # noqa: ASYNC110 - nothing happens but time
+                await asyncio.sleep(0.001)
+            assert time.monotonic() - world.entry("a").loaded_at >= seconds
+            await world.do_all()
+            await task
+            world.entry("b").release()
+        else:
+            with contextlib.suppress(MmeError):
+                await task
+            assert failure(task) is Kind.UNAVAILABLE
+            assert world.entry("a").state is State.READY
+
+    play(scene, rules=Rules(min_residency=seconds), memory_patience=10.0 if seconds < 1 else 0.005)
 
 
 def test_a_model_nobody_used_yet_is_as_recent_as_its_load(play):
@@ -517,7 +665,7 @@ def test_the_platform_chooses_its_victims_itself(play):
         task = await world.begin("b")
         await world.do_all()
         assert failure(task) is Kind.OUT_OF_MEMORY
-        assert (world.entry("a").state, world.entry("a").stats.evictions) == (State.READY, 0)
+        assert (world.entry("a").state, world.entry("a").stats.evictions) == (State.READY, {})
         unload = await world.begin("a", "unload")
         retry = await world.begin("b")
         await world.do("prepare b")
@@ -1015,16 +1163,22 @@ STEPS = st.tuples(st.sampled_from(["prepare", "load", "start", "close"]), st.sam
     wrong_sizes=st.dictionaries(st.sampled_from(NAMES), WRONG_SIZES, max_size=2),
     failures=st.lists(STEPS, max_size=4),
     evicts=st.booleans(),
+    policy=st.sampled_from(list(Policy)),
+    pins=st.sampled_from(["", "", "a", "ab"]),
+    min_residency=st.sampled_from([0.0, 0.0, 0.002]),
 )
-def test_any_sequence_keeps_the_books(toys, actions, sizes, wrong_sizes, failures, evicts):  # noqa: PLR0915 - one life
-    """Loads, unloads, leases, clients that leave, failures, threads that finish in any order.
+def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
+    toys, actions, sizes, wrong_sizes, failures, evicts, policy, pins, min_residency
+):
+    """Loads, unloads, leases, clients that leave, failures, threads that finish in any order, under any policy.
 
-    At every step the books agree with what is in memory; no leased model is closed; with honest estimates the budget
-    is never exceeded, in the books or really. In the end everybody was answered and nothing is left.
+    At every step the books agree with what is in memory; no leased model is closed, and no pinned one evicted; with
+    honest estimates the budget is never exceeded, in the books or really. In the end everybody was answered and
+    nothing is left.
     """
 
     async def main():
-        world = World(evicts=evicts, memory_patience=3600.0)
+        world = World(evicts=evicts, rules=Rules(policy, tuple(pins), min_residency), memory_patience=3600.0)
         try:
             await live(world)
             await world.gone()
@@ -1044,6 +1198,7 @@ def test_any_sequence_keeps_the_books(toys, actions, sizes, wrong_sizes, failure
 
         def check():
             world.audit()
+            assert not any(world.cache.entries[pin].stats.evictions for pin in pins if pin in world.cache.entries)
             if not wrong_sizes:
                 assert world.cache.room.used().fits(mb(100))
                 assert world.press.in_memory.fits(mb(100))

@@ -1,13 +1,14 @@
 """The memory budget promises no byte twice, evicts nobody in vain, and gives back what was not used."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from serve.eviction import Resident
+from serve.eviction import FOR_EVER, Policy, Resident
 from serve.room import Room, megabytes
 
 
@@ -21,18 +22,26 @@ class House:
 
     Attributes:
         evicted: (victim, beneficiary), in order. Their bytes come back when the test says `gone`.
+        reasons: why each plan was carried out.
     """
 
-    def __init__(self, *sizes, evicts=True, patience=60.0, budget=None):
+    def __init__(self, *sizes, evicts=True, patience=60.0, budget=None, policy=Policy.LRU):
         self.residents = {
             f"r{index}": Resident(f"r{index}", mb(size), float(index)) for index, size in enumerate(sizes)
         }
         self.evicted = []
-        self.room = Room(budget or mb(100), self.residents.values, self._evict, evicts=evicts, patience=patience)
+        self.reasons = []
+        self.told = asyncio.Event()
+        self.room = Room(
+            budget or mb(100), self.residents.values, self._evict, policy=policy, evicts=evicts, patience=patience
+        )
 
-    def _evict(self, name, beneficiary):
-        self.evicted.append((name, beneficiary))
-        self.change(name, leaving=True)
+    def _evict(self, plan, beneficiary, reason):
+        self.reasons.append(reason)
+        self.told.set()
+        for name in plan.victims:
+            self.evicted.append((name, beneficiary))
+            self.change(name, leaving=True)
 
     def change(self, name, **facts):
         """Another state of a resident."""
@@ -97,6 +106,111 @@ def test_the_least_recently_used_goes_and_is_named(run, idle):
         house.gone("r0")
         assert await task == ["r0"]
         assert house.room.used() == mb(90)
+
+    run(main())
+
+
+@pytest.mark.parametrize("evicts", [True, False])
+def test_what_can_not_fit_beside_pinned_models_is_out_of_memory_at_once(run, idle, evicts):
+    """Nobody waits for a pinned model: the sentence says how much is pinned, and nobody else goes for nothing."""
+
+    async def main():
+        house = House(50, 30, evicts=evicts)
+        house.change("r0", keep_until=FOR_EVER)
+        task = await claim(house, "new", mb(51), idle)
+        assert failure(task) is Kind.OUT_OF_MEMORY
+        assert ("50.0 MB of 100.0 MB are taken by 1 pinned models" in str(task.exception())) == evicts
+        assert house.evicted == []
+        assert await claim(house, "small", mb(20), idle)
+
+    run(main())
+
+
+def test_a_correction_that_finds_the_rest_pinned_begins_again_and_is_out_of_memory(run, idle):
+    """What a loaded model needs more than was promised, and pinned models hold, is not to be had at any time."""
+
+    async def main():
+        house = House(60)
+        house.change("r0", keep_until=FOR_EVER)
+        await house.room.reserve("grown", mb(30))
+        assert await house.room.extend("grown", mb(30), mb(50)) is None
+        house.room.give_back(mb(30))
+        assert failure(await claim(house, "grown", mb(50), idle)) is Kind.OUT_OF_MEMORY
+
+    run(main())
+
+
+def test_a_claim_goes_on_when_a_model_has_stayed_for_its_time(run, idle):
+    """Without a lease ending or anything else happening, a victim goes as soon as it may."""
+
+    async def main():
+        house = House(60, 40)
+        now = time.monotonic()
+        house.change("r0", keep_until=now + 0.02)
+        house.change("r1", keep_until=now + 3600)
+        task = await claim(house, "new", mb(60), idle)
+        assert house.evicted == []
+        await house.told.wait()
+        assert time.monotonic() >= now + 0.02
+        assert house.evicted == [("r0", "new")]
+        house.gone("r0")
+        assert await task == ["r0"]
+
+    run(main())
+
+
+def test_patience_with_models_that_must_stay_ends(run, idle):
+    """A claim that only models could make room for which must stay for longer is UNAVAILABLE, and says why."""
+
+    async def main():
+        house = House(60, patience=0.005)
+        house.change("r0", keep_until=time.monotonic() + 3600)
+        task = await claim(house, "new", mb(60), idle)
+        with pytest.raises(MmeError, match="too recently to leave"):
+            await task
+        assert failure(task) is Kind.UNAVAILABLE
+
+    run(main())
+
+
+def test_among_many_residents_ends_of_leases_are_looked_at_together(run, idle):
+    """A plan for hundreds takes longer than a request may: leases that end add up to one look, which does come."""
+
+    async def main():
+        house = House(*[2] * 50)
+        for name in house.residents:
+            house.change(name, leased=True)
+        task = await claim(house, "new", mb(2), idle)
+        house.change("r7", leased=False)
+        for _ in range(5):
+            house.room.lease_ended()
+        assert house.evicted == []
+        await house.told.wait()
+        house.gone("r7")
+        assert await task == ["r7"]
+        house.change("r8", leased=False)
+        again = await claim(house, "newer", mb(2), idle)
+        house.gone("r8")
+        assert await again == ["r8"]
+
+    run(main())
+
+
+def test_the_policy_decides_and_the_reason_is_told(run, idle):
+    """A room evicts by its policy; a load's claim and a correction have reasons of their own."""
+
+    async def main():
+        house = House(50, 40, policy=Policy.LFU)
+        house.change("r0", uses=5)
+        task = await claim(house, "new", mb(50), idle)
+        assert (house.evicted, house.reasons) == ([("r1", "new")], ["load"])
+        house.gone("r1")
+        await task
+        more = asyncio.create_task(house.room.extend("new", mb(50), mb(60)))
+        await idle()
+        assert (house.evicted[1:], house.reasons) == ([("r0", "new")], ["load", "growth"])
+        house.gone("r0")
+        assert await more == ["r0"]
 
     run(main())
 

@@ -136,6 +136,37 @@ def test_a_footprint_is_never_less_than_the_file(run, tmp_path, write_repository
     run(main())
 
 
+@pytest.mark.parametrize(("text", "pinned"), [("", False), ("true", True), (" True", True), ("false", False)])
+def test_a_model_may_ask_to_stay_in_memory(run, tmp_path, write_repository_model, text, pinned, caplog):
+    """The parameter MME_PIN of its configuration pins a model, and is not taken for one of the framework's."""
+
+    async def main():
+        config = f'parameters {{ key: "MME_PIN" value {{ string_value: "{text}" }} }}' if text else ""
+        folder = write_repository_model(tmp_path / "m", config)
+        loader = ModelLoader(asyncio.get_running_loop(), {})
+        prepared = loader.prepare("m", InRepository(folder), lambda: False)
+        assert prepared.pinned is pinned
+        resident, _ = loader.load(prepared)
+        await asyncio.to_thread(resident.close)
+
+    run(main())
+    assert caplog.records == []
+
+
+def test_a_pin_that_is_neither_true_nor_false_is_refused(run, tmp_path, write_repository_model):
+    """The sentence names the model, the parameter and what it may be."""
+
+    async def main():
+        config = 'parameters { key: "MME_PIN" value { string_value: "yes" } }'
+        source = InRepository(write_repository_model(tmp_path / "m", config))
+        loader = ModelLoader(asyncio.get_running_loop(), {})
+        with pytest.raises(MmeError, match="model 'm': parameter 'MME_PIN' must be 'true' or 'false', got 'yes'") as no:
+            loader.prepare("m", source, lambda: False)
+        assert no.value.kind is Kind.INVALID_MODEL
+
+    run(main())
+
+
 def test_what_loading_needs_for_a_while_is_not_the_models(run, tmp_path, write_repository_model, monkeypatch):
     """Memory that a load freed again, and that the allocator still holds, does not count as the model's."""
     load = onnx.OnnxHandler.load
