@@ -9,8 +9,8 @@ from flask import Blueprint, Response, request
 
 from container.infer_routes import parse_version
 from container.views import json_answer, json_body
+from model_handlers.config_json import config_json
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from model_handlers.pbtxt import config_json
 from model_handlers.registry import find_backend
 from serve.lifecycle import State
 

@@ -1,4 +1,4 @@
-"""config.pbtxt into a `ModelConfig`, and a `ModelConfig` back into text and into the JSON that clients ask for.
+"""config.pbtxt into a `ModelConfig`, and a `ModelConfig` back into text.
 
 The text is read by protobuf's own parser against the published message, so that whatever Triton accepts is accepted
 here letter by letter. Which fields count is the business of `pbtxt_fields.py`, which values are right that of
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from google.protobuf import text_format
 
@@ -27,12 +27,6 @@ from model_handlers.errors import invalid_model
 from model_handlers.pbtxt_fields import check_fields, refusal
 from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.tensor import BY_NUMBER, DataType, TensorSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from google.protobuf.descriptor import FieldDescriptor
-    from google.protobuf.message import Message
 
 _COMMENT_OR_STRING = re.compile(r"""#.*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""")
 _ESCAPE = re.compile(r"\\([4-7][0-7]{2}|.)")  # the first alternative is no byte
@@ -118,15 +112,6 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
     if config.optimization_level:
         message.optimization.graph.level = config.optimization_level
     return message
-
-
-def config_json(config: ModelConfig) -> dict[str, Any]:
-    """The configuration as `GET /v2/models/M/config` answers it.
-
-    Field names are the message's; every scalar, list and map is there, with its default if it was not set; messages
-    only where set; enums by name. Integers of 64 bits are numbers, where protobuf's own JSON makes them strings.
-    """
-    return _json(config_message(config))
 
 
 def config_text(config: ModelConfig) -> str:
@@ -265,30 +250,3 @@ def _dynamic_batching_message(batching: DynamicBatching) -> pb.ModelDynamicBatch
             max_queue_size=policy.max_queue_size,
         ),
     )
-
-
-def _json(message: Message) -> dict[str, Any]:
-    """A message as JSON values, in the order of its schema."""
-    fields: Iterable[Any] = message.DESCRIPTOR.fields
-    return {
-        field.name: _json_field(field, getattr(message, field.name))
-        for field in fields
-        if not field.has_presence or message.HasField(field.name)
-    }
-
-
-def _json_field(field: FieldDescriptor, value: Any) -> Any:
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        inside = field.message_type.fields_by_name["value"]
-        return {str(key): _json_value(inside, value[key]) for key in value}
-    if field.is_repeated:
-        return [_json_value(field, member) for member in value]
-    return _json_value(field, value)
-
-
-def _json_value(field: FieldDescriptor, value: Any) -> Any:
-    if field.message_type is not None:
-        return _json(value)
-    if field.enum_type is not None:
-        return field.enum_type.values_by_number[value].name
-    return value

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.config import DynamicBatching
 from model_handlers.config_checks import normalise
+from model_handlers.config_json import config_json
 from model_handlers.errors import invalid_model
-from model_handlers.pbtxt import config_json
 from model_handlers.python import pb_config
 from model_handlers.python.failures import failed_load
 from model_handlers.tensor import DATA_TYPES, TensorSpec

@@ -13,8 +13,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.config_json import config_json
 from model_handlers.errors import Kind, MmeError
-from model_handlers.pbtxt import config_json
 from model_handlers.python.answers import answers, inside
 from model_handlers.python.completion import complete
 from model_handlers.python.coroutines import LoopThread

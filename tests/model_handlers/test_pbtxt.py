@@ -19,8 +19,9 @@ from model_handlers.config import (
     VersionPolicy,
 )
 from model_handlers.config_checks import normalise
+from model_handlers.config_json import config_json
 from model_handlers.errors import Kind, MmeError
-from model_handlers.pbtxt import config_json, config_message, config_text, parse_config
+from model_handlers.pbtxt import config_message, config_text, parse_config
 from model_handlers.tensor import BYTES, DATA_TYPES, FP32, INT64, TensorSpec
 
 FULL = """
@@ -351,6 +352,7 @@ CONFIGS = st.builds(
     optimization_level=st.integers(-1, 2),
     parameters=MAPS,
     metric_tags=MAPS,
+    decoupled=st.booleans(),
 ).map(normalise)
 
 

@@ -1,0 +1,143 @@
+"""A `ModelConfig` as the JSON of the published message: what clients ask for, and what a Python model is told.
+
+PURE, and without protobuf: a model's own environment need not have it. The shape is that of protobuf's JSON with every
+default in it, but for integers of 64 bits, which are numbers here; the tests compare the two.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.config import QueuePolicy
+
+if TYPE_CHECKING:
+    from model_handlers.config import DynamicBatching, InstanceGroup, ModelConfig, VersionPolicy
+    from model_handlers.tensor import TensorSpec
+
+    Json = dict[str, Any]
+
+
+def config_json(config: ModelConfig) -> Json:
+    """The configuration as `GET /v2/models/M/config` answers it.
+
+    Field names are the message's; every scalar, list and map is there, with its default if it was not set; messages
+    only where set; enums by name.
+    """
+    return {
+        "name": config.name,
+        "platform": config.platform,
+        "backend": config.backend,
+        "runtime": "",
+        "version_policy": _version_policy(config.version_policy),
+        "max_batch_size": config.max_batch_size,
+        "input": [_input(spec) for spec in config.inputs],
+        "output": [_output(spec) for spec in config.outputs],
+        "batch_input": [],
+        "batch_output": [],
+        **_optimization(config.optimization_level),
+        **_dynamic_batching(config.dynamic_batching),
+        "instance_group": [_instance_group(group) for group in config.instance_groups],
+        "default_model_filename": config.default_model_filename,
+        "cc_model_filenames": {},
+        "metric_tags": dict(config.metric_tags),
+        "parameters": {key: {"string_value": value} for key, value in config.parameters.items()},
+        "model_warmup": [],
+        **_transaction_policy(config.decoupled),
+    }
+
+
+def _version_policy(policy: VersionPolicy) -> Json:
+    if policy.all:
+        return {"all": {}}
+    if policy.specific:
+        return {"specific": {"versions": list(policy.specific)}}
+    return {"latest": {"num_versions": policy.latest}}
+
+
+def _input(spec: TensorSpec) -> Json:
+    return {
+        "name": spec.name,
+        "data_type": spec.data_type.config_name,
+        "format": spec.format,
+        "dims": list(spec.dims),
+        **_reshape(spec),
+        "is_shape_tensor": False,
+        "allow_ragged_batch": False,
+        "optional": spec.optional,
+        "is_non_linear_format_io": False,
+    }
+
+
+def _output(spec: TensorSpec) -> Json:
+    return {
+        "name": spec.name,
+        "data_type": spec.data_type.config_name,
+        "dims": list(spec.dims),
+        **_reshape(spec),
+        "label_filename": spec.labels,
+        "is_shape_tensor": False,
+        "is_non_linear_format_io": False,
+    }
+
+
+def _reshape(spec: TensorSpec) -> Json:
+    return {} if spec.reshape is None else {"reshape": {"shape": list(spec.reshape)}}
+
+
+def _optimization(level: int) -> Json:
+    if not level:
+        return {}
+    return {
+        "optimization": {
+            "graph": {"level": level},
+            "priority": "PRIORITY_DEFAULT",
+            "gather_kernel_buffer_threshold": 0,
+            "eager_batching": False,
+        }
+    }
+
+
+def _dynamic_batching(batching: DynamicBatching | None) -> Json:
+    if batching is None:
+        return {}
+    return {
+        "dynamic_batching": {
+            "preferred_batch_size": list(batching.preferred_batch_sizes),
+            "max_queue_delay_microseconds": batching.max_queue_delay_us,
+            "preserve_ordering": batching.preserve_ordering,
+            "priority_levels": 0,
+            "default_priority_level": 0,
+            **_queue_policy(batching.queue_policy),
+            "priority_queue_policy": {},
+        }
+    }
+
+
+def _queue_policy(policy: QueuePolicy) -> Json:
+    if policy == QueuePolicy():
+        return {}
+    return {
+        "default_queue_policy": {
+            "timeout_action": policy.timeout_action.name,
+            "default_timeout_microseconds": policy.default_timeout_us,
+            "allow_timeout_override": policy.allow_timeout_override,
+            "max_queue_size": policy.max_queue_size,
+        }
+    }
+
+
+def _instance_group(group: InstanceGroup) -> Json:
+    return {
+        "name": group.name,
+        "kind": f"KIND_{group.kind.name}",
+        "count": group.count,
+        "gpus": list(group.gpus),
+        "secondary_devices": [],
+        "profile": [],
+        "passive": False,
+        "host_policy": "",
+    }
+
+
+def _transaction_policy(decoupled: bool) -> Json:  # noqa: FBT001 - the one field that it has
+    return {"model_transaction_policy": {"decoupled": True}} if decoupled else {}
