@@ -21,7 +21,8 @@ from model_handlers import devices
 from model_handlers.base import CPU, Footprint, Handler, Placement
 from model_handlers.config import InstanceGroup, ModelConfig
 from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.isolation import placement_of, start_isolated
+from model_handlers.isolation.parameters import placement_of
+from model_handlers.isolation.start import start_isolated
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.tensor import BYTES
 from serve.model import Model

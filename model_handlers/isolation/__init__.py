@@ -3,9 +3,7 @@
 From the outside in: `handler` and `requests_handler` are what the engine sees, `process` one life of one child,
 `fork_client` and `fork_server` start and end children, `child` and `events` are what runs inside, `segments` and
 `framing` are how tensors and messages of batches cross, `channel` and `listener` what is said beside them.
+
+Nothing is imported here: what runs inside may do so in an environment of the model's own, which need not have what the
+others need.
 """
-
-from model_handlers.isolation.parameters import placement_of
-from model_handlers.isolation.start import start_isolated
-
-__all__ = ["placement_of", "start_isolated"]

@@ -33,9 +33,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import orjson
 
 from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.wire_json import dumps, loads
 from model_handlers.tensor import BY_DTYPE, BY_NAME, BYTES, decode_bytes_elements, encode_bytes_elements
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def encode_message(message: Message) -> bytes:
         MmeError: TOO_LARGE for one beyond MAX_MESSAGE, INVALID_ARGUMENT for a value that JSON has no form for.
     """
     try:
-        body = orjson.dumps(message)
-    except TypeError as error:
+        body = dumps(message)
+    except (TypeError, ValueError) as error:
         raise MmeError(Kind.INVALID_ARGUMENT, f"a value can't be handed to the model's process: {error}") from None
     if len(body) > MAX_MESSAGE:
         raise MmeError(
@@ -101,8 +101,8 @@ class MessageReader:
         if len(buffer) < end:
             return None
         try:
-            message = orjson.loads(memoryview(buffer)[_HEAD:end])
-        except orjson.JSONDecodeError as error:
+            message = loads(memoryview(buffer)[_HEAD:end])
+        except ValueError as error:
             raise ProtocolError(f"a message that is not JSON: {error}") from None
         if not isinstance(message, dict):
             raise ProtocolError("a message that is not an object")

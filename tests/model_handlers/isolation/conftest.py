@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # so that children, too, find is
 
 from model_handlers.base import CPU
 from model_handlers.config import ModelConfig
-from model_handlers.isolation import start_isolated
 from model_handlers.isolation.fork_client import FORKS
 from model_handlers.isolation.listener import Channel
+from model_handlers.isolation.start import start_isolated
 
 
 @pytest.fixture(scope="session")

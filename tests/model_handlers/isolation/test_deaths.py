@@ -323,7 +323,7 @@ from pathlib import Path
 import isolated_models
 from model_handlers.base import CPU
 from model_handlers.config import ModelConfig
-from model_handlers.isolation import start_isolated
+from model_handlers.isolation.start import start_isolated
 handlers = [
     start_isolated(isolated_models.Misbehaves, ModelConfig("m"), Path(sys.argv[2]) / "x", CPU, f"m_0_{i}")
     for i in range(3)

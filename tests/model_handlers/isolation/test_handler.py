@@ -13,7 +13,7 @@ from isolated_models import Echo, HoldsMemory, Misbehaves, Requests, TooFewAnswe
 from model_handlers.base import CPU, ModelRequest, Placement
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation import start_isolated
+from model_handlers.isolation.start import start_isolated
 from model_handlers.onnx import OnnxHandler
 from model_handlers.tensor import BYTES, DATA_TYPES
 

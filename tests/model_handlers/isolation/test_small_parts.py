@@ -18,11 +18,10 @@ from model_handlers.config import (
     VersionPolicy,
 )
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation import placement_of
 from model_handlers.isolation.config_fields import config_fields, config_from
 from model_handlers.isolation.oom import OomLedger, counters, read_count
 from model_handlers.isolation.output import MAX_LINE, LineSplitter
-from model_handlers.isolation.parameters import Deadlines
+from model_handlers.isolation.parameters import Deadlines, placement_of
 from model_handlers.onnx import OnnxHandler
 from model_handlers.tensor import BF16, BYTES, TensorSpec
 
