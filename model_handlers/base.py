@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.config import ModelConfig
+    from model_handlers.environments.wanted import Wanted
     from model_handlers.errors import MmeError
     from model_handlers.outside import Outside
     from model_handlers.tensor import Array, DataType
@@ -162,6 +163,11 @@ class Handler(ABC):
     def gpu_capable(cls) -> bool:
         """Whether the installed framework was built for GPUs."""
         return False
+
+    @classmethod
+    def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:  # noqa: ARG003 - for those that look
+        """The environment that the model asks for, for a process of its own; None where it is content with ours."""
+        return None
 
     @classmethod
     @abstractmethod

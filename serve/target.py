@@ -20,8 +20,9 @@ import numpy as np
 from model_handlers import devices
 from model_handlers.base import CPU, Footprint, Handler, Placement
 from model_handlers.config import InstanceGroup, ModelConfig
+from model_handlers.environments.cache import find
 from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.isolation.parameters import placement_of
+from model_handlers.isolation.parameters import PLACEMENT, placement_of
 from model_handlers.isolation.start import start_isolated
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.tensor import BYTES
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from model_handlers.base import Device
+    from model_handlers.environments.environment import Environment
+    from model_handlers.environments.wanted import Wanted
     from model_handlers.outside import Outside
 
 _log = logging.getLogger("mme.load")
@@ -95,12 +98,17 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class PreparedTarget:
-    """A model's files, found and understood, and where each of its lanes is to run. See `model_cache.Prepared`."""
+    """A model's files, found and understood, and where each of its lanes is to run. See `model_cache.Prepared`.
+
+    Attributes:
+        environments: of versions that bring one of their own, by the version's model file.
+    """
 
     directory: ModelDirectory
     handler: type[Handler]
     lanes: list[tuple[str, Device]]
     placement: Placement
+    environments: dict[Path, Environment]
     identity: str
     estimate: Footprint
     download_ns: int
@@ -109,7 +117,8 @@ class PreparedTarget:
     def start(self, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
         """Load one instance where it is to execute."""
         if self.placement is Placement.PROCESS:
-            return start_isolated(self.handler, config, model_file, device, lane)
+            environment = self.environments.get(model_file)
+            return start_isolated(self.handler, config, model_file, device, lane, environment)
         return self.handler.load(config, model_file, device, lane)
 
 
@@ -162,7 +171,10 @@ class ModelLoader:
         estimate = Footprint(size if any(device == CPU for _, device in lanes) else 0, size * on_gpus)
         placement = placement_of(directory.config, handler)
         pinned = _is_pinned(directory.config)
-        return PreparedTarget(directory, handler, lanes, placement, identity, estimate, download_ns, pinned)
+        environments = {file: find(wanted, name) for file, wanted in _wanted(directory, handler, placement).items()}
+        return PreparedTarget(
+            directory, handler, lanes, placement, environments, identity, estimate, download_ns, pinned
+        )
 
     def load(self, prepared: PreparedTarget) -> tuple[Target, Footprint]:
         """Load every selected version on its devices, warm it up, and measure.
@@ -229,6 +241,18 @@ def _is_pinned(config: ModelConfig) -> bool:
         raise invalid_model(
             f"model '{config.name}': parameter '{PIN}' must be 'true' or 'false', got '{text}'"
         ) from None
+
+
+def _wanted(directory: ModelDirectory, handler: type[Handler], placement: Placement) -> dict[Path, Wanted]:
+    """What environments the versions ask for, by their model files."""
+    files = [directory.model_file(version) for version in directory.versions]
+    asked = {file: wanted for file in files if (wanted := handler.environment(directory.config, file)) is not None}
+    if asked and placement is Placement.INLINE:
+        raise invalid_model(
+            f"model '{directory.name}' asks for an environment of its own, which only a process of its own can have: "
+            f"remove its parameter '{PLACEMENT}'"
+        )
+    return asked
 
 
 def _memory_taken() -> Footprint:

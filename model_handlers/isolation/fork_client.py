@@ -14,8 +14,12 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from model_handlers.isolation.program import Order
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from model_handlers.isolation.program import Program
 
 _STOP_SECONDS = 5.0
 
@@ -37,13 +41,15 @@ class ForkClient:
         with self._lock:
             self._running()
 
-    def fork(self, name: str, fds: Sequence[int]) -> None:
-        """Have a child started that gets `fds`: control, leash, events, stdout, stderr. The leash tells its fate.
+    def fork(self, name: str, fds: Sequence[int], program: Program | None = None) -> None:
+        """Have a child started that gets `fds`: its sockets, then leash, stdout, stderr. The leash tells its fate.
+
+        It executes `program`, or is a fork that serves a model.
 
         Raises:
             OSError: there is no fork server to be had.
         """
-        packet = name.encode()[:200] or b"model"
+        packet = Order(name, len(fds), program).packet()
         with self._lock:
             command = self._running()
             try:

@@ -4,8 +4,8 @@ Theory of operation. The serving process has threads and a loop and must not for
 of a second to import numpy. So one fresh interpreter imports what every child needs and then forks whenever it is
 asked, in a millisecond or two, the children sharing the imported pages.
 
-A request is one packet on the command socket: a child's name, and its descriptors [control, leash, events, stdout,
-stderr].
+An order is one packet on the command socket: a child's name, what it executes if it is not to be a mere fork of this
+process, and its descriptors [its sockets: control, events; leash, stdout, stderr].
 The leash is how the serving process holds a child: the fork server writes the child's pid on it, later its exit code;
 when the other end is closed or anything comes from there, the child is killed. So whatever ends the serving process
 ends every child: the system closes its leashes. There are no pids to mistake and no names to remove.
@@ -39,13 +39,14 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from model_handlers.isolation import child
+from model_handlers.isolation.program import MAX_ORDER, Order
 from model_handlers.registry import BACKENDS
 
 REPORT = struct.Struct("<q")  # on the leash: the pid, then the exit code (-n for signal n)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-_FDS = 5  # control, leash, events, stdout, stderr
+_MAX_FDS = 8
 _SWEEP_SECONDS = 1.0
 _libc = ctypes.CDLL(None)
 
@@ -96,24 +97,25 @@ class _ForkServer:
             self._reap()
 
     def _serve(self) -> bool:
-        name, fds, _, _ = socket.recv_fds(self._command, 256, _FDS, socket.MSG_CMSG_CLOEXEC)
-        if not name:
+        packet, fds, _, _ = socket.recv_fds(self._command, MAX_ORDER, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        if not packet:
             return False
-        if len(fds) != _FDS:
+        order = Order.of(packet)
+        if len(fds) != order.fds:
             for fd in fds:
                 os.close(fd)
             return True
-        control, leash, events, *streams = fds
+        *sockets, leash, stdout, stderr = fds
         try:
             pid = os.fork()
         except OSError as error:  # no more processes or memory: the closed leash tells
-            sys.stderr.write(f"no process for {name.decode(errors='replace')}: {error}\n")
+            sys.stderr.write(f"no process for {order.name}: {error}\n")
             for fd in fds:
                 os.close(fd)
             return True
         if pid == 0:
-            self._become_child(name, control, leash, events, streams)
-        for fd in (control, events, *streams):
+            self._become_child(order, sockets, leash, (stdout, stderr))
+        for fd in (*sockets, stdout, stderr):
             os.close(fd)
         end = socket.socket(fileno=leash)
         end.setblocking(False)
@@ -162,7 +164,7 @@ class _ForkServer:
             self._leashes.pop(pid, None)
         self._sweep()
 
-    def _become_child(self, name: bytes, control: int, leash: int, events: int, streams: list[int]) -> NoReturn:
+    def _become_child(self, order: Order, sockets: list[int], leash: int, streams: tuple[int, int]) -> NoReturn:
         code = 1
         try:
             server = os.getppid()
@@ -175,8 +177,10 @@ class _ForkServer:
                 end.close()
             for fd in (leash, *streams):
                 os.close(fd)
-            _reset_process(name, server)
-            code = child.main(socket.socket(fileno=control), socket.socket(fileno=events))
+            _reset_process(order.name.encode(), server)
+            if order.program is not None:
+                order.program.execute(sockets)
+            code = child.main(*(socket.socket(fileno=fd) for fd in sockets))
         except BaseException:  # noqa: BLE001 - nothing may unwind into the fork server's loop
             traceback.print_exc()
         finally:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from model_handlers.base import Device
     from model_handlers.config import ModelConfig
     from model_handlers.isolation.framing import Message
+    from model_handlers.isolation.program import Program
     from model_handlers.isolation.segments import Segment
     from model_handlers.tensor import Array
 
@@ -50,13 +51,17 @@ class IsolatedHandler(Handler):
         config: the configuration, not completed yet.
         lane: the name of the lane that will execute it.
         uses_gpu: whether what the load takes on GPUs is to be measured: nobody else loads meanwhile, see serve.target.
+        program: what the process executes; None for a fork, in the server's own environment.
     """
 
     backend: ClassVar[str] = ""
     default_filename: ClassVar[str] = ""
 
-    def __init__(self, load: Message, config: ModelConfig, lane: str, *, uses_gpu: bool) -> None:
+    def __init__(
+        self, load: Message, config: ModelConfig, lane: str, *, uses_gpu: bool, program: Program | None = None
+    ) -> None:
         self._load = load
+        self._program = program
         self._lane = lane
         self._deadlines = Deadlines.of(config)
         self._restarts = RestartBudget()
@@ -202,7 +207,7 @@ class IsolatedHandler(Handler):
     def _begin(self) -> tuple[Child, ModelConfig]:
         """A new process with the model in it, and the configuration that it completed."""
         try:
-            child = Child(self.config.name, self._lane)
+            child = Child(self.config.name, self._lane, self._program)
         except OSError as error:
             raise MmeError(
                 Kind.UNAVAILABLE, f"model '{self.config.name}': no process can be started for it: {error}"

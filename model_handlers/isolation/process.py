@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from model_handlers.isolation.framing import Message
+    from model_handlers.isolation.program import Program
 
 _CHUNK = 64 << 10
 _END_SECONDS = 2.0  # for the fork server to tell the exit code of a process that closed its socket
@@ -47,14 +48,18 @@ class ChildDiedError(MmeError):
 
 
 class Child:
-    """A process that was asked for. `start` returns before it runs; the first call waits for it.
+    """A process that was asked for. It may not run yet when this is made; the first call waits for it.
+
+    Args:
+        model, lane: what it is for.
+        program: what it executes, `exec_child` in the end; None for a fork.
 
     Attributes:
         pid: its id, 0 until known.
         alive: whether it can be called.
     """
 
-    def __init__(self, model: str, lane: str) -> None:
+    def __init__(self, model: str, lane: str, program: Program | None = None) -> None:
         self._subject = f"model '{model}': the process of '{lane}'"
         self.pid = 0
         self.alive = True
@@ -70,8 +75,9 @@ class Child:
                 ours, end = socket.socketpair()
                 undo.callback(ours.close)
                 ends.append((ours, theirs.enter_context(end)))
-            (self._control, control), (self._leash, leash), (self._events, events) = ends
-            FORKS.fork(lane, [control.fileno(), leash.fileno(), events.fileno(), *self._output.writers])
+            (self._control, control), (self._events, events), (self._leash, leash) = ends
+            fds = [control.fileno(), events.fileno(), leash.fileno(), *self._output.writers]
+            FORKS.fork(lane, fds, program)
             self._output.start()
             undo.pop_all()
         self._poll = select.poll()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
     from model_handlers.isolation.framing import Message
     from model_handlers.isolation.process import Child
+    from model_handlers.isolation.program import Program
     from model_handlers.tensor import Array
 
 _RESPONDING = "while it had requests to answer"
@@ -35,11 +36,13 @@ class IsolatedRequestsHandler(IsolatedHandler):
 
     sees_requests: ClassVar[bool] = True
 
-    def __init__(self, load: Message, config: ModelConfig, lane: str, *, uses_gpu: bool) -> None:
+    def __init__(
+        self, load: Message, config: ModelConfig, lane: str, *, uses_gpu: bool, program: Program | None = None
+    ) -> None:
         self._open: dict[int, ModelRequest] = {}  # single operations of a dict need no lock
         self._questions = Questions(config.name)
         self._channel: Channel | None = None
-        super().__init__(load, config, lane, uses_gpu=uses_gpu)
+        super().__init__(load, config, lane, uses_gpu=uses_gpu, program=program)
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
         """Run one batch of requests in the process. Arrays and errors are as for `execute`."""

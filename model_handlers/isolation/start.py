@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_handlers.isolation.config_fields import config_fields
@@ -9,16 +11,23 @@ from model_handlers.isolation.handler import IsolatedHandler
 from model_handlers.isolation.requests_handler import IsolatedRequestsHandler
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from model_handlers.base import Device, Handler
     from model_handlers.config import ModelConfig
+    from model_handlers.environments.environment import Environment
+
+
+_EXEC_CHILD = Path(__file__).with_name("exec_child.py")
 
 
 def start_isolated(
-    handler_class: type[Handler], config: ModelConfig, model_file: Path, device: Device, lane: str
+    handler_class: type[Handler],
+    config: ModelConfig,
+    model_file: Path,
+    device: Device,
+    lane: str,
+    environment: Environment | None = None,
 ) -> IsolatedHandler:
-    """Load a model by `handler_class` in a new process, for the lane of that name.
+    """Load a model by `handler_class` in a new process, for the lane of that name, in an environment or in ours.
 
     Raises:
         MmeError: what the handler's `load` raised; INVALID_MODEL when the process died or hung while loading,
@@ -32,5 +41,8 @@ def start_isolated(
         "device": [device.kind, device.index],
         "lane": lane,
     }
+    program = None
+    if environment is not None:
+        program = environment.program("-I", str(_EXEC_CHILD), lane, platform.python_version(), speaks=True)
     isolated = IsolatedRequestsHandler if handler_class.sees_requests else IsolatedHandler
-    return isolated(load, config, lane, uses_gpu=device.kind == "gpu")
+    return isolated(load, config, lane, uses_gpu=device.kind == "gpu", program=program)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 from model_handlers.base import Handler, Placement
 from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError
+from model_handlers.python.environment import wanted
 from model_handlers.python.host import Host
-from model_handlers.python.module import ModelFile, check_environment, check_syntax
+from model_handlers.python.module import ModelFile, check_syntax
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Device, ModelRequest, ModelResponse
     from model_handlers.config import ModelConfig
+    from model_handlers.environments.wanted import Wanted
 
 
 class PythonHandler(Handler):
@@ -42,14 +44,22 @@ class PythonHandler(Handler):
         return True
 
     @classmethod
+    def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:
+        """What its parameter names.
+
+        Raises:
+            MmeError: INVALID_MODEL when that can't be a path.
+        """
+        return wanted(config, ModelFile(config, model_file))
+
+    @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
-        """Check that the file is Python and asks for nothing that is not served.
+        """Check that the file is Python.
 
         Raises:
             MmeError: INVALID_MODEL, UNSUPPORTED. The latter also where only `auto_complete_config` knows the tensors.
         """
         file = ModelFile(config, model_file)
-        check_environment(config, file)
         check_syntax(config.name, file)
         if not (config.inputs and config.outputs):
             raise MmeError(
@@ -61,9 +71,7 @@ class PythonHandler(Handler):
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> PythonHandler:
         """Import model.py, complete the configuration, and call `initialize`."""
-        file = ModelFile(config, model_file)
-        check_environment(config, file)
-        return cls(Host(config, file, device, lane))
+        return cls(Host(config, ModelFile(config, model_file), device, lane))
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
         """Call the author's `execute` once. Several threads that call at a time wait for one another."""

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.errors import invalid_model
 from model_handlers.python import pb_utils
 from model_handlers.python.failures import failed_load
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
 
 _CLASS = "TritonPythonModel"
-_ENVIRONMENT = "EXECUTION_ENV_PATH"
-_REQUIREMENTS = "requirements.txt"
 
 
 class ModelFile:
@@ -51,24 +49,6 @@ class ModelFile:
     def directories(self) -> list[str]:
         """Where the model's own modules are looked for."""
         return list(dict.fromkeys(map(str, (self.path.parent, self.version_directory, self.model_directory))))
-
-
-def check_environment(config: ModelConfig, file: ModelFile) -> None:
-    """Refuse a model that asks for packages of its own.
-
-    Raises:
-        MmeError: UNSUPPORTED, naming what asks for them.
-    """
-    found = [directory / _REQUIREMENTS for directory in (file.version_directory, file.model_directory)]
-    asks = next((str(path) for path in found if path.exists()), None)
-    if config.parameters.get(_ENVIRONMENT):
-        asks = f"parameter '{_ENVIRONMENT}'"
-    if asks is not None:
-        raise MmeError(
-            Kind.UNSUPPORTED,
-            f"model '{config.name}': {asks} asks for an environment of its own, which Python models do not get yet; "
-            "remove it and install the packages where the server runs",
-        )
 
 
 def check_syntax(model: str, file: ModelFile) -> None:

@@ -173,16 +173,10 @@ def test_autocomplete_runs_no_code_of_the_author(models, kit):
     [
         ("class X:\n    def\n", None, Kind.INVALID_MODEL, "1/model.py line 2"),
         (NOTHING, "", Kind.UNSUPPORTED, "auto_complete_config"),
-        (
-            NOTHING,
-            'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "x" } }',
-            Kind.UNSUPPORTED,
-            "EXECUTION",
-        ),
     ],
 )
 def test_autocomplete_refuses_what_a_reader_can_see(models, kit, source, config, kind, words):
-    """Syntax errors, environments, and tensors that only a load could name."""
+    """Syntax errors, and tensors that only a load could name."""
     parsed, file = models.write(source, kit.VECTORS if config is None else config)
     with pytest.raises(MmeError) as caught:
         PythonHandler.autocomplete(parsed, file)

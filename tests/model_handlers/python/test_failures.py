@@ -110,22 +110,6 @@ def test_a_load_that_failed_leaves_nothing_in_the_interpreter(models):
     assert "1.model" not in sys.modules
 
 
-@pytest.mark.parametrize("place", ["requirements.txt", "1/requirements.txt"])
-def test_packages_of_its_own_are_refused_by_name(models, place):
-    """requirements.txt beside model or version is not ignored."""
-    error = models.refused("", files={place: "numpy==1.0\n"})
-    assert error.kind is Kind.UNSUPPORTED
-    assert str(models.root / "m" / place) in error.message
-
-
-def test_an_environment_of_its_own_is_refused_by_name(models, kit):
-    """EXECUTION_ENV_PATH is not ignored."""
-    parameter = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }'
-    error = models.refused("", kit.VECTORS + parameter)
-    assert error.kind is Kind.UNSUPPORTED
-    assert "EXECUTION_ENV_PATH" in error.message
-
-
 # -- execute that fails as a whole -------------------------------------------------------------------------------------
 
 

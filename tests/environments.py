@@ -1,0 +1,163 @@
+"""Environments as people make them, for tests: venvs, interpreters of other versions, wheels written by hand."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+
+_CONFIG = """
+backend: "python"
+max_batch_size: 8
+input [ { name: "A" data_type: TYPE_FP32 dims: [ 2 ] }, { name: "S" data_type: TYPE_STRING dims: [ 1 ] optional: true } ]
+output [ { name: "FACTS" data_type: TYPE_STRING dims: [ 1 ] } ]
+"""
+_MODEL = """
+import json
+import os
+import sys
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.told = args
+        print("printed by", sys.prefix)
+        self.begun()
+
+    def begun(self):
+        pass
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        rows = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()
+        text = json.dumps(self.facts(request))
+        return pb_utils.InferenceResponse([pb_utils.Tensor("FACTS", np.array([[text]] * len(rows), object))])
+
+    def facts(self, request):
+        return {"prefix": sys.prefix, "pid": os.getpid()}
+"""
+
+
+def write_model(folder, facts="", begun="", *, methods="", parameters=None, files=None, head=""):
+    """A model whose answer is what `facts`, the body of a method, returns; `begun` is called when it is loaded.
+
+    Args:
+        folder: where it goes; must not exist.
+        facts: the body of the method, "" for what it answers by itself.
+        begun: the body of the method, "" for one that does nothing.
+        methods: more methods of its class.
+        parameters: of its configuration.
+        files: more files, by their paths.
+        head: what comes before its class.
+
+    Returns:
+        the model's directory.
+    """
+    (folder / "1").mkdir(parents=True)
+    told = "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+        for key, value in (parameters or {}).items()
+    )
+    (folder / "config.pbtxt").write_text(_CONFIG + told)
+    own = "".join(
+        f"\n    def {method}:\n{textwrap.indent(textwrap.dedent(body).strip(), ' ' * 8)}\n"
+        for method, body in (("facts(self, request)", facts), ("begun(self)", begun))
+        if body
+    )
+    (folder / "1/model.py").write_text(f"{head}\n{_MODEL}{own}{textwrap.indent(textwrap.dedent(methods), ' ' * 4)}")
+    for path, content in (files or {}).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def venv(folder, python=sys.executable, *, numpy=True, copies=False):
+    """A venv of that interpreter with numpy in it, which for another version comes from PyPI, and nothing else."""
+    subprocess.run([python, "-m", "venv", "--without-pip", *["--copies"] * copies, folder], check=True)
+    [packages] = folder.glob("lib/python3.*/site-packages")
+    if numpy and version_of(python)[:2] == sys.version_info[:2]:
+        link_numpy(packages)
+    elif numpy:
+        version = ".".join(map(str, version_of(python)[:2]))
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", packages]
+        subprocess.run([*pip, "--python-version", version, "--only-binary", ":all:", "numpy"], check=True)
+    return folder
+
+
+def link_numpy(packages):
+    """Our own numpy, and nothing that lies beside it."""
+    ours = Path(sysconfig.get_path("purelib"))
+    for name in {file.parts[0] for file in distribution("numpy").files if file.parts[0] != ".."}:
+        (packages / name).symlink_to(ours / name)
+
+
+@functools.cache
+def version_of(python):
+    """The version of an interpreter."""
+    asked = [python, "-c", "import sys; print(*sys.version_info[:3])"]
+    return tuple(map(int, subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()))
+
+
+def other_interpreters():
+    """Interpreters of other minor versions on this machine, by version, newest first."""
+    found = [shutil.which(f"python3.{minor}") for minor in range(6, 20)]
+    found += map(str, (Path.home() / ".pyenv/versions").glob("3.*/bin/python"))
+    versions = {}
+    for python in filter(None, found):
+        try:
+            versions[version_of(python)] = python
+        except subprocess.CalledProcessError:  # a shim of a version that is not chosen
+            continue
+    ours = sys.version_info[:2]
+    return {version: versions[version] for version in sorted(versions, reverse=True) if version[:2] != ours}
+
+
+def newer_or_same():
+    """An interpreter that models may run on: of another minor version if there is one on this machine, else ours."""
+    return next((python for version, python in other_interpreters().items() if version >= (3, 10)), sys.executable)
+
+
+def too_old(folder):
+    """An environment whose Python is older than models may run on; a pretender where this machine has none."""
+    for version, python in other_interpreters().items():
+        if (3, 7) <= version < (3, 10):
+            return venv(folder, python, numpy=False)
+    (folder / "bin").mkdir(parents=True)
+    code = "import runpy, sys; sys.version_info = (3, 9, 1, 'final', 0); sys.argv[:] = sys.argv[2:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    script = folder / "bin/python"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
+    script.chmod(0o755)
+    return folder
+
+
+def write_wheel(folder, name, version="1.0", requires=(), **modules):
+    """A wheel of pure Python: modules by name and source."""
+    info = f"{name}-{version}.dist-info"
+    members = {f"{module}.py": source for module, source in (modules or {name: f"VERSION = {version!r}"}).items()}
+    needs = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
+    members[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
+    members[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    members[f"{info}/RECORD"] = "".join(f"{member},,\n" for member in [*members, f"{info}/RECORD"])
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        for member, content in members.items():
+            archive.writestr(member, content)
+    return file
+
+
+def facts_of(result):
+    """What a model answered, by its one row."""
+    text = result.flat[0]
+    return json.loads(text.decode() if isinstance(text, bytes) else text)
