@@ -132,8 +132,10 @@ class Child:
         return self._died(*self._death(), doing)
 
     def has_died(self) -> bool:
-        """Whether it died while nobody called; one look, no wait."""
-        if self.alive and dict(self._poll.poll(0)):
+        """Whether it died while nobody called; waits for nothing but the news of a death that is on its way."""
+        if self.alive and (ready := dict(self._poll.poll(0))):
+            if self._control.fileno() in ready and self._closed_control():
+                self._await_end(_END_SECONDS)
             while not self._over and self._leash_ready():
                 self._read_leash()
             self.alive = not self._over
@@ -190,6 +192,12 @@ class Child:
             elif self._over:
                 raise EOFError
         return message
+
+    def _closed_control(self) -> bool:
+        try:
+            return not self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except ConnectionError:
+            return True
 
     def _leash_ready(self) -> bool:
         return self._leash.fileno() in dict(self._poll.poll(0))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -178,6 +179,26 @@ def test_death_between_batches(start):
 
     assert np.array_equal(do(handler, "nothing"), X)
     assert handler._child.pid != first
+
+
+def test_death_between_batches_that_is_told_late(start, monkeypatch):
+    """The fork server may not yet have told of the death when the next batch comes: that one waits for the news."""
+    forks = ForkClient()  # not the one of the other tests
+    monkeypatch.setattr(process, "FORKS", forks)
+    handler = start(Misbehaves)
+    child = psutil.Process(handler._child.pid)
+    os.kill(forks._server.pid, signal.SIGSTOP)
+    child.kill()
+    until = time.monotonic() + 60
+    while child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
+        time.sleep(0.001)
+    going_on = threading.Timer(0.2, os.kill, (forks._server.pid, signal.SIGCONT))
+    going_on.start()
+
+    assert np.array_equal(do(handler, "nothing"), X)
+    going_on.join()
+    handler.close()
+    forks.stop()
 
 
 def test_death_of_the_fork_server(start, monkeypatch):
