@@ -5,6 +5,7 @@ runs on one event loop in one thread, and nothing in it waits. From the bottom u
 
 - `limits.py`      what a client may send and how long it may take
 - `head.py`        the rules for a request's head, as plain functions (PURE)
+- `stream.py`      an answer of unknown length under way
 - `exchange.py`    one request and its one answer: what a handler sees
 - `reader.py`      bytes → exchanges, by llhttp
 - `connection.py`  exchanges → answers, strictly in order; how a connection ends

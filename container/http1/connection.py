@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from container.http1.head import JSON_TYPE, Refusal, error_body
 from container.http1.reader import RequestReader
+from container.http1.stream import BODILESS, JOINED_UP_TO, Form, Stream, form_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,14 +29,16 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("mme.http")
 
-_JOINED_UP_TO = 64 * 1024  # bytes of body that are cheaper to copy than to write apart
-_BODILESS = frozenset((204, 304))
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _BUG = error_body("The server failed to handle the request: this is a bug in it, its log has the traceback.")
 
 
 class HttpProtocol(RequestReader, asyncio.Protocol):
-    """One connection. `answer` is for exchanges, the rest for asyncio and the server."""
+    """One connection. `answer` and `begin` are for exchanges, `ended` and `hang_up` for streams, the rest for others.
+
+    Attributes:
+        streamed: bytes that the parts of streamed answers took on the wire.
+    """
 
     __slots__ = (
         "_advancing",
@@ -49,10 +52,11 @@ class HttpProtocol(RequestReader, asyncio.Protocol):
         "_patience",
         "_pending_refusal",
         "_probed",
+        "_taken",
         "_transport",
-        "_unsent",
         "_waiting",
         "_write_paused",
+        "streamed",
     )
 
     def __init__(self, server: Http1Server) -> None:
@@ -71,12 +75,18 @@ class HttpProtocol(RequestReader, asyncio.Protocol):
         self._probed = False
         self._lingering = False
         self._patience = server.limits.header_timeout  # of an idle connection
-        self._unsent = 0
+        self.streamed = 0
+        self._taken: int | None = None  # moves whenever the client reads; what a stream writes does not move it
 
     @property
     def owed(self) -> int:
         """Accepted requests without an answer."""
         return len(self._waiting) + (self._current is not None)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that the client's socket has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     # asyncio calls
 
@@ -139,8 +149,12 @@ class HttpProtocol(RequestReader, asyncio.Protocol):
             self._handler(exchange)
         except Exception:  # whatever it is, the client gets an answer and the connection lives on
             LOG.exception("the handler of %r raised", exchange)
-            if self._current is exchange:
+            if self._current is not exchange:
+                return
+            if exchange.connection is self:
                 exchange.respond(500, JSON_TYPE, (_BUG,))
+            else:
+                exchange.cut()
 
     def answer(self, exchange: Exchange, status: int, headers: bytes, body: Sequence[bytes | memoryview]) -> None:
         """Send the answer of the current exchange, then go on with what waits."""
@@ -153,13 +167,14 @@ class HttpProtocol(RequestReader, asyncio.Protocol):
             length = len(body[0])
         else:
             length = sum(memoryview(part).nbytes for part in body)
-        if exchange.plain and status not in _BODILESS:
+        if exchange.plain and status not in BODILESS:
             lead = b"%b%bContent-Length: %d\r\n\r\n" % (start, headers, length)
         else:
-            lead = start + headers + self._last_lines(exchange, status, length)
-            if exchange.method == "HEAD" or status in _BODILESS:
+            framing = b"" if status == 204 else b"Content-Length: %d\r\n" % length
+            lead = start + headers + self._last_lines(exchange, framing)
+            if exchange.method == "HEAD" or status in BODILESS:
                 body, length = (), 0
-        if length <= _JOINED_UP_TO:
+        if length <= JOINED_UP_TO:
             transport.write(lead + body[0] if len(body) == 1 else b"".join((lead, *body)))
         else:
             transport.writelines((lead, *body))
@@ -170,14 +185,56 @@ class HttpProtocol(RequestReader, asyncio.Protocol):
         elif self._behind:
             self._advance()
 
-    def _last_lines(self, exchange: Exchange, status: int, length: int) -> bytes:
+    def _last_lines(self, exchange: Exchange, framing: bytes) -> bytes:
         """The end of a head that has something special about it."""
-        lines = b"" if status == 204 else b"Content-Length: %d\r\n" % length
         if exchange.final:
-            lines += b"Connection: close\r\n"
+            framing += b"Connection: close\r\n"
         elif exchange.http10:
-            lines += b"Connection: keep-alive\r\n"
-        return lines + b"\r\n"
+            framing += b"Connection: keep-alive\r\n"
+        return framing + b"\r\n"
+
+    def begin(self, exchange: Exchange, status: int, headers: bytes) -> None:
+        """Send the head of the current exchange's answer; the stream that takes our place there sends the rest."""
+        form = form_of(exchange, status)
+        framing = b"" if exchange.http10 or status in BODILESS else b"Transfer-Encoding: chunked\r\n"
+        if form is Form.UNTIL_CLOSE:
+            exchange.final = True
+            self._drop_waiting()
+        start = self._heads.get(status) or self._server.head(status)
+        lead = start + headers + self._last_lines(exchange, framing)
+        exchange.connection = Stream(self, self._transport, self._limits.stream_buffer, form)
+        self._taken = None
+        self._send(lead)
+
+    def ended(self, exchange: Exchange) -> None:
+        """A streamed answer is whole: go on as after any other."""
+        if self._current is not exchange or self._transport is None:
+            return
+        self._current = None
+        self._since, self._patience = self._server.now, self._limits.idle_timeout
+        if exchange.final:
+            self._end()
+        elif self._behind and not self._transport.is_closing():
+            self._advance()
+
+    def hang_up(self, exchange: Exchange, *, now: bool) -> None:
+        """A streamed answer is cut: it was the last thing on this connection, which closes, `now` or in good order."""
+        if self._current is not exchange:
+            return
+        self._current = None
+        self._drop_waiting()
+        if now:
+            self.abort()
+        else:
+            self._end()
+
+    def _drop_waiting(self) -> None:
+        """Take no further request, and leave without answer those that wait: their client has to ask again."""
+        self._take_no_more()
+        self._waiting.clear()
+        self._pending_refusal = None
+        if self._full:
+            self._resume_if_room()
 
     def _advance(self) -> None:
         """Hand over what waits, one by one; when nothing is owed any more, what comes behind.
@@ -296,8 +353,9 @@ class HttpProtocol(RequestReader, asyncio.Protocol):
         waited = now - self._since - limits.sweep
         unsent = transport.get_write_buffer_size()
         if unsent:
-            if unsent != self._unsent:
-                self._unsent, self._since = unsent, now
+            taken = self.streamed - unsent
+            if taken != self._taken:
+                self._taken, self._since = taken, now
             elif waited > limits.body_timeout:
                 transport.abort()
         elif self._lingering:
@@ -319,14 +377,19 @@ class HttpProtocol(RequestReader, asyncio.Protocol):
         """Find out whether a client that closed its direction still reads, if the handler wants to know.
 
         TCP does not say. But the system of a client that is gone resets the connection on whatever comes, and a client
-        that reads has to skip an interim answer.
+        that reads has to skip an interim answer, or a zero before the size of a chunk.
         """
         current = self._current
-        if current is None or current.on_disconnect is None or current.http10:
+        if current is None or current.on_disconnect is None:
             return
-        if not self._probed:
-            self._probed = True
-            transport.write(_CONTINUE)
+        if isinstance(current.connection, Stream):
+            asked = current.connection.ask()
+        else:
+            asked = not (self._probed or current.http10)
+            if asked:
+                self._probed = True
+                transport.write(_CONTINUE)
+        if asked:
             return
         poll = select.poll()
         poll.register(transport.get_extra_info("socket").fileno(), select.POLLHUP | select.POLLERR)

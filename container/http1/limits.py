@@ -24,6 +24,8 @@ class Limits:
         linger: bytes thrown away meanwhile, so that a client in the middle of a body gets to read its answer.
         pipelined: requests that may wait on one connection for the one before them; then reading pauses.
         write_buffer: bytes of answers not yet sent at which the next pipelined request has to wait.
+        stream_buffer: bytes not yet sent beyond which a client reads its streamed answer too slowly: when another part
+            comes, the connection ends. So it holds at most as much and one part.
         sweep: how often timeouts are looked at, and so how late they may be noticed.
     """
 
@@ -38,4 +40,5 @@ class Limits:
     linger: int = 64 * MIB
     pipelined: int = 16
     write_buffer: int = 256 * KIB
+    stream_buffer: int = 64 * MIB
     sweep: float = 1.0

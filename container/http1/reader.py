@@ -96,6 +96,15 @@ class RequestReader:
         """Send the answer to an exchange."""
         raise NotImplementedError
 
+    def begin(self, exchange: Exchange, status: int, headers: bytes) -> None:
+        """Send the head of an answer and leave the rest to a stream."""
+        raise NotImplementedError
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that the client's socket has not taken yet."""
+        raise NotImplementedError
+
     def _refuse(self, refusal: Refusal) -> None:
         """Answer with a refusal once all accepted requests are answered, and end the connection."""
         raise NotImplementedError

@@ -1,0 +1,140 @@
+"""An answer of unknown length under way: how its parts travel, and what a client that reads slowly may cost.
+
+A `Stream` takes the connection's place in its exchange from `begin` to `end` or `cut`. What travels has one of three
+forms. *Chunked*: the last chunk says that the answer is whole. *Until the close*, for HTTP/1.0, which knows no chunks:
+until the answer is whole, closing the socket resets the connection, whoever closes it and why, so that half an answer
+is never taken for all of it. *Head only*: the parts are dropped. Runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+from enum import Enum
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    from container.http1.connection import HttpProtocol
+    from container.http1.exchange import Exchange
+
+LOG = logging.getLogger("mme.http")
+
+JOINED_UP_TO = 64 * 1024  # bytes of body that are cheaper to copy than to write apart
+BODILESS = frozenset((204, 304))
+
+_LAST_CHUNK = b"0\r\n\r\n"
+_RESET = struct.pack("ii", 1, 0)  # the socket option SO_LINGER: on, no seconds
+_NO_RESET = struct.pack("ii", 0, 0)
+
+
+class Form(Enum):
+    """How the body of a streamed answer travels."""
+
+    CHUNKED = "chunked"
+    UNTIL_CLOSE = "until the close"
+    HEAD_ONLY = "head only"
+
+
+def form_of(exchange: Exchange, status: int) -> Form:
+    """The form of a streamed answer to this request."""
+    if exchange.method == "HEAD" or status in BODILESS:
+        return Form.HEAD_ONLY
+    return Form.UNTIL_CLOSE if exchange.http10 else Form.CHUNKED
+
+
+class Stream:
+    """The rest of an answer that has begun.
+
+    Args:
+        connection: where it goes on after the end.
+        transport: of that connection; None when the client had left before the answer began.
+        limit: bytes that may be unsent when another part comes.
+        form: how the body travels.
+    """
+
+    __slots__ = ("_asked", "_connection", "_form", "_limit", "_transport")
+
+    def __init__(self, connection: HttpProtocol, transport: asyncio.Transport | None, limit: int, form: Form) -> None:
+        self._connection = connection
+        self._transport = transport
+        self._limit = limit
+        self._form = form
+        self._asked = False  # the size of the next chunk has begun, with a zero
+        if form is Form.UNTIL_CLOSE:
+            self._reset_at_close(_RESET)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the client's socket has not taken yet; 0 when the client has left."""
+        transport = self._transport
+        return 0 if transport is None or transport.is_closing() else transport.get_write_buffer_size()
+
+    def answer(self, exchange: Exchange, status: int, headers: bytes, body: Sequence[bytes | memoryview]) -> NoReturn:  # noqa: ARG002
+        """Refuse a second answer."""
+        raise RuntimeError(f"the answer to {exchange!r} has begun: write to it and end it, or cut it")
+
+    def begin(self, exchange: Exchange, status: int, headers: bytes) -> NoReturn:
+        """Refuse a second beginning."""
+        self.answer(exchange, status, headers, ())
+
+    def write(self, exchange: Exchange, data: bytes | memoryview) -> None:
+        """Send one part."""
+        size = len(data) if type(data) is bytes else memoryview(data).nbytes
+        transport = self._transport
+        if not size or self._form is Form.HEAD_ONLY or transport is None or transport.is_closing():
+            return
+        # Looked at before the part joins it: one large part alone is no sign of a slow client.
+        unsent = transport.get_write_buffer_size()
+        if unsent > self._limit:
+            LOG.warning("%r is cut off: its client has left %d bytes of the answer unread", exchange, unsent)
+            transport.abort()
+            return
+        if self._form is Form.CHUNKED:
+            line = b"%x\r\n" % size
+            self._put(transport, (line, data, b"\r\n"), len(line) + size + 2)
+        else:
+            self._put(transport, (data,), size)
+        self._asked = False
+
+    def end(self, exchange: Exchange) -> None:
+        """Send what says that the answer is whole, and let the connection go on."""
+        exchange.connection = None
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            if self._form is Form.CHUNKED:
+                self._put(transport, (_LAST_CHUNK,), len(_LAST_CHUNK))
+            elif self._form is Form.UNTIL_CLOSE:
+                self._reset_at_close(_NO_RESET)
+        self._connection.ended(exchange)
+
+    def cut(self, exchange: Exchange) -> None:
+        """Close the connection without that. Chunks that were sent before still arrive."""
+        exchange.connection = None
+        self._connection.hang_up(exchange, now=self._form is Form.UNTIL_CLOSE)
+
+    def ask(self) -> bool:
+        """Send something that means nothing, for the client's system to say whether anybody reads; False if we can't.
+
+        A chunk's size may begin with zeros. One is enough until the next part, and some clients count them.
+        """
+        transport = self._transport
+        if self._asked or self._form is not Form.CHUNKED or transport is None:
+            return False
+        self._asked = True
+        self._put(transport, (b"0",), 1)
+        return True
+
+    def _put(self, transport: asyncio.Transport, pieces: tuple[bytes | memoryview, ...], size: int) -> None:
+        if size <= JOINED_UP_TO:
+            transport.write(b"".join(pieces))
+        else:
+            transport.writelines(pieces)
+        self._connection.streamed += size
+
+    def _reset_at_close(self, linger: bytes) -> None:
+        if self._transport is not None:
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
