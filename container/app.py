@@ -16,7 +16,7 @@ from werkzeug.exceptions import HTTPException, InternalServerError, RequestEntit
 
 from container import answers, kserve, metrics, runtime_api, sagemaker
 from container.logs import configure
-from container.on_loop import LoopThread, OnLoop, WaitingExchange
+from container.on_loop import LoopThread, OnLoop, Parts, WaitingExchange
 from container.service import Service
 from container.settings import Settings
 from model_handlers.errors import MmeError
@@ -77,8 +77,8 @@ def _target(environ: WSGIEnvironment) -> bytes:
     return raw.encode("latin-1")
 
 
-def _response(status: int, headers: bytes, body: bytes) -> Response:
-    """An answer of the event loop's with its own headers and no others."""
+def _response(status: int, headers: bytes, body: bytes | Parts) -> Response:
+    """An answer of the event loop's with its own headers and no others; a streamed one is iterated by the server."""
     response = Response(body, status)
     del response.headers["Content-Type"]  # Flask's idea of it
     response.headers.extend(answers.header_pairs(headers))

@@ -9,14 +9,16 @@ if TYPE_CHECKING:
 
 
 class Exchange(Protocol):
-    """A request, complete with its body, waiting for `respond`.
+    """A request, complete with its body, waiting for `respond`, or for `begin`, `write` … and then `end` or `cut`.
+
+    All of these do nothing once the client has left, and raise RuntimeError out of their turn.
 
     Attributes:
         method: upper case.
         target: the request target as sent: a path, perhaps with a query.
         headers: by lower-case name.
         body: all of it, decoded from chunks.
-        on_disconnect: called once, on the loop, if the client leaves before the answer.
+        on_disconnect: called once, on the loop, if the client leaves before `respond`, `end` or `cut`.
     """
 
     method: str
@@ -27,3 +29,19 @@ class Exchange(Protocol):
 
     def respond(self, status: int, headers: bytes, body: Sequence[bytes | memoryview]) -> None:
         """Answer, exactly once. `headers` holds whole lines, each ending in CR LF; length and date are added."""
+
+    def begin(self, status: int, headers: bytes) -> None:
+        """Begin an answer whose length nobody knows yet; `headers` as of `respond`."""
+
+    def write(self, data: bytes | memoryview) -> None:
+        """One part of the body, sent at once; nothing for b"". Do not change it afterwards."""
+
+    def end(self) -> None:
+        """The body is whole."""
+
+    def cut(self) -> None:
+        """The body can't be finished: the client is left to see that it is not whole."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that were written and that the client has not taken yet; 0 when it has left."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Iterator, Mapping
 
     from container.infer_routes import InferRoutes
 
@@ -55,15 +57,124 @@ class WaitingExchange:
         self.headers: Mapping[str, str] = headers
         self.body = body
         self.on_disconnect: Callable[[], None] | None = None
-        self._answer: Future[tuple[int, bytes, bytes]] = Future()
+        self._answer: Future[tuple[int, bytes, bytes | Parts]] = Future()
+        self._parts: Parts | None = None  # while a streamed answer is under way
+
+    # for the loop
 
     def respond(self, status: int, headers: bytes, body: Any) -> None:
-        """Take the answer, on the loop."""
-        self._answer.set_result((status, headers, b"".join(body)))
+        """Take the answer."""
+        self._take(status, headers, b"".join(body))
 
-    def wait(self) -> tuple[int, bytes, bytes]:
-        """Status, header lines and body, once they are there."""
+    def begin(self, status: int, headers: bytes) -> None:
+        """Take the beginning of an answer."""
+        parts = Parts(asyncio.get_running_loop(), self._leave)
+        self._take(status, headers, parts)
+        self._parts = parts
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Take a part."""
+        self._under_way().put(data)
+
+    def end(self) -> None:
+        """Take no more."""
+        self._under_way().finish(None)
+        self._parts = None
+
+    def cut(self) -> None:
+        """Have the iteration raise: the WSGI server then closes the connection, whose client knows."""
+        sentence = f"the answer to {self.method} {self.target.decode('latin-1')} can't be finished and was cut"
+        self._under_way().finish(MmeError(Kind.EXECUTION_FAILED, sentence))
+        self._parts = None
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of parts that the thread has not sent yet."""
+        return 0 if self._parts is None else self._parts.unsent
+
+    def _take(self, status: int, headers: bytes, body: bytes | Parts) -> None:
+        if self._answer.done():
+            raise RuntimeError(f"{self.method} {self.target!r} has been answered before: answer exactly once")
+        self._answer.set_result((status, headers, body))
+
+    def _under_way(self) -> Parts:
+        if self._parts is None:
+            raise RuntimeError(f"{self.method} {self.target!r} has no answer under way: begin, write, then end or cut")
+        return self._parts
+
+    def _leave(self) -> None:
+        """The thread wants no more parts, because its client has left."""
+        if self._parts is not None and self.on_disconnect is not None:
+            leaves, self.on_disconnect = self.on_disconnect, None
+            leaves()
+
+    # for the thread
+
+    def wait(self) -> tuple[int, bytes, bytes | Parts]:
+        """Status, header lines and body, once they are there; of a streamed answer once it has begun."""
         return self._answer.result()
+
+
+class Parts:
+    """The body of a streamed answer, part by part as they come. The loop puts them in; a thread iterates, then closes.
+
+    Args:
+        loop: where the answer is made.
+        leave: called there when the thread closes.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, leave: Callable[[], None]) -> None:
+        self._loop = loop
+        self._leave = leave
+        self._queue: SimpleQueue[bytes | memoryview | MmeError | None] = SimpleQueue()
+        self._closed = False
+        # Each is written by one side alone, so no lock is needed.
+        self._put = 0  # bytes, by the loop
+        self._sent = 0  # bytes, by the thread: who asks for a part has sent the one before
+        self._sending = 0
+
+    # for the loop
+
+    def put(self, data: bytes | memoryview) -> None:
+        """One part; an empty one is none."""
+        size = memoryview(data).nbytes
+        if size and not self._closed:
+            self._put += size
+            self._queue.put(data)
+
+    def finish(self, error: MmeError | None) -> None:
+        """No more parts; with an error, because they are not all."""
+        self._queue.put(error)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that were put in and not sent; 0 after `close`."""
+        return 0 if self._closed else self._put - self._sent
+
+    # for the thread
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        self._sent += self._sending
+        self._sending = 0
+        part = None if self._closed else self._queue.get()
+        if part is None:
+            self._closed = True
+            raise StopIteration
+        if isinstance(part, MmeError):
+            self._closed = True
+            raise part
+        self._sending = memoryview(part).nbytes
+        return bytes(part)
+
+    def close(self) -> None:
+        """Want no more, whether or not all have come."""
+        if not self._closed:
+            self._closed = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+                self._loop.call_soon_threadsafe(self._leave)
 
 
 class LoopThread:

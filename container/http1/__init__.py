@@ -8,7 +8,8 @@ runs on one event loop in one thread, and nothing in it waits. From the bottom u
 - `stream.py`      an answer of unknown length under way
 - `exchange.py`    one request and its one answer: what a handler sees
 - `reader.py`      bytes → exchanges, by llhttp
-- `connection.py`  exchanges → answers, strictly in order; how a connection ends
+- `ending.py`      how a connection ends
+- `connection.py`  exchanges → answers, strictly in order
 - `server.py`      all connections: the clock, the sweep, the drain
 """
 

@@ -83,7 +83,11 @@ class Stream:
 
     def write(self, exchange: Exchange, data: bytes | memoryview) -> None:
         """Send one part."""
-        size = len(data) if type(data) is bytes else memoryview(data).nbytes
+        if type(data) is not bytes:
+            view = memoryview(data)
+            # Raises for a view that is not contiguous; the transport would, but with the chunk's size in its buffer.
+            data = view.cast("B") if view.nbytes else b""
+        size = len(data)
         transport = self._transport
         if not size or self._form is Form.HEAD_ONLY or transport is None or transport.is_closing():
             return

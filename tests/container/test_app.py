@@ -1,10 +1,14 @@
 """The Flask application: the whole contract on any WSGI server, answered as our own server answers it."""
 
+import contextlib
+import http.client
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -174,6 +178,92 @@ def test_a_bug_is_a_500_that_points_to_the_log(start, repository, monkeypatch, c
     reply = running.flask("GET", "/models")
     assert (reply.status, reply.error) == (500, "the server failed to answer GET /models; its log says why")
     assert "ZeroDivisionError" in caplog.text
+
+
+class Streaming:
+    """Takes a hot request of a running service and leaves its answer to the test."""
+
+    def __init__(self, running, monkeypatch):
+        self.call = running.on_loop.call
+        self.begun = threading.Event()
+        self.left = threading.Event()
+        monkeypatch.setattr(running.service.routes, "dispatch", self.dispatch)
+
+    def dispatch(self, exchange):
+        """As InferRoutes."""
+        self.exchange = exchange
+        exchange.on_disconnect = self.left.set
+        exchange.begin(201, b"Content-Type: text/event-stream\r\nX-One: 1\r\n")
+        self.begun.set()
+        return True
+
+    def write(self, data):
+        """One part, from the test's thread."""
+        assert self.begun.wait(60)
+        self.call(self.exchange.write, data)
+
+
+@pytest.fixture
+def streaming(start, repository, monkeypatch):
+    """A service whose hot routes stream, and the application over it."""
+    running = start(mode=Mode.REPOSITORY, model_repository=repository)
+    return Streaming(running, monkeypatch), running.app
+
+
+def asked(port):
+    """A client that has asked a hot route."""
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    client.request("POST", "/invocations", b"{}")
+    return client
+
+
+@pytest.mark.parametrize("kind", ["werkzeug", "wsgiref"])
+def test_a_streamed_answer_leaves_part_by_part(kind, streaming, wsgi_server):
+    """A client of any WSGI server reads each part before the next one is made."""
+    stream, app = streaming
+    with contextlib.closing(asked(wsgi_server(app, kind))) as client:
+        stream.write(b"part 0")
+        answer = client.getresponse()
+        assert (answer.status, answer.headers["Content-Type"], answer.headers["X-One"]) == (
+            201,
+            "text/event-stream",
+            "1",
+        )
+        assert answer.headers["Content-Length"] is None
+        assert answer.read1() == b"part 0"
+        for number in range(1, 4):
+            stream.write(b"part %d" % number)
+            assert answer.read1() == b"part %d" % number
+        stream.call(stream.exchange.end)
+        assert answer.read() == b""
+    assert not stream.left.is_set()
+
+
+@pytest.mark.parametrize("kind", ["werkzeug", "wsgiref"])
+def test_a_client_that_leaves_a_streamed_answer_is_noticed(kind, streaming, wsgi_server, capfd):
+    """By the parts that its server can't send; the route is told once."""
+    stream, app = streaming
+    with contextlib.closing(asked(wsgi_server(app, kind))) as client:
+        stream.write(b"part 0")
+        assert client.getresponse().read1() == b"part 0"
+    deadline = time.monotonic() + 60
+    while not stream.left.is_set():
+        assert time.monotonic() < deadline
+        stream.write(bytes(1_000_000))
+    stream.call(stream.exchange.end)
+
+
+def test_a_streamed_answer_that_is_cut_is_seen_to_be(streaming, wsgi_server, caplog):
+    """By the client of a server that speaks HTTP/1.1; its log says what happened."""
+    stream, app = streaming
+    with contextlib.closing(asked(wsgi_server(app, "werkzeug"))) as client:
+        stream.write(b"part 0")
+        answer = client.getresponse()
+        stream.call(stream.exchange.cut)
+        with pytest.raises(http.client.IncompleteRead) as caught:
+            answer.read()
+    assert caught.value.partial == b"part 0"
+    assert "the answer to POST /invocations can't be finished and was cut" in caplog.text
 
 
 SERVER = """

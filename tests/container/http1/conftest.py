@@ -21,12 +21,13 @@ PATIENCE = 10  # seconds until a test gives up on what should take milliseconds
 
 @dataclass
 class Answer:
-    """What came back: `headers` in lower case, `lines` as sent."""
+    """What came back: `headers` in lower case, `lines` as sent, `parts` of a body that came in chunks."""
 
     status: int
     headers: dict[str, str]
     lines: list[str]
     body: bytes
+    parts: list[bytes] = field(default_factory=list)
 
     @property
     def error(self) -> str:
@@ -62,8 +63,26 @@ class Client:
         assert version == "HTTP/1.1"
         headers = dict(each.lower().split(": ", 1) for each in lines[1:])
         assert len(headers) == len(lines) - 1
+        if method != "HEAD" and headers.get("transfer-encoding") == "chunked":
+            assert "content-length" not in headers
+            parts = list(iter(self.chunk, b""))
+            return Answer(int(status), headers, lines[1:], b"".join(parts), parts)
         length = int(headers.get("content-length", 0)) if method != "HEAD" else 0
         return Answer(int(status), headers, lines[1:], self.reader.read(length))
+
+    def head(self) -> Answer:
+        """Read the head of an answer, whatever follows it."""
+        return self.answer("HEAD")
+
+    def chunk(self) -> bytes:
+        """Read one chunk, b"" for the last."""
+        line = self.reader.readline()
+        assert line.endswith(b"\r\n"), f"the connection closed within a chunk's size: {line}"
+        size = int(line, 16)
+        part = self.reader.read(size)
+        assert len(part) == size, "the connection closed within a chunk"
+        assert self.reader.read(2) == b"\r\n"
+        return part
 
     def ask(self, raw: bytes) -> Answer:
         """Send and read one answer."""
@@ -132,7 +151,11 @@ class Running:
 
     def elapse(self, seconds: float) -> None:
         """Let so much time pass for the server."""
-        self.call(lambda: self.server.sweep(self.server.now + seconds + self.server.limits.sweep))
+        self.call(self.elapse_here, seconds)
+
+    def elapse_here(self, seconds: float = 0) -> None:
+        """The same, on the loop."""
+        self.server.sweep(self.server.now + seconds + self.server.limits.sweep)
 
     def wait_closed(self, seconds: float) -> bool:
         """As the server's."""

@@ -1,0 +1,192 @@
+"""How a connection ends: refusals, last answers, clients that are gone, and the clock.
+
+A connection ends in one of three ways. *Idle*: it just closes. *After a last answer* (the client or HTTP/1.0 says so,
+a drain, a refusal): we close our direction, throw away what still comes and wait a while for the client to close: were
+the socket closed over unread bytes, the client might lose the answer. *Gone*: the client left, or kept us waiting.
+Runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from typing import TYPE_CHECKING
+
+from container.http1.head import JSON_TYPE, Refusal, error_body
+from container.http1.reader import RequestReader
+from container.http1.stream import Stream
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from container.http1.exchange import Exchange
+    from container.http1.server import Http1Server
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class EndingConnection(RequestReader):
+    """What is owed to the client of one connection, and how it ends. How what is owed is given, its heir says.
+
+    Attributes:
+        streamed: bytes that the parts of streamed answers took on the wire.
+    """
+
+    __slots__ = (
+        "_behind",
+        "_current",
+        "_half_closed",
+        "_lingering",
+        "_patience",
+        "_pending_refusal",
+        "_probed",
+        "_taken",
+        "_transport",
+        "_waiting",
+        "streamed",
+    )
+
+    def __init__(self, server: Http1Server) -> None:
+        super().__init__(server)
+        self._transport: asyncio.Transport | None = None
+        self._current: Exchange | None = None  # the handler has it
+        self._waiting: deque[Exchange] = deque()  # parsed ahead
+        self._pending_refusal: Refusal | None = None  # goes out behind all of them
+        self._behind = False  # whether anything is to be done once `_current` is answered
+        self._half_closed = False  # by the client
+        self._probed = False
+        self._lingering = False
+        self._patience = server.limits.header_timeout  # of an idle connection
+        self._taken: int | None = None  # moves whenever the client reads; what a stream writes does not move it
+        self.streamed = 0
+
+    @property
+    def owed(self) -> int:
+        """Accepted requests without an answer."""
+        return len(self._waiting) + (self._current is not None)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that the client's socket has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    # what the heir does
+
+    def _advance(self) -> None:
+        """Go on with what waits."""
+        raise NotImplementedError
+
+    # the end
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._take_no_more()
+        self._pending_refusal = refusal
+        self._behind = True
+        if self._current is None:
+            self._advance()
+
+    def _send_refusal(self, refusal: Refusal) -> None:
+        self._pending_refusal = None
+        body = error_body(str(refusal))
+        lines = b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
+        self._send(self._server.head(refusal.status) + JSON_TYPE + lines + body)
+        self._end()
+
+    def _send(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def _end_with_last(self) -> None:
+        """Take no further request; the last one that was accepted ends the connection."""
+        self._take_no_more()
+        last = self._waiting[-1] if self._waiting else self._current
+        if last is not None:
+            last.final, last.plain = True, False
+
+    def _end(self) -> None:
+        """Everything is answered: close our direction, and give the client time to read and to close its own."""
+        self._take_no_more()
+        self._lingering = True
+        self._discarded = 0
+        self._since = self._server.now
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self._half_closed:
+            transport.close()
+            return
+        transport.write_eof()
+
+    def _discard(self, data: bytes) -> None:
+        super()._discard(data)
+        if self._lingering and self._discarded > self._limits.linger:
+            self.abort()
+
+    def abort(self) -> None:
+        """End the connection now, whatever it is owed."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # the server calls
+
+    def drain(self) -> None:
+        """Finish what was begun, then close; close at once if nothing was."""
+        if self._lingering or not self._boundary:
+            return  # ending already, or in the middle of a request, which will be the last
+        if self.owed:
+            if self._taking:
+                self._end_with_last()
+        elif self._transport is not None:
+            self._transport.close()
+
+    def sweep(self, now: float) -> None:
+        """Look at the clock for this connection. Times are noted to the sweep, so one sweep is granted on top."""
+        transport = self._transport
+        if transport is None:
+            return
+        limits = self._limits
+        waited = now - self._since - limits.sweep
+        unsent = transport.get_write_buffer_size()
+        if unsent:
+            taken = self.streamed - unsent
+            if taken != self._taken:
+                self._taken, self._since = taken, now
+            elif waited > limits.body_timeout:
+                transport.abort()
+        elif self._lingering:
+            if waited > limits.linger_timeout:
+                transport.abort()
+        elif self.owed:
+            if self._half_closed:
+                self._probe(transport)
+        elif self._arriving is not None:
+            if waited > limits.body_timeout:
+                self._refuse(Refusal(408, "The body stopped arriving: send the whole request without long pauses."))
+        elif not self._boundary:
+            if waited > limits.header_timeout:
+                self._refuse(Refusal(408, "The headers took too long to arrive: send the whole request at once."))
+        elif waited > self._patience:
+            transport.close()
+
+    def _probe(self, transport: asyncio.Transport) -> None:
+        """Find out whether a client that closed its direction still reads, if the handler wants to know.
+
+        TCP does not say. But the system of a client that is gone resets the connection on whatever comes, and a client
+        that reads has to skip an interim answer, or a zero before the size of a chunk.
+        """
+        current = self._current
+        if current is None or current.on_disconnect is None:
+            return
+        if isinstance(current.connection, Stream):
+            asked = current.connection.ask()
+        else:
+            asked = not (self._probed or current.http10)
+            if asked:
+                self._probed = True
+                transport.write(CONTINUE)
+        if asked:
+            return
+        poll = select.poll()
+        poll.register(transport.get_extra_info("socket").fileno(), select.POLLHUP | select.POLLERR)
+        if poll.poll(0):
+            transport.abort()
