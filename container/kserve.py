@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, Response, request
 
-from container.infer_routes import parse_version
+from container.targets import parse_version
 from container.views import json_answer, json_body
 from model_handlers.config_json import config_json
 from model_handlers.errors import Kind, MmeError, invalid_argument
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from model_handlers.tensor import TensorSpec
 
 # Of Triton's extensions, by Triton's names, those that are served.
-EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics")
+EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics", "generate")
 
 
 def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
@@ -78,7 +78,9 @@ def _add_model_routes(routes: Blueprint, service: Service, on_loop: OnLoop, hot:
         routes.add_url_rule(f"{prefix}/config", view_func=config, endpoint=f"{prefix} config")
         routes.add_url_rule(f"{prefix}/ready", view_func=ready, endpoint=f"{prefix} ready")
         routes.add_url_rule(f"{prefix}/stats", view_func=stats, endpoint=f"{prefix} stats")
-        routes.add_url_rule(f"{prefix}/infer", view_func=hot, endpoint=f"{prefix} infer", methods=["POST"])
+        for hot_route in ("infer", "generate", "generate_stream"):
+            endpoint = f"{prefix} {hot_route}"
+            routes.add_url_rule(f"{prefix}/{hot_route}", view_func=hot, endpoint=endpoint, methods=["POST"])
     routes.add_url_rule("/models/stats", view_func=stats, endpoint="all stats")
 
 

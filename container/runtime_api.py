@@ -1,6 +1,7 @@
 """The SageMaker Runtime API, so that plain boto3 talks to this server: `endpoint_url=http://…`. A Flask blueprint.
 
-InvokeEndpoint is a hot route. The other operations of the API are refused as boto3 expects errors to look.
+InvokeEndpoint and InvokeEndpointWithResponseStream are hot routes. The other operation of the API is refused as boto3
+expects errors to look.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ if TYPE_CHECKING:
 
 
 def blueprint(_service: Service, _on_loop: OnLoop, hot: View) -> Blueprint:
-    """The routes; `hot` answers InvokeEndpoint."""
+    """The routes; `hot` answers the first two."""
     routes = Blueprint("runtime_api", __name__)
 
     def unsupported(endpoint: str) -> Response:
         status, headers, body = answers.runtime_error(
             "ValidationError",
-            f"endpoint '{endpoint}' offers invoke_endpoint only: no streaming and no async invocation",
+            f"endpoint '{endpoint}' offers no async invocation: use invoke_endpoint or "
+            "invoke_endpoint_with_response_stream",
         )
         return Response(body, status, answers.header_pairs(headers))
 
     routes.add_url_rule("/endpoints/<endpoint>/invocations", "invoke_endpoint", hot, methods=["POST"])
-    for operation in ("invocations-response-stream", "async-invocations"):
-        routes.add_url_rule(f"/endpoints/<endpoint>/{operation}", operation, unsupported, methods=["POST"])
+    stream = "invoke_endpoint_with_response_stream"
+    routes.add_url_rule("/endpoints/<endpoint>/invocations-response-stream", stream, hot, methods=["POST"])
+    routes.add_url_rule("/endpoints/<endpoint>/async-invocations", "async", unsupported, methods=["POST"])
     return routes

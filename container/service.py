@@ -47,6 +47,7 @@ class Service:
             max_body=settings.max_body_bytes,
             patience=settings.request_timeout,
             default_accept=settings.default_accept,
+            inference_type=settings.inference_type,
         )
         self._emf = EmfReporter(self.engine, settings) if settings.emf else None
         self._loading: asyncio.Task[None] | None = None

@@ -96,6 +96,7 @@ class Model:
         self._ticket = itertools.count()
         self._posted: deque[tuple[OpenRequest, ModelResponse | MmeError | None, bool]] = deque()
         self._posted_told = False
+        self._decoupled = self.config.decoupled
 
     def __repr__(self) -> str:
         return (
@@ -119,7 +120,7 @@ class Model:
         Raises:
             MmeError: INVALID_ARGUMENT when it does not fit the model, QUEUE_FULL. Then it was not accepted.
         """
-        if self.config.decoupled and request.on_response is None:
+        if self._decoupled and request.on_response is None:
             raise MmeError(
                 Kind.INVALID_ARGUMENT,
                 f"model '{self.name}' sends any number of responses to a request (decoupled transaction policy), which "
@@ -247,7 +248,11 @@ class Model:
         for request, result in answered:
             if isinstance(result, MmeError):
                 self.stats.failed(result.kind, done - request.arrival_ns)
-            request.resolve(result)
+            if self._decoupled and isinstance(result, InferenceResponse):
+                request.respond(result)
+                request.resolve(None)
+            else:
+                request.resolve(result)
 
     def _post(self, opened: OpenRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see OpenRequest
         """A model answers unasked. On any thread: one wake-up of the loop for all that is posted until it wakes."""
@@ -271,11 +276,12 @@ class Model:
         elif response is not None:
             result = self._signature.response(request, response)
             result.timings = Timings(opened.began_ns, 0, _now() - opened.began_ns, 0)
-        elif not self.config.decoupled:
+        elif not self._decoupled:
             result = MmeError(Kind.EXECUTION_FAILED, f"model '{self.name}' ended a request without a response to it")
-        if isinstance(result, InferenceResponse) and self.config.decoupled and not final:
+        if self._decoupled and isinstance(result, InferenceResponse):
             request.respond(result)
-        else:
+            result = None
+        if final or result is not None:
             self._finish(opened, result)
 
     def _finish(self, opened: OpenRequest, result: InferenceResponse | MmeError | None) -> None:

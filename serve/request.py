@@ -60,8 +60,8 @@ class InferenceRequest:
         callers: the models that wait for its answer, the outermost first.
         on_complete: called exactly once, on the event loop, with the response or the error; with None where a decoupled
             model has sent its responses before, or none.
-        on_response: called on the event loop with each response of a decoupled model but one that comes to
-            `on_complete`; None for a client that can take only one, whom decoupled models refuse.
+        on_response: called on the event loop with each response of a decoupled model; None for a client that can take
+            only one, whom decoupled models refuse.
         cancelled: whether the client left; a queued request is then dropped instead of run. See `cancel`.
         on_cancel: who else is to be told that it left.
         answered: whether it was resolved.

@@ -32,6 +32,7 @@ from container.settings.values import (
     SettingsError,
     to_text,
 )
+from container.targets import InferenceType
 from serve.eviction import Policy
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Settings:
         inline_microseconds: the longest execution that may run on the event loop, 0 for none.
         ping_mode: what a 200 from /ping means.
         default_accept: content type of answers to requests without an Accept header.
+        inference_type: what bodies of /invocations mean.
         batch_transform: whether this is a batch transform job.
         max_concurrent_transforms, batch_strategy, max_payload_in_mb: the answer of /execution-parameters.
         log_level, log_format: what is logged, and how.
@@ -111,6 +113,7 @@ class Settings:
     inline_microseconds: int = 200
     ping_mode: PingMode = PingMode.READY
     default_accept: str = "application/json"
+    inference_type: InferenceType = InferenceType.INFER
     batch_transform: bool = False
     max_concurrent_transforms: int = 8
     batch_strategy: str = "SINGLE_RECORD"

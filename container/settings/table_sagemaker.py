@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from container.settings import values as v
 from container.settings.values import Variable
+from container.targets import InferenceType
 
 if TYPE_CHECKING:
     from container.settings.values import Parser
@@ -47,15 +48,16 @@ def _refuse(why: str) -> Parser:
     return parse
 
 
-def _inference_type(text: str) -> str:
-    """`infer`; Triton's other two are known and not served."""
-    if text in {"generate", "generate_stream"}:
-        msg = "this inference type is not served yet; /invocations answers 'infer' requests"
-        raise v.Refused(msg)
-    if text != "infer":
-        msg = "infer" if text == "\0" else f"ERROR: Invalid SAGEMAKER_TRITON_INFERENCE_TYPE '{text}'. Allowed: infer"
-        raise (ValueError if text == "\0" else v.Refused)(msg)
-    return text
+def _inference_type(text: str) -> InferenceType:
+    """One of Triton's three; a wrong one is refused in its words."""
+    allowed = ", ".join(inference_type.value for inference_type in InferenceType)
+    try:
+        return InferenceType(text)
+    except ValueError:
+        if text == "\0":
+            raise ValueError(allowed) from None
+        msg = f"ERROR: Invalid SAGEMAKER_TRITON_INFERENCE_TYPE '{text}'. Allowed: {allowed}"
+        raise v.Refused(msg) from None
 
 
 def _any(text: str) -> str:
@@ -160,9 +162,9 @@ TRITON_VARIABLES = (
     ),
     Variable(
         "SAGEMAKER_TRITON_INFERENCE_TYPE",
-        "",
+        "inference_type",
         _inference_type,
-        "Only infer: generate and generate_stream are not served yet.",
+        "What bodies of /invocations mean: tensors (infer), or Triton's flat JSON with one answer or several.",
         default="infer",
     ),
     Variable(

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from container.codec.framing import BINARY_TYPE
-from container.infer_routes import Flavor, Route, parse_target, parse_version
 from container.settings import Mode, PingMode
+from container.targets import Flavor, InferenceType, Route, parse_target, parse_version
 
 A = np.array([[1, 2, 3, 4]], dtype="<f4")
 B = np.array([[10, 20, 30, 40]], dtype="<f4")
@@ -65,10 +65,13 @@ def outputs_of(reply):
         (b"/models/tenant/a.tar.gz/invoke", Route(Flavor.SAGEMAKER, "tenant/a.tar.gz")),
         (b"/models/mod%C3%A8le%20x/invoke", Route(Flavor.SAGEMAKER, "modèle x")),
         (b"/models/%FF/invoke", Route(Flavor.SAGEMAKER, "\ufffd")),
-        (b"/v2/models/m/infer", Route(Flavor.KSERVE, "m")),
-        (b"/v2/models/m/versions/3/infer", Route(Flavor.KSERVE, "m", "3")),
-        (b"/v2/models/a/b/versions/3/infer", Route(Flavor.KSERVE, "a/b", "3")),
-        (b"/v2/models/versions/infer", Route(Flavor.KSERVE, "versions")),
+        (b"/v2/models/m/infer", Route(Flavor.KSERVE, "m", "", InferenceType.INFER)),
+        (b"/v2/models/m/versions/3/infer", Route(Flavor.KSERVE, "m", "3", InferenceType.INFER)),
+        (b"/v2/models/a/b/versions/3/infer", Route(Flavor.KSERVE, "a/b", "3", InferenceType.INFER)),
+        (b"/v2/models/versions/infer", Route(Flavor.KSERVE, "versions", "", InferenceType.INFER)),
+        (b"/v2/models/m/generate", Route(Flavor.KSERVE, "m", "", InferenceType.GENERATE)),
+        (b"/v2/models/m/versions/3/generate_stream", Route(Flavor.KSERVE, "m", "3", InferenceType.GENERATE_STREAM)),
+        (b"/endpoints/e/invocations-response-stream", Route(Flavor.RUNTIME, event_stream=True)),
         (b"/endpoints/any-name/invocations", Route(Flavor.RUNTIME)),
         (b"/endpoints/any-name/invocations/", Route(Flavor.RUNTIME)),
     ],

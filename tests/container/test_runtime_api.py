@@ -154,12 +154,19 @@ def test_an_unknown_or_missing_target_is_a_validation_error(target, words, clien
 
 
 def test_other_operations_are_refused_in_boto3s_own_form(client):
-    """Async and streaming invocations."""
-    stream = failure(client.invoke_endpoint_with_response_stream, EndpointName="demo", Body=b"x")
+    """Async invocations."""
     later = failure(client.invoke_endpoint_async, EndpointName="demo", InputLocation="s3://b/k")
-    for error in (stream, later):
-        assert error.response["Error"]["Code"] == "ValidationError"
-        assert "endpoint 'demo' offers invoke_endpoint only" in error.response["Error"]["Message"]
+
+    assert later.response["Error"]["Code"] == "ValidationError"
+    assert "endpoint 'demo' offers no async invocation" in later.response["Error"]["Message"]
+
+
+def test_a_stream_without_a_model_is_refused(client):
+    """That API has no TargetModel: an endpoint of many models can't know whom it is for."""
+    error = failure(client.invoke_endpoint_with_response_stream, EndpointName="demo", Body=b"x")
+
+    assert error.response["Error"]["Code"] == "ValidationError"
+    assert "name one in the header" in error.response["Error"]["Message"]
 
 
 async def loaded(engine, name):

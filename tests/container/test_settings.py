@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from container.settings import LogFormat, Mode, PingMode, Settings, SettingsError, choose_single_model, settings_table
 from container.settings import values as v
 from container.settings.table import VARIABLES
+from container.targets import InferenceType
 
 MIB = 1024 * 1024
 
@@ -175,7 +176,7 @@ BAD_VALUES = [
     ("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "../model"),
     ("SAGEMAKER_TRITON_TENSORFLOW_VERSION", "3"),
     ("SAGEMAKER_TRITON_LOG_INFO", "perhaps"),
-    ("SAGEMAKER_TRITON_INFERENCE_TYPE", "generate"),
+    ("SAGEMAKER_TRITON_INFERENCE_TYPE", "Generate"),
     ("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "--rate-limit=off"),
     ("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "--load-model 'a"),
 ]
@@ -203,14 +204,15 @@ def test_workers_other_than_one_are_refused_with_the_reason():
     assert "one process owns the model cache" in sentence
 
 
-def test_inference_type_garbage_and_unserved_types_differ():
-    """Garbage gets Triton's own words; a known type that is not served yet says so."""
+@pytest.mark.parametrize("inference_type", InferenceType)
+def test_inference_types_are_tritons_three(inference_type):
+    """Anything else gets Triton's own words."""
     (garbage,) = problems(SAGEMAKER_TRITON_INFERENCE_TYPE="chat")
-    (unserved,) = problems(SAGEMAKER_TRITON_INFERENCE_TYPE="generate_stream")
+    settings = Settings.from_environ({"SAGEMAKER_TRITON_INFERENCE_TYPE": inference_type.value})
 
     assert "ERROR: Invalid SAGEMAKER_TRITON_INFERENCE_TYPE 'chat'" in garbage
-    assert "not served yet" in unserved
-    assert Settings.from_environ({"SAGEMAKER_TRITON_INFERENCE_TYPE": "infer"}) == Settings()
+    assert "infer, generate, generate_stream" in garbage
+    assert settings == Settings(inference_type=inference_type)
 
 
 SAFE = {"SAGEMAKER_SAFE_PORT_RANGE": "21000-21999"}

@@ -1,0 +1,315 @@
+"""One inference request between its bytes: what becomes of its responses, or of its error. On the event loop.
+
+A model answers a request once, and a decoupled model any number of times. One response is one answer, of known length.
+Several are a streamed answer, each written as it comes:
+
+    infer              one JSON document a line (`application/jsonlines`)
+    generate           refused unless there is exactly one
+    generate_stream    server-sent events, for any model
+    an event stream    whatever it would be otherwise, in the frames of AWS
+
+What goes wrong after a streamed answer began is its last line, event or frame.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from container import answers
+from container.codec import event_stream
+from container.codec.encode import encode, encode_line
+from container.codec.framing import BINARY_TYPE
+from container.codec.generate import encode_generate, error_event
+from container.codec.sse import event
+from container.targets import Flavor, InferenceType
+from model_handlers.errors import Kind, MmeError, invalid_argument
+from serve.request import InferenceResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from container.codec.encode import Reply
+    from container.exchange import Exchange
+    from serve.request import InferenceRequest, LoadReport
+
+    Parts = Sequence[bytes | memoryview]
+
+_log = logging.getLogger("mme.infer")
+
+TARGET_MODEL = "x-amzn-sagemaker-target-model"
+CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+INFERENCE_ID = "x-amzn-sagemaker-inference-id"
+_OURS = frozenset({Kind.INTERNAL, Kind.EXECUTION_FAILED, Kind.OUT_OF_MEMORY})
+_JSON = b"application/json"
+
+
+class Wire(NamedTuple):
+    """How the responses of a streamed answer are written.
+
+    Attributes:
+        content_type: of the whole.
+        response: one of them as bytes.
+        error: the sentence that ends it.
+    """
+
+    content_type: bytes
+    response: Callable[[InferenceResponse], bytes]
+    error: Callable[[str], bytes]
+
+
+LINES = Wire(b"application/jsonlines", encode_line, lambda message: answers.error_body(message) + b"\n")
+EVENTS = Wire(b"text/event-stream; charset=utf-8", lambda response: event(encode_generate(response)), error_event)
+
+
+class Call:
+    """One request, of type `infer`.
+
+    Attributes:
+        exchange: where it came from and where its answer goes.
+        flavor: the protocol that it came by.
+        kserve_form: whether a binary answer tells the length of its header as KServe has it.
+        reply: how the client wants tensors. Set once the request is decoded.
+        request: what was submitted.
+        report: what its load cost, if it had to wait for one.
+    """
+
+    __slots__ = ("_begun", "_over", "exchange", "flavor", "kserve_form", "reply", "report", "request")
+
+    wire: ClassVar[Wire] = LINES
+
+    def __init__(self, exchange: Exchange, flavor: Flavor) -> None:
+        self.exchange = exchange
+        self.flavor = flavor
+        self.kserve_form = False
+        self.reply: Reply | None = None
+        self.report: LoadReport | None = None
+        self.request: InferenceRequest | None = None
+        self._begun = False
+        self._over = False
+
+    # -- what the engine tells -----------------------------------------------------------------------------------
+
+    def complete(self, _request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
+        """The one response, the error, or the end of several responses."""
+        if isinstance(result, InferenceResponse):
+            self._answer(result)
+        elif isinstance(result, MmeError):
+            self.fail(result)
+        elif not self._over:
+            self._begin_once()
+            self._end()
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
+        """One response of several."""
+        if self._over:
+            return
+        try:
+            data = self.wire.response(response)
+        except Exception as error:  # noqa: BLE001 - a response that can't be written ends this stream and no other
+            self.fail(known(error))
+            request.cancel()
+            return
+        self._begin_once()
+        self._write(data)
+
+    def fail(self, error: MmeError) -> None:
+        """Answer with an error, or end what has begun with it."""
+        if self._over:
+            return
+        self._log_failure(error)
+        if self._begun:
+            self._over = True
+            self._break(error)
+        else:
+            self._refuse(*answers.error(error, self.flavor.value))
+
+    def not_ready(self, name: str) -> None:
+        """The model still loads; the Runtime API answers so that the client may try again."""
+        self._refuse(
+            *answers.runtime_error(
+                "ModelNotReadyException", f"Model '{name}' is still being downloaded or loaded; try again"
+            )
+        )
+
+    def abandon(self) -> None:
+        """The client left: a queued request need not run."""
+        self._over = True
+        if self.request is not None:
+            self.request.cancel()
+
+    # -- one response --------------------------------------------------------------------------------------------
+
+    def _answer(self, response: InferenceResponse) -> None:
+        try:
+            content_type, lines, parts = self._encoded(response)
+            headers = lines + self._headers(response)
+        except Exception as error:  # noqa: BLE001 - an answer that can't be written must not keep its batch from theirs
+            self.fail(known(error))
+            return
+        self._send(content_type, headers, parts)
+
+    def _encoded(self, response: InferenceResponse) -> tuple[bytes, bytes, Parts]:
+        """Content type, further header lines, and body."""
+        if self.reply is None:
+            raise MmeError(Kind.INTERNAL, "no reply was planned")
+        parts, length = encode(response, self.reply)
+        if length is None:
+            return _JSON, b"", parts
+        if self.kserve_form:
+            return b"application/octet-stream", b"Inference-Header-Content-Length: %d\r\n" % length, parts
+        return b"%b%d" % (BINARY_TYPE, length), b"", parts
+
+    def _headers(self, response: InferenceResponse | None) -> bytes:
+        headers = self._attributes()
+        if self.flavor is Flavor.RUNTIME:
+            headers += answers.runtime_headers()
+        if self.report is not None or self.flavor is Flavor.RUNTIME:
+            headers += answers.server_timing(None if response is None else response.timings, self.report)
+        return headers
+
+    def _attributes(self) -> bytes:
+        """The client's custom attributes, which every answer hands back."""
+        attributes = self.exchange.headers.get(CUSTOM_ATTRIBUTES)
+        return b"" if attributes is None else answers.custom_attributes(attributes)
+
+    def _refuse(self, status: int, headers: bytes, body: bytes) -> None:
+        self._over = True
+        self.exchange.respond(status, headers + self._attributes(), (body,))
+
+    # -- to the client -------------------------------------------------------------------------------------------
+
+    def _send(self, content_type: bytes, headers: bytes, parts: Parts) -> None:
+        self.exchange.respond(200, b"Content-Type: %b\r\n%b" % (content_type, headers), parts)
+
+    def _begin_once(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._begin(self.wire.content_type, self._headers(None))
+
+    def _begin(self, content_type: bytes, headers: bytes) -> None:
+        self.exchange.begin(200, b"Content-Type: %b\r\n%b" % (content_type, headers))
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self.exchange.write(data)
+
+    def _break(self, error: MmeError) -> None:
+        self.exchange.write(self.wire.error(error.message))
+        self.exchange.end()
+
+    def _end(self) -> None:
+        self._over = True
+        self.exchange.end()
+
+    def _log_failure(self, error: MmeError) -> None:
+        """Our failures are errors; a client's are of interest to whoever asked for details."""
+        level = logging.ERROR if error.kind in _OURS else logging.DEBUG
+        if _log.isEnabledFor(level):
+            headers = self.exchange.headers
+            context = {
+                "path": self.exchange.target.decode("latin-1"),
+                "target_model": headers.get(TARGET_MODEL, ""),
+                "inference_id": headers.get(INFERENCE_ID, ""),
+            }
+            _log.log(level, "%s", error, extra={key: value for key, value in context.items() if value})
+
+
+class GenerateCall(Call):
+    """One request of type `generate`: exactly one response, however many the model might send."""
+
+    __slots__ = ("_first",)
+
+    def __init__(self, exchange: Exchange, flavor: Flavor) -> None:
+        super().__init__(exchange, flavor)
+        self._first: InferenceResponse | None = None
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
+        """Keep the first; a second one is too many."""
+        if self._first is None:
+            self._first = response
+        elif not self._over:
+            self.fail(_not_one())
+            request.cancel()
+
+    def complete(self, request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
+        """The one response, or the error."""
+        if self._over:
+            return
+        super().complete(request, result or self._first or _not_one())
+
+    def _encoded(self, response: InferenceResponse) -> tuple[bytes, bytes, Parts]:
+        return _JSON, b"", (encode_generate(response),)
+
+
+class GenerateStreamCall(Call):
+    """One request of type `generate_stream`: an event a response."""
+
+    __slots__ = ()
+
+    wire: ClassVar[Wire] = EVENTS
+
+    def complete(self, request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
+        """The only response is an event as well."""
+        if isinstance(result, InferenceResponse):
+            self.respond(request, result)
+            result = None
+        super().complete(request, result)
+
+
+class _EventStream(Call):
+    """A call whose answer travels in frames of an AWS event stream."""
+
+    __slots__ = ()
+
+    def _send(self, content_type: bytes, headers: bytes, parts: Parts) -> None:
+        self._begin(content_type, headers)
+        for part in parts:
+            self._write(part)
+        self._end()
+
+    def _begin(self, content_type: bytes, headers: bytes) -> None:
+        self.exchange.begin(200, b"%b%b%b\r\n%b" % (_EVENT_STREAM, _INNER_TYPE, content_type, headers))
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self.exchange.write(event_stream.payload_part(data))
+
+    def _break(self, error: MmeError) -> None:
+        self.exchange.write(event_stream.exception("ModelStreamError", error.message, "StreamBroken"))
+        self.exchange.end()
+
+
+_EVENT_STREAM = b"Content-Type: application/vnd.amazon.eventstream\r\n"
+_INNER_TYPE = b"X-Amzn-SageMaker-Content-Type: "
+
+
+class _EventStreamGenerate(_EventStream, GenerateCall):
+    __slots__ = ()
+
+
+class _EventStreamGenerateStream(_EventStream, GenerateStreamCall):
+    __slots__ = ()
+
+
+CALLS: dict[tuple[InferenceType, bool], type[Call]] = {
+    (InferenceType.INFER, False): Call,
+    (InferenceType.GENERATE, False): GenerateCall,
+    (InferenceType.GENERATE_STREAM, False): GenerateStreamCall,
+    (InferenceType.INFER, True): _EventStream,
+    (InferenceType.GENERATE, True): _EventStreamGenerate,
+    (InferenceType.GENERATE_STREAM, True): _EventStreamGenerateStream,
+}
+
+
+def known(error: Exception) -> MmeError:
+    """The error as one of ours; anything else is a bug, and its traceback belongs into the log."""
+    if isinstance(error, MmeError):
+        return error
+    _log.error("answering a request failed", exc_info=error)
+    return MmeError(Kind.INTERNAL, f"the server failed on this request: {type(error).__name__}: {error}")
+
+
+def _not_one() -> MmeError:
+    return invalid_argument(
+        "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
+        "number of responses"
+    )

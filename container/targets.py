@@ -1,0 +1,101 @@
+"""Which inference route a request target names. PURE.
+
+/ping                                             GET, POST   health
+/invocations                                      POST        SageMaker, single model or by header
+/models/{name}/invoke                             POST        SageMaker, multi-model
+/v2/models/{name}[/versions/{v}]/infer            POST        KServe v2
+/v2/models/{name}[/versions/{v}]/generate         POST        Triton's generate extension, one answer
+/v2/models/{name}[/versions/{v}]/generate_stream  POST        the same, server-sent events
+/endpoints/{endpoint}/invocations                 POST        SageMaker Runtime API, what boto3 calls
+/endpoints/{endpoint}/invocations-response-stream POST        the same, an AWS event stream
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from urllib.parse import unquote_to_bytes
+
+from model_handlers.errors import invalid_argument
+
+_MAX_VERSION_DIGITS = 19
+
+
+class Flavor(Enum):
+    """Which protocol's conventions an answer follows."""
+
+    SAGEMAKER = "sagemaker"
+    KSERVE = "kserve"
+    RUNTIME = "runtime"
+
+
+class InferenceType(Enum):
+    """What a body means and how its answers are written."""
+
+    INFER = "infer"
+    GENERATE = "generate"
+    GENERATE_STREAM = "generate_stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a target means.
+
+    Attributes:
+        flavor: the protocol, None for /ping.
+        model, version: as the path has them, "" where a header or the default names the model.
+        inference_type: None where the server's setting decides.
+        event_stream: whether the answer is an AWS event stream.
+    """
+
+    flavor: Flavor | None
+    model: str = ""
+    version: str = ""
+    inference_type: InferenceType | None = None
+    event_stream: bool = False
+
+
+_INFER = re.compile(
+    rb"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]*))?/(?P<type>infer|generate|generate_stream)"
+)
+_INVOKE = re.compile(rb"/models/(?P<model>.+)/invoke")
+_RUNTIME = re.compile(rb"/endpoints/[^/]+/invocations(?P<stream>-response-stream)?")
+
+
+def parse_target(target: bytes) -> Route | None:
+    """The hot route of a request target, None if it is not one; with a trailing slash where Flask allows it."""
+    path = target.partition(b"?")[0]
+    if match := _INFER.fullmatch(path):
+        inference_type = InferenceType(match["type"].decode())
+        return Route(Flavor.KSERVE, _text(match["model"]), _text(match["version"] or b""), inference_type)
+    if match := _INVOKE.fullmatch(path):
+        return Route(Flavor.SAGEMAKER, _text(match["model"]))
+    path = path.removesuffix(b"/")
+    if path == b"/ping":
+        return Route(None)
+    if path == b"/invocations":
+        return Route(Flavor.SAGEMAKER)
+    if match := _RUNTIME.fullmatch(path):
+        return Route(Flavor.RUNTIME, event_stream=match["stream"] is not None)
+    return None
+
+
+def parse_version(text: str) -> int | None:
+    """A version from a path, None for the latest.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT.
+    """
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > _MAX_VERSION_DIGITS:
+        raise invalid_argument(
+            f"failed to get model version from specified version string '{text[:100]}', "
+            "version should be an integral value > 0"
+        )
+    return int(text)
+
+
+def _text(quoted: bytes) -> str:
+    return unquote_to_bytes(quoted).decode("utf-8", "replace")
