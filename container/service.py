@@ -17,6 +17,7 @@ from container.settings import Mode, PingMode, Settings, choose_single_model
 from model_handlers import devices
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.segments import SIZES
 from serve.engine import Engine, EngineOptions
 from serve.eviction import Rules
 
@@ -39,6 +40,7 @@ class Service:
             default_model, _ = choose_single_model(settings.model_dir, settings.default_model_name)
             self._start_models = (default_model,)
             settings = replace(settings, pins=(*settings.pins, glob.escape(default_model)))
+        SIZES.smallest, SIZES.growth = settings.shared_memory_bytes, settings.shared_memory_growth_bytes
         self.engine = Engine(engine_options(settings), loop)
         self.routes = InferRoutes(
             self.engine,

@@ -78,6 +78,8 @@ class Settings:
         ping_mode: what a 200 from /ping means.
         default_accept: content type of answers to requests without an Accept header.
         inference_type: what bodies of /invocations mean.
+        shared_memory_bytes, shared_memory_growth_bytes: what is first shared with a model's process, and by how much
+            that grows at least.
         batch_transform: whether this is a batch transform job.
         max_concurrent_transforms, batch_strategy, max_payload_in_mb: the answer of /execution-parameters.
         log_level, log_format: what is logged, and how.
@@ -114,6 +116,8 @@ class Settings:
     ping_mode: PingMode = PingMode.READY
     default_accept: str = "application/json"
     inference_type: InferenceType = InferenceType.INFER
+    shared_memory_bytes: int = 64 << 10
+    shared_memory_growth_bytes: int = 0
     batch_transform: bool = False
     max_concurrent_transforms: int = 8
     batch_strategy: str = "SINGLE_RECORD"

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _PORT = v.integer(0, 65535)
 _THREADS = v.integer(1, 1024)
 _TIMEOUT = v.seconds(0.1, 3600)
-_SHARED_MEMORY = "shared memory grows with what a batch needs"
 
 
 def _only(value: str, why: str) -> Parser:
@@ -217,8 +216,20 @@ TRITON_VARIABLES = (
         v.integer(0, 1024),
         "no effect: tensors are gathered by the thread that executes the batch.",
     ),
-    Variable("SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE", "", v.integer(1, 2**40), f"no effect: {_SHARED_MEMORY}."),
-    Variable("SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE", "", v.integer(1, 2**40), f"no effect: {_SHARED_MEMORY}."),
+    Variable(
+        "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE",
+        "shared_memory_bytes",
+        v.integer(1, 2**40),
+        "Bytes of the memory first shared with a model's process; it grows with what a batch needs.",
+        default="65536",
+    ),
+    Variable(
+        "SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE",
+        "shared_memory_growth_bytes",
+        v.integer(1, 2**40),
+        "Bytes by which it grows at least; it doubles where that is more.",
+        default="0",
+    ),
     Variable(
         "SAGEMAKER_TRITON_TENSORFLOW_VERSION", "", v.integer(1, 2), "no effect: TensorFlow models are not served here."
     ),

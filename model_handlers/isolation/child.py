@@ -31,7 +31,7 @@ from model_handlers.isolation.framing import (
     unpack,
 )
 from model_handlers.isolation.outside import OutsideInChild
-from model_handlers.isolation.segments import Segment
+from model_handlers.isolation.segments import SIZES, Segment
 
 if TYPE_CHECKING:
     from model_handlers.base import Handler, ModelResponse
@@ -108,6 +108,7 @@ def _load(message: Message, side: _Side) -> Handler | None:
         for part in name.split("."):
             handler_class = getattr(handler_class, part)
         device = Device(*message["device"])
+        SIZES.growth = message["growth"]
         handler: Handler = handler_class.load(config, Path(message["model_file"]), device, message["lane"])
         answer = {"loaded": config_fields(handler.config)}
     except BaseException as error:  # noqa: BLE001 - the model's code may raise anything, SystemExit included

@@ -18,6 +18,7 @@ import fcntl
 import mmap
 import os
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,12 +26,27 @@ import numpy as np
 if TYPE_CHECKING:
     from model_handlers.tensor import Array
 
-_SMALLEST = 64 << 10
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _SPARE = 2  # free segments kept beside the one that is taken
 _WINDOW = 64  # batches over which a need counts as recent
 _KEPT = 1 << 20  # a segment of this size is no burden
 _EXCESS = 4  # times the recent need: growth doubles, so twice is usual
+
+
+@dataclass(slots=True)
+class Sizes:
+    """How large segments are made. One for the process, set before the first of them is made.
+
+    Attributes:
+        smallest: bytes of a new segment; pages that no tensor touches cost nothing.
+        growth: bytes by which one grows at least; it doubles where that is more.
+    """
+
+    smallest: int = 64 << 10
+    growth: int = 0
+
+
+SIZES = Sizes()
 
 
 class Segment:
@@ -55,7 +71,7 @@ class Segment:
     @classmethod
     def create(cls, id: int, size: int) -> Segment:  # noqa: A002
         """New shared memory of at least `size` bytes. Pages cost memory once they are touched."""
-        size = _page_rounded(max(size, _SMALLEST))
+        size = _page_rounded(max(size, SIZES.smallest))
         fd = os.memfd_create("mme-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size)
@@ -68,7 +84,7 @@ class Segment:
     def ensure(self, size: int) -> None:
         """Grow to at least `size` bytes, at least doubling."""
         if size > self.size:
-            size = _page_rounded(max(size, 2 * self.size))
+            size = _page_rounded(max(size, 2 * self.size, self.size + SIZES.growth))
             os.ftruncate(self.fd, size)
             self.follow(size)
 

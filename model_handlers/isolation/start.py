@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from model_handlers.isolation.config_fields import config_fields
 from model_handlers.isolation.handler import IsolatedHandler
 from model_handlers.isolation.requests_handler import IsolatedRequestsHandler
+from model_handlers.isolation.segments import SIZES
 
 if TYPE_CHECKING:
     from model_handlers.base import Device, Handler
@@ -40,6 +41,7 @@ def start_isolated(
         "model_file": str(model_file),
         "device": [device.kind, device.index],
         "lane": lane,
+        "growth": SIZES.growth,
     }
     program = None
     if environment is not None:

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from model_handlers.isolation import segments
 from model_handlers.isolation.segments import Segment, SegmentPool
 
 MIB = 1 << 20
@@ -96,6 +97,20 @@ def test_growth_doubles(pool):
     segment.ensure(5 * MIB + 1)
 
     assert segment.size == 5 * MIB + os.sysconf("SC_PAGESIZE")
+
+
+def test_sizes_can_be_asked_for(monkeypatch):
+    """A new segment has at least the smallest size, and grows by at least the growth."""
+    monkeypatch.setattr(segments.SIZES, "smallest", 1 << 20)
+    monkeypatch.setattr(segments.SIZES, "growth", 4 << 20)
+    pool = SegmentPool()
+    segment, _ = pool.take(1)
+    first = segment.size
+    segment.ensure(first + 1)
+    grown = segment.size
+    pool.close()
+
+    assert (first, grown) == (1 << 20, 5 << 20)
 
 
 def test_the_other_side_can_not_shrink_it(pool):
