@@ -135,6 +135,16 @@ class Entry(Generic[T]):
             raise MmeError(Kind.INTERNAL, f"model '{self.name}' is used without a lease")
         return self.resident
 
+    def share(self) -> None:
+        """One more lease, for whoever works for the holder of one.
+
+        Raises:
+            MmeError: UNAVAILABLE when nobody holds one: the model may be on its way out of memory.
+        """
+        if not self.leases:
+            raise MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again")
+        self.leases += 1
+
     def release(self) -> None:
         """End one lease."""
         self.leases -= 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -96,7 +97,7 @@ class Engine:
             self.stats,
             inline_ns=options.inline_ns,
             require_gpu=options.require_gpu,
-            outside=EngineOutside(self, loop),
+            outside=functools.partial(EngineOutside, self, loop),
         )
         self.cache: ModelCache[PreparedTarget, Target] = ModelCache(
             loader,
@@ -130,6 +131,25 @@ class Engine:
         if entry is None:
             return False
         self._submit_leased(entry, version, request)
+        return True
+
+    def submit_to_member(self, target: str, member: str, version: int | None, request: InferenceRequest) -> bool:
+        """Accept a request for a model of an archive, of which somebody uses another; False if there is no such model.
+
+        Raises:
+            MmeError: the request was not accepted.
+        """
+        entry = self.cache.entries.get(target)
+        if entry is None or entry.resident is None or member not in entry.resident.members:
+            return False
+        entry.share()
+        try:
+            request.lease = entry
+            entry.leased().members[member].version(version).submit(request)
+        except BaseException:
+            request.lease = None
+            entry.release()
+            raise
         return True
 
     async def submit_cold(self, name: str, version: int | None, request: InferenceRequest) -> LoadReport:
@@ -309,8 +329,8 @@ class Engine:
         """Every version of every model in memory."""
         for entry in self.cache.entries.values():
             if entry.resident is not None:
-                for model in entry.resident.versions.values():
-                    yield entry.name, model
+                for model in entry.resident.models():
+                    yield model.name, model
 
     def index(self, offered: Iterable[str] = ()) -> list[dict[str, Any]]:
         """The repository index: every model that the cache knows, then those of `offered` that it does not."""

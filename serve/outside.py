@@ -32,6 +32,9 @@ _LAYOUTS = 4096
 class Models(Protocol):
     """What is asked of the engine. On the event loop."""
 
+    def submit_to_member(self, target: str, member: str, version: int | None, request: InferenceRequest) -> bool:
+        """Accept a request for a model of the same archive as the caller; False if it has no such model."""
+
     def canonical(self, name: str) -> str:
         """The registered name that somebody means."""
 
@@ -52,16 +55,18 @@ class Models(Protocol):
 
 
 class EngineOutside:
-    """The engine, for the code of models. Its methods are called on any thread.
+    """The engine, for the code of one target's models. Its methods are called on any thread.
 
     Args:
         models: the engine.
         loop: its event loop.
+        target: the name of the target, whose members are called before anybody else of that name.
     """
 
-    def __init__(self, models: Models, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, models: Models, loop: asyncio.AbstractEventLoop, target: str) -> None:
         self._models = models
         self._loop = loop
+        self._target = target
         self._tasks: set[asyncio.Task[None]] = set()
         self._layout = functools.lru_cache(_LAYOUTS)(Layout)
 
@@ -83,10 +88,13 @@ class EngineOutside:
 
     def _infer(self, call: ModelCall, responder: Responder) -> None:
         try:
-            name = self._models.canonical(call.model)
-            _check_circle(name, call)
             request = self._request(call, responder)
             responder.when_cancelled(functools.partial(self._cancel, request))
+            _check_circle(f"{self._target}:{call.model}", call)
+            if self._models.submit_to_member(self._target, call.model, call.version, request):
+                return
+            name = self._models.canonical(call.model)
+            _check_circle(name, call)
             if not self._models.submit(name, call.version, request):
                 self._aside(self._submit_cold(name, call.version, request, responder))
         except Exception as error:  # noqa: BLE001 - whoever called must be answered

@@ -18,6 +18,7 @@ from model_handlers.registry import Backend, detect_backend, find_backend
 from serve.disk import directory_size, disk_errors
 
 CONFIG_NAME = "config.pbtxt"
+ENTRY = "MME_ENTRY"  # a parameter of the model that an archive of several is asked for
 _MAX_CONFIG_SIZE = 1 << 20
 _SHOWN_FILES = 12
 # Directories of a model that are no versions; the last is for configurations beside config.pbtxt.
@@ -35,12 +36,14 @@ class ModelDirectory:
         path: the directory of its configuration and versions.
         config: with backend, platform and model file named.
         versions: number to directory, of those that the version policy selects, ascending.
+        members: the other models of its archive, which only it may call; their names begin with its own.
     """
 
     name: str
     path: Path
     config: ModelConfig
     versions: dict[int, Path]
+    members: tuple[ModelDirectory, ...] = ()
 
     def model_file(self, version: int) -> Path:
         """The file (or directory, for some backends) that the handler of that version loads."""
@@ -52,18 +55,22 @@ class ModelDirectory:
 
 
 def open_target(path: Path, name: str) -> ModelDirectory:
-    """The one model in an unpacked archive: at its root, or in its one model directory.
+    """The model in an unpacked archive: at its root, or in its one model directory, or the one of several to be asked.
 
-    Whatever the configuration calls it, it is served as `name`.
+    Whatever the configuration calls it, it is served as `name`. Where there are several, the one that requests are for
+    has the archive's name or the parameter MME_ENTRY; the others are its members.
 
     Raises:
-        MmeError: INVALID_ARGUMENT when `path` is no directory; INVALID_MODEL when there is no model in it, more than
-            one, or a broken one; UNSUPPORTED for ensembles.
+        MmeError: INVALID_ARGUMENT when `path` is no directory; INVALID_MODEL when there is no model in it, several
+            and none to be asked, or a broken one; UNSUPPORTED for ensembles.
     """
     if not path.is_dir():
         raise invalid_argument(f"model '{name}' should be in {path}, which is not a directory")
     with disk_errors(f"model '{name}' cannot be read from {path}"):
-        return _open(_model_in(path, name), name, strict_name=False)
+        entry, *others = _models_in(path, name)
+        model = _open(entry, name, strict_name=False)
+        members = [_open(other, f"{name}:{other.name}", strict_name=False) for other in others]
+        return replace(model, members=tuple(members))
 
 
 def list_models(path: Path) -> list[str]:
@@ -98,21 +105,35 @@ def open_model(path: Path, name: str, *, strict_name: bool = True) -> ModelDirec
         return _open(path, name, strict_name=strict_name)
 
 
-def _model_in(path: Path, name: str) -> Path:
-    """The model directory of an unpacked archive."""
+def _models_in(path: Path, name: str) -> list[Path]:
+    """The model directories of an unpacked archive, the one that requests are for first."""
     if _is_model(path):
-        return path
+        return [path]
     candidates = [child for child in _directories(path) if _is_model(child)]
-    if len(candidates) == 1:
-        return candidates[0]
     if not candidates:
         raise _no_model(path, name)
     if any(_is_ensemble(candidate) for candidate in candidates):
         raise MmeError(Kind.UNSUPPORTED, f"model '{name}' is an ensemble, which is not served yet: load its parts")
-    found = ", ".join(f"'{candidate.name}'" for candidate in candidates)
-    raise invalid_model(
-        f"archive '{name}' holds two models or more and no ensemble ({found}): pack each into an archive of its own"
-    )
+    entries = candidates if len(candidates) == 1 else _entries(candidates, name)
+    if len(entries) != 1:
+        found = ", ".join(f"'{candidate.name}'" for candidate in candidates)
+        raise invalid_model(
+            f"archive '{name}' holds two models or more and no ensemble ({found}): pack each into an archive of its "
+            f"own, or say in one config.pbtxt that requests are for that model, which may call the others: "
+            f'parameters {{ key: "{ENTRY}" value: {{ string_value: "true" }} }}'
+        )
+    return entries + [candidate for candidate in candidates if candidate not in entries]
+
+
+def _entries(candidates: list[Path], name: str) -> list[Path]:
+    """Who says that requests are for it; else who is called as the archive is."""
+    chosen = [
+        candidate
+        for candidate in candidates
+        if _read_config(candidate, name, strict_name=False).parameters.get(ENTRY, "").strip().lower() == "true"
+    ]
+    archive = PurePosixPath(name).name.removesuffix(".tar.gz")
+    return chosen or [candidate for candidate in candidates if candidate.name == archive]
 
 
 def _open(path: Path, name: str, *, strict_name: bool) -> ModelDirectory:

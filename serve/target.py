@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ from serve.stats import ModelStats
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from model_handlers.base import Device
     from model_handlers.environments.environment import Environment
@@ -51,11 +51,13 @@ class Target:
     Attributes:
         name: the name it is served under.
         versions: version number → model.
+        members: the other models of its archive, by the names that it calls them by.
     """
 
-    def __init__(self, name: str, versions: dict[int, Model]) -> None:
+    def __init__(self, name: str, versions: dict[int, Model], members: dict[str, Target] | None = None) -> None:
         self.name = name
         self.versions = versions
+        self.members = members or {}
         self.latest = versions[max(versions)]
 
     def __repr__(self) -> str:
@@ -80,19 +82,25 @@ class Target:
 
     def start(self) -> None:
         """Start every version's lanes."""
-        for model in self.versions.values():
+        for model in self.models():
             model.start()
 
     def refuse_waiting(self) -> None:
         """Tell everybody who waits for any version."""
-        for model in self.versions.values():
+        for model in self.models():
             model.refuse_waiting()
+
+    def models(self) -> Iterator[Model]:
+        """Every version of it and of its members."""
+        yield from self.versions.values()
+        for member in self.members.values():
+            yield from member.models()
 
     def close(self) -> None:
         """Give all memory back to the system."""
         with contextlib.ExitStack() as versions:  # each is closed, though another raises
             versions.callback(devices.trim_host_memory)
-            for model in self.versions.values():
+            for model in self.models():
                 versions.callback(model.close)
 
 
@@ -101,8 +109,12 @@ class PreparedTarget:
     """A model's files, found and understood, and where each of its lanes is to run. See `model_cache.Prepared`.
 
     Attributes:
+        target: the name of the target model, which a member only begins with.
         environments: of versions that bring one of their own, by the version's model file.
+        members: the other models of the archive.
     """
+
+    target: str
 
     directory: ModelDirectory
     handler: type[Handler]
@@ -113,6 +125,7 @@ class PreparedTarget:
     estimate: Footprint
     download_ns: int
     pinned: bool
+    members: tuple[PreparedTarget, ...] = ()
 
     def start(self, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
         """Load one instance where it is to execute."""
@@ -130,7 +143,7 @@ class ModelLoader:
         stats: (name, version) → counters that outlive a model's stay in memory.
         inline_ns: see `Model`.
         require_gpu: whether KIND_GPU without a GPU is an error.
-        outside: what models may ask of the server.
+        outside: what a target's models may ask of the server, by its name.
     """
 
     def __init__(
@@ -140,7 +153,7 @@ class ModelLoader:
         *,
         inline_ns: int = 0,
         require_gpu: bool = False,
-        outside: Outside | None = None,
+        outside: Callable[[str], Outside] | None = None,
     ) -> None:
         self._loop = loop
         self._stats = stats
@@ -162,6 +175,14 @@ class ModelLoader:
             directory, identity = open_model(source.path, name), str(source.path)
         else:
             directory, identity = open_target(source.path, name), str(source.path)
+        prepared = self._understood(directory, name, identity, download_ns)
+        members = tuple(self._understood(member, name, identity, 0) for member in directory.members)
+        estimate = sum((member.estimate for member in members), prepared.estimate)
+        return replace(prepared, members=members, estimate=estimate)
+
+    def _understood(self, directory: ModelDirectory, target: str, identity: str, download_ns: int) -> PreparedTarget:
+        """One model of a target, and how it is to be loaded."""
+        name = directory.name
         backend = find_backend(directory.config.backend, directory.config.platform, name)
         handler = handler_for(backend, name)
         groups = directory.config.instance_groups or (InstanceGroup(name),)
@@ -173,18 +194,33 @@ class ModelLoader:
         pinned = _is_pinned(directory.config)
         environments = {file: find(wanted, name) for file, wanted in _wanted(directory, handler, placement).items()}
         return PreparedTarget(
-            directory, handler, lanes, placement, environments, identity, estimate, download_ns, pinned
+            target, directory, handler, lanes, placement, environments, identity, estimate, download_ns, pinned
         )
 
     def load(self, prepared: PreparedTarget) -> tuple[Target, Footprint]:
-        """Load every selected version on its devices, warm it up, and measure.
+        """Load every selected version on its devices, members first, warm it up, and measure."""
+        members: dict[str, Target] = {}
+        taken = Footprint()
+        try:
+            for member in prepared.members:
+                members[member.directory.path.name], footprint = self._load(member, {})
+                taken += footprint
+            target, footprint = self._load(prepared, members)
+        except BaseException:
+            for loaded in members.values():
+                loaded.close()
+            raise
+        return target, taken + footprint
+
+    def _load(self, prepared: PreparedTarget, members: dict[str, Target]) -> tuple[Target, Footprint]:
+        """One model of a target.
 
         A model in a process of its own tells what it takes, so any number of those may load side by side.
         """
         name = prepared.directory.name
         if prepared.placement is Placement.PROCESS:
             models = self._load_versions(prepared)
-            return Target(name, models), sum((model.memory() for model in models.values()), Footprint())
+            return Target(name, models, members), sum((model.memory() for model in models.values()), Footprint())
         with self._measuring:
             threads = _threads()
             before = _memory_taken()
@@ -192,7 +228,9 @@ class ModelLoader:
             _restore_priority(threads)
             taken = _memory_taken() - before
         # A heap page that an unloaded model left behind may be used again without being seen: never less than the file.
-        return Target(name, models), Footprint(max(taken.host, prepared.directory.size()), max(taken.device, 0))
+        return Target(name, models, members), Footprint(
+            max(taken.host, prepared.directory.size()), max(taken.device, 0)
+        )
 
     def _load_versions(self, prepared: PreparedTarget) -> dict[int, Model]:
         """All selected versions, or none."""
@@ -217,7 +255,7 @@ class ModelLoader:
                 handler = shared.get(device)
                 if handler is None:
                     handler = prepared.start(config, directory.model_file(version), device, lane)
-                    handler.outside = self._outside
+                    handler.outside = self._outside(prepared.target) if self._outside is not None else None
                     handlers.append(handler)
                     config = handler.config
                     _warm_up(handler)
