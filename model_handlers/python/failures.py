@@ -21,19 +21,19 @@ _LONGEST = 8192  # characters of what an author's exception has to say
 
 def failed_load(doing: str, error: BaseException, model: str) -> MmeError:
     """Why a model cannot be loaded: its code failed while `doing`."""
-    if _is_memory(error):
-        return out_of_memory(f"model '{model}' ran out of memory while {doing}: {_told(error)}")
+    if is_memory(error):
+        return out_of_memory(f"model '{model}' ran out of memory while {doing}: {told(error)}")
     if isinstance(error, SyntaxError):
         where = f"{error.filename} line {error.lineno}"
         return invalid_model(printable(f"model '{model}': {where}: {type(error).__name__}: {error.msg}"))
-    return invalid_model(f"model '{model}' failed while {doing}: {_told(error)}")
+    return invalid_model(f"model '{model}' failed while {doing}: {told(error)}")
 
 
 def failed_execution(error: BaseException, lane: str) -> MmeError:
     """Why a batch failed: `execute` raised."""
-    if _is_memory(error):
-        return out_of_memory(f"model instance '{lane}' ran out of memory: {_told(error)}")
-    return failed_batch(_told(error), lane)
+    if is_memory(error):
+        return out_of_memory(f"model instance '{lane}' ran out of memory: {told(error)}")
+    return failed_batch(told(error), lane)
 
 
 def failed_batch(message: str, lane: str) -> MmeError:
@@ -46,12 +46,12 @@ def printable(text: str) -> str:
     return text[:_LONGEST].encode(errors="replace").decode()
 
 
-def _is_memory(error: BaseException) -> bool:
+def is_memory(error: BaseException) -> bool:
     """Whether memory ran out: for Python, for numpy, or on a GPU, as torch and cupy call it."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
-def _told(error: BaseException) -> str:
+def told(error: BaseException) -> str:
     """`<Type>: <message>` and where, innermost frame first, without the frames that called the author's code."""
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not _is_ours(frame)]
     places = "".join(

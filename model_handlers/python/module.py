@@ -1,16 +1,13 @@
 """model.py as a module, and the class in it. Runs on the thread that loads.
 
-The module is called `<version>.model`, as Triton has it, so that `from .helper import f` finds a file beside it. The
-directories of version and model go in front of `sys.path`, as that of a script does, so that `import helper` finds one
-too. Both belong to the whole process: models that share one (placed inline) share them as well, and are told apart by
-a number behind the version. `unload` takes everything out again.
+The module is called `<version>.model`, as Triton has it, so that `from .helper import f` finds a file beside it;
+`import helper` finds one there too, and in the model's directory. Models that share a process (placed inline) are told
+apart by a number behind the version. `unload` takes everything out again.
 """
 
 from __future__ import annotations
 
 import ast
-import importlib
-import importlib.util
 import sys
 import warnings
 from pathlib import Path, PurePosixPath
@@ -20,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.errors import invalid_model
 from model_handlers.python import pb_utils
 from model_handlers.python.failures import failed_load
+from model_handlers.python.imports import ImportedFile, free_name
 
 if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
@@ -77,48 +75,25 @@ class ModelModule:
 
     def __init__(self, model: str, file: ModelFile) -> None:
         pb_utils.install()
-        self._file = file
-        self._package = _free_name(file.version)
-        sys.path[:0] = file.directories()
-        importlib.invalidate_caches()
+        self._package = free_name(file.version)
+        package = sys.modules[self._package] = ModuleType(self._package)
+        package.__path__ = [str(file.path.parent)]
+        name = f"{self._package}.{file.path.stem}"
         try:
-            self.author_class = _author_class(model, self._import(model), file)
+            self._file = ImportedFile(model, file.path, name, file.directories(), file.model_directory)
+        except BaseException:
+            sys.modules.pop(self._package, None)
+            raise
+        try:
+            self.author_class = _author_class(model, self._file.module, file)
         except BaseException:
             self.unload()
             raise
 
     def unload(self) -> None:
         """Forget the module, those that it imported from its own directories, and the directories."""
-        for directory in self._file.directories():
-            if directory in sys.path:
-                sys.path.remove(directory)
-        inside = f"{self._file.model_directory}/"
-        for name, module in list(sys.modules.items()):
-            if (getattr(module, "__file__", None) or "").startswith(inside) or name == self._package:
-                del sys.modules[name]
-
-    def _import(self, model: str) -> ModuleType:
-        package = ModuleType(self._package)
-        package.__path__ = [str(self._file.path.parent)]
-        name = f"{self._package}.{self._file.path.stem}"
-        spec = importlib.util.spec_from_file_location(name, self._file.path)
-        if spec is None or spec.loader is None:
-            raise invalid_model(f"model '{model}': {self._file.path} is no Python file; its name must end in .py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules.update({self._package: package, name: module})
-        try:
-            spec.loader.exec_module(module)
-        except BaseException as error:
-            raise failed_load(f"{self._file.path} was imported", error, model) from error
-        return module
-
-
-def _free_name(version: str) -> str:
-    name, number = version, 1
-    while name in sys.modules:
-        number += 1
-        name = f"{version}_{number}"
-    return name
+        self._file.forget()
+        sys.modules.pop(self._package, None)
 
 
 def _author_class(model: str, module: ModuleType, file: ModelFile) -> type[Any]:

@@ -1,0 +1,80 @@
+"""A file of a model's author, imported; what it imports from beside itself is forgotten with it.
+
+The author's directories go in front of `sys.path`, as that of a script does, so that `import helper` finds a file in
+them. They belong to the whole process, and so do the names of modules. Runs on the thread that loads.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import TYPE_CHECKING
+
+from model_handlers.errors import invalid_model
+from model_handlers.python.failures import failed_load
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import ModuleType
+
+
+class ImportedFile:
+    """One file, imported under a name.
+
+    Attributes:
+        module: what it became.
+
+    Args:
+        model: the model's name, for messages.
+        path: the file.
+        name: what the module is called.
+        directories: where it may import from.
+        root: the directory whose modules are the model's own.
+
+    Raises:
+        MmeError: INVALID_MODEL when it is no Python file or raises, OUT_OF_MEMORY.
+    """
+
+    def __init__(self, model: str, path: Path, name: str, directories: Sequence[str], root: Path) -> None:
+        self._directories = directories
+        self._inside = f"{root}/"
+        sys.path[:0] = directories
+        importlib.invalidate_caches()
+        try:
+            self.module = _import(model, path, name)
+        except BaseException:
+            self.forget()
+            raise
+
+    def forget(self) -> None:
+        """Forget the module, those that it imported from its own directories, and the directories."""
+        for directory in self._directories:
+            if directory in sys.path:
+                sys.path.remove(directory)
+        for name, module in list(sys.modules.items()):
+            if (getattr(module, "__file__", None) or "").startswith(self._inside):
+                del sys.modules[name]
+
+
+def free_name(wanted: str) -> str:
+    """The name for a module, with a number behind it where another model of this process has it."""
+    name, number = wanted, 1
+    while name in sys.modules:
+        number += 1
+        name = f"{wanted}_{number}"
+    return name
+
+
+def _import(model: str, path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise invalid_model(f"model '{model}': {path} is no Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        raise failed_load(f"{path} was imported", error, model) from error
+    return module
