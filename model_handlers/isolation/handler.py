@@ -170,12 +170,12 @@ class IsolatedHandler(Handler):
             raise ProtocolError(f"an answer to batch {reply['ran']} instead of {self._batch}")
         if "error" in reply:
             error_from(reply["error"])  # is one
-        else:
-            self._segments.used(reply["end"])
         segment.follow(reply["size"])
         shared = segment.lend()
         if reply["kept"]:
             self._segments.give_up(segment)
+        if "error" not in reply:
+            self._segments.used(reply["end"])  # which may give the segment back, now that its bytes are lent
         return shared
 
     def _segment(self, size: int) -> tuple[Segment, list[int]]:

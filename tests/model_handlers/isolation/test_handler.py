@@ -132,6 +132,20 @@ def mapped():
     return Path("/proc/self/maps").read_text().count("mme-segment")
 
 
+def test_small_batches_after_a_large_one(start):
+    """Memory that is far too large for what came lately is given back while it holds a result, which stays good."""
+    handler = start(Echo)
+    large = np.ones(8 * MIB, "u1")
+    (kept,) = handler.execute({"x": large}, ["y"])
+    del kept
+    for number in range(200):
+        (result,) = handler.execute({"x": np.array([number])}, ["y"])
+        assert result.tolist() == [number]
+
+    (result,) = handler.execute({"x": large}, ["y"])
+    np.testing.assert_array_equal(result, large)
+
+
 def test_results_outlive_the_process(start):
     """Results stay good after the model was closed; their memory goes with them."""
     handler = start(Echo)
