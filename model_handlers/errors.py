@@ -14,6 +14,8 @@ class Kind(Enum):
     """What went wrong, from the point of view of the engine."""
 
     INVALID_ARGUMENT = "invalid argument"  # the request is wrong: a name, a type, a shape, a size
+    UNSUPPORTED_MEDIA_TYPE = "unsupported media type"  # a body of a content type that the model does not read
+    NOT_ACCEPTABLE = "not acceptable"  # the client accepts no content type that the model writes
     TOO_LARGE = "too large"  # the request or a part of it exceeds a limit
     INVALID_MODEL = "invalid model"  # the archive, its config or its model file is wrong
     UNKNOWN_MODEL = "unknown model"  # no such model here or in the store

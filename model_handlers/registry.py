@@ -47,6 +47,7 @@ BACKENDS = (
     Backend("pytorch", ("pytorch_libtorch", "libtorch"), "model.pt"),
     Backend("pytorch", ("torch_aoti",), "model.pt2"),
     Backend("python", (), "model.py", "model_handlers.python.handler:PythonHandler"),
+    Backend("sagemaker", (), "code/inference.py", "model_handlers.python.script.handler:ScriptHandler", detect=False),
     Backend("fil", (), "xgboost.json", detect=False),
 )
 

@@ -14,7 +14,8 @@ from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.environment import wanted
 from model_handlers.python.host import Host
-from model_handlers.python.module import ModelFile, check_syntax
+from model_handlers.python.imports import check_syntax
+from model_handlers.python.module import ModelFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +61,7 @@ class PythonHandler(Handler):
             MmeError: INVALID_MODEL, UNSUPPORTED. The latter also where only `auto_complete_config` knows the tensors.
         """
         file = ModelFile(config, model_file)
-        check_syntax(config.name, file)
+        check_syntax(config.name, file.path)
         if not (config.inputs and config.outputs):
             raise MmeError(
                 Kind.UNSUPPORTED,

@@ -6,9 +6,11 @@ them. They belong to the whole process, and so do the names of modules. Runs on 
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import sys
+import warnings
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import invalid_model
@@ -56,6 +58,20 @@ class ImportedFile:
         for name, module in list(sys.modules.items()):
             if (getattr(module, "__file__", None) or "").startswith(self._inside):
                 del sys.modules[name]
+
+
+def check_syntax(model: str, path: Path) -> None:
+    """Refuse text that is not Python, without running it.
+
+    Raises:
+        MmeError: INVALID_MODEL, naming file and line.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as error:
+        raise failed_load(f"{path} was read", error, model) from None
 
 
 def free_name(wanted: str) -> str:

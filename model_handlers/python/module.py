@@ -7,16 +7,13 @@ apart by a number behind the version. `unload` takes everything out again.
 
 from __future__ import annotations
 
-import ast
 import sys
-import warnings
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import invalid_model
 from model_handlers.python import pb_utils
-from model_handlers.python.failures import failed_load
 from model_handlers.python.imports import ImportedFile, free_name
 
 if TYPE_CHECKING:
@@ -47,20 +44,6 @@ class ModelFile:
     def directories(self) -> list[str]:
         """Where the model's own modules are looked for."""
         return list(dict.fromkeys(map(str, (self.path.parent, self.version_directory, self.model_directory))))
-
-
-def check_syntax(model: str, file: ModelFile) -> None:
-    """Refuse text that is not Python, without running it.
-
-    Raises:
-        MmeError: INVALID_MODEL, naming file and line.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ast.parse(file.path.read_bytes(), str(file.path))
-    except (SyntaxError, ValueError) as error:
-        raise failed_load(f"{file.path} was read", error, model) from None
 
 
 class ModelModule:

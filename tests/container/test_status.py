@@ -23,14 +23,22 @@ def test_507_stands_for_memory_and_nothing_else():
 def test_every_status_is_an_error_that_its_protocol_knows(kind):
     """SageMaker's contract and KServe know these statuses; the Runtime API has a name for each error."""
     row = STATUSES[kind]
-    assert row.sagemaker in {400, 404, 409, 413, 500, 503, 507}
-    assert row.kserve in {400, 404, 413, 500, 501, 503, 507}
+    assert row.sagemaker in {400, 404, 406, 409, 413, 415, 500, 503, 507}
+    assert row.kserve in {400, 404, 406, 413, 415, 500, 501, 503, 507}
     assert row.runtime in RUNTIME_STATUSES
 
 
 def test_what_the_client_did_wrong_is_never_a_server_error():
     """A bad request must not look like a broken container."""
-    for kind in (Kind.INVALID_ARGUMENT, Kind.UNKNOWN_MODEL, Kind.UNKNOWN_VERSION, Kind.ALREADY_EXISTS, Kind.TOO_LARGE):
+    for kind in (
+        Kind.INVALID_ARGUMENT,
+        Kind.UNKNOWN_MODEL,
+        Kind.UNKNOWN_VERSION,
+        Kind.ALREADY_EXISTS,
+        Kind.TOO_LARGE,
+        Kind.UNSUPPORTED_MEDIA_TYPE,
+        Kind.NOT_ACCEPTABLE,
+    ):
         assert STATUSES[kind].sagemaker < 500
         assert STATUSES[kind].kserve < 500
 

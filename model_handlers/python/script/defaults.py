@@ -1,0 +1,131 @@
+"""What is done for a function that a script does not define, as Amazon's containers do it for each framework.
+
+A TorchScript file is loaded by torch; models of torch get and answer tensors, in inference mode; those of scikit-learn
+get floats and are asked to predict; pipelines of Hugging Face get `inputs` and `parameters` of a JSON object. Which
+framework it is, the model tells: none is imported but torch, for a file of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model_handlers.errors import invalid_model
+from model_handlers.python.script.accept import preferred
+from model_handlers.python.script.failures import not_acceptable
+from model_handlers.python.script.formats import CSV, JSON, WRITES, decode, encode, media_type
+
+if TYPE_CHECKING:
+    from model_handlers.base import Device
+    from model_handlers.errors import MmeError
+
+_TORCHSCRIPT = "model.pt"
+_TORCH_SUFFIXES = {".pt", ".pth"}
+
+
+class Defaults:
+    """The default functions of one model.
+
+    Args:
+        model: its name, for messages.
+        script: the file that leaves them out, for messages.
+        device: where a model of torch computes.
+        default_accept: the type of an answer to a client that likes all alike.
+    """
+
+    def __init__(self, model: str, script: Path, device: Device, default_accept: str) -> None:
+        self._model = model
+        self._script = script
+        self._device = "cpu" if device.kind == "cpu" else f"cuda:{device.index}"
+        self._default_accept = default_accept
+
+    def model_fn(self, model_dir: str) -> Any:
+        """The one TorchScript file in the directory, loaded.
+
+        Raises:
+            MmeError: INVALID_MODEL when there is none, more than one, or no torch.
+        """
+        file = self._torchscript(Path(model_dir))
+        try:
+            torch = importlib.import_module("torch")
+        except ImportError:
+            raise self._missing("model_fn", f"{file.name} would be loaded by torch, which is not installed") from None
+        return torch.jit.load(str(file), map_location=self._device)
+
+    def input_fn(self, model: Any, body: bytes | str, content_type: str) -> Any:
+        """What the body says, in the form that `predict_fn` and the model want."""
+        data = decode(body, content_type)
+        text = media_type(content_type) in {JSON, CSV}
+        torch = sys.modules.get("torch")
+        if not isinstance(data, np.ndarray):
+            return data
+        if torch is not None and isinstance(model, torch.nn.Module):
+            tensor = torch.from_numpy(data.astype(np.float32) if text else data)
+            return tensor.to(self._device)
+        return data.astype(np.float32) if text and _is_scikit(model) else data
+
+    def predict_fn(self, data: Any, model: Any) -> Any:
+        """What the model makes of it."""
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(model, torch.nn.Module):
+            with torch.inference_mode():
+                return model.to(self._device).eval()(data)
+        if isinstance(data, dict) and "inputs" in data and callable(model):
+            return model(data["inputs"], **(data.get("parameters") or {}))
+        if callable(getattr(model, "predict", None)):
+            return model.predict(_as_rows(data) if _is_scikit(model) else data)
+        return model(data)
+
+    def check(self, model: Any) -> None:
+        """Whether the default `predict_fn` knows how to ask what `model_fn` returned.
+
+        Raises:
+            MmeError: INVALID_MODEL.
+        """
+        if not callable(model) and not callable(getattr(model, "predict", None)):
+            what = f"model_fn returned a {type(model).__name__}, which neither has predict nor can be called"
+            raise self._missing("predict_fn", what)
+
+    def output_fn(self, prediction: Any, accept: str) -> tuple[str | memoryview, str]:
+        """The body of the answer, and its content type.
+
+        Raises:
+            MmeError: NOT_ACCEPTABLE.
+        """
+        content_type = preferred(accept, WRITES, media_type(self._default_accept))
+        if content_type is None:
+            raise not_acceptable(self._model, "output_fn", f"Accept '{accept}' is not supported by this framework.")
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(prediction, torch.Tensor):
+            prediction = prediction.detach().cpu().numpy()
+        return encode(prediction, content_type), content_type
+
+    def _torchscript(self, model_dir: Path) -> Path:
+        if (model_dir / _TORCHSCRIPT).is_file():
+            return model_dir / _TORCHSCRIPT
+        files = sorted(path for path in model_dir.iterdir() if path.suffix in _TORCH_SUFFIXES and path.is_file())
+        if len(files) == 1:
+            return files[0]
+        found = ", ".join(file.name for file in files) or "no .pt or .pth file"
+        raise self._missing(
+            "model_fn", f"without one, {_TORCHSCRIPT} or the only TorchScript file is loaded: found {found}"
+        )
+
+    def _missing(self, function: str, reason: str) -> MmeError:
+        return invalid_model(
+            f"model '{self._model}': Please provide a {function} implementation in {self._script}: {reason}"
+        )
+
+
+def _is_scikit(model: Any) -> bool:
+    base = sys.modules.get("sklearn.base")
+    return base is not None and isinstance(model, base.BaseEstimator)
+
+
+def _as_rows(data: Any) -> Any:
+    """One row of CSV or JSON is a batch of one to scikit-learn, which refuses it as it comes."""
+    return data.reshape(1, -1) if isinstance(data, np.ndarray) and data.ndim == 1 else data

@@ -1,0 +1,67 @@
+"""Models of backend "sagemaker": a script with `model_fn` behind the Handler interface.
+
+The script runs in `load` and `execute_requests`, on whatever thread calls them and in whatever process this is; by
+default that is a process of the instance's own. `autocomplete` only reads, because a configuration may be asked for
+where code of strangers must not run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from model_handlers.base import Handler, Placement
+from model_handlers.body import BACKEND, with_body
+from model_handlers.config_checks import normalise
+from model_handlers.python.imports import check_syntax
+from model_handlers.python.script.host import ScriptHost
+from model_handlers.python.script.script_file import ScriptFile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from model_handlers.base import Device, ModelRequest, ModelResponse
+    from model_handlers.config import ModelConfig
+    from model_handlers.errors import MmeError
+
+
+class ScriptHandler(Handler):
+    """One script, and the model that it loaded."""
+
+    backend: ClassVar[str] = BACKEND
+    default_filename: ClassVar[str] = "code/inference.py"
+    inline: ClassVar[bool] = False
+    sees_requests: ClassVar[bool] = True
+    placement: ClassVar[Placement] = Placement.PROCESS
+
+    def __init__(self, host: ScriptHost) -> None:
+        super().__init__(host.config)
+        self._host = host
+
+    @classmethod
+    def gpu_capable(cls) -> bool:
+        """Scripts choose their framework themselves; they are told which GPU is theirs."""
+        return True
+
+    @classmethod
+    def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
+        """Check that the script is Python.
+
+        Raises:
+            MmeError: INVALID_MODEL.
+        """
+        check_syntax(config.name, ScriptFile(config, model_file).path)
+        return normalise(with_body(config))
+
+    @classmethod
+    def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> ScriptHandler:  # noqa: ARG003 - no script is told
+        """Import the script and call `model_fn`."""
+        return cls(ScriptHost(config, ScriptFile(config, model_file), device))
+
+    def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
+        """Have the script answer each request, one after another."""
+        return [self._host.answer(request) for request in requests]
+
+    def close(self) -> None:
+        """Forget the model."""
+        self._host.close()

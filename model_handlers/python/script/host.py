@@ -1,0 +1,155 @@
+"""A script's model between its load and its end: one request at a time, through the script's functions or the defaults.
+
+What its functions print or log goes to standard output and standard error, as in Amazon's containers; where the model
+has a process of its own, that ends up in the server's log. Runs on whatever thread loads, executes or closes.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.base import ModelResponse
+from model_handlers.body import ACCEPT, BODY, CONTENT_TYPE, CUSTOM_ATTRIBUTES, DEFAULT_TYPE, with_body
+from model_handlers.errors import MmeError, invalid_argument
+from model_handlers.python.failures import failed_load
+from model_handlers.python.script.accept import ANY
+from model_handlers.python.script.context import CUSTOM_ATTRIBUTES_HEADER, Context, request_headers
+from model_handlers.python.script.defaults import Defaults
+from model_handlers.python.script.failures import failed_call
+from model_handlers.python.script.formats import TEXT, MalformedBodyError
+from model_handlers.python.script.functions import ScriptFunctions
+from model_handlers.python.script.returned import answer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from model_handlers.base import Device, ModelRequest
+    from model_handlers.config import ModelConfig
+    from model_handlers.python.script.script_file import ScriptFile
+
+# A parameter of the configuration: the type of answers to clients that do not say what they accept.
+DEFAULT_ACCEPT = "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT"
+_LONGEST_WORD = 8192  # characters of a content type, an accept header or custom attributes
+
+
+class ScriptHost:
+    """One script and what its `model_fn` returned.
+
+    Attributes:
+        config: the configuration, completed.
+
+    Raises:
+        MmeError: INVALID_MODEL when the script fails, OUT_OF_MEMORY when it finds no room.
+    """
+
+    def __init__(self, config: ModelConfig, file: ScriptFile, device: Device) -> None:
+        self.config = with_body(config)
+        self._name = config.name
+        self._default_accept = config.parameters.get(DEFAULT_ACCEPT, DEFAULT_TYPE)
+        self._one_at_a_time = threading.Lock()
+        gpu = device.index if device.kind == "gpu" else None
+        self._context = Context(config.name, str(file.model_directory), gpu)
+        self._defaults = Defaults(config.name, file.path, device, self._default_accept)
+        # INFO and more, as Amazon's containers have it; no effect in a process that keeps a log of its own.
+        logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        self._script = file.imported(config.name)
+        try:
+            self._functions = ScriptFunctions(self._script.module, file.path, config.name, self._context)
+            self._model = self._loaded(str(file.model_directory))
+            self._transform = self._functions.get("transform_fn")
+            read = functools.partial(self._defaults.input_fn, self._model)
+            self._input = self._functions.get("input_fn") or read
+            self._predict = self._functions.get("predict_fn") or self._defaults.predict_fn
+            self._output = self._functions.get("output_fn") or self._defaults.output_fn
+        except BaseException:
+            self._script.forget()
+            raise
+
+    def answer(self, request: ModelRequest) -> ModelResponse | MmeError:
+        """Have the script answer one request. Threads that call at a time wait for one another."""
+        with self._one_at_a_time:
+            try:
+                return self._answered(request)
+            except MmeError as error:
+                return error
+
+    def close(self) -> None:
+        """Forget the model."""
+        with self._one_at_a_time:
+            self._script.forget()
+            del self._script, self._functions, self._model
+            del self._transform, self._input, self._predict, self._output
+
+    def _loaded(self, model_dir: str) -> Any:
+        """What `model_fn` returns, with what the script wants done before and after."""
+        functions = self._functions
+        self._load_call("pre_model_fn", functions.get("pre_model_fn"), model_dir)
+        model = self._load_call("model_fn", functions.get("model_fn") or self._defaults.model_fn, model_dir)
+        if "predict_fn" not in functions and "transform_fn" not in functions:
+            self._defaults.check(model)
+        self._load_call("model_warmup_fn", functions.get("model_warmup_fn"), model_dir, model)
+        return model
+
+    def _load_call(self, name: str, function: Callable[..., Any] | None, *arguments: Any) -> Any:
+        try:
+            return None if function is None else function(*arguments)
+        except MmeError:
+            raise
+        except BaseException as error:
+            raise failed_load(f"{name} ran", error, self._name) from error
+
+    def _answered(self, request: ModelRequest) -> ModelResponse:
+        content_type = self._word(request, CONTENT_TYPE) or DEFAULT_TYPE
+        accept = self._word(request, ACCEPT)
+        if not accept or accept == ANY:
+            accept = self._default_accept
+        headers = request_headers(content_type, accept, self._word(request, CUSTOM_ATTRIBUTES))
+        self._context.begin(request.id, headers)
+        body = self._body(request, content_type)
+        last = "transform_fn" if self._transform is not None else "output_fn"
+        try:
+            returned = self._transformed(body, content_type, accept)
+            answer = answer_of(returned, accept, self._default_accept, self._context, self._name)
+        except BaseException as error:
+            raise failed_call(last, error, self._name) from error
+        parameters = {CONTENT_TYPE: answer.content_type}
+        attributes = self._context.get_response_headers(0).get(CUSTOM_ATTRIBUTES_HEADER.lower())
+        if attributes is not None:
+            parameters[CUSTOM_ATTRIBUTES] = attributes
+        return ModelResponse({BODY: answer.body}, parameters)
+
+    def _transformed(self, body: bytes | str, content_type: str, accept: str) -> Any:
+        """What the script returns, by its one function or by its three."""
+        if self._transform is not None:
+            return self._transform(self._model, body, content_type, accept)
+        data = self._call("input_fn", self._input, body, content_type)
+        prediction = self._call("predict_fn", self._predict, data, self._model)
+        return self._output(prediction, accept)
+
+    def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            raise failed_call(name, error, self._name) from error
+
+    def _body(self, request: ModelRequest, content_type: str) -> bytes | str:
+        """The body as functions get it: JSON and CSV as text, everything else as bytes."""
+        raw = request.inputs[BODY].tobytes()
+        if content_type not in TEXT:
+            return raw
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise failed_call("input_fn", MalformedBodyError(f"the body is not UTF-8: {error}"), self._name) from None
+
+    def _word(self, request: ModelRequest, name: str) -> str:
+        value = request.parameters.get(name, "")
+        if not isinstance(value, str) or len(value) > _LONGEST_WORD:
+            raise invalid_argument(
+                f"model '{self._name}': parameter '{name}' must be text of at most {_LONGEST_WORD} characters"
+            )
+        return value

@@ -1,0 +1,50 @@
+"""Where a script and its model are. PURE, but for the import itself, which runs on the thread that loads.
+
+The script is imported under its own name, `inference` as a rule, since what was pickled in training may name classes of
+that module; only where another model of the process has that name it gets a number behind it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from model_handlers.python.imports import ImportedFile, free_name
+from model_handlers.python.script import toolkits
+
+if TYPE_CHECKING:
+    from model_handlers.config import ModelConfig
+
+# A parameter of the configuration: the folder of a script that is not in the model's archive.
+SUBMIT_DIRECTORY = "SAGEMAKER_SUBMIT_DIRECTORY"
+
+
+class ScriptFile:
+    """The places of one model.
+
+    Attributes:
+        path: the script.
+        model_directory: what `model_fn` is given.
+
+    Args:
+        config: names the script inside of the model's directory, and perhaps a folder outside of it.
+        model_file: the script as it would lie in the model's directory.
+    """
+
+    def __init__(self, config: ModelConfig, model_file: Path) -> None:
+        depth = len(PurePosixPath(config.default_model_filename or model_file.name).parts)
+        outside = config.parameters.get(SUBMIT_DIRECTORY)
+        self.model_directory = model_file.parents[depth - 1]
+        self.path = Path(outside) / model_file.name if outside else model_file
+
+    def imported(self, model: str) -> ImportedFile:
+        """The script, imported.
+
+        Raises:
+            MmeError: INVALID_MODEL, OUT_OF_MEMORY.
+        """
+        toolkits.install()
+        code = self.path.parent
+        directories = list(dict.fromkeys(map(str, (code, self.model_directory))))
+        root = self.model_directory if self.path.is_relative_to(self.model_directory) else code
+        return ImportedFile(model, self.path, free_name(self.path.stem), directories, root)

@@ -1,0 +1,207 @@
+"""What is done for functions that a script does not define, for models of each framework."""
+
+import importlib.util
+import io
+import json
+
+import joblib
+import numpy as np
+import pytest
+from sklearn.datasets import load_iris
+from sklearn.linear_model import LogisticRegression
+
+from model_handlers.errors import Kind
+
+IRIS = load_iris()
+ROWS = IRIS.data[[0, 60, 120]]
+MODEL_FN = """
+import os, joblib
+def model_fn(model_dir):
+    return joblib.load(os.path.join(model_dir, "model.joblib"))
+"""
+
+
+def as_json(rows):
+    """As JSON, in text."""
+    return json.dumps(rows.tolist())
+
+
+def as_csv(rows):
+    """As CSV, in text."""
+    return "".join(",".join(map(str, row)) + "\n" for row in np.atleast_2d(rows).tolist())
+
+
+def as_npy(rows):
+    """As numpy's format, in bytes."""
+    stream = io.BytesIO()
+    np.save(stream, rows)
+    return stream.getvalue()
+
+
+def read(body, content_type):
+    """The numbers of an answer."""
+    if content_type == "application/x-npy":
+        return np.load(io.BytesIO(body))
+    return np.array(json.loads(body)) if content_type == "application/json" else np.loadtxt(io.BytesIO(body))
+
+
+FORMS = {"application/json": as_json, "text/csv": as_csv, "application/x-npy": as_npy}
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    """A model of scikit-learn."""
+    return LogisticRegression(max_iter=1000).fit(IRIS.data, IRIS.target)
+
+
+@pytest.fixture
+def iris(scripts, classifier):
+    """The same, as joblib's file beside a script of nothing but `model_fn`."""
+    stream = io.BytesIO()
+    joblib.dump(classifier, stream)
+    return scripts.load(MODEL_FN, files={"model.joblib": stream.getvalue()})
+
+
+@pytest.mark.parametrize("content_type", FORMS)
+@pytest.mark.parametrize("accept", FORMS)
+def test_a_model_of_scikit_learn_needs_model_fn_alone(iris, classifier, content_type, accept):
+    """JSON, CSV and npy go in and come out; `predict` is asked."""
+    body, said = iris.ask(FORMS[content_type](ROWS), content_type, accept)
+
+    assert said == {"content_type": accept}
+    np.testing.assert_array_equal(read(body, accept), classifier.predict(ROWS.astype(np.float32)))
+
+
+@pytest.mark.parametrize("content_type", FORMS)
+def test_one_row_is_a_batch_of_one(iris, content_type):
+    """A single row, which numpy reads as one dimension, is answered."""
+    body = FORMS[content_type](ROWS[1])
+
+    assert json.loads(iris.body(body, content_type)) == [1]
+
+
+def test_text_of_numbers_becomes_floats(scripts):
+    """Estimators get 32-bit floats of JSON and CSV, and of npy what it holds."""
+    loaded = scripts.load("""
+        from sklearn.base import BaseEstimator
+        class Tells(BaseEstimator):
+            def predict(self, rows): return [str(rows.dtype), *rows.shape]
+        def model_fn(model_dir): return Tells()
+    """)
+
+    assert loaded.told("[[1, 2]]") == ["float32", 1, 2]
+    assert loaded.told("1,2\n3,4\n", "text/csv") == ["float32", 2, 2]
+    assert loaded.told(as_npy(np.ones((1, 3))), "application/x-npy") == ["float64", 1, 3]
+
+
+def test_a_model_that_is_no_estimator_gets_what_was_sent(scripts):
+    """Whole numbers stay whole, and one row stays one dimension."""
+    loaded = scripts.load("""
+        class Tells:
+            def predict(self, rows): return [str(rows.dtype), *rows.shape]
+        def model_fn(model_dir): return Tells()
+    """)
+
+    assert loaded.told("1,2", "text/csv") == ["int64", 2]
+    assert loaded.told("1.0,2", "text/csv") == ["float64", 2]
+
+
+def test_a_model_that_can_be_called_is_called(scripts):
+    """A function is a model."""
+    loaded = scripts.load("def model_fn(model_dir): return lambda rows: rows * 2")
+
+    assert loaded.told("[[1, 2]]") == [[2, 4]]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"inputs": "hi"}, ["hi", {}]),
+        ({"inputs": ["a", "b"], "parameters": {"top_k": 2}}, [["a", "b"], {"top_k": 2}]),
+        ({"inputs": "hi", "parameters": None}, ["hi", {}]),
+        ({"rows": [1]}, [{"rows": [1]}, {}]),
+    ],
+)
+def test_a_pipeline_of_hugging_face_gets_inputs_and_parameters(scripts, document, expected):
+    """`inputs` is what it is called with, `parameters` are its keyword arguments; it is not asked to predict."""
+    loaded = scripts.load("""
+        class Pipeline:
+            def __call__(self, inputs, **parameters): return [inputs, parameters]
+        def model_fn(model_dir): return Pipeline()
+    """)
+
+    assert loaded.told(json.dumps(document)) == expected
+
+
+def test_a_pipeline_may_have_predict_as_well(scripts):
+    """Those of Hugging Face do, for others' sake."""
+    loaded = scripts.load("""
+        class Pipeline:
+            def __call__(self, inputs): return "called"
+            def predict(self, rows): return "asked to predict"
+        def model_fn(model_dir): return Pipeline()
+    """)
+
+    assert loaded.told('{"inputs": "hi"}') == "called"
+    assert loaded.told("[1]") == "asked to predict"
+
+
+@pytest.mark.parametrize("content_type", ["text/xml", "application/octet-stream", "application/x-www-form-urlencoded"])
+def test_a_body_of_another_type_is_refused(iris, content_type):
+    """The error says what is read, and what to write for others."""
+    error = iris.refused(b"<xml>", content_type)
+
+    assert error.kind is Kind.UNSUPPORTED_MEDIA_TYPE
+    assert f"Content type {content_type} is not supported" in error.message
+    assert "application/json, text/csv, application/x-npy and application/x-npz" in error.message
+    assert "implement input_fn" in error.message
+
+
+@pytest.mark.parametrize("accept", ["image/png", "text/html, image/*;q=0.5", "application/json;q=0"])
+def test_an_answer_of_another_type_is_refused(iris, accept):
+    """The error says what is written, and what to write for others."""
+    error = iris.refused(as_json(ROWS), accept=accept)
+
+    assert error.kind is Kind.NOT_ACCEPTABLE
+    assert accept in error.message
+    assert "application/json, text/csv and application/x-npy; implement output_fn" in error.message
+
+
+def test_the_best_liked_type_is_written(iris):
+    """A list with q-values is honoured, and the content type is the one that was chosen."""
+    _, said = iris.ask(as_json(ROWS), accept="image/png, application/json;q=0.2, text/csv;q=0.3")
+
+    assert said == {"content_type": "text/csv"}
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"), [("{", "application/json"), ("a,b\n1", "text/csv"), (b"no", "application/x-npy")]
+)
+def test_a_body_that_cannot_be_read_is_the_clients_fault(iris, body, content_type):
+    """The error names the type that it is not."""
+    error = iris.refused(body, content_type)
+
+    assert error.kind is Kind.INVALID_ARGUMENT
+    assert f"the body is not {content_type}" in error.message
+
+
+def test_rows_that_the_model_refuses_are_told_in_its_words(iris):
+    """What the framework raises is the model's failure."""
+    error = iris.refused("[[1, 2]]")
+
+    assert error.kind is Kind.EXECUTION_FAILED
+    assert (
+        "predict_fn ran: ValueError: X has 2 features, but LogisticRegression is expecting 4 features" in error.message
+    )
+
+
+def test_a_torchscript_file_without_torch_says_so(scripts):
+    """The sentence asks for model_fn, and names what is not installed."""
+    if importlib.util.find_spec("torch"):
+        pytest.skip("torch is installed")
+
+    error = scripts.refused("", files={"model.pt": b"PK"})
+
+    assert error.kind is Kind.INVALID_MODEL
+    assert "Please provide a model_fn implementation" in error.message
+    assert "model.pt would be loaded by torch, which is not installed" in error.message
