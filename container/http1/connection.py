@@ -97,7 +97,7 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
     def _handle(self, exchange: Exchange) -> None:
         try:
             self._handler(exchange)
-        except Exception:  # whatever it is, the client gets an answer and the connection lives on
+        except Exception:  # whatever it is, the client gets an answer, or sees that the one it has is not whole
             LOG.exception("the handler of %r raised", exchange)
             if self._current is not exchange:
                 return
@@ -148,12 +148,11 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
         form = form_of(exchange, status)
         framing = b"" if exchange.http10 or status in BODILESS else b"Transfer-Encoding: chunked\r\n"
         if form is Form.UNTIL_CLOSE:
-            exchange.final = True
+            exchange.final = self._until_close = True
             self._drop_waiting()
         start = self._heads.get(status) or self._server.head(status)
         lead = start + headers + self._last_lines(exchange, framing)
         exchange.connection = Stream(self, self._transport, self._limits.stream_buffer, form)
-        self._taken = None
         self._send(lead)
 
     def ended(self, exchange: Exchange) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from container.http1.head import JSON_TYPE, Refusal, error_body
 from container.http1.reader import RequestReader
-from container.http1.stream import Stream
+from container.http1.stream import Stream, reset_at_close
 
 if TYPE_CHECKING:
     import asyncio
@@ -42,6 +42,7 @@ class EndingConnection(RequestReader):
         "_probed",
         "_taken",
         "_transport",
+        "_until_close",
         "_waiting",
         "streamed",
     )
@@ -58,6 +59,7 @@ class EndingConnection(RequestReader):
         self._lingering = False
         self._patience = server.limits.header_timeout  # of an idle connection
         self._taken: int | None = None  # moves whenever the client reads; what a stream writes does not move it
+        self._until_close = False  # the last answer is whole when the connection closes, and not before
         self.streamed = 0
 
     @property
@@ -124,8 +126,12 @@ class EndingConnection(RequestReader):
 
     def abort(self) -> None:
         """End the connection now, whatever it is owed."""
-        if self._transport is not None:
-            self._transport.abort()
+        transport = self._transport
+        if transport is None:
+            return
+        if self._until_close and transport.get_write_buffer_size():
+            reset_at_close(transport, reset=True)  # again: the end of this answer is among what is unsent
+        transport.abort()
 
     # the server calls
 
@@ -152,10 +158,10 @@ class EndingConnection(RequestReader):
             if taken != self._taken:
                 self._taken, self._since = taken, now
             elif waited > limits.body_timeout:
-                transport.abort()
+                self.abort()
         elif self._lingering:
             if waited > limits.linger_timeout:
-                transport.abort()
+                self.abort()
         elif self.owed:
             if self._half_closed:
                 self._probe(transport)

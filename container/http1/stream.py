@@ -27,8 +27,6 @@ JOINED_UP_TO = 64 * 1024  # bytes of body that are cheaper to copy than to write
 BODILESS = frozenset((204, 304))
 
 _LAST_CHUNK = b"0\r\n\r\n"
-_RESET = struct.pack("ii", 1, 0)  # the socket option SO_LINGER: on, no seconds
-_NO_RESET = struct.pack("ii", 0, 0)
 
 
 class Form(Enum):
@@ -44,6 +42,12 @@ def form_of(exchange: Exchange, status: int) -> Form:
     if exchange.method == "HEAD" or status in BODILESS:
         return Form.HEAD_ONLY
     return Form.UNTIL_CLOSE if exchange.http10 else Form.CHUNKED
+
+
+def reset_at_close(transport: asyncio.Transport, *, reset: bool) -> None:
+    """Whether a close of the socket resets the connection and drops what the system has not sent: SO_LINGER of 0 s."""
+    linger = struct.pack("ii", reset, 0)
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
 
 class Stream:
@@ -64,8 +68,8 @@ class Stream:
         self._limit = limit
         self._form = form
         self._asked = False  # the size of the next chunk has begun, with a zero
-        if form is Form.UNTIL_CLOSE:
-            self._reset_at_close(_RESET)
+        if form is Form.UNTIL_CLOSE and transport is not None:
+            reset_at_close(transport, reset=True)
 
     @property
     def unsent(self) -> int:
@@ -112,7 +116,7 @@ class Stream:
             if self._form is Form.CHUNKED:
                 self._put(transport, (_LAST_CHUNK,), len(_LAST_CHUNK))
             elif self._form is Form.UNTIL_CLOSE:
-                self._reset_at_close(_NO_RESET)
+                reset_at_close(transport, reset=False)
         self._connection.ended(exchange)
 
     def cut(self, exchange: Exchange) -> None:
@@ -138,7 +142,3 @@ class Stream:
         else:
             transport.writelines(pieces)
         self._connection.streamed += size
-
-    def _reset_at_close(self, linger: bytes) -> None:
-        if self._transport is not None:
-            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

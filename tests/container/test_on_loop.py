@@ -170,7 +170,7 @@ def test_closing_early_is_a_client_that_left(streamed, streams, thread, over):
     assert streams.left == [thread._thread]
 
 
-def test_closing_without_a_route_that_wants_to_know(streamed, streams):
+def test_closing_without_a_route_that_wants_to_know(streamed, streams, caplog):
     """A route that set no `on_disconnect` is not told."""
     exchange, call = streamed
     parts = begun(exchange, call)
@@ -179,6 +179,8 @@ def test_closing_without_a_route_that_wants_to_know(streamed, streams):
     call(exchange.write, b"two")
 
     assert streams.left == []
+    assert caplog.records == []  # of asyncio, that a callback raised
+    assert parts._queue.empty()  # nobody would take it out
 
 
 @pytest.mark.parametrize("over", ["end", "cut"])
@@ -220,6 +222,9 @@ def test_what_the_thread_has_not_sent_is_unsent(streamed):
     assert exchange.unsent == 140
     next(parts)
     assert exchange.unsent == 40
+    call(exchange.write, bytes(7))
+    next(parts)
+    assert exchange.unsent == 7
     call(exchange.end)
     assert exchange.unsent == 0
 

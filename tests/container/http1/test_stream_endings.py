@@ -75,6 +75,31 @@ def test_cut_inside_the_handler(serve):
     assert asked == [b"/1", b"/2"]
 
 
+@pytest.mark.parametrize("behind", [GET % 3, b"\0\r\n\r\n"])
+def test_cut_inside_the_handler_of_a_request_that_waited(serve, behind):
+    """The same holds when the requests have waited for an answer, and for the refusal of a malformed one behind."""
+    asked = []
+
+    def handler(exchange):
+        asked.append(exchange)
+        if len(asked) > 1:
+            exchange.begin(200, b"")
+            exchange.write(b"one")
+            exchange.cut()
+
+    server = serve(handler)
+    client = server.connect().send(GET % 1 + GET % 2 + behind)
+    connection = server.alone()
+    server.until(lambda: connection.owed == 3 or connection._pending_refusal is not None)
+    server.call(asked[0].respond, 200, b"", (b"first",))
+
+    assert client.answer().body == b"first"
+    assert client.head().status == 200
+    assert client.chunk() == b"one"
+    assert client.at_end()
+    assert len(asked) == 2
+
+
 def test_cut_behind_much(serve, later):
     """Parts that the client has not read when the cut comes still reach it."""
     server = serve(later)
@@ -91,7 +116,7 @@ def test_cut_behind_much(serve, later):
 
 def test_cut_while_reading_is_paused(serve, later):
     """A client with many requests behind the one that is cut is let go as well."""
-    server = serve(later, pipelined=3)
+    server = serve(later, pipelined=3, linger_timeout=1e9)
     client = server.connect().send(b"".join(GET % number for number in range(10)))
     connection = server.alone()
     server.until(lambda: connection._full)
@@ -108,7 +133,7 @@ def test_cut_while_reading_is_paused(serve, later):
 @pytest.mark.parametrize(
     ("version", "error"), [("HTTP/1.1", http.client.IncompleteRead), ("HTTP/1.0", ConnectionResetError)]
 )
-@pytest.mark.parametrize("how", ["cut", "abort", "limit", "unread"])
+@pytest.mark.parametrize("how", ["cut", "abort", "limit", "unread", "unread after the end"])
 def test_half_an_answer_is_never_taken_for_all_of_it(serve, later, version, error, how):
     """However an answer fails to become whole, a common client raises; HTTP/1.0 has nothing but a reset to say it."""
     server = serve(later, stream_buffer=1000, body_timeout=60)
@@ -118,11 +143,13 @@ def test_half_an_answer_is_never_taken_for_all_of_it(serve, later, version, erro
     exchange = begun(server, later)
     with client.getresponse() as answer:
         assert answer.read1(3) == b"one"
-        if how in ("limit", "unread"):
+        if how in ("limit", "unread", "unread after the end"):
             server.call(exchange.write, b"x" * 50_000_000)
+        if how == "unread after the end":
+            server.call(exchange.end)
         if how == "limit":
             server.call(exchange.write, b"one part too many")
-        elif how == "unread":
+        elif how.startswith("unread"):
             server.elapse(0)
             server.elapse(61)
         elif how == "abort":
@@ -132,6 +159,21 @@ def test_half_an_answer_is_never_taken_for_all_of_it(serve, later, version, erro
         with pytest.raises(error):
             answer.read()
     client.close()
+
+
+def test_a_whole_answer_is_never_taken_for_half_of_it(serve, later):
+    """What the system has when a client of HTTP/1.0 is waited for no longer still reaches it, and then the end."""
+    server = serve(later, linger_timeout=5)
+    client = server.connect(receive_buffer=4096).send(OLD)
+    exchange = begun(server, later)
+    server.call(exchange.write, BIG[:100_000])
+    server.until(lambda: exchange.unsent == 0)
+    server.call(exchange.end)
+    server.elapse(6)
+    server.empty()
+
+    assert client.head().status == 200
+    assert client.reader.read() == b"one" + BIG[:100_000]
 
 
 # clients that leave
@@ -201,6 +243,27 @@ def test_client_that_closes_between_two_parts(serve, later):
 
     server.elapse(0)
     server.elapse(0)
+
+    server.until(lambda: len(later.left) == 1)
+    server.empty()
+
+
+def test_clients_are_asked_once_between_two_parts(serve, later):
+    """A half-closed client gets one zero before the size of a chunk, and by it is found gone in each pause anew."""
+    server = serve(later)
+    client = server.connect().send(GET % 1).done_sending()
+    connection = server.alone()
+    exchange = begun(server, later)
+    server.until(lambda: connection._half_closed)
+    for _ in range(5):
+        server.elapse(0)
+    server.call(exchange.write, b"two")
+    assert client.head().status == 200
+    assert [client.reader.readline() for _ in range(4)] == [b"3\r\n", b"one\r\n", b"03\r\n", b"two\r\n"]
+    client.close()
+
+    for _ in range(2):
+        server.elapse(0)
 
     server.until(lambda: len(later.left) == 1)
     server.empty()
@@ -487,6 +550,24 @@ def test_drain_with_requests_behind(serve, later):
     assert [answer.parts for answer in answers] == [[b"one"], [b"one"]]
     assert ["connection" in answer.headers for answer in answers] == [False, True]
     assert client.at_end()
+
+
+def test_abort_in_the_same_breath(serve, later):
+    """A stream that ends when its connection is ending already begins nothing behind it."""
+    server = serve(later)
+    server.connect().send(GET % 1 + GET % 2)
+    exchange = begun(server, later)
+    server.until(lambda: server.server.in_flight == 2)
+
+    def end_aborted():
+        server.server.abort()
+        exchange.end()
+
+    server.call(end_aborted)
+    server.empty()
+
+    assert len(later) == 1
+    assert later.left == []
 
 
 def test_abort(serve, later):
