@@ -9,24 +9,17 @@ import asyncio
 import glob
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from container.budgets import memory_budget
 from container.emf import EmfReporter
 from container.infer_routes import InferRoutes
 from container.settings import Mode, PingMode, Settings, choose_single_model
-from model_handlers import devices
-from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.segments import SIZES
 from serve.engine import Engine, EngineOptions
 from serve.eviction import Rules
 
-if TYPE_CHECKING:
-    from container.settings import MemoryBudget
-
 _log = logging.getLogger("mme.service")
-_HOST_SHARE = 0.8  # of the host's memory, when no budget is set: the rest is for us, the page cache and batches
-_DEVICE_SHARE = 0.9
 
 
 class Service:
@@ -104,10 +97,7 @@ def engine_options(settings: Settings) -> EngineOptions:
     """The engine's options out of the operator's settings."""
     repositories = {Mode.SINGLE: settings.model_dir, Mode.REPOSITORY: settings.model_repository}
     return EngineOptions(
-        budget=Footprint(
-            _budget(settings.memory_budget, devices.host_memory(), _HOST_SHARE),
-            _budget(settings.gpu_memory_budget, devices.device_memory(), _DEVICE_SHARE),
-        ),
+        budget=memory_budget(settings),
         cache_directory=settings.cache_dir,
         evicts=settings.mode is not Mode.PLATFORM,
         eviction=Rules(settings.eviction, settings.pins, settings.min_residency),
@@ -119,9 +109,3 @@ def engine_options(settings: Settings) -> EngineOptions:
         inline_ns=settings.inline_microseconds * 1000,
         require_gpu=settings.require_gpu,
     )
-
-
-def _budget(setting: MemoryBudget, available: int, default_share: float) -> int:
-    if setting is None:
-        return int(available * default_share)
-    return int(available * setting) if isinstance(setting, float) else setting

@@ -80,11 +80,6 @@ def host_memory() -> int:
     return total
 
 
-def device_memory() -> int:
-    """Bytes of memory of all GPUs together, 0 without one."""
-    return sum(gpu.total for gpu in gpus())
-
-
 def device_memory_used() -> int:
     """Bytes in use on all GPUs together, by anybody."""
     return sum(gpu.total - gpu.free for gpu in gpus()) if gpu_count() else 0

@@ -21,15 +21,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
+from serve import footprints
 from serve.artifacts import Artifacts
 from serve.cache_events import CacheEvent, CacheTimes, Deed
 from serve.eviction import DEFAULT_RULES, Rules
+from serve.footprints import Footprints
 from serve.index import index_rows
 from serve.lifecycle import State
 from serve.model_cache import ModelCache
 from serve.outside import EngineOutside
 from serve.repository import list_models
 from serve.source import Archived, InRepository, Source, Unpacked, is_plain, source_of
+from serve.state_file import LazyFile, StateFile
 from serve.stats import ModelStats, TargetStats
 from serve.store import open_store, validate_name
 from serve.target import ModelLoader, PreparedTarget, Target
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.engine")
 _LOADER_NICENESS = 10
+_FOOTPRINT_SECONDS = 2.0  # from a measurement to the file
 _USELESS = {Kind.INVALID_MODEL, Kind.UNSUPPORTED}  # errors that say that what was unpacked is good for nothing
 ARCHIVE_SUFFIX = ".tar.gz"
 
@@ -92,9 +96,15 @@ class Engine:
         self._loads = ThreadPoolExecutor(2 * options.load_threads, "load", initializer=_lower_priority)
         # Threads of their own: an unload must not queue behind the downloads it would make room for.
         self._unloads = ThreadPoolExecutor(options.load_threads, "unload", initializer=_lower_priority)
+        # Of one thread: what a stuck load would keep from being written.
+        self._writes = ThreadPoolExecutor(1, "state")
+        file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
+        known = Footprints(file.read())
+        self._footprints = LazyFile(file, known.snapshot, self._writes, delay=_FOOTPRINT_SECONDS)
         loader = ModelLoader(
             loop,
             self.stats,
+            footprints=known,
             inline_ns=options.inline_ns,
             require_gpu=options.require_gpu,
             outside=functools.partial(EngineOutside, self, loop),
@@ -112,6 +122,7 @@ class Engine:
         self.target_stats: dict[str, TargetStats] = {}
         self.times = CacheTimes()
         self.cache.events.listen(self.times.hear)
+        self.cache.events.listen(self._note)
         self._aliases: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -347,6 +358,12 @@ class Engine:
         await self.cache.close()
         self._loads.shutdown(wait=True)
         self._unloads.shutdown(wait=True)
+        await self._footprints.flush()
+        self._writes.shutdown(wait=True)
+
+    def _note(self, event: CacheEvent) -> None:
+        if event.deed is Deed.LOADED:
+            self._footprints.changed()
 
     # -- where models come from ----------------------------------------------------------------------------------
 

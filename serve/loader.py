@@ -19,16 +19,13 @@ class Prepared(Protocol):
     """An artifact on disk, ready to be loaded.
 
     Attributes:
-        identity: names the bytes: a footprint measured once is the estimate for the same bytes next time.
-        estimate: for bytes never seen before.
+        estimate: what it is expected to take in memory.
         download_ns: what fetching took, 0 when it was on disk.
         pinned: whether its author wants it never to be evicted.
     """
 
     @property
-    def identity(self) -> str: ...  # noqa: D102 - see the class
-    @property
-    def estimate(self) -> Footprint: ...  # noqa: D102
+    def estimate(self) -> Footprint: ...  # noqa: D102 - see the class
     @property
     def download_ns(self) -> int: ...  # noqa: D102
     @property

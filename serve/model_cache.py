@@ -23,8 +23,6 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Generic
 
-from cachetools import LRUCache
-
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve import eviction
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mme.cache")
 _now = time.perf_counter_ns
 _ATTEMPTS = 3  # at a load whose model turns out larger than was reserved for it
-_REMEMBERED = 10_000  # footprints of artifacts seen; one more forgets the one unused for longest
 
 
 class ModelCache(Generic[P, T]):
@@ -97,7 +94,6 @@ class ModelCache(Generic[P, T]):
         self._load_turns = asyncio.Semaphore(turns)
         self._closed = False
         self._drain_patience = drain_patience
-        self._remembered: LRUCache[str, Footprint] = LRUCache(_REMEMBERED)
 
     def __repr__(self) -> str:
         return f"<ModelCache {len(self._ready)} ready of {len(self.entries)} known, {self.room!r}>"
@@ -233,26 +229,30 @@ class ModelCache(Generic[P, T]):
 
         Nothing is waited for with memory in hand, so that no two loads can wait for each other.
         """
+        need = prepared.estimate
         for _ in range(_ATTEMPTS):
-            need = self._remembered.get(prepared.identity, prepared.estimate)
             evicted += await self.room.reserve(entry.name, need)
-            if await self._load_reserved(entry, prepared, need, evicted):
+            taken = await self._load_reserved(entry, prepared, need, evicted)
+            if taken is None:
                 return
+            need = taken
         raise MmeError(
             Kind.UNAVAILABLE,
             f"model '{entry.name}' takes more memory each time it is loaded, and other models hold the rest; try again",
         )
 
-    async def _load_reserved(self, entry: Entry[T], prepared: P, need: Footprint, evicted: list[str]) -> bool:
-        """Load within a reservation; commit, or give everything back. False when the reservation was too small."""
+    async def _load_reserved(
+        self, entry: Entry[T], prepared: P, need: Footprint, evicted: list[str]
+    ) -> Footprint | None:
+        """Load within a reservation; commit, or give everything back. What it takes, when that was too small."""
         reserved = need
+        footprint: Footprint
         try:
             async with self._load_turns:
                 _must_go_on(entry)
                 began = _now()
                 resident, footprint = await _aside(self._pool, self._loader.load, prepared)
                 entry.reload_ns = _now() - began
-            self._remembered[prepared.identity] = footprint
             try:
                 _must_go_on(entry)
                 more = await self.room.extend(entry.name, need, footprint)
@@ -264,11 +264,11 @@ class ModelCache(Generic[P, T]):
                 raise
             if more is None:
                 await self._close_resident(entry, resident)
-                return False
+                return footprint
             evicted += more
             entry.resident, entry.footprint = resident, footprint
             entry.pinned = prepared.pinned or self._rules.pins_name(entry.name)
-            return True
+            return None
         finally:
             self.room.give_back(reserved)
 

@@ -6,6 +6,7 @@ configuration and looks at names; it opens no model file and knows no framework.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from dataclasses import dataclass, replace
@@ -52,6 +53,17 @@ class ModelDirectory:
     def size(self) -> int:
         """Bytes on disk of the selected versions."""
         return sum(directory_size(path) for path in self.versions.values())
+
+    def fingerprint(self) -> str:
+        """A name for what these files are, wherever they lie: another one when any of them was written anew."""
+        files = sorted(file for file in self.path.rglob("*") if file.is_file())
+        digest = hashlib.sha256()
+        for file in files:
+            status = file.stat()
+            digest.update(os.fsencode(f"{file.relative_to(self.path)}\0{status.st_size}\0{status.st_mtime_ns}\0"))
+        if files and (self.path / CONFIG_NAME) in files:  # archives packed alike have files of one size and one time
+            digest.update((self.path / CONFIG_NAME).read_bytes())
+        return digest.hexdigest()[:32]
 
 
 def open_target(path: Path, name: str) -> ModelDirectory:

@@ -26,6 +26,7 @@ from model_handlers.isolation.parameters import PLACEMENT, placement_of
 from model_handlers.isolation.start import start_isolated
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.tensor import BYTES
+from serve.footprints import Footprints
 from serve.model import Model
 from serve.repository import ModelDirectory, open_model, open_target
 from serve.source import Archived, InRepository, Source
@@ -122,6 +123,7 @@ class PreparedTarget:
     placement: Placement
     environments: dict[Path, Environment]
     identity: str
+    on_disk: Footprint
     estimate: Footprint
     download_ns: int
     pinned: bool
@@ -141,6 +143,7 @@ class ModelLoader:
     Args:
         loop: the event loop that the models will serve.
         stats: (name, version) → counters that outlive a model's stay in memory.
+        footprints: what models took before.
         inline_ns: see `Model`.
         require_gpu: whether KIND_GPU without a GPU is an error.
         outside: what a target's models may ask of the server, by its name.
@@ -151,12 +154,14 @@ class ModelLoader:
         loop: asyncio.AbstractEventLoop,
         stats: dict[tuple[str, int], ModelStats],
         *,
+        footprints: Footprints | None = None,
         inline_ns: int = 0,
         require_gpu: bool = False,
         outside: Callable[[str], Outside] | None = None,
     ) -> None:
         self._loop = loop
         self._stats = stats
+        self._footprints = footprints or Footprints()
         self._inline_ns = inline_ns
         self._require_gpu = require_gpu
         self._outside = outside
@@ -168,37 +173,39 @@ class ModelLoader:
         download_ns = 0
         if isinstance(source, Archived):
             artifact = source.artifacts.fetch(source.name, cancelled)
-            directory, identity = open_target(artifact.path, name), artifact.etag
+            directory, content = open_target(artifact.path, name), artifact.etag
             if artifact.downloaded:
                 download_ns = time.perf_counter_ns() - began
-        elif isinstance(source, InRepository):
-            directory, identity = open_model(source.path, name), str(source.path)
         else:
-            directory, identity = open_target(source.path, name), str(source.path)
-        prepared = self._understood(directory, name, identity, download_ns)
-        members = tuple(self._understood(member, name, identity, 0) for member in directory.members)
+            opener = open_model if isinstance(source, InRepository) else open_target
+            directory = opener(source.path, name)
+            content = directory.fingerprint()
+        prepared = self._understood(directory, name, content, download_ns)
+        members = tuple(self._understood(m, name, f"{content}/{m.path.name}", 0) for m in directory.members)
         estimate = sum((member.estimate for member in members), prepared.estimate)
         return replace(prepared, members=members, estimate=estimate)
 
-    def _understood(self, directory: ModelDirectory, target: str, identity: str, download_ns: int) -> PreparedTarget:
+    def _understood(self, directory: ModelDirectory, target: str, content: str, download_ns: int) -> PreparedTarget:
         """One model of a target, and how it is to be loaded."""
         name = directory.name
         backend = find_backend(directory.config.backend, directory.config.platform, name)
         handler = handler_for(backend, name)
         groups = directory.config.instance_groups or (InstanceGroup(name),)
         lanes = devices.place(groups, name, gpu_capable=handler.gpu_capable(), require_gpu=self._require_gpu)
-        size = int(directory.size() * handler.estimate_factor)
-        on_gpus = len({device for _, device in lanes if device.kind == "gpu"})
-        estimate = Footprint(size if any(device == CPU for _, device in lanes) else 0, size * on_gpus)
         placement = placement_of(directory.config, handler)
+        size = directory.size()
+        on_gpus = len({device for _, device in lanes if device.kind == "gpu"})
+        on_disk = Footprint(size if any(device == CPU for _, device in lanes) else 0, size * on_gpus)
+        identity = f"{content} {placement.value} {','.join(str(device) for _, device in lanes)}"
+        estimate = self._footprints.expected(identity, handler.backend, on_disk, handler.estimate_factor)
         pinned = _is_pinned(directory.config)
         environments = {file: find(wanted, name) for file, wanted in _wanted(directory, handler, placement).items()}
         return PreparedTarget(
-            target, directory, handler, lanes, placement, environments, identity, estimate, download_ns, pinned
+            target, directory, handler, lanes, placement, environments, identity, on_disk, estimate, download_ns, pinned
         )
 
     def load(self, prepared: PreparedTarget) -> tuple[Target, Footprint]:
-        """Load every selected version on its devices, members first, warm it up, and measure."""
+        """Load every selected version on its devices, members first, warm it up, measure, and remember."""
         members: dict[str, Target] = {}
         taken = Footprint()
         try:
@@ -213,14 +220,16 @@ class ModelLoader:
         return target, taken + footprint
 
     def _load(self, prepared: PreparedTarget, members: dict[str, Target]) -> tuple[Target, Footprint]:
-        """One model of a target.
+        """One model of a target."""
+        models, taken = self._load_measured(prepared)
+        self._footprints.measured(prepared.identity, prepared.handler.backend, prepared.on_disk, taken)
+        return Target(prepared.directory.name, models, members), taken
 
-        A model in a process of its own tells what it takes, so any number of those may load side by side.
-        """
-        name = prepared.directory.name
+    def _load_measured(self, prepared: PreparedTarget) -> tuple[dict[int, Model], Footprint]:
+        """A model in a process of its own tells what it takes, so any number of those may load side by side."""
         if prepared.placement is Placement.PROCESS:
             models = self._load_versions(prepared)
-            return Target(name, models, members), sum((model.memory() for model in models.values()), Footprint())
+            return models, sum((model.memory() for model in models.values()), Footprint())
         with self._measuring:
             threads = _threads()
             before = _memory_taken()
@@ -228,9 +237,7 @@ class ModelLoader:
             _restore_priority(threads)
             taken = _memory_taken() - before
         # A heap page that an unloaded model left behind may be used again without being seen: never less than the file.
-        return Target(name, models, members), Footprint(
-            max(taken.host, prepared.directory.size()), max(taken.device, 0)
-        )
+        return models, Footprint(max(taken.host, prepared.directory.size()), max(taken.device, 0))
 
     def _load_versions(self, prepared: PreparedTarget) -> dict[int, Model]:
         """All selected versions, or none."""

@@ -63,8 +63,8 @@ class Settings:
         load_models: models to load at start; in a repository () means all.
         default_model_name: the model of /invocations, "" where none was named.
         host, port: where to listen.
-        memory_budget, gpu_memory_budget: bytes (int), a share of what there is (float), or None for as much as the
-            host or each GPU leaves.
+        memory_budget, gpu_memory_budget: bytes (int), a share of what there is (float), a share less a reserve
+            (`Share`), or None for as much as the host or each GPU leaves.
         eviction: which models leave memory first when it is full.
         pins: names, or patterns of names, of models that never do.
         min_residency: seconds after its load for which a model stays.

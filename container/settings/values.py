@@ -21,8 +21,20 @@ if TYPE_CHECKING:
 
     Parser = Callable[[str], Any]
 
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share (0 to 1) of what there is, less so many bytes that are to stay free."""
+
+    of: float
+    less: int
+
+    def __str__(self) -> str:
+        return f"{to_text(self.of)}-{self.less}"
+
+
 # An int is a number of bytes, a float a share (0 to 1) of what the host or the device has, None its own measure.
-MemoryBudget = int | float | None
+MemoryBudget = int | float | Share | None
 
 NO_EFFECT = "no effect:"  # how the help of a variable begins that changes nothing
 DEFAULT_PORT = 8080  # SageMaker's, where it names no other
@@ -35,7 +47,8 @@ _UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", star
 _UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
 _BYTES_ALLOWED = "a size such as 67108864, 350MB or 2GiB"
-_BUDGET_ALLOWED = "a size such as 350MB or 2GiB, or a share such as 80% or 0.8"
+_SHARE = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)%|([01]\.[0-9]+))(?:\s*-\s*(.+))?")
+_BUDGET_ALLOWED = "a size such as 350MB or 2GiB, or a share such as 80% or 0.8, or one less a size such as 95%-2GiB"
 _MEDIA_TYPES = ("application/json", "application/vnd.sagemaker-triton.binary+json")
 
 
@@ -124,22 +137,23 @@ def byte_size(text: str) -> int:
     return int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
 
 
-def memory_budget(text: str) -> int | float:
-    """A number of bytes, or a share of what there is: `80%`, `0.8`.
+def memory_budget(text: str) -> int | float | Share:
+    """A number of bytes, or a share of what there is: `80%`, `0.8`; less a reserve if one is named: `95%-2GiB`.
 
     Returns:
-        an int for bytes, a float in (0, 1] for a share.
+        an int for bytes, a float in (0, 1] for a share, a `Share` for one less a reserve.
     """
-    share = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)%|([01]\.[0-9]+)", text)
-    if share is None:
-        try:
+    share = _SHARE.fullmatch(text)
+    try:
+        if share is None:
             return byte_size(text)
-        except ValueError:
-            raise ValueError(_BUDGET_ALLOWED) from None
+        reserve = byte_size(share[3]) if share[3] else 0
+    except ValueError:
+        raise ValueError(_BUDGET_ALLOWED) from None
     value = float(share[1]) / 100 if share[1] else float(share[2])
     if not 0 < value <= 1:
         raise ValueError(_BUDGET_ALLOWED)
-    return value
+    return Share(value, reserve) if reserve else value
 
 
 def fraction(text: str) -> float:

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import json
 import socket
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -240,11 +242,14 @@ def start_service(**settings):
     """A service on a loop of its own, Flask and our HTTP server over it; and a function that ends it all."""
     own = _Loop()
     on_loop = OnLoop(own.loop)
-    options = {"host": "127.0.0.1", "ping_mode": PingMode.LIVE, "memory_budget": 1 << 30} | settings
+    cache = tempfile.TemporaryDirectory()
+    options = {"host": "127.0.0.1", "ping_mode": PingMode.LIVE, "memory_budget": 1 << 30, "cache_dir": Path(cache.name)}
+    options |= settings
     try:
         service = on_loop.call(Service, Settings(**options), own.loop)
     except BaseException:
         own.stop()
+        cache.cleanup()
         raise
     front = on_loop.call(_Front, service, own.loop)
 
@@ -265,6 +270,7 @@ def start_service(**settings):
         on_loop.run(service.close())
         front.close()
         own.stop()
+        cache.cleanup()
 
     return running, stop
 

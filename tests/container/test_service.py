@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from container.service import _budget, engine_options
+from container.service import engine_options
 from container.settings import Mode, PingMode, Settings, SettingsError
 from serve.eviction import Policy, Rules
 
@@ -16,14 +16,6 @@ def infer(running, path, json_inputs):
     """The first output for X = 1, 2, 3, 4, or the status."""
     reply = running.http("POST", path, {}, json.dumps({"inputs": json_inputs(X=[1, 2, 3, 4])}).encode())
     return reply.json["outputs"][0]["data"] if reply.status == 200 else reply.status
-
-
-@pytest.mark.parametrize(
-    ("setting", "expected"), [(None, 800), (0.5, 500), (1.0, 1000), (123, 123), (5000, 5000), (0, 0)]
-)
-def test_a_budget_is_bytes_a_share_or_what_there_is(setting, expected):
-    """Of 1000 bytes that the machine has, with a default share of 0.8."""
-    assert _budget(setting, 1000, 0.8) == expected
 
 
 @pytest.mark.parametrize(
@@ -47,7 +39,6 @@ def test_each_mode_has_its_source_of_models(mode, evicts, store, repository, tmp
         eviction=Policy.LFU,
         pins=("a", "b*"),
         min_residency=8.0,
-        gpu_memory_budget=9,
         load_threads=3,
         load_timeout=4.0,
         drain_seconds=5.0,
@@ -56,7 +47,7 @@ def test_each_mode_has_its_source_of_models(mode, evicts, store, repository, tmp
     )
     options = engine_options(settings)
     assert (options.evicts, options.store, str(options.repository or "")) == (evicts, store, repository or "")
-    assert (options.budget.host, options.budget.device) == (7, 9)
+    assert options.budget.host == 7
     assert options.eviction == Rules(Policy.LFU, ("a", "b*"), 8.0)
     assert (options.load_threads, options.load_patience, options.drain_patience) == (3, 4.0, 5.0)
     assert (options.inline_ns, options.require_gpu, options.cache_directory) == (6000, True, tmp_path)

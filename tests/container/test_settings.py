@@ -121,10 +121,12 @@ def test_kubernetes_service_links_are_not_settings():
         ("80%", 0.8),
         ("0.25", 0.25),
         ("100%", 1.0),
+        ("95%-2GiB", v.Share(0.95, 2 * 1024 * MIB)),
+        ("0.5 - 100MB", v.Share(0.5, 100_000_000)),
     ],
 )
 def test_memory_budget_is_bytes_or_a_share(text, value):
-    """A budget is a number of bytes with or without a unit, or a share of what there is."""
+    """A budget is a number of bytes with or without a unit, or a share of what there is, less a reserve."""
     settings = Settings.from_environ({"MME_MEMORY_BUDGET": text, "MME_GPU_MEMORY_BUDGET": text})
 
     assert settings.memory_budget == value
@@ -139,6 +141,10 @@ BAD_VALUES = [
     ("MME_MEMORY_BUDGET", "1.2"),
     ("MME_MEMORY_BUDGET", "-1GB"),
     ("MME_MEMORY_BUDGET", "5 parsecs"),
+    ("MME_MEMORY_BUDGET", "95%-"),
+    ("MME_MEMORY_BUDGET", "95%-5%"),
+    ("MME_MEMORY_BUDGET", "2GiB-1GiB"),
+    ("MME_MEMORY_BUDGET", "120%-1GiB"),
     ("MME_MAX_BODY", "80%"),
     ("MME_PORT", "65536"),
     ("MME_PORT", "8\u066080"),
@@ -578,10 +584,11 @@ def test_a_missing_model_directory_says_what_to_give(tmp_path):
         choose_single_model(tmp_path / "none", "")
 
 
-@given(st.floats(1e-9, 1.0))
-def test_shares_are_written_without_loss(value):
-    """Any share of memory survives being written as text."""
+@given(st.floats(1e-9, 1.0), st.integers(1, 2**50))
+def test_shares_are_written_without_loss(value, reserve):
+    """Any share of memory survives being written as text, and so does one less a reserve."""
     assert v.memory_budget(v.to_text(value)) == value
+    assert v.memory_budget(v.to_text(v.Share(value, reserve))) == v.Share(value, reserve)
 
 
 def test_log_format_is_a_word():

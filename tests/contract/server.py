@@ -201,8 +201,8 @@ class Server:
         return list(self.cache.rglob(".staging-*"))
 
     def unpacked(self) -> list[str]:
-        """What the cache folder holds."""
-        return sorted(path.name for path in self.cache.iterdir()) if self.cache.exists() else []
+        """The archives that the cache folder holds."""
+        return sorted(path.name for path in self.cache.iterdir() if path.is_dir()) if self.cache.exists() else []
 
     def shown_home(self) -> list[str]:
         """What lies in its home directory."""

@@ -302,6 +302,21 @@ def test_an_evicted_model_stays_registered_and_comes_back(run, toys, tmp_path, h
     run(main())
 
 
+def test_a_restart_does_not_forget_what_models_take(run, toys, tmp_path, store):
+    """The next engine over the same cache directory expects of an archive what was measured in the life before."""
+
+    async def main():
+        name = "a.tar.gz"
+        async with engine_of(tmp_path, store=str(store)) as engine:
+            await answered(engine, toys, name)
+            measured = engine.cache.entries[name].footprint
+        async with engine_of(tmp_path, store=str(store)) as engine:
+            prepared = engine.cache._loader.prepare(name, engine._find(name), lambda: False)
+            assert prepared.estimate == measured
+
+    run(main())
+
+
 @pytest.mark.parametrize("pin", ["a", "a.tar.gz", "[a]*"])
 def test_pins_name_archives_with_and_without_the_suffix(run, toys, tmp_path, store, pin):
     """A pinned archive stays in memory, whatever is loaded after it."""
@@ -706,7 +721,7 @@ def test_a_reload_that_fails_says_why_and_unregisters(run, toys, tmp_path, repos
 
 def copies(tmp_path):
     """The unpacked archives on disk."""
-    return [path for path in (tmp_path / "cache").iterdir() if not path.name.startswith(".")]
+    return [path for path in (tmp_path / "cache").iterdir() if path.is_dir() and not path.name.startswith(".")]
 
 
 def test_an_unloaded_archive_leaves_the_disk_and_an_evicted_one_does_not(run, toys, tmp_path, store):

@@ -78,7 +78,6 @@ class Artifact:
     """See `model_cache.Prepared`."""
 
     name: str
-    identity: str
     estimate: Footprint
     download_ns: int = 0
     pinned: bool = False
@@ -126,6 +125,7 @@ class Press:
     def __init__(self):
         self.sizes = {}
         self.pinned = set()
+        self.measured = {}  # a loader remembers
         self.failures = {}
         self.made = []
         self.in_memory = Footprint()
@@ -144,12 +144,13 @@ class Press:
             raise MmeError(Kind.CANCELLED, f"the fetch of '{name}' was cancelled")
         self.fail("prepare", name)
         estimate, _ = self.sizes.get(name, (mb(60), mb(60)))
-        return Artifact(name, f"etag of {name}", estimate, pinned=name in self.pinned)
+        return Artifact(name, self.measured.get(name, estimate), pinned=name in self.pinned)
 
     def load(self, prepared):
         """See `Loader`."""
         self.fail("load", prepared.name)
         _, footprint = self.sizes.get(prepared.name, (mb(60), mb(60)))
+        self.measured[prepared.name] = footprint
         self.made.append(Held(self, prepared.name, footprint))
         return self.made[-1], footprint
 

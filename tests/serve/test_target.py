@@ -136,6 +136,39 @@ def test_a_footprint_is_never_less_than_the_file(run, tmp_path, write_repository
     run(main())
 
 
+def test_what_was_measured_is_expected_next_time(run, tmp_path, write_repository_model):
+    """The same files are expected to take what they took, wherever they lie; changed ones are strangers again."""
+
+    async def main():
+        folder = write_repository_model(tmp_path / "a" / "m", weights=2_000_000)
+        loader = ModelLoader(asyncio.get_running_loop(), {})
+        resident, footprint = loaded(loader, InRepository(folder))
+        await asyncio.to_thread(resident.close)
+        moved = folder.rename(tmp_path / "m")
+        same = loader.prepare("m", InRepository(moved), lambda: False)
+        assert same.estimate == footprint
+        assert loader.prepare("other", Unpacked(tmp_path / "m", "anything"), lambda: False).estimate == footprint
+        (moved / "config.pbtxt").write_text("max_batch_size: 0")
+        assert loader.prepare("m", InRepository(moved), lambda: False).identity != same.identity
+
+    run(main())
+
+
+def test_the_same_archive_run_elsewhere_is_another_thing(run, tmp_path, write_repository_model):
+    """What a model takes in one instance says nothing of two instances in processes of their own."""
+
+    async def main():
+        folder = write_repository_model(tmp_path / "m", "instance_group { count: 1 }")
+        loader = ModelLoader(asyncio.get_running_loop(), {})
+        one = loader.prepare("m", InRepository(folder), lambda: False)
+        (folder / "config.pbtxt").write_text("instance_group { count: 2 }")
+        two = loader.prepare("m", InRepository(folder), lambda: False)
+        assert one.identity.split()[1:] == ["inline", "cpu"]
+        assert two.identity.split()[1:] == ["inline", "cpu,cpu"]
+
+    run(main())
+
+
 @pytest.mark.parametrize(("text", "pinned"), [("", False), ("true", True), (" True", True), ("false", False)])
 def test_a_model_may_ask_to_stay_in_memory(run, tmp_path, write_repository_model, text, pinned, caplog):
     """The parameter MME_PIN of its configuration pins a model, and is not taken for one of the framework's."""

@@ -1,0 +1,40 @@
+"""What the operator's budgets come to on this machine: settings in, bytes out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from container.settings.values import SettingsError, Share, to_text
+from model_handlers import devices
+from model_handlers.base import Footprint
+
+if TYPE_CHECKING:
+    from container.settings import MemoryBudget, Settings
+
+_HOST_SHARE = 0.8  # of the host's memory, when no budget is set: the rest is for us, the page cache and batches
+_DEVICE_SHARE = 0.9
+
+
+def memory_budget(settings: Settings) -> Footprint:
+    """Bytes for all models together, on the host and on all GPUs.
+
+    Raises:
+        SettingsError: when a reserve leaves nothing.
+    """
+    host = _bytes("MME_MEMORY_BUDGET", settings.memory_budget, devices.host_memory(), _HOST_SHARE)
+    each = (
+        _bytes("MME_GPU_MEMORY_BUDGET", settings.gpu_memory_budget, gpu.total, _DEVICE_SHARE) for gpu in devices.gpus()
+    )
+    return Footprint(host, sum(each))
+
+
+def _bytes(variable: str, setting: MemoryBudget, available: int, default_share: float) -> int:
+    """A budget out of so many bytes that there are."""
+    if isinstance(setting, Share):
+        left = int(available * setting.of) - setting.less
+        if left <= 0:
+            raise SettingsError(f"{variable}={to_text(setting)}: that leaves nothing of {available} bytes")
+        return left
+    if isinstance(setting, float) or setting is None:
+        return int(available * (default_share if setting is None else setting))
+    return setting

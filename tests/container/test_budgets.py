@@ -1,0 +1,57 @@
+"""Budgets in bytes, out of what a machine has and what the operator wants of it."""
+
+import pytest
+
+from container.budgets import memory_budget
+from container.settings import Settings, SettingsError
+from container.settings.values import Share
+from model_handlers import devices
+from model_handlers.base import Footprint
+from model_handlers.devices import Gpu
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine of 1000 bytes with GPUs of the given sizes."""
+
+    def make(*gpus):
+        monkeypatch.setattr(devices, "host_memory", lambda: 1000)
+        found = tuple(Gpu(index, "GPU", total, total) for index, total in enumerate(gpus))
+        monkeypatch.setattr(devices, "gpus", lambda: found)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("setting", "host", "device"),
+    [
+        (None, 800, 180 + 360),
+        (0.5, 500, 100 + 200),
+        (1.0, 1000, 200 + 400),
+        (123, 123, 123 + 123),
+        (5000, 5000, 5000 + 5000),
+        (Share(0.9, 100), 800, 80 + 260),
+    ],
+)
+def test_a_budget_is_bytes_a_share_or_what_there_is(machine, setting, host, device):
+    """Of the host once, and of each of two GPUs; unset, a share that leaves the system what it needs."""
+    machine(200, 400)
+
+    assert memory_budget(Settings(memory_budget=setting, gpu_memory_budget=setting)) == Footprint(host, device)
+
+
+def test_without_a_gpu_there_is_no_budget_for_any(machine):
+    """Whatever the setting says."""
+    machine()
+    for setting in (None, 0.5, 123, Share(0.5, 10**9)):
+        assert memory_budget(Settings(memory_budget=7, gpu_memory_budget=setting)) == Footprint(7, 0)
+
+
+@pytest.mark.parametrize("name", ["memory_budget", "gpu_memory_budget"])
+def test_a_reserve_that_leaves_nothing_refuses_to_start(machine, name):
+    """The variable, what it says and what there is are in the sentence."""
+    machine(1000)
+    setting = {name: Share(0.9, 900)}
+    variable = f"MME_{name.upper()}"
+    with pytest.raises(SettingsError, match=f"{variable}=0.9-900: that leaves nothing of 1000 bytes"):
+        memory_budget(Settings(**setting))

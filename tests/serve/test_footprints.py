@@ -1,0 +1,110 @@
+"""Footprints are remembered by what was loaded, and teach what to expect of others."""
+
+import json
+import threading
+
+import pytest
+
+from model_handlers.base import Footprint
+from serve import footprints
+from serve.footprints import Footprints
+
+MB = 1_000_000
+DISK = Footprint(100 * MB, 50 * MB)
+
+
+def test_the_same_bytes_take_what_they_took(tmp_path):
+    """A measured artifact is expected to take the same again, also after a restart, whatever others taught."""
+    known = Footprints()
+    assert known.expected("a", "onnx", DISK, 1.5) == Footprint(150 * MB, 75 * MB)
+    known.measured("a", "onnx", DISK, Footprint(123, 45))
+    for number in range(5):
+        known.measured(f"other {number}", "onnx", DISK, Footprint(500 * MB, 500 * MB))
+    restarted = Footprints(json.loads(json.dumps(known.snapshot())))
+
+    for memory in (known, restarted):
+        assert memory.expected("a", "onnx", DISK, 1.5) == Footprint(123, 45)
+    assert repr(restarted) == "<Footprints of 6 artifacts, by 2 kinds of handlers>"
+
+
+def test_each_handler_and_each_kind_of_memory_has_a_factor_of_its_own():
+    """What one framework's models take on the host says nothing of another's, nor of a device."""
+    known = Footprints()
+    for number in range(3):
+        known.measured(f"a{number}", "onnx", DISK, Footprint(200 * MB, 200 * MB))
+    restarted = Footprints(known.snapshot())
+
+    for memory in (known, restarted):
+        assert memory.expected("new", "onnx", DISK, 1.5) == Footprint(200 * MB, 200 * MB)
+        assert memory.expected("new", "onnx", Footprint(10 * MB), 1.5) == Footprint(20 * MB)
+        assert memory.expected("new", "python", DISK, 1.5) == Footprint(150 * MB, 75 * MB)
+
+
+def test_only_the_latest_count():
+    """A framework that was updated is soon known for what it takes now."""
+    known = Footprints()
+    for number in range(40):
+        known.measured(f"old {number}", "onnx", DISK, Footprint(900 * MB, 0))
+    for number in range(32):
+        known.measured(f"new {number}", "onnx", DISK, Footprint(100 * MB, 0))
+
+    assert known.expected("next", "onnx", DISK, 1.5).host == 100 * MB
+    assert len(known.snapshot()["ratios"]["onnx host"]) == 32
+
+
+def test_the_artifact_unused_for_longest_is_forgotten(monkeypatch):
+    """There is room for so many; a restart does not change who is next."""
+    monkeypatch.setattr(footprints, "_ARTIFACTS", 3)
+    known = Footprints()
+    for name in "abc":
+        known.measured(name, "onnx", DISK, Footprint(ord(name)))
+    known.expected("a", "onnx", DISK, 1.5)
+    restarted = Footprints(known.snapshot())
+    for memory in (known, restarted):
+        memory.measured("d", "onnx", DISK, Footprint(1))
+        assert list(memory.snapshot()["seen"]) == ["c", "a", "d"]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"seen": [], "ratios": None},
+        {"seen": {"a": None, "b": [1, 2], "c": {"host": "much"}, "d": {"host": -1}, "e": {"host": 1.5}}},
+        {"ratios": {"onnx host": "high", "onnx device": [1, None]}},
+        {"something": "else"},
+    ],
+)
+def test_what_makes_no_sense_is_left_out(document):
+    """A file of another version may hold anything; what can't be a footprint is none."""
+    assert Footprints(document).snapshot() == {"seen": {}, "ratios": {}}
+
+
+def test_fields_of_another_version_do_no_harm():
+    """A row may know more than we do, or less."""
+    rows = {"more": {"host": 1, "device": 2, "elsewhere": 3}, "less": {"host": 4}}
+    known = Footprints({"seen": rows})
+
+    assert known.expected("more", "onnx", DISK, 1.5) == Footprint(1, 2)
+    assert known.expected("less", "onnx", DISK, 1.5) == Footprint(4)
+
+
+def test_threads_do_not_get_into_each_others_way():
+    """Load threads measure while snapshots are taken."""
+    known = Footprints()
+    problems = []
+
+    def work(name):
+        try:
+            for number in range(300):
+                known.measured(f"{name}{number}", "onnx", DISK, Footprint(number * MB))
+                known.expected(f"{name}{number // 2}", "onnx", DISK, 1.5)
+                known.snapshot()
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []

@@ -1,0 +1,170 @@
+"""What a worker knows is there for the next one, whole or not at all, and never in the way."""
+
+import asyncio
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from serve.state_file import LazyFile, StateFile
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A state file that is not there yet, nor is its directory."""
+    return StateFile(tmp_path / "cache" / "known.json", "known 1")
+
+
+def test_what_is_written_is_read(file, tmp_path):
+    """Nothing at first; then always what was written last, by whoever reads."""
+    assert file.read() == {}
+    file.write({"models": {"ü": [1, 2.5]}})
+    file.write({"models": {}, "more": "yes"})
+
+    assert (
+        file.read() == StateFile(tmp_path / "cache" / "known.json", "known 1").read() == {"models": {}, "more": "yes"}
+    )
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["known.json"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b'{"form": "known 1", "mod', b"\x00\xff", b"[]", b"{}", b'{"form": "known 2"}', b'{"form": 1}'],
+    ids=["empty", "torn", "binary", "a list", "nobody's", "of a later version", "of another kind"],
+)
+def test_a_file_that_is_torn_or_somebody_elses_is_ignored(file, tmp_path, content, caplog):
+    """It counts as none, with one warning that names it; the next write mends it."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "known.json").write_bytes(content)
+
+    assert file.read() == {}
+    assert len(caplog.records) == 1
+    assert "known.json is ignored" in caplog.text
+    file.write({"a": 1})
+    assert file.read() == {"a": 1}
+
+
+def test_what_a_dead_worker_was_writing_goes(file, tmp_path):
+    """A file half written beside its place is removed at the next start, and never taken for the file."""
+    file.write({"a": 1})
+    (tmp_path / "cache" / ".known.json.4711").write_bytes(b'{"form": "kn')
+
+    assert file.read() == {"a": 1}
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["known.json"]
+
+
+def test_a_place_that_can_not_hold_it_is_told_of_once(file, tmp_path, caplog):
+    """A server whose cache directory can't be written goes on without; it says so when that begins."""
+    (tmp_path / "cache").touch()
+    for _ in range(3):
+        file.write({"a": 1})
+    assert len(caplog.records) == 1
+    assert "known.json can't be written" in caplog.text
+
+    (tmp_path / "cache").unlink()
+    file.write({"a": 2})
+    assert file.read() == {"a": 2}
+    (tmp_path / "cache").rename(tmp_path / "away")
+    (tmp_path / "cache").touch()
+    file.write({"a": 3})
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to somebody else")
+def test_a_directory_of_another_user_is_not_believed(file, tmp_path, caplog):
+    """In a folder that everybody may write to, somebody else's file says nothing, and nothing is written there."""
+    tmp_path.chmod(0o1777)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "known.json").write_text('{"form": "known 1", "a": 1}')
+    os.chown(tmp_path / "cache", 12345, 12345)
+
+    assert file.read() == {}
+    file.write({"a": 2})
+    assert json.loads((tmp_path / "cache" / "known.json").read_text())["a"] == 1
+    assert ["another user" in record.getMessage() for record in caplog.records] == [True, True]
+
+
+# -- lazily ------------------------------------------------------------------------------------------------------------
+
+
+class Noted(StateFile):
+    """One that notes what is written, and may hold a write back."""
+
+    def __init__(self, path):
+        super().__init__(path, "known 1")
+        self.written = []
+        self.before = lambda: None
+
+    def write(self, document):
+        """As the real one."""
+        self.before()
+        self.written.append(document["number"])
+        super().write(document)
+
+
+@pytest.fixture
+def lazily(run, tmp_path):
+    """Runs a scene with a lazy file whose document is `known["number"]`."""
+
+    def play(scene, delay):
+        async def main():
+            file, known = Noted(tmp_path / "known.json"), {"number": 0}
+            with ThreadPoolExecutor(1) as pool:
+                await scene(LazyFile(file, known.copy, pool, delay=delay), file, known)
+
+        run(main())
+
+    return play
+
+
+def test_many_changes_are_one_write(lazily):
+    """Changes that come together are written together, some time after the first."""
+
+    async def scene(lazy, file, known):
+        for number in range(1, 100):
+            known["number"] = number
+            lazy.changed()
+        while not file.written:  # noqa: ASYNC110 - a timer's doing
+            await asyncio.sleep(0.001)
+        await lazy.flush()
+        assert file.written == [99]
+
+    lazily(scene, delay=0.01)
+
+
+def test_a_flush_waits_for_what_has_changed_and_for_nothing_else(lazily):
+    """Unchanged, it returns at once; changed, when that is in the file, though the delay be an hour."""
+
+    async def scene(lazy, file, known):
+        await lazy.flush()
+        assert file.written == []
+        known["number"] = 1
+        lazy.changed()
+        await asyncio.gather(lazy.flush(), lazy.flush())
+        assert (file.written, file.read()["number"]) == ([1], 1)
+        await lazy.flush()
+        assert file.written == [1]
+
+    lazily(scene, delay=3600.0)
+
+
+def test_a_change_during_a_write_is_written_after_it(lazily):
+    """Nothing that changes while a write is under way is lost, and who flushes then waits for the second write."""
+
+    async def scene(lazy, file, known):
+        loop = asyncio.get_running_loop()
+
+        def change():
+            known["number"] += 1
+            loop.call_soon_threadsafe(lazy.changed)
+
+        file.before = change
+        lazy.changed()
+        await lazy.flush()
+        file.before = lambda: None
+        await lazy.flush()
+        assert file.written[-1] == known["number"]
+        assert file.read() == {"number": known["number"]}
+
+    lazily(scene, delay=3600.0)
