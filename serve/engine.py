@@ -31,6 +31,7 @@ from serve.lifecycle import State
 from serve.model_cache import ModelCache
 from serve.outside import EngineOutside
 from serve.repository import list_models
+from serve.rescue import Rescue
 from serve.source import Archived, InRepository, Source, Unpacked, is_plain, source_of
 from serve.state_file import LazyFile, StateFile
 from serve.stats import ModelStats, TargetStats
@@ -108,6 +109,7 @@ class Engine:
             inline_ns=options.inline_ns,
             require_gpu=options.require_gpu,
             outside=functools.partial(EngineOutside, self, loop),
+            rescue=Rescue(lambda entry: self.cache.relieve(entry, "execution")) if options.evicts else None,
         )
         self.cache: ModelCache[PreparedTarget, Target] = ModelCache(
             loader,

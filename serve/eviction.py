@@ -153,8 +153,26 @@ def plan(
         if need.fits(budget - used - victim.footprint):
             chosen.remove(victim)
             used = used + victim.footprint
-    age = max((worth(victim, budget) for victim in chosen), default=0.0) if policy is Policy.GDSF else 0.0
-    return Plan(tuple(victim.name for victim in chosen), fits=True, possible=True, age=age)
+    names = tuple(victim.name for victim in chosen)
+    return Plan(names, fits=True, possible=True, age=_age(chosen, budget, policy))
+
+
+def relief(
+    residents: Iterable[Resident], need: Footprint, budget: Footprint, policy: Policy = Policy.LRU, now: float = 0.0
+) -> Plan:
+    """Decide who must go so that `need` bytes come back, whatever room the budget has.
+
+    It is everybody who may go if they hold less than that. Arguments are those of `plan`.
+    """
+    staying = [r for r in residents if not r.leaving]
+    taken = sum((r.footprint for r in staying), Footprint())
+    made = plan(staying, budget - taken, need, budget, policy, now)  # as if all that is free were promised
+    if made.fits:
+        return made
+    everybody = _candidates(staying, budget, policy, now)
+    return Plan(
+        tuple(r.name for r in everybody), fits=False, possible=made.possible, age=_age(everybody, budget, policy)
+    )
 
 
 def worth(resident: Resident, budget: Footprint) -> float:
@@ -179,6 +197,10 @@ def _candidates(staying: list[Resident], budget: Footprint, policy: Policy, now:
     if policy is Policy.LFU:
         return sorted(free, key=lambda r: (r.uses, r.last_used))
     return sorted(free, key=lambda r: r.last_used)
+
+
+def _age(victims: list[Resident], budget: Footprint, policy: Policy) -> float:
+    return max((worth(victim, budget) for victim in victims), default=0.0) if policy is Policy.GDSF else 0.0
 
 
 def _again_at(staying: list[Resident], now: float) -> float:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from serve.instance import Batch
     from serve.open_request import OpenRequest
     from serve.request import InferenceRequest
+    from serve.rescue import RescueRequest
     from serve.stats import ModelStats
 
 _now = time.perf_counter_ns
@@ -58,6 +59,7 @@ class Model:
         stats: where to count.
         loop: the event loop that calls `submit` and is told of results.
         inline_ns: executions expected to take at most this long run on the loop; 0 for none.
+        rescue: asked on the loop about a request that ran out of memory; True takes it back. See `Rescue`.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Model:
         stats: ModelStats,
         loop: asyncio.AbstractEventLoop,
         inline_ns: int = 0,
+        rescue: RescueRequest | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -75,6 +78,7 @@ class Model:
         self.stats = stats
         self.outstanding = 0
         self._loop = loop
+        self._rescue = rescue
         self._handlers = {id(handler): handler for _, handler in handlers}
         self._signature = signature = Signature(name, version, self.config)
         self._lanes = [
@@ -247,12 +251,24 @@ class Model:
             self.stats.succeeded(count, size, timings.start * count - arrivals, done * count - arrivals, timings)
         for request, result in answered:
             if isinstance(result, MmeError):
+                if result.kind is Kind.OUT_OF_MEMORY and self._is_rescued(request, result):
+                    continue
                 self.stats.failed(result.kind, done - request.arrival_ns)
             if self._decoupled and isinstance(result, InferenceResponse):
                 request.respond(result)
                 request.resolve(None)
             else:
                 request.resolve(result)
+
+    def _is_rescued(self, request: InferenceRequest, error: MmeError) -> bool:
+        """Whether somebody takes the request back, to submit it again; one that changes what comes after it stays."""
+        again = not self.config.decoupled and not request.correlation_id and self._order is None
+        return again and self._rescue is not None and self._rescue(self, request, error)
+
+    def fail(self, request: InferenceRequest, error: MmeError) -> None:
+        """Count and answer a request that was taken back and not submitted again."""
+        self.stats.failed(error.kind, _now() - request.arrival_ns)
+        request.resolve(error)
 
     def _post(self, opened: OpenRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see OpenRequest
         """A model answers unasked. On any thread: one wake-up of the loop for all that is posted until it wakes."""

@@ -175,6 +175,18 @@ class ModelCache(Generic[P, T]):
         if entry.closing is not None:
             await asyncio.shield(entry.closing)
 
+    async def relieve(self, entry: Entry[T], reason: str) -> tuple[str, ...]:
+        """Put out others that hold about as much memory as a model does that ran short of it.
+
+        Returns:
+            their names, when their memory was given back; () if there is nobody who may go.
+        """
+        victims = self.room.relieve(entry.name, entry.footprint, reason)
+        closings = [closing for name in victims if (closing := self.entries[name].closing) is not None]
+        if closings:
+            await asyncio.wait(closings)
+        return victims
+
     def forget(self, entry: Entry[T]) -> None:
         """Drop an entry that is not in memory, and that nobody has begun to load."""
         if self.entries.get(entry.name) is entry and not entry.busy:

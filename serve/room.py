@@ -132,6 +132,18 @@ class Room:
             raise
         return claim.evicted
 
+    def relieve(self, name: str, need: Footprint, reason: str) -> tuple[str, ...]:
+        """Begin to put out residents that hold `need` bytes together, or all who may go if they hold less.
+
+        It is for model `name`, which is short of what no budget counts. Where nobody is put out, nobody is.
+        """
+        if not self._evicts:
+            return ()
+        plan = eviction.relief(self._residents(), need, self.budget, self._policy, time.monotonic())
+        if plan.victims:
+            self._evict(plan, name, reason)
+        return plan.victims
+
     def give_back(self, bytes_promised: Footprint) -> None:
         """End a reservation: the bytes are free, or counted as a resident's from now on."""
         self.reserved -= bytes_promised

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 # Triton's reasons for a failed request.
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
-# Why a model left memory for another: that one's load, or that it turned out larger than was reserved for it.
-EVICTION_REASONS = ("load", "growth")
+# Why a model left memory for another: that one's load, that it turned out larger than was reserved for it, or that an
+# execution of it ran out of memory.
+EVICTION_REASONS = ("load", "growth", "execution")
 _REASON_OF_KIND = {
     Kind.QUEUE_FULL: "REJECTED",
     Kind.QUEUE_TIMEOUT: "REJECTED",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from model_handlers.environments.environment import Environment
     from model_handlers.environments.wanted import Wanted
     from model_handlers.outside import Outside
+    from serve.rescue import RescueRequest
 
 _log = logging.getLogger("mme.load")
 PIN = "MME_PIN"  # the parameter by which a model's configuration asks never to be evicted
@@ -147,6 +148,7 @@ class ModelLoader:
         inline_ns: see `Model`.
         require_gpu: whether KIND_GPU without a GPU is an error.
         outside: what a target's models may ask of the server, by its name.
+        rescue: see `Model`.
     """
 
     def __init__(
@@ -158,6 +160,7 @@ class ModelLoader:
         inline_ns: int = 0,
         require_gpu: bool = False,
         outside: Callable[[str], Outside] | None = None,
+        rescue: RescueRequest | None = None,
     ) -> None:
         self._loop = loop
         self._stats = stats
@@ -165,6 +168,7 @@ class ModelLoader:
         self._inline_ns = inline_ns
         self._require_gpu = require_gpu
         self._outside = outside
+        self._rescue = rescue
         self._measuring = threading.Lock()
 
     def prepare(self, name: str, source: Source, cancelled: Callable[[], bool]) -> PreparedTarget:
@@ -270,7 +274,7 @@ class ModelLoader:
                     shared[device] = handler
                 lanes.append((lane, handler))
             stats = self._stats.setdefault((directory.name, version), ModelStats())
-            return Model(directory.name, version, lanes, stats, self._loop, self._inline_ns)
+            return Model(directory.name, version, lanes, stats, self._loop, self._inline_ns, self._rescue)
         except BaseException:
             for handler in handlers:
                 handler.close()

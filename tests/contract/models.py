@@ -52,6 +52,17 @@ def pick() -> bytes:
     return _model([node], {"I": (TensorProto.INT64, ["N"])}, {"O": (TensorProto.FLOAT, ["N"])}, table)
 
 
+def greedy() -> bytes:
+    """SIZE [1] → SUM [1], which takes SIZE numbers of memory for a moment."""
+    nodes = [
+        helper.make_node("ConstantOfShape", ["SIZE"], ["zeros"]),
+        helper.make_node("Add", ["zeros", "one"], ["ones"]),
+        helper.make_node("ReduceSum", ["ones"], ["SUM"]),
+    ]
+    constants = {"one": np.array(1, np.float32)}
+    return _model(nodes, {"SIZE": (TensorProto.INT64, [1])}, {"SUM": (TensorProto.FLOAT, [1])}, constants)
+
+
 def burn() -> bytes:
     """ROUNDS [1] → DONE [1]: so many rounds of work that nobody can take away, a few microseconds each."""
     body = helper.make_graph(

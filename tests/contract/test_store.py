@@ -201,6 +201,33 @@ def test_a_pinned_model_stays_when_memory_fills(serve, runtime, archives):
     assert "cache;desc=hit" in timing(invoke(client, "heavy-0"))
 
 
+@pytest.mark.parametrize("platform", [False, True], ids=["self-managed", "platform"])
+def test_a_request_that_finds_no_memory_does_not_hurt_its_model(serve, tmp_path, platform):
+    """What asks for too much is a 507, and the model goes on; only where nobody else decides, others left for it."""
+    greedy = models.lay_out(tmp_path / "models/greedy", models.greedy())
+    other = models.lay_out(tmp_path / "models/other", models.plus(1))
+    if platform:
+        server = serve({"SAGEMAKER_MULTI_MODEL": "true"})
+        for folder in (greedy, other):
+            assert server.ask("POST", "/models", {"model_name": folder.name, "url": str(folder)}).status == 200
+    else:
+        server = serve({"MME_MODEL_REPOSITORY": str(tmp_path / "models"), "MME_PING_MODE": "ready"})
+
+    def ask(size):
+        tensor = {"name": "SIZE", "shape": [1], "datatype": "INT64", "data": [size]}
+        return server.ask("POST", "/models/greedy/invoke", {"inputs": [tensor]})
+
+    assert ask(1000).json["outputs"][0]["data"] == [1000]
+    for _ in range(2):
+        answer = ask(1 << 50)  # beyond the address space of a process
+        assert answer.status == 507
+        assert "greedy" in answer.error
+        assert ask(1000).json["outputs"][0]["data"] == [1000]
+    evictions = server.metric("mme_model_evictions_total", model="other", reason="execution")
+    assert evictions == (0 if platform else 1)
+    assert models.y(server.ask("POST", "/models/other/invoke", models.ONE).json) == [2, 3, 4, 5]
+
+
 def test_a_model_can_be_unloaded_for_good(either, runtime):
     """DELETE of a store's model frees memory and disk; its next request fetches it anew."""
     client = runtime(either)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_handlers.base import Footprint
-from serve.eviction import FOR_EVER, Plan, Policy, Resident, Rules, plan, worth
+from serve.eviction import FOR_EVER, Plan, Policy, Resident, Rules, plan, relief, worth
 
 NOTHING = Footprint()
 
@@ -200,6 +200,28 @@ def test_a_model_stays_for_its_time():
     assert evict(*residents, need=21, now=5.0) == Plan((), fits=False, possible=True, again_at=10.0)
     assert evict(*residents, need=21, now=10.0).victims == ("new",)
     assert evict(*residents, need=81, now=10.0) == Plan((), fits=False, possible=True, again_at=20.0)
+
+
+@pytest.mark.parametrize(
+    ("need", "names", "fits"),
+    [(0, (), True), (10, ("a",), True), (15, ("b",), True), (35, ("b", "d"), True), (51, ("a", "b", "d"), False)],
+    ids=["nothing", "the first", "one that suffices", "two, the first spared", "all, though too few"],
+)
+def test_relief_counts_what_comes_back_and_not_what_is_free(need, names, fits):
+    """Though half of the budget is free, victims hold the bytes together; if all who may go hold less, they all go."""
+    residents = [
+        host("a", 10, 1),
+        host("b", 20, 2),
+        host("c", 5, 3, leased=True),
+        host("d", 20, 4, uses=1, reload_seconds=1.0),
+        host("pinned", 5, 5, keep_until=FOR_EVER),
+        host("leaving", 30, 0, leaving=True),
+    ]
+
+    made = relief(residents, Footprint(need), Footprint(200))
+
+    assert (made.victims, made.fits) == (names, fits)
+    assert relief(residents, Footprint(need), Footprint(200), Policy.GDSF).age == (10.0 if "d" in names else 0.0)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """A directory is one model with its versions and files, or is refused with what was found and what was expected."""
 
+import os
+
 import pytest
 
+from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
-from serve.repository import list_models, open_model, open_target
+from serve.repository import ModelDirectory, list_models, open_model, open_target
 
 ONNX = 'backend: "onnxruntime"\n'
 
@@ -237,3 +240,27 @@ def test_open_model(tree):
     assert "directory name must equal model name" in refused(root / "b", "b", open_model)[1]
     assert refused(root / "d", "d", open_model)[0] is Kind.INVALID_MODEL
     assert refused(root / "x", "x", open_model)[0] is Kind.UNKNOWN_MODEL
+
+
+def test_a_fingerprint_is_of_what_the_files_are(tmp_path):
+    """The same files have the same one wherever they lie; a size, a time, a name or the configuration changes it."""
+
+    def lay_out(name, config="max_batch_size: 1", weights=b"1234", file="model.onnx", seconds=7):
+        folder = tmp_path / name
+        (folder / "1").mkdir(parents=True)
+        (folder / "config.pbtxt").write_text(config)
+        (folder / "1" / file).write_bytes(weights)
+        for path in (folder / "config.pbtxt", folder / "1" / file):
+            os.utime(path, (seconds, seconds))
+        return ModelDirectory("m", folder, ModelConfig("m"), {1: folder / "1"}).fingerprint()
+
+    first = lay_out("first")
+    assert lay_out("elsewhere") == first
+    others = [
+        lay_out("size", weights=b"12345"),
+        lay_out("time", seconds=8),
+        lay_out("name", file="model.ONNX"),
+        lay_out("configuration", config="max_batch_size: 2"),
+        lay_out("bytes", file=os.fsdecode(b"\xff")),
+    ]
+    assert len({first, *others}) == 6

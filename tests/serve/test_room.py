@@ -196,6 +196,21 @@ def test_among_many_residents_ends_of_leases_are_looked_at_together(run, idle):
     run(main())
 
 
+@pytest.mark.parametrize(("evicts", "expected"), [(True, ("r0", "r1")), (False, ())])
+def test_relief_puts_out_as_much_as_was_asked_for_whatever_is_free(run, evicts, expected):
+    """A model that is short of memory which no budget counts has others leave, where anybody may be put out."""
+
+    async def main():
+        house = House(10, 10, 10, evicts=evicts)
+        assert house.room.relieve("short", mb(15), "execution") == expected
+        assert house.evicted == [(name, "short") for name in expected]
+        assert house.reasons == ["execution"] * bool(expected)
+        assert house.room.relieve("short", mb(15), "execution") == (("r2",) if evicts else ())
+        assert house.room.relieve("short", mb(15), "execution") == ()
+
+    run(main())
+
+
 def test_the_policy_decides_and_the_reason_is_told(run, idle):
     """A room evicts by its policy; a load's claim and a correction have reasons of their own."""
 
