@@ -162,14 +162,18 @@ def model_metadata(name: str, config: ModelConfig, versions: list[int]) -> dict[
     def tensor(spec: TensorSpec) -> dict[str, Any]:
         return {"name": spec.name, "datatype": spec.data_type.name, "shape": spec.shape(config.max_batch_size)}
 
-    backend = find_backend(config.backend, config.platform, name)
     return {
         "name": name,
         "versions": [str(number) for number in versions],
-        "platform": config.platform or next(iter(backend.platforms), backend.name),
+        "platform": config.platform or _platform(config),
         "inputs": [tensor(spec) for spec in config.inputs],
         "outputs": [tensor(spec) for spec in config.outputs],
     }
+
+
+def _platform(config: ModelConfig) -> str:
+    backend = find_backend(config.backend, "", config.name)
+    return next(iter(backend.platforms), backend.name)
 
 
 def _version() -> str:

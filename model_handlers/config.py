@@ -81,6 +81,22 @@ class DynamicBatching:
     queue_policy: QueuePolicy = field(default_factory=QueuePolicy)
 
 
+@dataclass(frozen=True, slots=True)
+class EnsembleStep:
+    """One model of an ensemble.
+
+    Attributes:
+        model: its name; version: which of its versions, None for the latest.
+        inputs: input of the model → tensor of the ensemble.
+        outputs: output of the model → tensor of the ensemble.
+    """
+
+    model: str
+    version: int | None
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
 class InstanceKind(Enum):
     """Where an instance group runs."""
 
@@ -115,6 +131,7 @@ class ModelConfig:
         parameters: the model's own `parameters`, for its backend.
         metric_tags: labels that every metric of the model carries.
         decoupled: whether a request may have any number of responses (`model_transaction_policy`).
+        ensemble: the steps of an ensemble, () for any other model.
     """
 
     name: str
@@ -131,6 +148,7 @@ class ModelConfig:
     parameters: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
     metric_tags: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
     decoupled: bool = False
+    ensemble: tuple[EnsembleStep, ...] = ()
 
     def input(self, name: str) -> TensorSpec | None:
         """The input of that name, or None."""

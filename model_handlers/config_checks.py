@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from model_handlers.config import InstanceKind, TimeoutAction
+from model_handlers.ensemble_checks import check_ensemble
 from model_handlers.errors import invalid_model
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def normalise(config: ModelConfig) -> ModelConfig:
     """
     if config.max_batch_size < 0:
         raise invalid_model(f"'max_batch_size' must be non-negative value for {config.name}")
+    check_ensemble(config)
     _check_path("default_model_filename", config.default_model_filename, config.name)
     _check_tensors("input", config.inputs, config.name)
     _check_tensors("output", config.outputs, config.name)

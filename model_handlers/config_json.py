@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.config import QueuePolicy
 
 if TYPE_CHECKING:
-    from model_handlers.config import DynamicBatching, InstanceGroup, ModelConfig, VersionPolicy
+    from model_handlers.config import DynamicBatching, EnsembleStep, InstanceGroup, ModelConfig, VersionPolicy
     from model_handlers.tensor import TensorSpec
 
     Json = dict[str, Any]
@@ -36,6 +36,7 @@ def config_json(config: ModelConfig) -> Json:
         "batch_output": [],
         **_optimization(config.optimization_level),
         **_dynamic_batching(config.dynamic_batching),
+        **_ensemble(config.ensemble),
         "instance_group": [_instance_group(group) for group in config.instance_groups],
         "default_model_filename": config.default_model_filename,
         "cc_model_filenames": {},
@@ -109,6 +110,26 @@ def _dynamic_batching(batching: DynamicBatching | None) -> Json:
             "default_priority_level": 0,
             **_queue_policy(batching.queue_policy),
             "priority_queue_policy": {},
+        }
+    }
+
+
+def _ensemble(steps: tuple[EnsembleStep, ...]) -> Json:
+    if not steps:
+        return {}
+    return {
+        "ensemble_scheduling": {
+            "step": [
+                {
+                    "model_name": step.model,
+                    "model_version": -1 if step.version is None else step.version,
+                    "input_map": dict(step.inputs),
+                    "output_map": dict(step.outputs),
+                    "model_namespace": "",
+                }
+                for step in steps
+            ],
+            "max_inflight_requests": 0,
         }
     }
 

@@ -15,6 +15,7 @@ from google.protobuf import text_format
 
 from model_handlers.config import (
     DynamicBatching,
+    EnsembleStep,
     InstanceGroup,
     InstanceKind,
     ModelConfig,
@@ -24,12 +25,13 @@ from model_handlers.config import (
 )
 from model_handlers.config_checks import normalise
 from model_handlers.errors import invalid_model
-from model_handlers.pbtxt_fields import check_fields, refusal
+from model_handlers.pbtxt_fields import check_fields
 from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.tensor import BY_NUMBER, DataType, TensorSpec
 
 _COMMENT_OR_STRING = re.compile(r"""#.*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""")
 _ESCAPE = re.compile(r"\\([4-7][0-7]{2}|.)")  # the first alternative is no byte
+_LATEST = (-1, 0)  # 0 is what the message has where no version is given
 _ESCAPES = frozenset("abfnrtv\\'\"01234567xuU")
 
 
@@ -51,8 +53,6 @@ def parse_config(text: str, *, model: str, strict_name: bool = False) -> ModelCo
     """
     message = _parse_text(text, model)
     check_fields(message, model)
-    if message.platform == "ensemble":
-        raise refusal("platform", "models that are graphs of other models are not run", model)
     if strict_name and message.name and message.name != model:
         raise invalid_model(
             f"unexpected directory name '{model}' for model '{message.name}', directory name must equal model name"
@@ -73,6 +73,7 @@ def parse_config(text: str, *, model: str, strict_name: bool = False) -> ModelCo
             parameters=MappingProxyType({key: value.string_value for key, value in message.parameters.items()}),
             metric_tags=MappingProxyType(dict(message.metric_tags)),
             decoupled=message.model_transaction_policy.decoupled,
+            ensemble=tuple(_step(step) for step in message.ensemble_scheduling.step),
         )
     )
 
@@ -107,6 +108,8 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
     )
     if config.dynamic_batching is not None:
         message.dynamic_batching.CopyFrom(_dynamic_batching_message(config.dynamic_batching))
+    if config.ensemble:
+        message.ensemble_scheduling.CopyFrom(_ensemble_message(config.ensemble))
     if config.decoupled:
         message.model_transaction_policy.decoupled = True
     if config.optimization_level:
@@ -249,4 +252,25 @@ def _dynamic_batching_message(batching: DynamicBatching) -> pb.ModelDynamicBatch
             allow_timeout_override=policy.allow_timeout_override,
             max_queue_size=policy.max_queue_size,
         ),
+    )
+
+
+def _step(step: pb.ModelEnsembling.Step) -> EnsembleStep:
+    version = None if step.model_version in _LATEST else step.model_version
+    return EnsembleStep(
+        step.model_name, version, MappingProxyType(dict(step.input_map)), MappingProxyType(dict(step.output_map))
+    )
+
+
+def _ensemble_message(steps: tuple[EnsembleStep, ...]) -> pb.ModelEnsembling:
+    return pb.ModelEnsembling(
+        step=[
+            pb.ModelEnsembling.Step(
+                model_name=step.model,
+                model_version=-1 if step.version is None else step.version,
+                input_map=step.inputs,
+                output_map=step.outputs,
+            )
+            for step in steps
+        ]
     )

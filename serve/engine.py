@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from model_handlers.base import Footprint
     from model_handlers.config import ModelConfig
     from serve.cache_entry import Entry
-    from serve.model import Model
     from serve.request import InferenceRequest, LoadReport
+    from serve.target import AnyModel
 
 _log = logging.getLogger("mme.engine")
 _LOADER_NICENESS = 10
@@ -318,7 +318,7 @@ class Engine:
         return url
 
     @contextlib.asynccontextmanager
-    async def leased(self, name: str, version: int | None = None) -> AsyncIterator[Model]:
+    async def leased(self, name: str, version: int | None = None) -> AsyncIterator[AnyModel]:
         """The model, in memory for as long as the context lasts; it is loaded if need be."""
         entry, _ = await self._acquire(name)
         try:
@@ -338,7 +338,7 @@ class Engine:
             return False
         return version is None or entry.resident is None or version in entry.resident.versions
 
-    def resident_models(self) -> Iterator[tuple[str, Model]]:
+    def resident_models(self) -> Iterator[tuple[str, AnyModel]]:
         """Every version of every model in memory."""
         for entry in self.cache.entries.values():
             if entry.resident is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BF16
-from serve.request import InferenceRequest, InferenceResponse, Layout
+from serve.request import InferenceRequest, InferenceResponse, layout_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from model_handlers.outside import Done, ModelCall
 
 _log = logging.getLogger("mme.outside")
-_LAYOUTS = 4096
 
 
 class Models(Protocol):
@@ -68,7 +67,6 @@ class EngineOutside:
         self._loop = loop
         self._target = target
         self._tasks: set[asyncio.Task[None]] = set()
-        self._layout = functools.lru_cache(_LAYOUTS)(Layout)
 
     def infer(self, call: ModelCall, responder: Responder) -> None:
         """Have a model called."""
@@ -107,7 +105,7 @@ class EngineOutside:
         def complete(_: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
             responder.send(_answer(result) if isinstance(result, InferenceResponse) else result, final=True)
 
-        layout = self._layout(tuple((name, kind, array.shape) for name, kind, array in call.inputs), call.outputs)
+        layout = layout_of(tuple((name, kind, array.shape) for name, kind, array in call.inputs), call.outputs)
         request = InferenceRequest(
             layout, [array for _, _, array in call.inputs], complete, call.id, call.parameters, call.timeout_us
         )

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from model_handlers.config import ModelConfig
+from model_handlers.ensemble_checks import PLATFORM
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.pbtxt import parse_config
 from model_handlers.registry import Backend, detect_backend, find_backend
@@ -24,7 +24,6 @@ _MAX_CONFIG_SIZE = 1 << 20
 _SHOWN_FILES = 12
 # Directories of a model that are no versions; the last is for configurations beside config.pbtxt.
 _RESERVED = ("warmup", "initial_state", "configs")
-_ENSEMBLE = re.compile(r'^\s*(platform\s*:\s*["\']ensemble["\']|ensemble_scheduling\b)', re.MULTILINE)
 _EXPECTED = f"{CONFIG_NAME} and 1/model.onnx, or one directory that holds them"
 
 
@@ -70,11 +69,11 @@ def open_target(path: Path, name: str) -> ModelDirectory:
     """The model in an unpacked archive: at its root, or in its one model directory, or the one of several to be asked.
 
     Whatever the configuration calls it, it is served as `name`. Where there are several, the one that requests are for
-    has the archive's name or the parameter MME_ENTRY; the others are its members.
+    is the ensemble of the others, or has the archive's name or the parameter MME_ENTRY; the others are its members.
 
     Raises:
         MmeError: INVALID_ARGUMENT when `path` is no directory; INVALID_MODEL when there is no model in it, several
-            and none to be asked, or a broken one; UNSUPPORTED for ensembles.
+            and none to be asked, or a broken one.
     """
     if not path.is_dir():
         raise invalid_argument(f"model '{name}' should be in {path}, which is not a directory")
@@ -114,7 +113,24 @@ def open_model(path: Path, name: str, *, strict_name: bool = True) -> ModelDirec
     with disk_errors(f"model '{name}' cannot be read from {path}"):
         if not _is_model(path):
             raise _no_model(path, name)
-        return _open(path, name, strict_name=strict_name)
+        model = _open(path, name, strict_name=strict_name)
+        members = [
+            _open(path.parent / part, f"{name}:{part}", strict_name=False) for part in _parts(path.parent, model)
+        ]
+        return replace(model, members=tuple(members))
+
+
+def _parts(repository: Path, ensemble: ModelDirectory) -> list[str]:
+    """The models beside an ensemble that it consists of, those of its ensembles too."""
+    beside = {child.name for child in _directories(repository)} - {ensemble.path.name}
+    found: dict[str, None] = {}
+    waiting = list(ensemble.config.ensemble)
+    while waiting:
+        part = waiting.pop().model
+        if part in beside and part not in found:
+            found[part] = None
+            waiting += _read_config(repository / part, part, strict_name=False).ensemble
+    return list(found)
 
 
 def _models_in(path: Path, name: str) -> list[Path]:
@@ -124,8 +140,6 @@ def _models_in(path: Path, name: str) -> list[Path]:
     candidates = [child for child in _directories(path) if _is_model(child)]
     if not candidates:
         raise _no_model(path, name)
-    if any(_is_ensemble(candidate) for candidate in candidates):
-        raise MmeError(Kind.UNSUPPORTED, f"model '{name}' is an ensemble, which is not served yet: load its parts")
     entries = candidates if len(candidates) == 1 else _entries(candidates, name)
     if len(entries) != 1:
         found = ", ".join(f"'{candidate.name}'" for candidate in candidates)
@@ -138,19 +152,21 @@ def _models_in(path: Path, name: str) -> list[Path]:
 
 
 def _entries(candidates: list[Path], name: str) -> list[Path]:
-    """Who says that requests are for it; else who is called as the archive is."""
-    chosen = [
-        candidate
-        for candidate in candidates
-        if _read_config(candidate, name, strict_name=False).parameters.get(ENTRY, "").strip().lower() == "true"
-    ]
+    """Who says that requests are for it; else the ensemble of which no other is made; else the archive's namesake."""
+    configs = {candidate: _read_config(candidate, name, strict_name=False) for candidate in candidates}
+    chosen = [path for path, config in configs.items() if config.parameters.get(ENTRY, "").strip().lower() == "true"]
+    parts = {step.model for config in configs.values() for step in config.ensemble}
+    whole = [path for path, config in configs.items() if config.ensemble and path.name not in parts]
     archive = PurePosixPath(name).name.removesuffix(".tar.gz")
-    return chosen or [candidate for candidate in candidates if candidate.name == archive]
+    return chosen or whole or [candidate for candidate in candidates if candidate.name == archive]
 
 
 def _open(path: Path, name: str, *, strict_name: bool) -> ModelDirectory:
     config = _read_config(path, name, strict_name=strict_name)
     available = _versions(path)
+    if config.platform == PLATFORM:  # it has no files: archives may have lost its empty version
+        available = available or {1: path}
+        return ModelDirectory(name, path, replace(config, name=name), _selected(config, available, name))
     backend = _backend(path, config, available)
     config = replace(
         config,
@@ -159,15 +175,20 @@ def _open(path: Path, name: str, *, strict_name: bool) -> ModelDirectory:
         platform=config.platform or next(iter(backend.platforms), ""),
         default_model_filename=config.default_model_filename or backend.filename,
     )
+    model = ModelDirectory(name, path, config, _selected(config, available, name))
+    _check_files(model)
+    return model
+
+
+def _selected(config: ModelConfig, available: dict[int, Path], name: str) -> dict[int, Path]:
+    """The versions that the version policy selects."""
     selected = config.version_policy.select(tuple(available))
     if not selected:
         raise invalid_model(
             f"at least one version must be available under the version policy of model '{name}': "
             f"found {', '.join(map(str, available)) or 'no version directory'}"
         )
-    model = ModelDirectory(name, path, config, {version: available[version] for version in selected})
-    _check_files(model)
-    return model
+    return {version: available[version] for version in selected}
 
 
 def _read_config(path: Path, name: str, *, strict_name: bool) -> ModelConfig:
@@ -212,15 +233,6 @@ def _check_files(model: ModelDirectory) -> None:
 
 def _is_model(path: Path) -> bool:
     return (path / CONFIG_NAME).is_file() or bool(_versions(path))
-
-
-def _is_ensemble(path: Path) -> bool:
-    """Whether its configuration says so, without reading what else is in it."""
-    file = path / CONFIG_NAME
-    if not file.is_file():
-        return False
-    with file.open("rb") as content:
-        return bool(_ENSEMBLE.search(content.read(_MAX_CONFIG_SIZE).decode("utf-8", "replace")))
 
 
 def _versions(path: Path) -> dict[int, Path]:

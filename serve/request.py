@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -38,6 +39,12 @@ class Layout:
     def __repr__(self) -> str:
         tensors = ", ".join(f"{name}:{data_type.name}{list(shape)}" for name, data_type, shape in self.inputs)
         return f"<Layout {tensors} -> {', '.join(self.outputs) or 'all'}>"
+
+
+@functools.lru_cache(maxsize=4096)
+def layout_of(inputs: tuple[tuple[str, DataType, tuple[int, ...]], ...], outputs: tuple[str, ...]) -> Layout:
+    """The one layout of requests that are made here, by models and ensembles, and look alike."""
+    return Layout(inputs, outputs)
 
 
 class Lease(Protocol):

@@ -26,9 +26,11 @@ from model_handlers.isolation.parameters import PLACEMENT, placement_of
 from model_handlers.isolation.start import start_isolated
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.tensor import BYTES
+from serve.ensemble import EnsembleModel
 from serve.footprints import Footprints
 from serve.model import Model
 from serve.repository import ModelDirectory, open_model, open_target
+from serve.scheduling.ensemble_check import check_members
 from serve.source import Archived, InRepository, Source
 from serve.stats import ModelStats
 
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from model_handlers.environments.wanted import Wanted
     from model_handlers.outside import Outside
     from serve.rescue import RescueRequest
+
+AnyModel = Model | EnsembleModel
 
 _log = logging.getLogger("mme.load")
 PIN = "MME_PIN"  # the parameter by which a model's configuration asks never to be evicted
@@ -56,7 +60,7 @@ class Target:
         members: the other models of its archive, by the names that it calls them by.
     """
 
-    def __init__(self, name: str, versions: dict[int, Model], members: dict[str, Target] | None = None) -> None:
+    def __init__(self, name: str, versions: dict[int, AnyModel], members: dict[str, Target] | None = None) -> None:
         self.name = name
         self.versions = versions
         self.members = members or {}
@@ -65,7 +69,7 @@ class Target:
     def __repr__(self) -> str:
         return f"<Target {self.name}: versions {sorted(self.versions)}>"
 
-    def version(self, number: int | None) -> Model:
+    def version(self, number: int | None) -> AnyModel:
         """One version, the latest if none is named.
 
         Raises:
@@ -92,7 +96,7 @@ class Target:
         for model in self.models():
             model.refuse_waiting()
 
-    def models(self) -> Iterator[Model]:
+    def models(self) -> Iterator[AnyModel]:
         """Every version of it and of its members."""
         yield from self.versions.values()
         for member in self.members.values():
@@ -119,7 +123,7 @@ class PreparedTarget:
     target: str
 
     directory: ModelDirectory
-    handler: type[Handler]
+    handler: type[Handler] | None  # None for an ensemble
     lanes: list[tuple[str, Device]]
     placement: Placement
     environments: dict[Path, Environment]
@@ -132,6 +136,7 @@ class PreparedTarget:
 
     def start(self, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
         """Load one instance where it is to execute."""
+        assert self.handler is not None  # noqa: S101 - ensembles have no instances
         if self.placement is Placement.PROCESS:
             environment = self.environments.get(model_file)
             return start_isolated(self.handler, config, model_file, device, lane, environment)
@@ -192,6 +197,11 @@ class ModelLoader:
     def _understood(self, directory: ModelDirectory, target: str, content: str, download_ns: int) -> PreparedTarget:
         """One model of a target, and how it is to be loaded."""
         name = directory.name
+        if directory.config.ensemble:
+            none = Footprint()
+            return PreparedTarget(
+                target, directory, None, [], Placement.INLINE, {}, content, none, none, download_ns, pinned=False
+            )
         backend = find_backend(directory.config.backend, directory.config.platform, name)
         handler = handler_for(backend, name)
         groups = directory.config.instance_groups or (InstanceGroup(name),)
@@ -213,23 +223,26 @@ class ModelLoader:
         members: dict[str, Target] = {}
         taken = Footprint()
         try:
-            for member in prepared.members:
-                members[member.directory.path.name], footprint = self._load(member, {})
+            for member in in_order(prepared.members, prepared.directory.name):
+                versions, footprint = self._load(member, members)
+                members[member.directory.path.name] = Target(member.directory.name, versions)
                 taken += footprint
-            target, footprint = self._load(prepared, members)
+            versions, footprint = self._load(prepared, members)
         except BaseException:
             for loaded in members.values():
                 loaded.close()
             raise
-        return target, taken + footprint
+        return Target(prepared.directory.name, versions, members), taken + footprint
 
-    def _load(self, prepared: PreparedTarget, members: dict[str, Target]) -> tuple[Target, Footprint]:
-        """One model of a target."""
+    def _load(self, prepared: PreparedTarget, members: dict[str, Target]) -> tuple[dict[int, AnyModel], Footprint]:
+        """One model of a target; ensembles consist of the `members` that are loaded already."""
+        if prepared.handler is None:
+            return self._ensembles(prepared, members), Footprint()
         models, taken = self._load_measured(prepared)
         self._footprints.measured(prepared.identity, prepared.handler.backend, prepared.on_disk, taken)
-        return Target(prepared.directory.name, models, members), taken
+        return models, taken
 
-    def _load_measured(self, prepared: PreparedTarget) -> tuple[dict[int, Model], Footprint]:
+    def _load_measured(self, prepared: PreparedTarget) -> tuple[dict[int, AnyModel], Footprint]:
         """A model in a process of its own tells what it takes, so any number of those may load side by side."""
         if prepared.placement is Placement.PROCESS:
             models = self._load_versions(prepared)
@@ -243,9 +256,28 @@ class ModelLoader:
         # A heap page that an unloaded model left behind may be used again without being seen: never less than the file.
         return models, Footprint(max(taken.host, prepared.directory.size()), max(taken.device, 0))
 
-    def _load_versions(self, prepared: PreparedTarget) -> dict[int, Model]:
+    def _ensembles(self, prepared: PreparedTarget, members: dict[str, Target]) -> dict[int, AnyModel]:
+        """Every selected version of an ensemble: they differ in nothing but their numbers."""
+        directory = prepared.directory
+        steps = []
+        for step in directory.config.ensemble:
+            if step.model not in members:
+                raise invalid_model(
+                    f"ensemble {directory.name} contains models that are not available or ambiguous: {step.model}"
+                )
+            steps.append(members[step.model].version(step.version))
+        check_members(directory.config, [step.config for step in steps])
+        config = replace(directory.config, decoupled=any(step.config.decoupled for step in steps))
+        return {
+            version: EnsembleModel(
+                directory.name, version, config, steps, self._stats.setdefault((directory.name, version), ModelStats())
+            )
+            for version in directory.versions
+        }
+
+    def _load_versions(self, prepared: PreparedTarget) -> dict[int, AnyModel]:
         """All selected versions, or none."""
-        loaded: dict[int, Model] = {}
+        loaded: dict[int, AnyModel] = {}
         try:
             for version in prepared.directory.versions:
                 loaded[version] = self._load_version(prepared, version)
@@ -279,6 +311,26 @@ class ModelLoader:
             for handler in handlers:
                 handler.close()
             raise
+
+
+def in_order(members: tuple[PreparedTarget, ...], target: str) -> list[PreparedTarget]:
+    """The models of an archive, ensembles behind those that they consist of.
+
+    Raises:
+        MmeError: INVALID_MODEL when ensembles consist of one another.
+    """
+    ordered: list[PreparedTarget] = []
+    left = {member.directory.path.name: member for member in members}
+    while left:
+        ready = [
+            name
+            for name, member in left.items()
+            if not any(step.model in left for step in member.directory.config.ensemble)
+        ]
+        if not ready:
+            raise invalid_model(f"circular dependency between ensembles of '{target}': {' -> '.join(left)}")
+        ordered += [left.pop(name) for name in ready]
+    return ordered
 
 
 def _is_pinned(config: ModelConfig) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from model_handlers.config import (
     DynamicBatching,
+    EnsembleStep,
     InstanceGroup,
     InstanceKind,
     ModelConfig,
@@ -57,6 +58,7 @@ def config_from(plain: dict[str, Any]) -> ModelConfig:
             "dynamic_batching": None if batching is None else _batching(batching),
             "parameters": MappingProxyType(plain["parameters"]),
             "metric_tags": MappingProxyType(plain["metric_tags"]),
+            "ensemble": tuple(_step(step) for step in plain["ensemble"]),
         }
     )
 
@@ -67,6 +69,12 @@ def _tuples(plain: dict[str, Any]) -> dict[str, Any]:
 
 def _spec(plain: dict[str, Any]) -> TensorSpec:
     return TensorSpec(**{**_tuples(plain), "data_type": BY_NAME[plain["data_type"]]})
+
+
+def _step(plain: dict[str, Any]) -> EnsembleStep:
+    return EnsembleStep(
+        **{**plain, "inputs": MappingProxyType(plain["inputs"]), "outputs": MappingProxyType(plain["outputs"])}
+    )
 
 
 def _group(plain: dict[str, Any]) -> InstanceGroup:

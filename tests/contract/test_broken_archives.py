@@ -67,7 +67,7 @@ ARCHIVES = {
     "no-model": (targz(member("readme.txt", b"hello")), "no model found"),
     "unknown-file": (targz(member("m/1/model.bin", b"hello")), "config.pbtxt"),
     "two-models": (targz(*model(folder="one"), *model(folder="two")), "two models or more"),
-    "ensemble": (targz(*model('platform: "ensemble"\n', folder="e"), *model(folder="part")), "ensemble"),
+    "ensemble": (targz(*model('platform: "ensemble"\n', folder="e"), *model(folder="part")), "must specify 'step'"),
     "unknown-field": (targz(*model("max_batch_sise: 8\n")), "max_batch_sise"),
     "refused-field": (targz(*model("sequence_batching { }\n")), "sequence_batching"),
     "not-text": (targz(*model("max_batch_size: {{{")), "config.pbtxt"),

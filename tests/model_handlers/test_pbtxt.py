@@ -170,8 +170,7 @@ def test_the_sentence_about_broken_unicode_can_be_sent():
 @pytest.mark.parametrize(
     ("text", "path"),
     [
-        ('platform: "ensemble"', "platform"),
-        ('platform: "ensemble" ensemble_scheduling { step { model_name: "a" } }', "ensemble_scheduling"),
+        ('ensemble_scheduling { step { model_namespace: "a" } }', "ensemble_scheduling.step[0].model_namespace"),
         ("sequence_batching { oldest { } }", "sequence_batching"),
         ("max_batch_size: 4 dynamic_batching { priority_levels: 3 }", "dynamic_batching.priority_levels"),
         ("response_cache { enable: true }", "response_cache.enable"),

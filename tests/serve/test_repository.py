@@ -146,14 +146,35 @@ def test_two_models(tree):
     assert "'a', 'b'" in message
 
 
-@pytest.mark.parametrize("ensemble", ['platform: "ensemble"', "name: 'e'\nensemble_scheduling { step [] }"])
-def test_ensembles(ensemble, tree):
-    """An ensemble, beside its parts or alone, is not served yet, and told so."""
-    kind, message = refused(tree({"e/config.pbtxt": ensemble, "e/1/": "", "a/1/model.onnx": ""}))
-    alone, _ = refused(tree({"config.pbtxt": ensemble}))
+ENSEMBLE = """platform: "ensemble"
+input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
+ensemble_scheduling { step { model_name: "%s" input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } } }"""
 
-    assert kind is alone is Kind.UNSUPPORTED
-    assert "not served yet" in message
+
+@pytest.mark.parametrize("version", ["e/1/", "e/labels.txt"], ids=["with its version", "without"])
+def test_an_ensemble_is_asked_for_its_parts(version, tree):
+    """Beside its parts, whatever they are called; an archive that lost its empty version directory will do."""
+    model = open_target(tree({"e/config.pbtxt": ENSEMBLE % "a", version: "", "a/1/model.onnx": ""}), "m")
+
+    assert (model.config.platform, list(model.versions)) == ("ensemble", [1])
+    assert [member.name for member in model.members] == ["m:a"]
+
+
+def test_an_ensemble_of_ensembles_is_the_outermost(tree):
+    """The one that is no part of another."""
+    files = {"a/config.pbtxt": ENSEMBLE % "b", "b/config.pbtxt": ENSEMBLE % "c", "c/1/model.onnx": ""}
+    model = open_target(tree(files), "m")
+
+    assert model.path.name == "a"
+    assert sorted(member.name for member in model.members) == ["m:b", "m:c"]
+
+
+def test_an_ensemble_in_a_repository_takes_what_lies_beside_it(tree):
+    """Its parts and theirs, and nobody else."""
+    files = {"a/config.pbtxt": ENSEMBLE % "b", "b/config.pbtxt": ENSEMBLE % "c", "c/1/model.onnx": ""}
+    root = tree({**files, "other/1/model.onnx": ""})
+
+    assert sorted(member.name for member in open_model(root / "a", "a").members) == ["a:b", "a:c"]
 
 
 @pytest.mark.parametrize("filename", ["../../secret", "/etc/passwd", "a/../../b", "."])

@@ -10,6 +10,7 @@ from isolated_models import Echo
 from model_handlers.base import Placement
 from model_handlers.config import (
     DynamicBatching,
+    EnsembleStep,
     InstanceGroup,
     InstanceKind,
     ModelConfig,
@@ -40,6 +41,7 @@ FULL = ModelConfig(
     parameters=MappingProxyType({"a": "ä"}),
     metric_tags=MappingProxyType({"t": "u"}),
     decoupled=True,
+    ensemble=(EnsembleStep("s", 1, MappingProxyType({"i": "x"}), MappingProxyType({"o": "y"})),),
 )
 
 

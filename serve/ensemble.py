@@ -1,0 +1,260 @@
+"""One version of an ensemble in memory: requests that go through the models of its steps. On the event loop.
+
+To the engine it is a model like any other; it has no lanes, for its steps run on those of their models, each of which
+batches what comes from wherever it comes. Tensors pass from step to step by reference. Which step runs when is decided
+by `scheduling/ensemble.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from model_handlers.base import Footprint
+from model_handlers.errors import MmeError, invalid_argument
+from serve.layout_check import check_layout
+from serve.request import InferenceRequest, InferenceResponse, Timings, layout_of
+from serve.scheduling.ensemble import Graph, Progress, Ready, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from model_handlers.config import ModelConfig
+    from model_handlers.tensor import Array, DataType
+    from serve.layout_check import Checked
+    from serve.model import Model
+    from serve.stats import ModelStats
+
+    # Its type, its elements, and whether the first dimension is the batch's.
+    Passed = tuple[DataType, Array, bool]
+
+_now = time.perf_counter_ns
+_KNOWN_LAYOUTS = 1024
+
+
+class EnsembleModel:
+    """One version of an ensemble, ready to be asked.
+
+    Attributes:
+        config, stats, outstanding, queued: see `serve.model.Model`.
+
+    Args:
+        name, version: what responses carry.
+        config: the ensemble's, checked against its models'.
+        members: for each step the model that runs it.
+        stats: where to count.
+    """
+
+    queued = 0  # requests wait with the models of the steps
+
+    def __init__(
+        self, name: str, version: int, config: ModelConfig, members: Sequence[Model | EnsembleModel], stats: ModelStats
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.config = config
+        self.stats = stats
+        self.outstanding = 0
+        self.members = list(members)
+        decoupled = [member.config.decoupled for member in members]
+        self.graph = Graph(name, config.ensemble, [spec.name for spec in config.inputs], decoupled)
+        self._checked: dict[object, Checked] = {}
+
+    def __repr__(self) -> str:
+        return f"<EnsembleModel {self.name}/{self.version}: {self.outstanding} under way>"
+
+    def start(self) -> None:
+        """Nothing of its own is to be started."""
+
+    def submit(self, request: InferenceRequest) -> None:
+        """Accept a request, which from now on gets exactly one answer.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT when it does not fit the ensemble. Then it was not accepted.
+        """
+        if self.config.decoupled and request.on_response is None:
+            raise invalid_argument(
+                f"ensemble '{self.name}' sends any number of responses, which this route can't carry"
+            )
+        checked = self._checked.get(request.layout)
+        if checked is None:
+            checked = self._check(request)
+        request.batch_size = checked.batch_size
+        request.order = checked.order
+        request.arrival_ns = _now()
+        self.outstanding += 1
+        _Journey(self, request).begin()
+
+    def refuse_waiting(self) -> None:
+        """Whoever waits, waits with the models of the steps."""
+
+    def memory(self) -> Footprint:
+        """Nothing beside its models."""
+        return Footprint()
+
+    def close(self) -> None:
+        """Nothing of its own is to be given back."""
+
+    def _check(self, request: InferenceRequest) -> Checked:
+        if len(self._checked) >= _KNOWN_LAYOUTS:
+            self._checked.clear()
+        try:
+            checked = check_layout(request.layout, self.config)
+        except MmeError as error:
+            self.stats.failed(error.kind, 0)
+            raise
+        self._checked[request.layout] = checked
+        return checked
+
+
+class _Journey:
+    """One request on its way through the steps."""
+
+    def __init__(self, ensemble: EnsembleModel, request: InferenceRequest) -> None:
+        self._ensemble = ensemble
+        self._request = request
+        self._batches = ensemble.config.max_batch_size > 0
+        self._wanted = request.layout.outputs or tuple(spec.name for spec in ensemble.config.outputs)
+        tensors, absent = self._received()
+        self._run: Run[Passed] = Run(ensemble.graph, tensors, absent, self._wanted)
+        self._steps: set[InferenceRequest] = set()
+        self._error: MmeError | None = None
+        self._response: InferenceResponse | None = None
+        self._timings = Timings(request.arrival_ns, 0, 0, 0)
+        self._waited = 0
+
+    def begin(self) -> None:
+        """Run the first steps."""
+        self._request.on_cancel = self._cancel
+        self._go_on(self._run.begin())
+        self._finish_if_over()
+
+    def _received(self) -> tuple[dict[str, Passed], list[str]]:
+        request = self._request
+        tensors: dict[str, Passed] = {}
+        absent = []
+        for spec, position in zip(self._ensemble.config.inputs, request.order, strict=True):
+            if position < 0:
+                absent.append(spec.name)
+            else:
+                tensors[spec.name] = (spec.data_type, request.inputs[position], self._batches)
+        return tensors, absent
+
+    def _go_on(self, progress: Progress[Passed]) -> None:
+        for response in progress.responses:
+            self._respond(response)
+        for ready in progress.ready:
+            if self._error is None:
+                self._submit(ready)
+            else:
+                self._run.ended(ready)
+
+    def _submit(self, ready: Ready[Passed]) -> None:
+        ensemble, request = self._ensemble, self._request
+        member = ensemble.members[ready.step]
+        tensors = [
+            (name, kind, _fitted(member.config, name, array, batched))
+            for name, (kind, array, batched) in ready.inputs.items()
+        ]
+        outputs = tuple(ensemble.graph.steps[ready.step].outputs)
+
+        def complete(step: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
+            self._steps.discard(step)
+            if isinstance(result, MmeError):
+                self._fail(result)
+            elif result is not None:
+                came(step, result)
+            self._run.ended(ready)
+            self._finish_if_over()
+
+        def came(step: InferenceRequest, response: InferenceResponse) -> None:
+            self._count(step, response.timings)
+            if self._error is None:
+                batched = member.config.max_batch_size > 0
+                passed = {name: (kind, array, batched) for name, kind, array in response.outputs}
+                self._go_on(self._run.came(ready, passed))
+
+        layout = layout_of(tuple((name, kind, array.shape) for name, kind, array in tensors), outputs)
+        arrays = [array for _, _, array in tensors]
+        step = InferenceRequest(layout, arrays, complete, request.id, request.parameters, request.timeout_us)
+        step.correlation_id, step.flags = request.correlation_id, request.flags
+        step.callers = (*request.callers, ensemble.name)
+        if member.config.decoupled:
+            step.on_response = came
+        self._steps.add(step)
+        try:
+            member.submit(step)
+        except MmeError as error:
+            complete(step, error)
+
+    def _count(self, step: InferenceRequest, timings: Timings | None) -> None:
+        if timings is not None:
+            self._waited += max(timings.start - step.arrival_ns, 0)
+            self._timings.compute_input += timings.compute_input
+            self._timings.compute_infer += timings.compute_infer
+            self._timings.compute_output += timings.compute_output
+
+    def _respond(self, tensors: dict[str, Passed]) -> None:
+        config = self._ensemble.config
+        outputs = [
+            (spec.name, spec.data_type, _with_batch(tensors[spec.name], wanted=self._batches))
+            for spec in config.outputs
+            if spec.name in tensors
+        ]
+        response = InferenceResponse(
+            self._ensemble.name, str(self._ensemble.version), outputs, self._request.id, self._timings
+        )
+        if config.decoupled:
+            self._request.respond(response)
+        else:
+            self._response = response
+
+    def _fail(self, error: MmeError) -> None:
+        """The first error is the request's; what runs is not waited for longer than it takes to notice."""
+        if self._error is None:
+            self._error = MmeError(error.kind, f"in ensemble '{self._ensemble.name}', {error.message}")
+            self._cancel()
+
+    def _cancel(self) -> None:
+        for step in list(self._steps):
+            step.cancel()
+
+    def _finish_if_over(self) -> None:
+        request = self._request
+        if not self._run.over or request.answered:
+            return
+        if self._error is None:
+            try:
+                self._run.check_answered()
+            except MmeError as error:
+                self._error = error
+        ensemble = self._ensemble
+        ensemble.outstanding -= 1
+        total = _now() - request.arrival_ns
+        if self._error is not None:
+            ensemble.stats.failed(self._error.kind, total)
+        else:
+            ensemble.stats.executed(request.batch_size, self._timings)
+            ensemble.stats.succeeded(1, request.batch_size, self._waited, total, self._timings)
+        request.resolve(self._error or self._response)
+
+
+def _fitted(config: ModelConfig, name: str, array: Array, batched: bool) -> Array:  # noqa: FBT001
+    """A tensor as a model takes it: a batch dimension of 1 comes or goes, where only one of them batches."""
+    spec = config.input(name)
+    if config.max_batch_size > 0:
+        return array if batched else array[None]
+    if batched and spec is not None and array.ndim == len(spec.dims) + 1 and array.shape[0] == 1:
+        row: Array = array[0]
+        return row
+    return array
+
+
+def _with_batch(tensor: Passed, *, wanted: bool) -> Array:
+    _, array, batched = tensor
+    if wanted == batched:
+        return array
+    if wanted:
+        return array[None]
+    row: Array = array[0] if array.ndim and array.shape[0] == 1 else array
+    return row

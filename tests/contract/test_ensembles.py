@@ -1,0 +1,283 @@
+"""Ensembles behind the real server: ONNX and Python models as the steps of one target model."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tritonclient.http
+
+from tests.contract import models
+
+STEP = (
+    """step {{ model_name: "{model}" input_map {{ key: "X" value: "{x}" }} output_map {{ key: "Y" value: "{y}" }} }}"""
+)
+ENSEMBLE = """platform: "ensemble"
+max_batch_size: {batch}
+input {{ name: "IN" data_type: TYPE_FP32 dims: [ {dims} ] }}
+output {{ name: "OUT" data_type: TYPE_FP32 dims: [ {dims} ] }}
+{more}
+ensemble_scheduling {{ {steps} }}
+"""
+BATCHING = "max_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 200000 preferred_batch_size: [ 4 ] }\n"
+
+PYTHON = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        x = request.inputs()[0].as_numpy()
+        if x.ravel()[0] == -99:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("no -99", pb_utils.TritonError.INVALID_ARG))
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * 10)])
+"""
+
+REPEAT = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            x = request.inputs()[0].as_numpy()
+            for i in range(int(x.ravel()[0])):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x + i)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def steps(*chain):
+    """`model x y` each."""
+    return " ".join(STEP.format(model=m, x=x, y=y) for m, x, y in (each.split() for each in chain))
+
+
+def ensemble(folder, *chain, batch=8, dims=4, more=""):
+    """An ensemble of such steps."""
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(ENSEMBLE.format(batch=batch, dims=dims, more=more, steps=steps(*chain)))
+
+
+def python_model(folder, source, more="max_batch_size: 8"):
+    """A Python model X → Y."""
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(textwrap.dedent(source))
+    tensors = (
+        'input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }'
+    )
+    (folder / "config.pbtxt").write_text(f'backend: "python"\n{more}\n{tensors}\n')
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """A folder of models and of ensembles of them."""
+    root = tmp_path_factory.mktemp("repository")
+    models.lay_out(root / "one", models.plus(1), BATCHING)
+    models.lay_out(root / "two", models.plus(2), "max_batch_size: 8\n")
+    models.lay_out(root / "bare", models.plus(100))
+    python_model(root / "ten", PYTHON)
+    python_model(root / "plain", PYTHON, "max_batch_size: 0")
+    python_model(root / "repeat", REPEAT, "max_batch_size: 8 model_transaction_policy { decoupled: true }")
+    ensemble(root / "chain", "one IN a", "ten a b", "two b OUT")
+    ensemble(root / "fork", "one IN a", "two IN SIDE", "two a OUT", more=SIDE)
+    ensemble(root / "nested", "one IN OUT")
+    step = STEP.format(model="chain", x="IN", y="a").replace('"X"', '"IN"').replace('"Y"', '"OUT"')
+    (root / "nested" / "config.pbtxt").write_text(
+        ENSEMBLE.format(batch=8, dims=4, more="", steps=f"{step} {steps('one a OUT')}")
+    )
+    ensemble(root / "streamed", "repeat IN a", "one a OUT")
+    ensemble(root / "unbatched", "one IN a", "plain a OUT")
+    return root
+
+
+@pytest.fixture
+def server(serve, repository):
+    """A server that loads what it is asked for."""
+    return serve({"MME_MODEL_REPOSITORY": str(repository), "MME_LOAD_MODEL": "one"})
+
+
+def ask(server, model, *rows, outputs=(), name="IN", **headers):
+    """The answer to rows of four."""
+    data = [value for row in rows for value in row]
+    body = {"inputs": [{"name": name, "shape": [len(rows), 4], "datatype": "FP32", "data": data}]}
+    if outputs:
+        body["outputs"] = [{"name": output} for output in outputs]
+    return server.ask("POST", f"/v2/models/{model}/infer", body, **headers)
+
+
+def out(answer, name="OUT"):
+    """The rows of an output."""
+    assert answer.status == 200, answer.body
+    (output,) = [each for each in answer.json["outputs"] if each["name"] == name]
+    return np.reshape(output["data"], output["shape"]).tolist()
+
+
+def test_tensors_go_from_step_to_step(server):
+    """ONNX, Python, ONNX; whole batches."""
+    assert out(ask(server, "chain", [1, 2, 3, 4])) == [[22, 32, 42, 52]]
+    assert out(ask(server, "chain", [0] * 4, [1] * 4)) == [[12] * 4, [22] * 4]
+
+
+def test_only_what_is_asked_for_runs(server):
+    """Steps that feed no wanted output are left out, as their statistics show."""
+    side = ask(server, "fork", [1] * 4, outputs=["SIDE"])
+    both = ask(server, "fork", [1] * 4)
+    assert out(side, "SIDE") == [[3] * 4]
+    assert [each["name"] for each in side.json["outputs"]] == ["SIDE"]
+    assert (out(both), out(both, "SIDE")) == ([[4] * 4], [[3] * 4])
+
+    counted = {
+        each["name"]: each["inference_count"] for each in server.ask("GET", "/v2/models/stats").json["model_stats"]
+    }
+    assert (counted["fork"], counted["fork:one"], counted["fork:two"]) == (2, 1, 3)
+
+
+def test_an_ensemble_may_be_a_step(server):
+    """Its parts are those of the outer one."""
+    assert out(ask(server, "nested", [1, 2, 3, 4])) == [[23, 33, 43, 53]]
+
+
+def test_requests_of_an_ensemble_are_batched_in_its_steps(server):
+    """Four at a time reach a step that waits for four together."""
+    ask(server, "chain", [1] * 4)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda i: out(ask(server, "chain", [i] * 4)), range(4)))
+    assert answers == [[[(i + 1) * 10 + 2] * 4] for i in range(4)]
+
+    (stats,) = [s for s in server.ask("GET", "/v2/models/stats").json["model_stats"] if s["name"] == "chain:one"]
+    assert stats["inference_count"] == 5
+    assert stats["execution_count"] < 5
+
+
+def test_a_batch_dimension_comes_and_goes(server):
+    """Between a step that batches and one that does not, for one row."""
+    assert out(ask(server, "unbatched", [1, 2, 3, 4])) == [[20, 30, 40, 50]]
+
+
+def test_each_response_of_a_decoupled_step_is_one_of_the_ensemble(server):
+    """As events, in order; infer refuses it."""
+    answer = server.ask("POST", "/v2/models/streamed/generate_stream", {"IN": [3, 0, 0, 0]})
+    events = [json.loads(event.removeprefix(b"data: ")) for event in answer.body.split(b"\n\n")[:-1]]
+
+    assert [event["OUT"][0] for event in events] == [4, 5, 6]
+    assert ask(server, "streamed", [1] * 4).status == 400
+
+
+def test_an_error_of_a_step_names_the_ensemble(server):
+    """With the step's own status, and the next request is served."""
+    answer = ask(server, "chain", [-100, 0, 0, 0])
+
+    assert (answer.status, answer.error) == (400, "in ensemble 'chain', no -99")
+    assert out(ask(server, "chain", [1] * 4)) == [[22] * 4]
+
+
+def test_requests_are_checked_against_the_ensemble(server):
+    """Names and shapes are its own."""
+    assert "unexpected inference input 'X' for model 'chain'" in ask(server, "chain", [1] * 4, name="X").error
+
+
+def test_tritonclient_sees_an_ensemble(server):
+    """Metadata, configuration and readiness as those of any model."""
+    client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.port}")
+    ask(server, "chain", [1] * 4)
+    metadata, config = client.get_model_metadata("chain"), client.get_model_config("chain")
+    ready = client.is_model_ready("chain")
+    client.close()
+
+    assert ready
+    assert metadata["platform"] == "ensemble"
+    assert metadata["inputs"] == [{"name": "IN", "datatype": "FP32", "shape": [-1, 4]}]
+    assert [step["model_name"] for step in config["ensemble_scheduling"]["step"]] == ["one", "ten", "two"]
+
+
+def test_an_archive_holds_an_ensemble_and_its_parts(serve, repository, tmp_path, runtime):
+    """One target model, asked by boto3; its parts are nobody else's."""
+    store = tmp_path / "store"
+    store.mkdir()
+    with tarfile.open(store / "e.tar.gz", "w:gz") as tar:
+        for name in ("chain", "one", "ten", "two"):
+            tar.add(repository / name, name)
+    server = serve({"MME_MODEL_STORE": str(store)})
+    body = {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+    answer = runtime(server).invoke_endpoint(
+        EndpointName="e", TargetModel="e.tar.gz", ContentType="application/json", Body=json.dumps(body)
+    )
+
+    assert json.loads(answer["Body"].read())["outputs"][0]["data"] == [22, 32, 42, 52]
+    assert [model["modelName"] for model in server.ask("GET", "/models").json["models"]] == ["e.tar.gz"]
+    assert ask(server, "one", [1] * 4).status == 400
+
+
+BROKEN = {
+    "a circle": (["one b a", "two a b", "ten IN OUT"], "the tensors of its steps go in a circle"),
+    "a tensor that comes from nowhere": (["one IN OUT", "two c SIDE"], "at least one of its depending tensors, 'c'"),
+    "an unused tensor": (["one IN a", "two IN OUT"], "ensemble tensor 'a' is unused"),
+    "an unused input": (["one a OUT", "two b a"], "ensemble input 'IN' for ensemble 'e' is not used"),
+    "an output nobody writes": (["one IN SIDE"], "output 'OUT' for ensemble 'e' is not written"),
+    "a tensor written twice": (["one IN OUT", "two IN OUT"], "can appear in an output map only once"),
+    "an unknown model": (["nobody IN OUT"], "contains models that are not available or ambiguous: nobody"),
+}
+SIDE = 'output { name: "SIDE" data_type: TYPE_FP32 dims: [ 4 ] }'
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_an_inconsistent_ensemble_is_refused_by_name(serve, repository, tmp_path, what):
+    """When it is loaded, with Triton's words."""
+    chain, words = BROKEN[what]
+    more = SIDE if "SIDE" in str(chain) else ""
+    server = broken(serve, repository, tmp_path, lambda folder: ensemble(folder, *chain, more=more))
+    assert words in server.ask("POST", "/v2/repository/models/e/load").error
+
+
+CONFIGS = {
+    "a wrong type": (
+        "TYPE_FP32 dims: [ 4 ]",
+        "TYPE_INT32 dims: [ 4 ]",
+        "inconsistent data type: TYPE_INT32 is inferred from model e",
+    ),
+    "a wrong shape": ("dims: [ 4 ]", "dims: [ 5 ]", "inconsistent shape"),
+    "too large a batch": ("max_batch_size: 8", "max_batch_size: 64", "only allows maximum batch size to be 8"),
+    "a wrong input": ('key: "X"', 'key: "Z"', "input X in model one is not mapped to any ensemble tensors"),
+    "a wrong output": ('key: "Y"', 'key: "Z"', "mapped from non-existing output Z in model one"),
+    "a backend": ('platform: "ensemble"', 'platform: "ensemble" backend: "python"', "empty backend type"),
+    "instances": (
+        'platform: "ensemble"',
+        'platform: "ensemble" instance_group { count: 2 }',
+        "instance group should not",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CONFIGS)
+def test_a_wrong_configuration_is_refused_by_name(serve, repository, tmp_path, what):
+    """Whatever disagrees with the models of its steps."""
+    old, new, words = CONFIGS[what]
+
+    def write(folder):
+        ensemble(folder, "one IN OUT")
+        text = (folder / "config.pbtxt").read_text()
+        (folder / "config.pbtxt").write_text(text.replace(old, new))
+
+    server = broken(serve, repository, tmp_path, write)
+    error = server.ask("POST", "/v2/repository/models/e/load").error
+    assert words in error
+
+
+def broken(serve, repository, tmp_path, write):
+    """A server whose repository has such an `e` beside good models."""
+    root = tmp_path / "broken"
+    root.mkdir()
+    for name in ("one", "two", "ten"):
+        (root / name).symlink_to(repository / name)
+    write(root / "e")
+    return serve({"MME_MODEL_REPOSITORY": str(root), "MME_LOAD_MODEL": "one"})
