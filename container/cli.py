@@ -47,6 +47,7 @@ _PACK_EXAMPLES = """\
 examples:
   mme pack repository/bert-0 -o bert-0.tar.gz     a Triton model directory: config.pbtxt and versions
   mme pack resnet.onnx --name resnet50            a bare ONNX file becomes resnet50/1/model.onnx
+  mme pack search -o search.tar.gz                several models: the one with parameter MME_ENTRY calls the others
 """
 _INVOKE_EXAMPLES = """\
 examples:
@@ -208,7 +209,8 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_pack_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", type=Path, metavar="MODEL", help="a Triton model directory or an .onnx file")
+    sources = "a Triton model directory, a folder of several, or an .onnx file"
+    parser.add_argument("source", type=Path, metavar="MODEL", help=sources)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the archive; NAME.tar.gz by default")
     parser.add_argument("--name", help="the model's name; that of the directory or file by default")
     parser.add_argument("--level", type=int, default=1, help="0 (fastest) to 3 (smallest); default 1")

@@ -1,8 +1,9 @@
 """`mme pack`: from a Triton model directory or a bare ONNX file to a .tar.gz that an endpoint loads.
 
 The archive holds one directory named after the model, which suits a multi-model endpoint and a single-model one (that
-wants the directory). Before anything is written the model is opened by the same code that the server uses, and its file
-is held against its configuration where the framework is installed.
+wants the directory). Of a folder of several models, one of which requests are for, it holds each under its own name.
+Before anything is written the models are opened by the same code that the server uses, and their files are held against
+their configurations where the framework is installed.
 """
 
 # ruff: noqa: T201 - a command talks to people
@@ -24,7 +25,7 @@ from serve.repository import open_model, open_target
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from model_handlers.config import ModelConfig
     from serve.repository import ModelDirectory
@@ -45,17 +46,40 @@ def run(arguments: argparse.Namespace) -> int:
         raise invalid_argument(f"--name '{name}' is not the name of a directory")
     if not output.name.endswith(".tar.gz"):
         raise invalid_argument(f"-o '{output}' must end in .tar.gz, because SageMaker takes no other archive")
-    with _staged(source, name) as staging:
-        config = _checked(_opened(staging, name))
+    archive = output.name.removesuffix(".tar.gz")
+    origins = _origins(source, name, archive)
+    with _staged(origins) as staging:
+        models = [_opened(staging, name)] if len(origins) == 1 else _opened_all(staging, archive)
+        configs = [_checked(model) for model in models]
         total = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
         with _progress(total, output.name) as progress:
             pack(staging, output, level=arguments.level, progress=progress)
-        print(f"{name}/")
-        for line in _tree(staging / name):
-            print(f"  {line}")
-    print(f"\nconfiguration in effect\n{_indented(config_text(config))}")
+        for name in origins:
+            print(f"{name}/")
+            for line in _tree(staging / name):
+                print(f"  {line}")
+    for config in configs:
+        print(f"\nconfiguration in effect\n{_indented(config_text(config))}")
     print(f"\n{output}: {_size(output.stat().st_size)}")
     return 0
+
+
+def _origins(source: Path, name: str, archive: str) -> dict[str, Path]:
+    """What is packed, by its name in the archive: the .onnx file or the model's directory, or those of several models.
+
+    Raises:
+        MmeError: there is no such model, or nothing says which of several requests are for.
+    """
+    if not source.exists():
+        raise invalid_argument(f"'{source}' does not exist: name a Triton model directory or an .onnx file")
+    if source.is_file() and source.suffix != ".onnx":
+        raise invalid_argument(f"'{source}' is neither a Triton model directory nor an .onnx file")
+    if source.is_file():
+        return {name: source}
+    model = open_target(source, archive)
+    if not model.members:
+        return {name: model.path}
+    return {each.path.name: each.path for each in (model, *model.members)}
 
 
 def _opened(staging: Path, name: str) -> ModelDirectory:
@@ -68,28 +92,34 @@ def _opened(staging: Path, name: str) -> ModelDirectory:
     return model
 
 
+def _opened_all(staging: Path, archive: str) -> list[ModelDirectory]:
+    """The staged models, first the one that requests for the archive are for."""
+    model = open_target(staging, archive)
+    return [model, *model.members]
+
+
 @contextlib.contextmanager
-def _staged(source: Path, name: str) -> Iterator[Path]:
-    """A directory that holds the model's directory under its name, and nothing else.
+def _staged(origins: Mapping[str, Path]) -> Iterator[Path]:
+    """A directory that holds the models' directories under their names, and nothing else.
 
     Files are hard links where the disk allows, so that gigabytes are not copied.
     """
-    if not source.exists():
-        raise invalid_argument(f"'{source}' does not exist: name a Triton model directory or an .onnx file")
-    if source.is_file() and source.suffix != ".onnx":
-        raise invalid_argument(f"'{source}' is neither a Triton model directory nor an .onnx file")
-    origin = source if source.is_file() else open_target(source, name).path
-    with tempfile.TemporaryDirectory(prefix=".mme-pack-", dir=_link_parent(origin)) as folder:
+    first = next(iter(origins.values()))
+    with tempfile.TemporaryDirectory(prefix=".mme-pack-", dir=_link_parent(first)) as folder:
         staging = Path(folder)
-        if source.is_file():
-            _stage_onnx(source, staging / name / "1")
-        else:
-            _stage_directory(origin, staging / name)
+        for name, origin in origins.items():
+            if origin.is_file():
+                _stage_onnx(origin, staging / name / "1")
+            else:
+                _stage_directory(origin, staging / name)
         try:
             yield staging
         except MmeError as error:  # the sentence names files, and its reader knows them by the place they come from
-            place = str(source.parent if source.is_file() else origin)
-            raise MmeError(error.kind, error.message.replace(str(staging / name), place)) from error
+            message = error.message
+            for name, origin in origins.items():
+                place = origin.parent if origin.is_file() else origin
+                message = message.replace(str(staging / name), str(place))
+            raise MmeError(error.kind, message) from error
 
 
 def _link_parent(origin: Path) -> Path | None:

@@ -309,6 +309,55 @@ def test_repository_of_one_model_is_packed_as_that_model(model, tmp_path):
     assert "plus/config.pbtxt" in members(tmp_path / "out.tar.gz")
 
 
+@pytest.fixture(name="several")
+def _several(model):
+    """A folder of the model plus and of a Python model that calls it."""
+    (model.parent / "caller" / "1").mkdir(parents=True)
+    (model.parent / "caller" / "1" / "model.py").write_text("class TritonPythonModel:\n    pass\n")
+    tensors = 'input { name: "X" data_type: TYPE_FP32 dims: 2 } output { name: "Y" data_type: TYPE_FP32 dims: 2 }'
+    (model.parent / "caller" / "config.pbtxt").write_text(f'backend: "python" max_batch_size: 2 {tensors}')
+    return model.parent
+
+
+def add_entry(folder):
+    """Have a model's configuration say that requests are for it."""
+    with (folder / "config.pbtxt").open("a") as config:
+        config.write(' parameters { key: "MME_ENTRY" value: { string_value: "true" } }')
+
+
+def test_several_models_are_packed_under_their_names(several, tmp_path, capsys):
+    """All of them, and the archive opens as the one that requests are for, with the others as its members."""
+    add_entry(several / "caller")
+
+    assert run("pack", several, "-o", tmp_path / "search.tar.gz") == 0
+    assert [name for name in members(tmp_path / "search.tar.gz") if "/" not in name] == ["caller", "plus"]
+    with (tmp_path / "search.tar.gz").open("rb") as stream:
+        extract(stream, tmp_path / "unpacked", name="search.tar.gz")
+    opened = open_target(tmp_path / "unpacked", "search.tar.gz")
+    assert (opened.path.name, [member.path.name for member in opened.members]) == ("caller", ["plus"])
+    output = capsys.readouterr().out
+    assert 'name: "search"' in output
+    assert 'name: "search:plus"' in output
+    assert sorted(path.name for path in several.iterdir()) == ["caller", "plus"]
+
+
+def test_the_archives_name_says_which_of_several_models_is_asked(several, tmp_path, capsys):
+    """As on the server; an archive of which nothing says it is refused, and is not written."""
+    assert run("pack", several, "-o", tmp_path / "caller.tar.gz") == 0
+    assert run("pack", several, "--name", "caller", "-o", tmp_path / "search.tar.gz") == 1
+    assert "MME_ENTRY" in capsys.readouterr().err
+    assert not (tmp_path / "search.tar.gz").exists()
+
+
+def test_each_of_several_models_is_held_against_its_file(several, tmp_path, capsys):
+    """Also those that only another model calls, by the place that their owner knows."""
+    add_entry(several / "caller")
+    (several / "plus" / "1" / "model.onnx").write_bytes(b"none")
+
+    assert run("pack", several, "-o", tmp_path / "search.tar.gz") == 1
+    assert str(several / "plus" / "1" / "model.onnx") in capsys.readouterr().err
+
+
 def test_a_bad_configuration_is_refused_by_field_and_writes_nothing(model, tmp_path, capsys):
     """What the server would refuse is refused before packing, and no archive and no staging folder is left."""
     (model / "config.pbtxt").write_text('name: "plus" backend: "onnxruntime" max_batch_size: -3')
