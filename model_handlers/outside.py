@@ -51,10 +51,10 @@ class Outside(Protocol):
     def infer(self, call: ModelCall, responder: Responder) -> None:
         """Have a model called. The responder gets what it answers, the last with `final`; errors come the same way."""
 
-    def load(self, model: str, done: Done) -> None:
-        """Load a model; `done` is told True or why not, on any thread."""
+    def load(self, model: str, callers: tuple[str, ...], done: Done) -> None:
+        """Load a model; `done` is told True or why not, on any thread. `callers` are as in `ModelCall`."""
 
-    def unload(self, model: str, done: Done) -> None:
+    def unload(self, model: str, callers: tuple[str, ...], done: Done) -> None:
         """Unload a model; `done` is told True or why not."""
 
     def is_ready(self, model: str, version: int | None, done: Done) -> None:

@@ -3,12 +3,13 @@
 A model's code asks on threads and in processes of its own; everything here goes to the event loop at once, where the
 engine is, and is answered from there.
 
-A model that waits for another one keeps its instance busy. If that one called it in turn, both would wait for ever:
-a call of a model that waits for the caller is refused.
+A model that waits for another one keeps its instance busy, and its lease. If that one called it in turn, both would
+wait for ever: a call of a model that waits for the caller is refused, and so is having it unloaded or loaded anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +21,7 @@ from serve.request import InferenceRequest, InferenceResponse, layout_of
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from model_handlers.base import Responder
     from model_handlers.outside import Done, ModelCall
@@ -43,8 +44,8 @@ class Models(Protocol):
     async def submit_cold(self, name: str, version: int | None, request: InferenceRequest) -> Any:
         """Accept a request for any model."""
 
-    async def load(self, name: str) -> None:
-        """Register a model and load it."""
+    async def reload(self, name: str) -> None:
+        """Load a model, anew if it is in memory."""
 
     async def unload(self, name: str) -> None:
         """Unregister a model."""
@@ -70,36 +71,43 @@ class EngineOutside:
 
     def infer(self, call: ModelCall, responder: Responder) -> None:
         """Have a model called."""
-        self._loop.call_soon_threadsafe(self._infer, call, responder)
+        self._soon(self._infer, call, responder)
 
-    def load(self, model: str, done: Done) -> None:
-        """Load a model."""
-        self._loop.call_soon_threadsafe(self._ask, self._loaded(model), done)
+    def load(self, model: str, callers: tuple[str, ...], done: Done) -> None:
+        """Load a model, anew if it is in memory, as the repository's own route does."""
+        self._soon(self._ask, functools.partial(self._loaded, model, callers), done)
 
-    def unload(self, model: str, done: Done) -> None:
+    def unload(self, model: str, callers: tuple[str, ...], done: Done) -> None:
         """Unload a model."""
-        self._loop.call_soon_threadsafe(self._ask, self._unloaded(model), done)
+        self._soon(self._ask, functools.partial(self._unloaded, model, callers), done)
 
     def is_ready(self, model: str, version: int | None, done: Done) -> None:
         """Ask whether a model would answer."""
-        self._loop.call_soon_threadsafe(lambda: done(self._models.is_ready(self._models.canonical(model), version)))
+        self._soon(self._tell_ready, model, version, done)
+
+    def _soon(self, function: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and soon whoever asks is gone
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def _tell_ready(self, model: str, version: int | None, done: Done) -> None:
+        done(self._models.is_ready(self._models.canonical(model), version))
 
     def _infer(self, call: ModelCall, responder: Responder) -> None:
         try:
             request = self._request(call, responder)
             responder.when_cancelled(functools.partial(self._cancel, request))
-            _check_circle(f"{self._target}:{call.model}", call)
+            _check_circle(f"{self._target}:{call.model}", call.callers, f"call '{call.model}'")
             if self._models.submit_to_member(self._target, call.model, call.version, request):
                 return
             name = self._models.canonical(call.model)
-            _check_circle(name, call)
+            _check_circle(name, call.callers, f"call '{call.model}'")
             if not self._models.submit(name, call.version, request):
                 self._aside(self._submit_cold(name, call.version, request, responder))
         except Exception as error:  # noqa: BLE001 - whoever called must be answered
             responder.send(_known(error), final=True)
 
     def _cancel(self, request: InferenceRequest) -> None:
-        self._loop.call_soon_threadsafe(request.cancel)
+        self._soon(request.cancel)
 
     def _request(self, call: ModelCall, responder: Responder) -> InferenceRequest:
         def complete(_: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
@@ -122,16 +130,20 @@ class EngineOutside:
         except Exception as error:  # noqa: BLE001 - as above
             responder.send(_known(error), final=True)
 
-    async def _loaded(self, model: str) -> None:
-        await self._models.load(self._models.canonical(model))
+    async def _loaded(self, model: str, callers: tuple[str, ...]) -> None:
+        name = self._models.canonical(model)
+        _check_circle(name, (self._target, *callers), f"load '{model}' anew")
+        await self._models.reload(name)
 
-    async def _unloaded(self, model: str) -> None:
-        await self._models.unload(self._models.canonical(model))
+    async def _unloaded(self, model: str, callers: tuple[str, ...]) -> None:
+        name = self._models.canonical(model)
+        _check_circle(name, (self._target, *callers), f"unload '{model}'")
+        await self._models.unload(name)
 
-    def _ask(self, work: Coroutine[Any, Any, None], done: Done) -> None:
+    def _ask(self, work: Callable[[], Coroutine[Any, Any, None]], done: Done) -> None:
         async def answered() -> None:
             try:
-                await work
+                await work()
             except Exception as error:  # noqa: BLE001 - as above
                 done(_known(error))
             else:
@@ -153,10 +165,11 @@ def _answer(response: InferenceResponse) -> ModelResponse:
     )
 
 
-def _check_circle(name: str, call: ModelCall) -> None:
-    if name in call.callers:
-        chain = " → ".join((*call.callers, call.model))
-        what = f"model '{call.callers[-1]}' can't call '{call.model}', which waits for its answer: {chain}"
+def _check_circle(name: str, callers: tuple[str, ...], deed: str) -> None:
+    """Refuse what would have to wait for the caller, or for somebody who waits for the caller."""
+    if name in callers:
+        chain = " → ".join((*dict.fromkeys(callers), name))
+        what = f"model '{callers[-1]}' can't {deed}, which waits for its answer: {chain}"
         raise MmeError(Kind.INVALID_ARGUMENT, what)
 
 

@@ -45,7 +45,7 @@ class Frame:
     """One frame, ready to be sent.
 
     Attributes:
-        data: its bytes.
+        data: its bytes, or those that are still to be sent.
         fd: the descriptor that goes with it, -1 for none. `close` it when the frame was sent, or never will be.
     """
 
@@ -56,14 +56,15 @@ class Frame:
         size = packing.end if packing is not None else 0
         self.fd = -1
         if packing is None or size == 0:
-            self.data = encode_message(message)
+            data = encode_message(message)
         elif size <= INLINE:
             payload = bytearray(size)
             packing.write(memoryview(payload))
-            self.data = encode_message(message | {"payload": size}) + payload
+            data = encode_message(message | {"payload": size}) + payload
         else:
-            self.data = encode_message(message | {"segment": size})
+            data = encode_message(message | {"segment": size})
             self.fd = _written(packing, size)
+        self.data = memoryview(data)
 
     def close(self) -> None:
         """Give the descriptor back."""
@@ -97,12 +98,17 @@ class FrameReader:
 
         Raises:
             BlockingIOError: nothing is there, on a socket that does not wait.
+            ProtocolError: descriptors came that belong to no frame, or could not be taken.
         """
         try:
-            data, fds, _, _ = socket.recv_fds(end, _CHUNK, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            data, fds, flags, _ = socket.recv_fds(end, _CHUNK, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
         except ConnectionError:
             return False
         self._fds += fds
+        if flags & socket.MSG_CTRUNC:
+            raise ProtocolError(f"a descriptor when there were {_MAX_FDS} already, or none was left for this process")
+        if len(self._fds) > _MAX_FDS:
+            raise ProtocolError(f"{len(self._fds)} descriptors of which no frame speaks")
         self._messages.feed(data)
         return bool(data)
 
@@ -134,9 +140,10 @@ class FrameReader:
             os.close(self._fds.pop())
 
     def _mapped(self, size: object) -> Array:
-        if not self._fds:
-            raise ProtocolError("a frame without the descriptor that it speaks of")
-        fd = self._fds.pop(0)
+        try:
+            fd = self._fds.pop(0)
+        except IndexError:  # or `close` took it
+            raise ProtocolError("a frame without the descriptor that it speaks of") from None
         try:
             if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
                 raise ProtocolError("a frame whose memory could still shrink")

@@ -35,6 +35,7 @@ from model_handlers.isolation.segments import SIZES, Segment
 
 if TYPE_CHECKING:
     from model_handlers.base import Handler, ModelResponse
+    from model_handlers.isolation.events import ResponderInChild
     from model_handlers.isolation.framing import Message
     from model_handlers.tensor import Array
 
@@ -183,26 +184,48 @@ class _Worker:
         return {"outputs": [self._add(packing, name, array) for name, array in zip(names, arrays, strict=True)]}
 
     def _execute_requests(self, message: Message, shared: Array, packing: Packing) -> Message:
-        requests = [
-            ModelRequest(
-                self._inputs(fields, shared),
-                tuple(fields["outputs"]),
-                fields["id"],
-                fields["parameters"],
-                fields["timeout_us"],
-                fields["correlation_id"],
-                fields["flags"],
-                responder=self._events.responder(number),
+        requests, responders = [], []
+        for number, fields in enumerate(message["requests"], request_number(message["batch"], 0)):
+            responders.append(self._events.responder(number))
+            requests.append(
+                ModelRequest(
+                    self._inputs(fields, shared),
+                    tuple(fields["outputs"]),
+                    fields["id"],
+                    fields["parameters"],
+                    fields["timeout_us"],
+                    fields["correlation_id"],
+                    fields["flags"],
+                    responder=responders[-1],
+                )
             )
-            for number, fields in enumerate(message["requests"], request_number(message["batch"], 0))
-        ]
-        count = len(requests)
-        answers = self._handler.execute_requests(requests)
-        if len(answers) != count:
-            raise MmeError(
-                Kind.EXECUTION_FAILED, f"model '{self._model}' gave {len(answers)} answers to {count} requests"
-            )
+        try:
+            answers = self._handler.execute_requests(requests)
+            self._check_count(len(answers), len(responders))
+        except BaseException as error:  # noqa: BLE001 - as for the load
+            return self._failed(responders, _as_error(error, self._model, Kind.INTERNAL, "while it executed"))
+        for answer, responder in zip(answers, responders, strict=True):
+            if answer is not None:
+                responder.forget()
         return {"answers": [self._request_answer(answer, packing) for answer in answers]}
+
+    def _check_count(self, answers: int, requests: int) -> None:
+        if answers != requests:
+            raise MmeError(
+                Kind.EXECUTION_FAILED, f"model '{self._model}' gave {answers} answers to {requests} requests"
+            )
+
+    def _failed(self, responders: list[ResponderInChild], error: MmeError) -> Message:
+        """What befell a batch: it comes to each request behind the responses that this has got already."""
+        used = [responder.used for responder in responders]
+        for responder in responders:
+            if responder.used:
+                responder.send(error, final=True)
+            else:
+                responder.forget()
+        if not any(used):
+            return {"error": error_fields(error)}
+        return {"answers": [None if sent else {"error": error_fields(error)} for sent in used]}
 
     def _request_answer(self, answer: ModelResponse | MmeError | None, packing: Packing) -> Message | None:
         if answer is None:

@@ -1,19 +1,25 @@
 """The child's end of the channel: what a model says outside of its batches, and what it is told.
 
 Any thread of the model may send. A thread of ours listens, from the first time on that the model wants to be told
-something: models that never ask do without it.
+something; until then the serving process tells nothing, so that nothing piles up for models that never ask.
+
+A sender that the model forgot says so when it is collected, which may happen on any thread in the middle of anything:
+of sending, too. So no lock here is one that a thread could wait for while it holds it itself, and what is to be sent
+in the middle of sending is sent behind it.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import socket
 import threading
+import time
+import traceback
 from collections import deque
 from typing import TYPE_CHECKING
 
-from model_handlers.errors import MmeError
+from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.channel import Frame, FrameReader
 from model_handlers.isolation.framing import Packing, error_fields
 
@@ -23,6 +29,11 @@ if TYPE_CHECKING:
     from model_handlers.base import ModelResponse
     from model_handlers.isolation.framing import Message
     from model_handlers.tensor import Array
+
+    Take = Callable[[Message, Array], None]
+
+_PASSING = {errno.ETOOMANYREFS, errno.ENOBUFS}  # no more descriptors may be under way, until the other side reads
+_PAUSE = 0.001  # seconds
 
 
 class Events:
@@ -37,69 +48,111 @@ class Events:
         self.model = model
         self._end = end
         self._pid = os.getpid()
-        self._sending = threading.Lock()
-        self._sender = 0  # the thread that is sending
-        self._deferred: deque[Frame] = deque()
-        self._lock = threading.RLock()  # a collection of garbage may let go of a sender anywhere
+        self._sending = threading.RLock()
+        self._busy = False
+        self._unsent: deque[Frame] = deque()
+        self._lock = threading.RLock()
         self._listens = False
+        self._asked = False  # to be told of clients that leave
+        self._told = threading.Event()
+        self._open: set[int] = set()
         self._cancelled: set[int] = set()
         self._watching: dict[int, list[Callable[[], None]]] = {}
-        self._expected: dict[int, Callable[[Message, Array], None]] = {}
+        self._expected: dict[int, Take] = {}
 
     def send(self, message: Message, packing: Packing | None = None) -> None:
         """Send a frame; waits while the other side does not read. Nothing happens in a process that the model forked.
 
         Raises:
-            MmeError: the frame can't be sent.
+            MmeError: such a frame can't be.
         """
         if os.getpid() != self._pid:
             return
         frame = Frame(message, packing)
-        if self._sender == threading.get_ident():  # a collection of garbage, in the middle of sending, found a sender
-            self._deferred.append(frame)
-            return
         with self._sending:
-            self._sender = threading.get_ident()
-            self._put(frame)
-            while self._deferred:
-                self._put(self._deferred.popleft())
-            self._sender = 0
+            self._unsent.append(frame)
+            while self._unsent and not self._busy:
+                self._busy = True
+                try:
+                    self._put(self._unsent.popleft())
+                finally:
+                    self._busy = False
 
     def _put(self, frame: Frame) -> None:
-        with contextlib.suppress(OSError):  # the serving process is gone, and soon we are
-            sent = socket.send_fds(self._end, [frame.data], [frame.fd] if frame.fd >= 0 else [])
-            self._end.sendall(memoryview(frame.data)[sent:])
+        fds = [frame.fd] if frame.fd >= 0 else []
+        while frame.data:
+            try:
+                frame.data = frame.data[socket.send_fds(self._end, [frame.data], fds) :]
+                fds = []
+            except OSError as error:
+                if error.errno not in _PASSING:
+                    break  # the serving process is gone, and soon we are
+                time.sleep(_PAUSE)
         frame.close()
+
+    # -- requests that we were given -----------------------------------------------------------------------------
 
     def responder(self, number: int) -> ResponderInChild:
         """Takes the responses to a request, whose number both sides know."""
-        return ResponderInChild(self, number)
-
-    def is_cancelled(self, number: int) -> bool:
-        """Whether the client of a request has left."""
-        self._listen()
-        return number in self._cancelled
-
-    def when_cancelled(self, number: int, tell: Callable[[], None]) -> None:
-        """Have `tell` called when it leaves; at once if it has."""
-        self._listen()
         with self._lock:
-            if number not in self._cancelled:
-                self._watching.setdefault(number, []).append(tell)
-                return
-        tell()
+            self._open.add(number)
+        return ResponderInChild(self, number)
 
     def forget(self, number: int) -> None:
         """A request has got its last response."""
         with self._lock:
+            self._open.discard(number)
             self._cancelled.discard(number)
             self._watching.pop(number, None)
 
-    def expect(self, number: int, take: Callable[[Message, Array], None]) -> None:
-        """Have the replies to a question of ours taken, until the last one."""
+    def is_cancelled(self, number: int) -> bool:
+        """Whether the client of a request has left."""
+        self._hear_of_clients()
+        return number in self._cancelled
+
+    def when_cancelled(self, number: int, tell: Callable[[], None]) -> None:
+        """Have `tell` called when it leaves; at once if it has; never once the request has got its last response."""
+        self._hear_of_clients()
+        with self._lock:
+            if number not in self._cancelled:
+                if number in self._open:
+                    self._watching.setdefault(number, []).append(tell)
+                return
+        tell()
+
+    def _hear_of_clients(self) -> None:
+        """Ask to be told of clients that leave, once, and wait until we know of those that have left already."""
+        if self._told.is_set() or os.getpid() != self._pid:
+            return
+        with self._lock:
+            asks, self._asked = not self._asked, True
+        if asks:
+            self._listen()
+            self.send({"hear": True})
+        self._told.wait()
+
+    # -- questions of ours ---------------------------------------------------------------------------------------
+
+    def expect(self, number: int, take: Take) -> None:
+        """Have the replies to a question of ours taken, until the last one.
+
+        Raises:
+            MmeError: none will come: this is not the model's process but one that it forked.
+        """
+        if os.getpid() != self._pid:
+            raise MmeError(
+                Kind.UNSUPPORTED, f"model '{self.model}': a process that the model forked can't ask the server anything"
+            )
         with self._lock:
             self._expected[number] = take
         self._listen()
+
+    def expect_no_more(self, number: int) -> bool:
+        """Take no more replies to a question; whether there would have been any."""
+        with self._lock:
+            return self._expected.pop(number, None) is not None
+
+    # -- the thread that listens ---------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         with self._lock:
@@ -109,43 +162,68 @@ class Events:
 
     def _main(self) -> None:
         reader = FrameReader()
-        while reader.receive(self._end):
-            while (frame := reader.next()) is not None:
-                self._take(*frame)
+        try:
+            while reader.receive(self._end):
+                while (frame := reader.next()) is not None:
+                    self._take(*frame)
+        finally:
+            self._told.set()
 
     def _take(self, message: Message, shared: Array) -> None:
-        if "reply" in message:
-            number = message["reply"]
-            with self._lock:
-                take = self._expected.pop(number, None) if message["final"] else self._expected.get(number)
-            if take is not None:
-                take(message, shared)
-        elif "cancelled" in message:
-            with self._lock:
-                self._cancelled.add(message["cancelled"])
-                told = self._watching.pop(message["cancelled"], [])
-            for tell in told:
-                tell()
+        try:
+            if "reply" in message:
+                self._reply(message, shared)
+            elif "cancelled" in message:
+                self._cancel(message["cancelled"])
+            elif "hears" in message:
+                self._told.set()
+        except Exception:  # noqa: BLE001 - code of the model's author is told; others wait for this thread too
+            traceback.print_exc()
+
+    def _reply(self, message: Message, shared: Array) -> None:
+        number = message["reply"]
+        with self._lock:
+            take = self._expected.pop(number, None) if message["final"] else self._expected.get(number)
+        if take is not None:
+            take(message, shared)
+
+    def _cancel(self, number: int) -> None:
+        with self._lock:
+            if number in self._open:
+                self._cancelled.add(number)
+            told = self._watching.pop(number, [])
+        for tell in told:
+            tell()
 
 
 class ResponderInChild:
-    """See `base.Responder`."""
+    """See `base.Responder`.
 
-    __slots__ = ("_events", "_number")
+    Attributes:
+        used: whether anything was sent.
+    """
+
+    __slots__ = ("_events", "_number", "used")
 
     def __init__(self, events: Events, number: int) -> None:
         self._events = events
         self._number = number
+        self.used = False
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
         """One response, or the news that it was the last."""
+        self.used = True
         try:
             self._send(response, final=final)
         except MmeError as error:  # tensors or parameters that can't be sent
             final = True
             self._send(error, final=True)
-        if final:
-            self._events.forget(self._number)
+        if final or isinstance(response, MmeError):
+            self.forget()
+
+    def forget(self) -> None:
+        """It has got its last response."""
+        self._events.forget(self._number)
 
     def _send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
         message: Message = {"respond": self._number, "final": final}

@@ -141,6 +141,17 @@ def error_from(fields: Any) -> MmeError:
         raise ProtocolError(f"an error without kind or message: {str(fields)[:200]}") from None
 
 
+def checked_parameters(fields: Any) -> dict[str, str | int | float]:
+    """A response's parameters that crossed.
+
+    Raises:
+        ProtocolError: they are something else.
+    """
+    if not isinstance(fields, dict) or not all(isinstance(value, str | int | float) for value in fields.values()):
+        raise ProtocolError(f"parameters of a response that are none: {str(fields)[:200]}")
+    return fields
+
+
 class Packing:
     """Finds places for arrays, then writes them all: how much memory that takes is known before there is any.
 

@@ -38,7 +38,7 @@ _log = logging.getLogger("mme.isolation")
 NONSENSE = (ProtocolError, LookupError, TypeError, ValueError, AttributeError, OverflowError)  # of an answer's form
 _LOADING = "while it loaded the model"
 _EXECUTING = "while it executed a batch"
-_IDLE = "while it executed nothing"
+IDLE = "while it executed nothing"
 
 
 class IsolatedHandler(Handler):
@@ -101,6 +101,7 @@ class IsolatedHandler(Handler):
         packing = Packing()
         message = {"inputs": self._add(packing, inputs), "outputs": list(outputs)}
         with self._lock:
+            self._revive()
             reply, shared = self._run(message, packing)
             try:
                 named = zip(outputs, reply["outputs"], strict=True)
@@ -131,7 +132,6 @@ class IsolatedHandler(Handler):
 
     def _run(self, message: Message, packing: Packing) -> tuple[Message, Array]:
         """Write the inputs, have the batch executed: the reply, and the bytes in which its places lie."""
-        self._revive()
         segment, fds = self._segment(packing.end)
         packing.write(segment.memory())
         self._batch += 1
@@ -236,7 +236,7 @@ class IsolatedHandler(Handler):
         if self._closed.is_set():
             raise MmeError(Kind.UNAVAILABLE, f"model '{name}' is unloaded")
         if not self._buried_child:  # nobody was there when it died
-            self._bury(self._child.death(_IDLE))
+            self._bury(self._child.death(IDLE))
         self._segments = SegmentPool()
         now = time.monotonic()
         at = self._restarts.next_at(now)

@@ -23,15 +23,21 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array
 
 _log = logging.getLogger("mme.isolation")
+_MAX_UNSENT = 256 << 20  # bytes of frames that wait for a child to read; what lies in descriptors does not count
+
+
+class DeafError(Exception):
+    """The other side does not take what it is told, and this is why."""
 
 
 class Channel:
-    """One child's channel, from its first frame to `close`.
+    """One child's channel, from `start` to `close`.
 
     Args:
         end: our end of the socket; closed with the channel.
         take: takes each frame that came; what it raises ends the channel.
-        lost: told once that nothing more will come: None at an end, else what was wrong with what came.
+        lost: told once that nothing more will come, unless `close` was called: None at an end, a `DeafError`, else
+            what was wrong with what came. On any thread, which must not wait.
     """
 
     def __init__(
@@ -46,46 +52,66 @@ class Channel:
         self._lost = lost
         self._reader = FrameReader()
         self._unsent: deque[Frame] = deque()
+        self._unsent_size = 0
         self._lock = threading.Lock()  # of what is sent, and of the end
         self._reading = threading.Lock()
         self._open = True
+        self._listened = False
         self._wants_room = False
+
+    def start(self) -> None:
+        """Have frames taken from now on.
+
+        Raises:
+            OSError: the system has no descriptor left; the channel is closed.
+        """
         try:
-            LISTENER.add(end.fileno(), self)
+            with self._lock:  # the first frame may come before this is done
+                LISTENER.add(self._end.fileno(), self)
+                self._listened = True
         except BaseException:
-            end.close()
+            self.close()
             raise
 
     def post(self, frame: Frame) -> None:
         """Send a frame, now or as soon as the other side reads; it is lost if that has gone."""
+        error = None
         with self._lock:
             if not self._open:
                 frame.close()
                 return
             self._unsent.append(frame)
+            self._unsent_size += len(frame.data)
             if len(self._unsent) == 1:
-                self._send()
+                error = self._send()
+            elif self._unsent_size > _MAX_UNSENT:
+                error = DeafError(f"it does not read what it is told, of which {self._unsent_size >> 20} MiB wait")
+        if error is not None:
+            self._gone(error)
 
-    def close(self) -> None:
-        """Neither send nor read any more."""
+    def close(self) -> bool:
+        """Neither send nor read any more. False if that was so already."""
         with self._lock:
-            if self._open:
-                self._open = False
+            if not self._open:
+                return False
+            self._open = False
+            if self._listened:
                 LISTENER.remove(self._end.fileno())
-                self._end.close()
-                self._reader.close()
-                while self._unsent:
-                    self._unsent.popleft().close()
+            self._end.close()
+            self._reader.close()
+            self._drop_unsent()
+            return True
 
     def ready(self, *, readable: bool) -> None:
         """On the listening thread: the socket has something, or room."""
-        if not readable:
-            with self._lock:
-                if self._open:
-                    self._send()
+        if readable:
+            with self._reading:
+                self._read()
             return
-        with self._reading:
-            self._read()
+        with self._lock:
+            error = self._send() if self._open else None
+        if error is not None:
+            self._gone(error)
 
     def drain(self) -> None:
         """Take what has come, to the end of it, and close: for a child that is gone."""
@@ -111,13 +137,11 @@ class Channel:
         return more
 
     def _gone(self, error: Exception | None) -> None:
-        was_open = self._open
-        self.close()
-        if was_open:
+        if self.close():
             self._lost(error)
 
-    def _send(self) -> None:
-        """As much as the socket takes. Under the lock."""
+    def _send(self) -> DeafError | None:
+        """As much as the socket takes; what is wrong with it, if anything is. Under the lock."""
         while self._unsent:
             frame = self._unsent[0]
             try:
@@ -125,14 +149,24 @@ class Channel:
                 sent = socket.send_fds(self._end, [frame.data], fds, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
             except BlockingIOError:
                 self._want_room(wants=True)
-                return
-            except OSError:  # the other side is gone, which its end of the stream tells
-                sent = len(frame.data)
+                return None
+            except ConnectionError:  # the other side is gone, which its end of the stream tells
+                self._drop_unsent()
+                break
+            except OSError as error:  # too many descriptors under way, or no memory
+                return DeafError(f"nothing can be sent to it: {error}")
             frame.close()
+            self._unsent_size -= sent
             frame.data = frame.data[sent:]
             if not frame.data:
                 self._unsent.popleft()
         self._want_room(wants=False)
+        return None
+
+    def _drop_unsent(self) -> None:
+        while self._unsent:
+            self._unsent.popleft().close()
+        self._unsent_size = 0
 
     def _want_room(self, *, wants: bool) -> None:
         if wants != self._wants_room:

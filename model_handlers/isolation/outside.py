@@ -7,13 +7,12 @@ process, asks the real one and sends the answers back. The two know a call by it
 from __future__ import annotations
 
 import itertools
-import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.channel import Frame
-from model_handlers.isolation.framing import Packing, error_fields, error_from, unpack
+from model_handlers.isolation.framing import Packing, ProtocolError, error_fields, error_from, unpack
 from model_handlers.outside import ModelCall
 from model_handlers.tensor import BY_NAME
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from model_handlers.isolation.framing import Message
     from model_handlers.isolation.listener import Channel
     from model_handlers.outside import Done, Outside
-    from model_handlers.tensor import Array
+    from model_handlers.tensor import Array, DataType
 
 
 class OutsideInChild:
@@ -38,33 +37,28 @@ class OutsideInChild:
     def infer(self, call: ModelCall, responder: Responder) -> None:
         """Have a model called."""
         number = next(self._numbers)
-        packing = Packing()
-        message: Message = {
-            "call": number,
-            "model": call.model,
-            "version": call.version,
-            "inputs": [[name, kind.name, packing.add(array, f"input '{name}'")] for name, kind, array in call.inputs],
-            "outputs": call.outputs,
-            "decoupled": call.decoupled,
-            "id": call.id,
-            "parameters": call.parameters,
-            "timeout_us": call.timeout_us,
-            "correlation_id": call.correlation_id,
-            "flags": call.flags,
-        }
 
         def take(reply: Message, shared: Array) -> None:
             responder.send(_response_in(reply, shared, call.model), final=reply["final"])
 
-        self._events.expect(number, take)
-        responder.when_cancelled(lambda: self._events.send({"drop": number}))
-        self._events.send(message, packing)
+        def drop() -> None:
+            if self._events.expect_no_more(number):
+                self._events.send({"drop": number})
 
-    def load(self, model: str, done: Done) -> None:
+        try:
+            self._events.expect(number, take)
+            self._events.send(*_message_of(call, number))
+        except MmeError as error:  # what can't be sent
+            self._events.expect_no_more(number)
+            responder.send(error, final=True)
+        else:
+            responder.when_cancelled(drop)
+
+    def load(self, model: str, callers: tuple[str, ...], done: Done) -> None:  # noqa: ARG002 - the other end knows
         """Load a model."""
         self._ask({"what": "load", "model": model}, done)
 
-    def unload(self, model: str, done: Done) -> None:
+    def unload(self, model: str, callers: tuple[str, ...], done: Done) -> None:  # noqa: ARG002 - as above
         """Unload a model."""
         self._ask({"what": "unload", "model": model}, done)
 
@@ -74,38 +68,56 @@ class OutsideInChild:
 
     def _ask(self, question: Message, done: Done) -> None:
         number = next(self._numbers)
-        self._events.expect(
-            number,
-            lambda reply, _: done(error_from(reply["error"]) if "error" in reply else bool(reply["value"])),
-        )
-        self._events.send({"ask": number, **question})
+
+        def take(reply: Message, _: Array) -> None:
+            done(error_from(reply["error"]) if "error" in reply else bool(reply["value"]))
+
+        try:
+            self._events.expect(number, take)
+            self._events.send({"ask": number, **question})
+        except MmeError as error:
+            self._events.expect_no_more(number)
+            done(error)
 
 
 class Questions:
-    """What one child has asked and is not answered yet. `take` is called on the listening thread."""
+    """What one child has asked and is not answered yet. `take` is called on the listening thread.
 
-    def __init__(self, model: str) -> None:
+    Args:
+        model: the child's.
+        channel: where the answers go.
+    """
+
+    def __init__(self, model: str, channel: Channel) -> None:
         self._model = model
-        self._lock = threading.Lock()
-        self._calls: dict[int, _Replier] = {}
+        self._channel = channel
+        self._calls: dict[int, _Replier] = {}  # single operations of a dict need no lock
 
-    def take(
-        self, message: Message, shared: Array, outside: Outside | None, callers: tuple[str, ...], channel: Channel
-    ) -> None:
-        """One question, or the news that nobody waits for the answer to one."""
+    def take(self, message: Message, shared: Array, outside: Outside | None, callers: tuple[str, ...]) -> None:
+        """One question, or the news that nobody waits for the answer to one.
+
+        Args:
+            message: the frame.
+            shared: the bytes in which its tensors lie.
+            outside: what is asked; None where nothing can be.
+            callers: the models that wait for what the child executes, itself the last.
+
+        Raises:
+            ProtocolError, LookupError, TypeError, ValueError, OverflowError: no child of ours asks so.
+        """
         if "drop" in message:
-            self._drop(message["drop"])
+            self._drop(int(message["drop"]))
         elif outside is None:
             number = message["call"] if "call" in message else message["ask"]
             error = MmeError(Kind.UNSUPPORTED, f"model '{self._model}' is served where it can call no other model")
-            channel.post(Frame({"reply": number, "final": True, "error": error_fields(error)}))
+            self._channel.post(Frame({"reply": number, "final": True, "error": error_fields(error)}))
         elif "call" in message:
-            replier = _Replier(message["call"], channel, self._forget)
-            with self._lock:
-                self._calls[replier.number] = replier
-            outside.infer(_call_in(message, shared, callers), replier)
+            call = _call_in(message, shared, callers)
+            replier = _Replier(int(message["call"]), self._channel, self._calls)
+            self._calls[replier.number] = replier
+            outside.infer(call, replier)
         else:
-            _put(message, outside, channel)
+            _put(message, outside, callers, self._channel)
 
     def drop_all(self) -> None:
         """Whoever asked is gone."""
@@ -113,35 +125,39 @@ class Questions:
             self._drop(number)
 
     def _drop(self, number: int) -> None:
-        with self._lock:
-            replier = self._calls.pop(number, None)
+        replier = self._calls.pop(number, None)
         if replier is not None:
             replier.cancel()
 
-    def _forget(self, number: int) -> None:
-        with self._lock:
-            self._calls.pop(number, None)
-
 
 class _Replier:
-    """See `model_handlers.base.Responder`: sends what a called model answers to the child that called it."""
+    """See `model_handlers.base.Responder`: sends what a called model answers to the child that called it.
 
-    def __init__(self, number: int, channel: Channel, ended: Callable[[int], None]) -> None:
+    Args:
+        number: what the child calls the call.
+        channel: the child's.
+        calls: those that are not answered yet, which it leaves when it is.
+    """
+
+    def __init__(self, number: int, channel: Channel, calls: dict[int, _Replier]) -> None:
         self.number = number
         self._channel = channel
-        self._ended = ended
+        self._calls = calls
         self._cancelled = False
         self._tell: list[Callable[[], None]] = []
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
         if final:
-            self._ended(self.number)
+            self._calls.pop(self.number, None)
+            self._tell = []
         if self._cancelled:
             return
         try:
             frame = self._frame(response, final=final)
-        except MmeError as error:  # it takes more memory than there is
-            frame = self._frame(error, final=True)
+        except Exception as error:  # noqa: BLE001 - whoever called must be answered, whatever can't be sent
+            frame = self._frame(_unsendable(error), final=True)
+            self._calls.pop(self.number, None)
+            self.cancel()
         self._channel.post(frame)
 
     def is_cancelled(self) -> bool:
@@ -155,7 +171,8 @@ class _Replier:
     def cancel(self) -> None:
         """Nobody waits any more."""
         self._cancelled = True
-        for tell in self._tell:
+        told, self._tell = self._tell, []
+        for tell in told:
             tell()
 
     def _frame(self, response: ModelResponse | MmeError | None, *, final: bool) -> Frame:
@@ -171,39 +188,74 @@ class _Replier:
         return Frame(message, packing)
 
 
-def _put(message: Message, outside: Outside, channel: Channel) -> None:
-    number, what, model = message["ask"], message["what"], str(message["model"])
+def _unsendable(error: Exception) -> MmeError:
+    if isinstance(error, MmeError):
+        return error
+    return MmeError(Kind.UNAVAILABLE, f"a response can't be handed to the model that called: {error}")
+
+
+def _put(message: Message, outside: Outside, callers: tuple[str, ...], channel: Channel) -> None:
+    number, what, model = int(message["ask"]), message["what"], str(message["model"])
 
     def done(answer: bool | MmeError) -> None:  # noqa: FBT001 - see Done
         reply = {"error": error_fields(answer)} if isinstance(answer, MmeError) else {"value": answer}
         channel.post(Frame({"reply": number, "final": True, **reply}))
 
     if what == "load":
-        outside.load(model, done)
+        outside.load(model, callers, done)
     elif what == "unload":
-        outside.unload(model, done)
+        outside.unload(model, callers, done)
+    elif what == "ready":
+        outside.is_ready(model, _version(message["version"]), done)
     else:
-        outside.is_ready(model, message["version"], done)
+        raise ProtocolError(f"a question about nothing: {str(what)[:200]}")
+
+
+def _version(version: Any) -> int | None:
+    return None if version is None else int(version)
+
+
+def _message_of(call: ModelCall, number: int) -> tuple[Message, Packing]:
+    packing = Packing()
+    message: Message = {
+        "call": number,
+        "model": call.model,
+        "version": call.version,
+        "inputs": [[name, kind.name, packing.add(array, f"input '{name}'")] for name, kind, array in call.inputs],
+        "outputs": call.outputs,
+        "decoupled": call.decoupled,
+        "id": call.id,
+        "parameters": call.parameters,
+        "timeout_us": call.timeout_us,
+        "correlation_id": call.correlation_id,
+        "flags": call.flags,
+    }
+    return message, packing
 
 
 def _call_in(message: Message, shared: Array, callers: tuple[str, ...]) -> ModelCall:
     model = str(message["model"])
-    version = message["version"]
+    correlation_id = message["correlation_id"]
     return ModelCall(
         model,
-        None if version is None else int(version),
-        tuple(
-            (str(name), BY_NAME[kind], unpack(shared, place, name, model)) for name, kind, place in message["inputs"]
-        ),
+        _version(message["version"]),
+        tuple(_input_in(shared, model, *fields) for fields in message["inputs"]),
         tuple(map(str, message["outputs"])),
         bool(message["decoupled"]),
         callers,
         str(message["id"]),
         dict(message["parameters"]),
         int(message["timeout_us"]),
-        message["correlation_id"],
+        correlation_id if isinstance(correlation_id, str) else int(correlation_id),
         int(message["flags"]),
     )
+
+
+def _input_in(shared: Array, model: str, name: Any, kind: Any, place: Any) -> tuple[str, DataType, Array]:
+    data_type, array = BY_NAME[kind], unpack(shared, place, name, model)
+    if array.dtype != data_type.dtype:  # it would be joined with other clients' inputs of that type
+        raise ProtocolError(f"input '{str(name)[:200]}' of model '{model[:200]}' as {kind} in the form of {place[0]}")
+    return str(name), data_type, array
 
 
 def _response_in(reply: Message, shared: Array, model: str) -> ModelResponse | MmeError | None:

@@ -120,8 +120,12 @@ class Child:
 
     def broke(self, error: Exception, doing: str) -> ChildDiedError:
         """End a process that answered what it can't have meant; returns what to raise."""
+        return self.end(f"it sent {error}", doing)
+
+    def end(self, why: str, doing: str) -> ChildDiedError:
+        """End a process that can't be worked with; returns what to raise."""
         self._kill()
-        return self._died(Kind.EXECUTION_FAILED, f"was ended, since it sent {error},", doing)
+        return self._died(Kind.EXECUTION_FAILED, f"was ended, since {why},", doing)
 
     def take_events(self) -> socket.socket:
         """Our end of the socket for what either side says unasked; the caller's to read and to close from now on."""

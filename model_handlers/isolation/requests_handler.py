@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, ClassVar
 from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.channel import Frame
-from model_handlers.isolation.framing import Packing, ProtocolError, error_from, request_number
-from model_handlers.isolation.handler import NONSENSE, IsolatedHandler
-from model_handlers.isolation.listener import Channel
+from model_handlers.isolation.framing import Packing, ProtocolError, checked_parameters, error_from, request_number
+from model_handlers.isolation.handler import IDLE, NONSENSE, IsolatedHandler
+from model_handlers.isolation.listener import Channel, DeafError
 from model_handlers.isolation.outside import Questions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from model_handlers.base import ModelRequest
+    from model_handlers.base import ModelRequest, Responder
     from model_handlers.config import ModelConfig
     from model_handlers.isolation.framing import Message
     from model_handlers.isolation.process import Child
@@ -40,8 +40,10 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self, load: Message, config: ModelConfig, lane: str, *, uses_gpu: bool, program: Program | None = None
     ) -> None:
         self._open: dict[int, ModelRequest] = {}  # single operations of a dict need no lock
-        self._questions = Questions(config.name)
-        self._channel: Channel | None = None
+        self._hears = False
+        self._unheard: tuple[Child, Exception | None] | None = None
+        self._channel: Channel
+        self._questions: Questions
         super().__init__(load, config, lane, uses_gpu=uses_gpu, program=program)
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
@@ -61,27 +63,37 @@ class IsolatedRequestsHandler(IsolatedHandler):
         ]
         with self._lock:
             self._revive()
-            numbers = range(request_number(self._batch + 1, 0), request_number(self._batch + 1, len(requests)))
-            self._begin_requests(numbers, requests)
+            numbers = self._open_requests(requests)
             try:
-                reply, shared = self._run({"requests": fields}, packing)
-                answers = [self._answer(shared, answer) for answer in reply["answers"]]
-                for number, answer in zip(numbers, answers, strict=True):
-                    if answer is not None:
-                        self._open.pop(number, None)
+                return self._answers(numbers, requests, *self._run({"requests": fields}, packing))
             except NONSENSE as error:
                 self._broke(error)
             except BaseException:
                 for number in numbers:
                     self._open.pop(number, None)
                 raise
-            return answers
 
-    def _begin_requests(self, numbers: range, requests: Sequence[ModelRequest]) -> None:
+    def _open_requests(self, requests: Sequence[ModelRequest]) -> range:
+        """Call the requests of the next batch by their numbers."""
+        numbers = range(request_number(self._batch + 1, 0), request_number(self._batch + 1, len(requests)))
         for number, request in zip(numbers, requests, strict=True):
             if request.responder is not None:
                 self._open[number] = request
-                request.responder.when_cancelled(functools.partial(self._tell_cancelled, number))
+                if self._hears:
+                    self._watch(number, request.responder)
+        return numbers
+
+    def _answers(
+        self, numbers: range, requests: Sequence[ModelRequest], reply: Message, shared: Array
+    ) -> list[ModelResponse | MmeError | None]:
+        """The batch's answers, without those of requests that had their last response before."""
+        answers = [self._answer(shared, answer) for answer in reply["answers"]]
+        return [
+            None
+            if answer is not None and request.responder is not None and self._open.pop(number, None) is None
+            else answer
+            for number, request, answer in zip(numbers, requests, answers, strict=True)
+        ]
 
     def _answer(self, shared: Array, answer: Message | None) -> ModelResponse | MmeError | None:
         if answer is None:
@@ -92,57 +104,96 @@ class IsolatedRequestsHandler(IsolatedHandler):
 
     def _response(self, shared: Array, fields: Message) -> ModelResponse:
         outputs = {name: self._unpack(shared, place, name) for name, place in fields["outputs"].items()}
-        return ModelResponse(outputs, fields["parameters"])
+        return ModelResponse(outputs, checked_parameters(fields["parameters"]))
 
     # -- the channel ---------------------------------------------------------------------------------------------
 
     def _begin(self) -> tuple[Child, ModelConfig]:
         child, config = super()._begin()
+        self._channel = Channel(child.take_events(), self._take, functools.partial(self._lost, child))
+        self._questions = Questions(config.name, self._channel)
+        self._hears = False
         try:
-            self._channel = Channel(child.take_events(), self._take, functools.partial(self._lost, child))
+            self._channel.start()
         except OSError as error:
             child.close(0)
             raise MmeError(Kind.UNAVAILABLE, f"model '{config.name}': its process can't be heard: {error}") from error
         return child, config
 
+    def _revive(self) -> None:
+        self._bury_lost()
+        super()._revive()
+
     def _buried(self, why: MmeError) -> None:
-        if self._channel is not None:
-            self._channel.drain()
+        self._channel.drain()
         while self._open:
             _respond(self._open.popitem()[1], why, final=True)
         self._questions.drop_all()
 
     def _take(self, message: Message, shared: Array) -> None:
         """A frame came. What it raises ends the channel."""
-        if "respond" not in message:
-            self._asked(message, shared)
-            return
-        number, final = message["respond"], bool(message["final"]) or "error" in message
+        if "respond" in message:
+            self._responded(message, shared)
+        elif "hear" in message:
+            self._hear()
+        elif {"call", "ask", "drop"} & message.keys():
+            callers = dict.fromkeys(caller for request in list(self._open.values()) for caller in request.callers)
+            self._questions.take(message, shared, self.outside, (*callers, self.config.name))
+        else:
+            raise ProtocolError(f"a frame about nothing: {str(message)[:200]}")
+
+    def _responded(self, message: Message, shared: Array) -> None:
         error = error_from(message["error"]) if "error" in message else None
         response = self._response(shared, message) if "outputs" in message else None
+        final = bool(message["final"]) or error is not None or not self.config.decoupled
+        number = message["respond"]
         request = self._open.pop(number, None) if final else self._open.get(number)
         if request is not None:
             _respond(request, error or response, final=final)
 
-    def _asked(self, message: Message, shared: Array) -> None:
-        if not {"call", "ask", "drop"} & message.keys() or self._channel is None:
-            raise ProtocolError(f"a frame about nothing: {str(message)[:200]}")
-        callers = dict.fromkeys(caller for request in list(self._open.values()) for caller in request.callers)
-        self._questions.take(message, shared, self.outside, (*callers, self.config.name), self._channel)
+    def _hear(self) -> None:
+        """From now on the process wants to be told of clients that leave, and now of those that have left."""
+        self._hears = True
+        for number, request in list(self._open.items()):
+            if request.responder is not None:
+                self._watch(number, request.responder)
+        self._channel.post(Frame({"hears": True}))
 
-    def _tell_cancelled(self, number: int) -> None:
-        if number in self._open and self._channel is not None:
-            self._channel.post(Frame({"cancelled": number}))
+    def _watch(self, number: int, responder: Responder) -> None:
+        responder.when_cancelled(functools.partial(self._tell_cancelled, number, self._channel))
+
+    def _tell_cancelled(self, number: int, channel: Channel) -> None:
+        if number in self._open:
+            channel.post(Frame({"cancelled": number}))
 
     def _lost(self, child: Child, error: Exception | None) -> None:
-        """The channel has ended. On the listening thread, which can't wait for what became of the process."""
-        if error is not None or self._open:
-            threading.Thread(target=self._mourn, args=(child, error), name="model death", daemon=True).start()
+        """The channel has ended, and so has the process that can't be heard any more.
 
-    def _mourn(self, child: Child, error: Exception | None) -> None:
-        with self._lock:  # whoever executes a batch meanwhile notices the death and buries it
-            if child is self._child and child.alive:
-                self._bury(child.death(_RESPONDING) if error is None else child.broke(error, _RESPONDING))
+        On a thread that can't wait for what became of it. Whoever executes a batch meanwhile buries it as well.
+        """
+        self._unheard = child, error
+        if child.alive and not self._closed.is_set():
+            threading.Thread(target=self._mourn, name="model death", daemon=True).start()
+
+    def _mourn(self) -> None:
+        with self._lock:
+            self._bury_lost()
+
+    def _bury_lost(self) -> None:
+        if self._unheard is None:
+            return
+        (child, error), self._unheard = self._unheard, None
+        if child is not self._child or not child.alive:
+            return
+        doing = _RESPONDING if self._open else IDLE
+        if error is None:
+            self._bury(child.death(doing))
+        elif isinstance(error, DeafError):
+            self._bury(child.end(str(error), doing))
+        elif isinstance(error, ProtocolError):
+            self._bury(child.broke(error, doing))
+        else:
+            self._bury(child.end(f"it sent a frame of another form: {error!r}", doing))
 
 
 def _respond(request: ModelRequest, response: ModelResponse | MmeError | None, *, final: bool) -> None:

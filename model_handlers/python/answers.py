@@ -1,4 +1,4 @@
-"""What `execute` returned, checked: each request's outputs as the protocol carries them, or its own error. PURE.
+"""What `execute` returned, checked: each request's outputs as the protocol carries them, or its own error.
 
 Tensors cross here between the shapes that clients see and those that the model sees, where the configuration has a
 `reshape`.
@@ -6,6 +6,7 @@ Tensors cross here between the shapes that clients see and those that the model 
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import ModelResponse
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
     from model_handlers.python.responses import Responses
     from model_handlers.tensor import Array, DataType, TensorSpec
+
+_log = logging.getLogger("mme.model")
 
 
 def answers(
@@ -57,7 +60,12 @@ def _answer(
     if response is None and responses.taken:
         return None
     if not responses.settle():
-        return failed_batch("execute returned a response to a request that its response sender had answered.", lane)
+        _log.error(
+            "%s",
+            failed_batch("execute returned a response to a request that its response sender had answered.", lane),
+            extra={"target_model": config.name},
+        )
+        return None
     return answer_of(config, lane, request, response)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from concurrent.futures import Future
 
 _log = logging.getLogger("mme.model")
 
@@ -22,6 +23,7 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._closing = False
+        self._aside: set[Future[None]] = set()  # asyncio itself would forget a task that nobody else holds
         self._thread = threading.Thread(target=self._turn, name=f"{name} asyncio", daemon=True)
         self._thread.start()
 
@@ -42,7 +44,9 @@ class LoopThread:
         async def run() -> None:
             ended(*await _outcome(coroutine))
 
-        asyncio.run_coroutine_threadsafe(run(), self._loop)
+        task = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
 
     def close(self) -> None:
         """Cancel what is still running, and end the thread."""

@@ -79,11 +79,10 @@ class Host:
             try:
                 returned = self._returned(requests, responses)
             except BaseException as error:
-                failure = failed_execution(error, self._lane)
-                _fail(responses, failure)
-                raise failure from error
+                raise _fail(responses, failed_execution(error, self._lane)) from error
             if self.config.decoupled:
-                self._check_decoupled(returned, responses)
+                if returned is not None:
+                    raise _fail(responses, self._must_return_none())
                 return [None] * len(requests)
             return answers(self.config, self._lane, requests, responses, returned)
 
@@ -145,12 +144,6 @@ class Host:
         elif returned is not None:
             _fail(responses, self._must_return_none())
 
-    def _check_decoupled(self, returned: Any, responses: list[Responses]) -> None:
-        if returned is not None:
-            error = self._must_return_none()
-            _fail(responses, error)
-            raise error
-
     def _must_return_none(self) -> MmeError:
         return MmeError(
             Kind.EXECUTION_FAILED,
@@ -178,6 +171,8 @@ class Host:
         return received
 
 
-def _fail(responses: list[Responses], error: MmeError) -> None:
+def _fail(responses: list[Responses], error: MmeError) -> MmeError:
+    """Tell whoever still waits; returns the error, which a frame that raised it must not keep: it keeps the frame."""
     for each in responses:
         each.fail(error)
+    return error

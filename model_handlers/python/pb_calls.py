@@ -7,9 +7,10 @@ its own. Errors of a call are responses that carry them, as those of the model's
 from __future__ import annotations
 
 import asyncio
-import threading
-from concurrent.futures import Future
-from queue import SimpleQueue
+import contextlib
+import operator
+from concurrent.futures import Future, InvalidStateError
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError
@@ -47,7 +48,6 @@ class _Inbox:
     """A `Responder` for whoever waits for responses."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._cancelled = False
         self._tell: list[Callable[[], None]] = []
 
@@ -55,18 +55,20 @@ class _Inbox:
         return self._cancelled
 
     def when_cancelled(self, tell: Callable[[], None]) -> None:
-        with self._lock:
-            self._tell.append(tell)
+        self._tell.append(tell)
         if self._cancelled:
-            self.cancel()
+            tell()
 
     def cancel(self) -> None:
-        """Wait for nothing more."""
-        with self._lock:
-            self._cancelled = True
-            tell, self._tell = self._tell, []
-        for each in tell:
-            each()
+        """Wait for nothing more. In a collection of garbage, maybe, in the middle of anything."""
+        self._cancelled = True
+        told, self._tell = self._tell, []
+        for tell in told:
+            tell()
+
+    def _ended(self) -> None:
+        """The last response came: whom it would be told to is not held any longer."""
+        self._tell = []
 
 
 class _One(_Inbox):
@@ -77,32 +79,79 @@ class _One(_Inbox):
         self.future: Future[InferenceResponse] = Future()
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:  # noqa: ARG002 - it is
-        if not self.future.done():
+        self._ended()
+        with contextlib.suppress(InvalidStateError):  # it was cancelled this moment
             self.future.set_result(_received(response or MmeError(Kind.EXECUTION_FAILED, "there was no response")))
 
 
-class ResponseIterator(_Inbox):
-    """The responses of a decoupled model, as they come. Ends with the last one; an error is the last."""
+class _Many(_Inbox):
+    """Keeps responses for one thread or coroutine that takes them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._responses: SimpleQueue[InferenceResponse | None] = SimpleQueue()
-        self._ended = False
+        self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
-        """One came."""
         if response is not None:
-            self._responses.put(_received(response))
-        if final:
-            self._responses.put(None)
+            self._put(_received(response))
+        if final or isinstance(response, MmeError):
+            self._ended()
+            self._put(None)
+
+    def cancel(self) -> None:
+        super().cancel()
+        self._put(None)
+
+    def take(self) -> InferenceResponse | None:
+        """The next one, None behind the last; waits for it."""
+        return self._responses.get()
+
+    async def take_async(self) -> InferenceResponse | None:
+        """The same for a coroutine."""
+        loop = asyncio.get_running_loop()
+        while True:
+            waiting = loop.create_future()
+            self._waiting = loop, waiting
+            with contextlib.suppress(Empty):
+                return self._responses.get_nowait()
+            await waiting
+
+    def _put(self, response: InferenceResponse | None) -> None:
+        self._responses.put(response)
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            loop, future = waiting
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and who waited on it is gone
+                loop.call_soon_threadsafe(_wake, future)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class ResponseIterator:
+    """The responses of a decoupled model, as they come. Ends with the last one; an error is the last.
+
+    Whoever lets go of it waits for no more of them, which the called model may learn.
+    """
+
+    def __init__(self, inbox: _Many) -> None:
+        self._inbox = inbox
+        self._over = False
+
+    def cancel(self) -> None:
+        """Wait for nothing more: what has not come yet will not come."""
+        self._inbox.cancel()
 
     def __iter__(self) -> Iterator[InferenceResponse]:
         return self
 
     def __next__(self) -> InferenceResponse:
-        response = None if self._ended else self._responses.get()
+        response = None if self._over else self._inbox.take()
         if response is None:
-            self._ended = True
+            self._over = True
             raise StopIteration
         return response
 
@@ -110,8 +159,9 @@ class ResponseIterator(_Inbox):
         return self
 
     async def __anext__(self) -> InferenceResponse:
-        response = await asyncio.to_thread(next, self, None)
+        response = None if self._over else await self._inbox.take_async()
         if response is None:
+            self._over = True
             raise StopAsyncIteration
         return response
 
@@ -121,8 +171,9 @@ class ResponseIterator(_Inbox):
         yield  # makes it a generator
 
     def __del__(self) -> None:
-        if not self._ended:
-            self.cancel()
+        with contextlib.suppress(Exception):  # in an interpreter that ends nothing is sure to work
+            if not self._over:
+                self._inbox.cancel()
 
 
 def call(request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | ResponseIterator:
@@ -137,7 +188,10 @@ def call(request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | R
 def call_async(request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
     """`InferenceRequest.async_exec`: begins at once, whenever it is awaited."""
     one = _One()
-    response = asyncio.wrap_future(one.future)
+    try:
+        response = asyncio.wrap_future(one.future, loop=asyncio.get_running_loop())
+    except RuntimeError:
+        raise TritonModelException("async_exec is for coroutines: use exec, or make execute an async def") from None
     response.add_done_callback(lambda done: one.cancel() if done.cancelled() else None)
     _outside().infer(_model_call(request, decoupled=False), one)
     return response
@@ -145,19 +199,19 @@ def call_async(request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
 
 def call_decoupled(request: InferenceRequest) -> ResponseIterator:
     """Both of them, for a decoupled model."""
-    responses = ResponseIterator()
-    _outside().infer(_model_call(request, decoupled=True), responses)
-    return responses
+    inbox = _Many()
+    _outside().infer(_model_call(request, decoupled=True), inbox)
+    return ResponseIterator(inbox)
 
 
-def ask(put: Callable[[Outside, Done], None]) -> bool:
-    """The answer to a question that `put` asks of the server.
+def ask(put: Callable[[Outside, tuple[str, ...], Done], None]) -> bool:
+    """The answer to a question that `put` asks of the server, on behalf of those who wait for the model.
 
     Raises:
         TritonModelException: it is an error.
     """
     answered: Future[bool | MmeError] = Future()
-    put(_outside(), answered.set_result)
+    put(_outside(), _callers(), answered.set_result)
     answer = answered.result()
     if isinstance(answer, MmeError):
         raise TritonModelException(answer.message)
@@ -171,26 +225,39 @@ def _outside() -> Outside:
     return model.outside
 
 
+def _callers() -> tuple[str, ...]:
+    model = hosted()
+    return model.callers if model is not None else ()
+
+
 def _model_call(request: InferenceRequest, *, decoupled: bool) -> ModelCall:
     if not request.model_name:
         raise TritonModelException("an InferenceRequest needs a model_name to be executed")
     strange = next((tensor for tensor in request.inputs() if not isinstance(tensor, Tensor)), None)
     if strange is not None:
         raise TritonModelException(f"inputs of an InferenceRequest must be Tensors, got {type(strange)}")
-    model = hosted()
+    version = _integer("model_version", request.model_version)
+    correlation_id = request.correlation_id()
     return ModelCall(
-        request.model_name,
-        None if request.model_version < 0 else request.model_version,
+        str(request.model_name),
+        None if version < 0 else version,
         tuple((tensor.name(), *tensor.carried()) for tensor in request.inputs()),
-        tuple(request.requested_output_names()),
+        tuple(map(str, request.requested_output_names())),
         decoupled,
-        model.callers if model else (),
-        request.request_id(),
+        _callers(),
+        str(request.request_id()),
         request.parameter_values(),
-        request.timeout(),
-        request.correlation_id(),
-        request.flags(),
+        _integer("timeout", request.timeout()),
+        correlation_id if isinstance(correlation_id, str) else _integer("correlation_id", correlation_id),
+        _integer("flags", request.flags()),
     )
+
+
+def _integer(what: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TritonModelException(f"{what} of an InferenceRequest must be an integer, got {type(value)}") from None
 
 
 def _received(response: ModelResponse | MmeError) -> InferenceResponse:

@@ -177,7 +177,7 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
     """
     if config or files:
         raise TritonModelException(f"load_model of '{model_name}' can't override its config or files: leave them out")
-    pb_calls.ask(lambda outside, done: outside.load(model_name, done))
+    pb_calls.ask(lambda outside, callers, done: outside.load(model_name, callers, done))
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:  # noqa: ARG001, FBT001, FBT002 - its interface
@@ -186,13 +186,16 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:  # n
     Raises:
         TritonModelException: why it can't be unloaded.
     """
-    pb_calls.ask(lambda outside, done: outside.unload(model_name, done))
+    pb_calls.ask(lambda outside, callers, done: outside.unload(model_name, callers, done))
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """Whether a model would answer a request."""
-    version = int(model_version) if model_version else None
-    return pb_calls.ask(lambda outside, done: outside.is_ready(model_name, version, done))
+    try:
+        version = int(model_version) if model_version else None
+    except ValueError:
+        raise TritonModelException(f"is_model_ready of '{model_name}': '{model_version}' is no version") from None
+    return pb_calls.ask(lambda outside, _, done: outside.is_ready(model_name, version, done))
 
 
 class Logger:

@@ -25,6 +25,9 @@ _FINAL = 1  # TRITONSERVER_RESPONSE_COMPLETE_FINAL
 class Responses:
     """The responses to one request.
 
+    Whoever takes them takes what comes first as the last one, be it a response, an error or the end of the sender: so
+    the ways in which a request may end here need not wait for one another. Only `send` keeps an order among threads.
+
     Attributes:
         taken: whether the model asked for a sender.
 
@@ -40,7 +43,7 @@ class Responses:
         self._config = config
         self._lane = lane
         self._request = request
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # whoever holds it holds the sender, so that no collection comes to `let_go`
         self._sent = 0
         self._closed = False
         self.taken = False
@@ -67,10 +70,13 @@ class Responses:
         final = flags == _FINAL
         with self._lock:
             self._check(response)
-            self._sent += response is not None
             self._closed = final
-            answer = None if response is None else answer_of(self._config, self._lane, self._request, response)
-            self._responder().send(answer, final=final)
+            if response is not None:
+                self._sent += 1
+                answer = answer_of(self._config, self._lane, self._request, response)
+                self._responder().send(answer, final=final or not self._config.decoupled)
+            elif self._config.decoupled:
+                self._responder().send(None, final=True)
 
     def is_cancelled(self) -> bool:
         """Whether the client has left."""
@@ -78,31 +84,27 @@ class Responses:
         return responder is not None and responder.is_cancelled()
 
     def let_go(self) -> None:
-        """The model has no sender any more."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            if self._config.decoupled:
-                self._responder().send(None, final=True)
-            elif not self._sent:
-                what = "the response sender was dropped before it sent a response"
-                error = MmeError(Kind.EXECUTION_FAILED, f"model '{self._config.name}': {what}")
-                self._responder().send(error, final=True)
+        """The model has no sender any more. In a collection of garbage, maybe, in the middle of anything."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._config.decoupled:
+            self._responder().send(None, final=True)
+        elif not self._sent:
+            what = "the response sender was dropped before it sent a response"
+            self._responder().send(MmeError(Kind.EXECUTION_FAILED, f"model '{self._config.name}': {what}"), final=True)
 
     def fail(self, error: MmeError) -> None:
         """`execute` raised: whoever still waits is told."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                if self.taken:
-                    self._responder().send(error, final=True)
+        if not self._closed:
+            self._closed = True
+            if self.taken:
+                self._responder().send(error, final=True)
 
     def settle(self) -> bool:
         """`execute` returned a response: the sender is good for nothing more. False if it was used."""
-        with self._lock:
-            self._closed = True
-            return not self._sent
+        self._closed = True
+        return not self._sent
 
     def _check(self, response: InferenceResponse | None) -> None:
         if self._closed:

@@ -24,7 +24,9 @@ def fork_server():
     FORKS.ensure_running()
     ours, theirs = socket.socketpair()
     with theirs:
-        Channel(ours, lambda *_: None, lambda _: None).close()
+        channel = Channel(ours, lambda *_: None, lambda _: None)
+        channel.start()
+        channel.close()
     yield FORKS
     FORKS.stop()
 
