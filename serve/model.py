@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import deque
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from model_handlers.errors import Kind, MmeError
 from serve.costs import Costs, input_class
 from serve.instance import Execution, Instance, Signature
 from serve.layout_check import Checked, check_layout
+from serve.open_request import Posts
 from serve.request import InferenceResponse, Timings
 from serve.scheduling.batch_queue import BatchQueue, Take
 from serve.scheduling.ordering import InOrder
@@ -81,8 +81,9 @@ class Model:
         self._rescue = rescue
         self._handlers = {id(handler): handler for _, handler in handlers}
         self._signature = signature = Signature(name, version, self.config)
+        self._posts = Posts(loop, self._respond)
         self._lanes = [
-            Instance(lane, handler, signature, self._pull, self._report, self._post) for lane, handler in handlers
+            Instance(lane, handler, signature, self._pull, self._report, self._posts.post) for lane, handler in handlers
         ]
         self._idle = list(self._lanes)
         self._queue: BatchQueue[InferenceRequest] = BatchQueue(
@@ -98,9 +99,10 @@ class Model:
         self._order: InOrder[Execution] | None = InOrder() if ordered and len(handlers) > 1 else None
         self._tickets: dict[int, int] = {}
         self._ticket = itertools.count()
-        self._posted: deque[tuple[OpenRequest, ModelResponse | MmeError | None, bool]] = deque()
-        self._posted_told = False
         self._decoupled = self.config.decoupled
+        self._unasked = any(handler.sees_requests for _, handler in handlers)
+        self._open: set[InferenceRequest] = set()  # executed, and to be answered unasked
+        self._going = False
 
     def __repr__(self) -> str:
         return (
@@ -235,11 +237,15 @@ class Model:
         """Count, then answer everybody in the batch."""
         batch, timings = execution.batch, execution.timings
         done = _now()
+        if self._unasked:
+            self._posts.take_all()  # what a model sent comes before the end of the batch that sent it
         answered = list(zip(batch, execution.results, strict=True))
         good, size, executed = batch, execution.size, True
-        if not execution.uniform:
+        if not execution.uniform or (self._unasked and any(request.answered for request in batch)):
             executed = not all(isinstance(result, MmeError) for result in execution.results)
-            answered = [pair for pair in answered if pair[1] is not None and not pair[0].answered]
+            answered = [pair for pair in answered if not pair[0].answered]
+            self._leave_open([request for request, result in answered if result is None])
+            answered = [pair for pair in answered if pair[1] is not None]
             good = [request for request, result in answered if not isinstance(result, MmeError)]
             size = sum([request.batch_size for request in good])
         self.outstanding -= len(answered)
@@ -270,22 +276,17 @@ class Model:
         self.stats.failed(error.kind, _now() - request.arrival_ns)
         request.resolve(error)
 
-    def _post(self, opened: OpenRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see OpenRequest
-        """A model answers unasked. On any thread: one wake-up of the loop for all that is posted until it wakes."""
-        self._posted.append((opened, response, final))
-        if not self._posted_told:
-            self._posted_told = True
-            self._loop.call_soon_threadsafe(self._take_posted)
+    def _leave_open(self, requests: list[InferenceRequest]) -> None:
+        """These have no answer yet, and no lane owes them one."""
+        self._open.update(requests)
+        if self._going:
+            self._refuse_open()
 
-    def _take_posted(self) -> None:
-        self._posted_told = False
-        while self._posted:
-            opened, response, final = self._posted.popleft()
-            if not opened.request.answered:
-                self._respond(opened, response, final=final)
-
-    def _respond(self, opened: OpenRequest, response: ModelResponse | MmeError | None, *, final: bool) -> None:
+    def _respond(self, opened: OpenRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see Post
+        """A model has answered unasked."""
         request = opened.request
+        if request.answered:
+            return
         result: InferenceResponse | MmeError | None = None
         if isinstance(response, MmeError):
             result = response
@@ -303,6 +304,7 @@ class Model:
     def _finish(self, opened: OpenRequest, result: InferenceResponse | MmeError | None) -> None:
         """An open request has got its last response, or none, or an error."""
         request, done = opened.request, _now()
+        self._open.discard(request)
         self.outstanding -= 1
         total = done - request.arrival_ns
         if isinstance(result, MmeError):
@@ -339,12 +341,23 @@ class Model:
         self._dispatch()
 
     def refuse_waiting(self) -> None:
-        """Tell everybody still queued that the model goes. On the loop."""
+        """Tell everybody that the model goes who is queued, or waits for what it will send unasked. On the loop."""
         with self._lock:
             waiting = self._queue.clear()
         self._set_timer(0)
         for request in waiting:
-            self._refuse(request, MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again"))
+            self._refuse(request, self._is_going())
+        self._going = True
+        self._refuse_open()
+
+    def _refuse_open(self) -> None:
+        while self._open:
+            request = self._open.pop()
+            request.cancel()
+            self._refuse(request, self._is_going())
+
+    def _is_going(self) -> MmeError:
+        return MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again")
 
     def memory(self) -> Footprint:
         """What its processes take together; nothing for a model that executes in this one."""

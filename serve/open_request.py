@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from model_handlers.base import ModelResponse
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from serve.request import InferenceRequest
 
     Post = Callable[["OpenRequest", ModelResponse | MmeError | None, bool], None]
+
+_AT_ONCE = 256  # responses in one turn of the loop
 
 
 class OpenRequest:
@@ -63,3 +68,43 @@ class OpenRequest:
 
 
 _cancelling = threading.Lock()  # one for all: held for a moment, and rarely
+
+
+class Posts:
+    """Responses on their way from the threads of models to the event loop.
+
+    Args:
+        loop: the event loop.
+        take: takes each there, in the order in which they were posted.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, take: Post) -> None:
+        self._loop = loop
+        self._take = take
+        self._posted: deque[tuple[OpenRequest, ModelResponse | MmeError | None, bool]] = deque()
+        self._told = False
+
+    def post(self, opened: OpenRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see Post
+        """Take one. On any thread: one wake-up of the loop for all that is posted until it wakes."""
+        self._posted.append((opened, response, final))
+        if not self._told:
+            self._told = True
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                self._loop.call_soon_threadsafe(self._take_some)
+
+    def take_all(self) -> None:
+        """Hand over what was posted before this call. On the loop."""
+        self._hand_over(len(self._posted))
+
+    def _take_some(self) -> None:
+        """A model that posts without end must not keep the loop from all others."""
+        self._told = False
+        self._hand_over(min(len(self._posted), _AT_ONCE))
+        if self._posted and not self._told:
+            self._told = True
+            self._loop.call_soon(self._take_some)
+
+    def _hand_over(self, count: int) -> None:
+        while count and self._posted:
+            self._take(*self._posted.popleft())
+            count -= 1
