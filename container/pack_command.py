@@ -1,9 +1,10 @@
 """`mme pack`: from a Triton model directory or a bare ONNX file to a .tar.gz that an endpoint loads.
 
 The archive holds one directory named after the model, which suits a multi-model endpoint and a single-model one (that
-wants the directory). Of a folder of several models, one of which requests are for, it holds each under its own name.
-Before anything is written the models are opened by the same code that the server uses, and their files are held against
-their configurations where the framework is installed.
+wants the directory). Of a folder of several models, one of which requests are for, it holds each under its own name;
+of an ensemble in a repository, also the models that it consists of. Before anything is written the models are opened by
+the same code that the server uses, and their files are held against their configurations where the framework is
+installed.
 """
 
 # ruff: noqa: T201 - a command talks to people
@@ -17,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.pbtxt import config_text
 from model_handlers.registry import find_backend, handler_for
 from serve.archive import pack
@@ -50,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     origins = _origins(source, name, archive)
     with _staged(origins) as staging:
         models = [_opened(staging, name)] if len(origins) == 1 else _opened_all(staging, archive)
-        configs = [_checked(model) for model in models]
+        _check_steps(models)
+        configs = [model.config if model.config.ensemble else _checked(model) for model in models]
         total = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
         with _progress(total, output.name) as progress:
             pack(staging, output, level=arguments.level, progress=progress)
@@ -77,6 +79,8 @@ def _origins(source: Path, name: str, archive: str) -> dict[str, Path]:
     if source.is_file():
         return {name: source}
     model = open_target(source, archive)
+    if model.config.ensemble and not model.members:  # the models of its steps are beside it
+        model = open_model(model.path, archive, strict_name=False)
     if not model.members:
         return {name: model.path}
     return {each.path.name: each.path for each in (model, *model.members)}
@@ -152,6 +156,18 @@ def _link_or_copy(origin: Path, destination: Path) -> None:
         os.link(origin, destination, follow_symlinks=False)
     except OSError:  # another disk, or one without links
         shutil.copy2(origin, destination, follow_symlinks=False)
+
+
+def _check_steps(models: list[ModelDirectory]) -> None:
+    """Every model of an ensemble's steps has to be among them."""
+    there = {model.path.name for model in models}
+    for model in models:
+        for step in model.config.ensemble:
+            if step.model not in there:
+                raise invalid_model(
+                    f"ensemble '{model.name}' has a step of model '{step.model}', which is neither in its folder nor "
+                    f"beside it: found {', '.join(sorted(there))}"
+                )
 
 
 def _checked(model: ModelDirectory) -> ModelConfig:

@@ -358,6 +358,39 @@ def test_each_of_several_models_is_held_against_its_file(several, tmp_path, caps
     assert str(several / "plus" / "1" / "model.onnx") in capsys.readouterr().err
 
 
+@pytest.fixture(name="ensemble")
+def _ensemble(model):
+    """An ensemble beside the model plus, which it consists of."""
+    (model.parent / "twice" / "1").mkdir(parents=True)
+    (model.parent / "twice" / "config.pbtxt").write_text("""
+        platform: "ensemble" max_batch_size: 8
+        input { name: "IN" data_type: TYPE_FP32 dims: 2 } output { name: "OUT" data_type: TYPE_FP32 dims: 2 }
+        ensemble_scheduling {
+          step { model_name: "plus" input_map { key: "X" value: "IN" } output_map { key: "Y" value: "once" } }
+          step { model_name: "plus" input_map { key: "X" value: "once" } output_map { key: "Y" value: "OUT" } }
+        }
+    """)
+    return model.parent / "twice"
+
+
+@pytest.mark.parametrize("folder", ["twice", "."])
+def test_an_ensemble_is_packed_with_its_models(ensemble, folder, tmp_path):
+    """Named itself, or by the folder around all of them."""
+    assert run("pack", ensemble.parent / folder, "-o", tmp_path / "out.tar.gz") == 0
+    with (tmp_path / "out.tar.gz").open("rb") as stream:
+        extract(stream, tmp_path / "unpacked", name="out.tar.gz")
+    opened = open_target(tmp_path / "unpacked", "out.tar.gz")
+    assert (opened.path.name, [member.path.name for member in opened.members]) == ("twice", ["plus"])
+
+
+def test_an_ensemble_without_its_models_is_refused(ensemble, tmp_path, capsys):
+    """By the name of the one that is missing."""
+    (ensemble.parent / "plus").rename(tmp_path / "elsewhere")
+
+    assert run("pack", ensemble, "-o", tmp_path / "out.tar.gz") == 1
+    assert "a step of model 'plus'" in capsys.readouterr().err
+
+
 def test_a_bad_configuration_is_refused_by_field_and_writes_nothing(model, tmp_path, capsys):
     """What the server would refuse is refused before packing, and no archive and no staging folder is left."""
     (model / "config.pbtxt").write_text('name: "plus" backend: "onnxruntime" max_batch_size: -3')
