@@ -49,7 +49,7 @@ class TritonPythonModel:
 """
 
 
-def write_model(folder, facts="", begun="", *, methods="", parameters=None, files=None, head=""):
+def write_model(folder, facts="", begun="", *, methods="", parameters=None, files=None, head="", extra=""):
     """A model whose answer is what `facts`, the body of a method, returns; `begun` is called when it is loaded.
 
     Args:
@@ -60,6 +60,7 @@ def write_model(folder, facts="", begun="", *, methods="", parameters=None, file
         parameters: of its configuration.
         files: more files, by their paths.
         head: what comes before its class.
+        extra: more of its configuration.
 
     Returns:
         the model's directory.
@@ -69,7 +70,7 @@ def write_model(folder, facts="", begun="", *, methods="", parameters=None, file
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
         for key, value in (parameters or {}).items()
     )
-    (folder / "config.pbtxt").write_text(_CONFIG + told)
+    (folder / "config.pbtxt").write_text(f"{_CONFIG}{told}{extra}\n")
     own = "".join(
         f"\n    def {method}:\n{textwrap.indent(textwrap.dedent(body).strip(), ' ' * 8)}\n"
         for method, body in (("facts(self, request)", facts), ("begun(self)", begun))

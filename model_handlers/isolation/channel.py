@@ -19,7 +19,6 @@ Nothing is trusted that comes out of a child: a memfd that could still shrink, w
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import socket
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation import memfd
 from model_handlers.isolation.framing import MessageReader, Packing, ProtocolError, encode_message
 from model_handlers.isolation.segments import Segment
 
@@ -145,7 +145,7 @@ class FrameReader:
         except IndexError:  # or `close` took it
             raise ProtocolError("a frame without the descriptor that it speaks of") from None
         try:
-            if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            if not memfd.is_sealed(fd):
                 raise ProtocolError("a frame whose memory could still shrink")
             mapping = mmap.mmap(fd, size, prot=mmap.PROT_READ)  # type: ignore[arg-type]  # what is none raises
             return np.frombuffer(mapping, np.uint8)

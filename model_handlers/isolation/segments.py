@@ -14,7 +14,6 @@ Used by one thread at a time in each process; views may be dropped on any thread
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import weakref
@@ -23,10 +22,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from model_handlers.isolation import memfd
+
 if TYPE_CHECKING:
     from model_handlers.tensor import Array
 
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _SPARE = 2  # free segments kept beside the one that is taken
 _WINDOW = 64  # batches over which a need counts as recent
 _KEPT = 1 << 20  # a segment of this size is no burden
@@ -72,10 +72,10 @@ class Segment:
     def create(cls, id: int, size: int) -> Segment:  # noqa: A002
         """New shared memory of at least `size` bytes. Pages cost memory once they are touched."""
         size = _page_rounded(max(size, SIZES.smallest))
-        fd = os.memfd_create("mme-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = memfd.create("mme-segment")
         try:
             os.ftruncate(fd, size)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+            memfd.seal(fd)
             return cls(id, fd, size)
         except BaseException:
             os.close(fd)

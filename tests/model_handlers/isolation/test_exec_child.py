@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -140,6 +141,49 @@ def test_another_version_of_python_serves(load, tmp_path):
     assert got["text"] == "größe"
     assert got["parameters"] == {"a": 1, "b": 2.5, "c": "ä", "d": True}
     assert '"max_batch_size": 8' in got["told"]
+
+
+class Answers:
+    """Takes the responses to one request. See `base.Responder`."""
+
+    def __init__(self):
+        self.got = []
+        self.over = threading.Event()
+
+    def send(self, response, *, final):
+        """Keep it."""
+        self.got.append(response)
+        if final:
+            self.over.set()
+
+    def is_cancelled(self):
+        """Never."""
+        return False
+
+    def when_cancelled(self, tell):
+        """Never."""
+
+
+def test_responses_of_its_own_accord_come_from_there(load):
+    """Small ones and large ones, though the interpreter may have been built without the names of shared memory."""
+    methods = """
+    def execute(self, requests):
+        sender = requests[0].get_response_sender()
+        for size in (1, 1 << 20):
+            facts = np.array([["x" * size]], object)
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("FACTS", facts)]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    """
+    head = "import os\nvars(os).pop('memfd_create', None)\n"
+    handler = load(methods=methods, head=head, extra="model_transaction_policy { decoupled: true }")
+    answers = Answers()
+    request = ModelRequest({"A": np.ones((1, 2), np.float32)}, ("FACTS",), responder=answers)
+    assert handler.execute_requests([request]) == [None]
+    assert answers.over.wait(60)
+
+    *responses, last = answers.got
+    assert [len(response.outputs["FACTS"].item()) for response in responses] == [1, 1 << 20]
+    assert last is None
 
 
 def test_a_model_may_complete_its_configuration_there(load):

@@ -1,0 +1,47 @@
+"""Anonymous files, by the kernel's own numbers: interpreters that were built long before can do without their names.
+
+Conda's are such: built against a C library of 2012, for all that they run with a newer one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+
+_CLOEXEC, _ALLOW_SEALING = 1, 2
+_ADD_SEALS, _GET_SEALS = 1033, 1034
+_SEAL, _SHRINK = 1, 2
+
+
+def create(name: str) -> int:
+    """The descriptor of a new file in memory, which this process's children do not inherit.
+
+    Raises:
+        OSError: the system has none for us.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, _CLOEXEC | _ALLOW_SEALING)
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "memfd_create"):
+        raise OSError(errno.ENOSYS, "the C library has no memfd_create")
+    fd: int = library.memfd_create(name.encode(), _CLOEXEC | _ALLOW_SEALING)
+    if fd < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return fd
+
+
+def seal(fd: int) -> None:
+    """Have the file never shrink again, whoever holds it."""
+    fcntl.fcntl(fd, _ADD_SEALS, _SHRINK | _SEAL)
+
+
+def is_sealed(fd: int) -> bool:
+    """Whether the file can't shrink.
+
+    Raises:
+        OSError: it is no such file.
+    """
+    return bool(fcntl.fcntl(fd, _GET_SEALS) & _SHRINK)
