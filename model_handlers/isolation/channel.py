@@ -13,12 +13,13 @@ it names tensors, the bytes in which their places lie:
 
 Such a memfd is used once: it belongs to whoever receives it and goes with the last view of it.
 
-Nothing is trusted that comes out of a child: a memfd that could still shrink, which would kill its reader, is a
-`ProtocolError`, as is every frame that is none.
+Nothing is trusted that comes out of a child. A memfd that could still change, under the eyes of a framework that has
+looked at its contents, or shrink, which would kill its reader, is a `ProtocolError`, as is every frame that is none.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import socket
@@ -26,10 +27,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, MmeError, out_of_memory
 from model_handlers.isolation import memfd
 from model_handlers.isolation.framing import MessageReader, Packing, ProtocolError, encode_message
-from model_handlers.isolation.segments import Segment
 
 if TYPE_CHECKING:
     from model_handlers.isolation.framing import Message
@@ -52,7 +52,7 @@ class Frame:
     __slots__ = ("data", "fd")
 
     def __init__(self, message: Message, packing: Packing | None = None) -> None:
-        """Raises MmeError: TOO_LARGE, INVALID_ARGUMENT as `encode_message`; UNAVAILABLE for want of memory."""
+        """Raises MmeError: as `encode_message`; OUT_OF_MEMORY, or UNAVAILABLE for want of descriptors."""
         size = packing.end if packing is not None else 0
         self.fd = -1
         if packing is None or size == 0:
@@ -74,15 +74,29 @@ class Frame:
 
 
 def _written(packing: Packing, size: int) -> int:
+    """The descriptor of memory that holds the arrays, and never anything else."""
+    fd = -1
     try:
-        segment = Segment.create(0, size)
+        fd = memfd.create("mme-frame")
+        os.ftruncate(fd, size)
+        for offset, contents in packing.contents():
+            _write(fd, offset, contents)
+        memfd.freeze(fd)
     except OSError as error:
-        raise MmeError(Kind.UNAVAILABLE, f"{size} bytes of shared memory can't be had: {error}") from error
-    try:
-        packing.write(segment.memory())
-        return os.dup(segment.fd)
-    finally:
-        segment.close()
+        if fd >= 0:
+            os.close(fd)
+        sentence = f"{size} bytes of shared memory can't be had: {error}"
+        if error.errno in {errno.ENOMEM, errno.ENOSPC}:
+            raise out_of_memory(sentence) from error
+        raise MmeError(Kind.UNAVAILABLE, sentence) from error
+    return fd
+
+
+def _write(fd: int, offset: int, contents: memoryview) -> None:
+    """Faster than by a mapping, whose pages would come one by one."""
+    while contents:
+        written = os.pwrite(fd, contents, offset)
+        offset, contents = offset + written, contents[written:]
 
 
 class FrameReader:
@@ -106,7 +120,7 @@ class FrameReader:
             return False
         self._fds += fds
         if flags & socket.MSG_CTRUNC:
-            raise ProtocolError(f"a descriptor when there were {_MAX_FDS} already, or none was left for this process")
+            raise ProtocolError("a descriptor that could not be taken: too many at once, or all of ours are used")
         if len(self._fds) > _MAX_FDS:
             raise ProtocolError(f"{len(self._fds)} descriptors of which no frame speaks")
         self._messages.feed(data)
@@ -145,9 +159,10 @@ class FrameReader:
         except IndexError:  # or `close` took it
             raise ProtocolError("a frame without the descriptor that it speaks of") from None
         try:
-            if not memfd.is_sealed(fd):
-                raise ProtocolError("a frame whose memory could still shrink")
-            mapping = mmap.mmap(fd, size, prot=mmap.PROT_READ)  # type: ignore[arg-type]  # what is none raises
+            if not memfd.is_frozen(fd):
+                raise ProtocolError("a frame whose memory could still change")
+            # Private: older kernels share what is frozen with nobody.
+            mapping = mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ)  # type: ignore[arg-type]  # what is none raises
             return np.frombuffer(mapping, np.uint8)
         except (OSError, ValueError, TypeError, OverflowError) as error:
             raise ProtocolError(f"a frame whose memory can't be mapped: {error}") from None

@@ -39,6 +39,8 @@ from model_handlers.isolation.wire_json import dumps, loads
 from model_handlers.tensor import BY_DTYPE, BY_NAME, BYTES, decode_bytes_elements, encode_bytes_elements
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from model_handlers.tensor import Array
 
     Message = dict[str, Any]
@@ -190,6 +192,13 @@ class Packing:
         self.end = offset + array.nbytes
         self._arrays.append((offset, array.nbytes, array))
         return [name, offset, array.nbytes, shape]
+
+    def contents(self) -> Iterator[tuple[int, memoryview]]:
+        """The offset of every array, and its bytes there; those of arrays with strides are copied."""
+        for offset, nbytes, array in self._arrays:
+            if nbytes:
+                plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+                yield offset, plain.reshape(-1).view(np.uint8).data
 
     def write(self, memory: memoryview) -> None:
         """Copy every array to its place; `memory` has at least `end` bytes. One copy, whatever the strides."""

@@ -12,7 +12,7 @@ import os
 
 _CLOEXEC, _ALLOW_SEALING = 1, 2
 _ADD_SEALS, _GET_SEALS = 1033, 1034
-_SEAL, _SHRINK = 1, 2
+_SEAL, _SHRINK, _GROW, _WRITE = 1, 2, 4, 8
 
 
 def create(name: str) -> int:
@@ -38,10 +38,19 @@ def seal(fd: int) -> None:
     fcntl.fcntl(fd, _ADD_SEALS, _SHRINK | _SEAL)
 
 
-def is_sealed(fd: int) -> bool:
-    """Whether the file can't shrink.
+def freeze(fd: int) -> None:
+    """Have the file never change again, whoever holds it.
+
+    Raises:
+        OSError: somebody has it mapped, to write into it.
+    """
+    fcntl.fcntl(fd, _ADD_SEALS, _SHRINK | _GROW | _WRITE | _SEAL)
+
+
+def is_frozen(fd: int) -> bool:
+    """Whether the file can neither shrink nor be written.
 
     Raises:
         OSError: it is no such file.
     """
-    return bool(fcntl.fcntl(fd, _GET_SEALS) & _SHRINK)
+    return fcntl.fcntl(fd, _GET_SEALS) & (_SHRINK | _WRITE) == _SHRINK | _WRITE

@@ -20,9 +20,7 @@ def test_a_sealed_file_grows_and_never_shrinks():
     fd = memfd.create("test")
     try:
         os.ftruncate(fd, 8192)
-        assert not memfd.is_sealed(fd)
         memfd.seal(fd)
-        assert memfd.is_sealed(fd)
         os.ftruncate(fd, 16384)
         with pytest.raises(PermissionError):
             os.ftruncate(fd, 4096)
@@ -42,4 +40,34 @@ def test_what_the_system_refuses_is_an_error():
 def test_a_file_of_another_kind_is_no_such_file(tmp_path):
     """A descriptor that comes from a child may be anything."""
     with (tmp_path / "file").open("wb") as file, pytest.raises(OSError, match="Invalid argument"):
-        memfd.is_sealed(file.fileno())
+        memfd.is_frozen(file.fileno())
+
+
+def test_a_frozen_file_stays_as_it_is():
+    """Nobody can write it, shrink it or make it longer; one that is only sealed is not frozen."""
+    fd = memfd.create("test")
+    try:
+        os.pwrite(fd, b"contents", 0)
+        assert not memfd.is_frozen(fd)
+        memfd.freeze(fd)
+        assert memfd.is_frozen(fd)
+        for size in (0, 8192):
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, size)
+        with pytest.raises(PermissionError):
+            os.pwrite(fd, b"x", 0)
+        assert os.pread(fd, 100, 0) == b"contents"
+    finally:
+        os.close(fd)
+
+
+def test_a_sealed_file_is_not_frozen():
+    """It may still be written."""
+    fd = memfd.create("test")
+    try:
+        memfd.seal(fd)
+        assert not memfd.is_frozen(fd)
+        with pytest.raises(PermissionError):
+            memfd.freeze(fd)
+    finally:
+        os.close(fd)
