@@ -58,7 +58,7 @@ def _answer(
     config: ModelConfig, lane: str, request: ModelRequest, responses: Responses, response: InferenceResponse | None
 ) -> ModelResponse | MmeError | None:
     if response is None and responses.taken:
-        return None
+        return responses.leave()
     if not responses.settle():
         _log.error(
             "%s",

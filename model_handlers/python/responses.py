@@ -37,7 +37,7 @@ class Responses:
         request: what is answered.
     """
 
-    __slots__ = ("_closed", "_config", "_lane", "_lock", "_request", "_sent", "taken")
+    __slots__ = ("_closed", "_config", "_gone", "_lane", "_left", "_lock", "_request", "_sent", "taken")
 
     def __init__(self, config: ModelConfig, lane: str, request: ModelRequest) -> None:
         self._config = config
@@ -46,6 +46,8 @@ class Responses:
         self._lock = threading.Lock()  # whoever holds it holds the sender, so that no collection comes to `let_go`
         self._sent = 0
         self._closed = False
+        self._gone = False  # the sender
+        self._left = False  # to the sender, by `execute`
         self.taken = False
 
     def sender(self) -> InferenceResponseSender:
@@ -85,14 +87,15 @@ class Responses:
 
     def let_go(self) -> None:
         """The model has no sender any more. In a collection of garbage, maybe, in the middle of anything."""
+        self._gone = True
         if self._closed:
             return
-        self._closed = True
         if self._config.decoupled:
+            self._closed = True
             self._responder().send(None, final=True)
-        elif not self._sent:
-            what = "the response sender was dropped before it sent a response"
-            self._responder().send(MmeError(Kind.EXECUTION_FAILED, f"model '{self._config.name}': {what}"), final=True)
+        elif self._left and not self._sent:
+            self._closed = True
+            self._responder().send(self._forgotten(), final=True)
 
     def fail(self, error: MmeError) -> None:
         """`execute` raised: whoever still waits is told."""
@@ -105,6 +108,15 @@ class Responses:
         """`execute` returned a response: the sender is good for nothing more. False if it was used."""
         self._closed = True
         return not self._sent
+
+    def leave(self) -> MmeError | None:
+        """`execute` returned nothing: the sender answers, or has answered. An error if it can't any more."""
+        self._left = True
+        return self._forgotten() if self._gone and not self._sent else None
+
+    def _forgotten(self) -> MmeError:
+        what = "the response sender was dropped before it sent a response"
+        return MmeError(Kind.EXECUTION_FAILED, f"model '{self._config.name}': {what}")
 
     def _check(self, response: InferenceResponse | None) -> None:
         if self._closed:

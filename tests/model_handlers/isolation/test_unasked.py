@@ -16,52 +16,17 @@ from model_handlers.base import ModelRequest, ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.restarts import LIMIT
 from model_handlers.tensor import FP32
+from tests.responders import Responses
 
 SECONDS = 60  # a hang, not a measure of speed
 
 
-class Client:
-    """Takes the responses to one request. See `base.Responder`."""
-
-    def __init__(self):
-        self.got = []
-        self.ends = 0
-        self.gone = False
-        self._tell = []
-        self._changed = threading.Condition()
-
-    def send(self, response, *, final):
-        """Keep it."""
-        with self._changed:
-            self.got.append(response)
-            self.ends += final
-            self._changed.notify_all()
-
-    def is_cancelled(self):
-        """Whether `leave` was called."""
-        return self.gone
-
-    def when_cancelled(self, tell):
-        """As promised."""
-        self._tell.append(tell)
-        if self.gone:
-            tell()
-
-    def leave(self):
-        """Nobody waits any more."""
-        self.gone = True
-        for tell in self._tell:
-            tell()
-
-    def wait(self, count):
-        """For so many responses."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.got) >= count, SECONDS)
+class Client(Responses):
+    """Takes the responses to one request, and tells them in short."""
 
     def end(self):
         """What came, once the last has come: numbers, and the error if there was one."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.ends, SECONDS), self.got
+        super().end()
         return self.told()
 
     def told(self):
@@ -313,7 +278,7 @@ def test_a_model_that_never_looks_is_told_nothing(start):
         client.leave()
 
     assert not handler._channel._unsent
-    assert not any(client._tell for client in clients)
+    assert not any(client.watched for client in clients)
 
 
 # -- the end of the process --------------------------------------------------------------------------------------------

@@ -1,0 +1,60 @@
+"""Who waits for the responses of a model, as the handler of one sees them."""
+
+import threading
+
+from model_handlers.errors import MmeError
+
+SECONDS = 60  # a hang, not a measure of speed
+
+
+class Responses:
+    """Takes the responses to one request. See `model_handlers.base.Responder`.
+
+    Attributes:
+        got: what came: responses, errors, and None where the news of the last one came by itself.
+        ends: how often the last one came.
+        gone: whether `leave` was called.
+    """
+
+    def __init__(self):
+        self.got = []
+        self.ends = 0
+        self.gone = False
+        self.watched = []
+        self._changed = threading.Condition()
+
+    def send(self, response, *, final):
+        """Keep it."""
+        with self._changed:
+            self.got.append(response)
+            self.ends += final
+            self._changed.notify_all()
+
+    def is_cancelled(self):
+        """Whether `leave` was called."""
+        return self.gone
+
+    def when_cancelled(self, tell):
+        """As promised."""
+        self.watched.append(tell)
+        if self.gone:
+            tell()
+
+    def leave(self):
+        """Nobody waits any more."""
+        self.gone = True
+        for tell in self.watched:
+            tell()
+
+    def wait(self, count):
+        """For so many responses."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.got) >= count, SECONDS)
+
+    def end(self):
+        """What came, up to the last: what a server does not hand on that comes behind it is not there."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.ends, SECONDS), self.got
+            got = list(self.got)
+        last = next((i for i, answer in enumerate(got) if answer is None or isinstance(answer, MmeError)), len(got))
+        return got[: last + 1]
