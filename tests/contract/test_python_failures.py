@@ -1,0 +1,228 @@
+"""Python models that misbehave, behind the real server: one clear error for the client, nothing for anybody else."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import threading
+
+import psutil
+import pytest
+
+from tests.contract.server import PATIENCE, eventually
+
+CONFIG = """
+backend: "python"
+max_batch_size: 4
+input { name: "N" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+parameters { key: "MME_EXECUTION_TIMEOUT" value: { string_value: "2" } }
+parameters { key: "MME_LOAD_TIMEOUT" value: { string_value: "5" } }
+"""
+
+HEAD = """
+import ctypes, os, resource, signal, subprocess, sys, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+def babble():
+    for fd in os.listdir("/proc/self/fd"):
+        if os.path.exists(f"/proc/self/fd/{fd}") and os.readlink(f"/proc/self/fd/{fd}").startswith("socket"):
+            os.write(int(fd), b"junk" * 100)
+
+
+GOOD = [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([[7]], np.int32))])]
+"""
+
+EXECUTE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        if requests[0].request_id() != "bad":
+            return GOOD
+{body}
+"""
+
+INITIALIZE = """
+class TritonPythonModel:
+    def initialize(self, args):
+{body}
+
+    def execute(self, requests):
+        return GOOD
+"""
+
+# What execute does → the status and words of the answer.
+EXECUTIONS = {
+    "too few": ("return []", 500, "InferenceRequest objects size: 1, InferenceResponse objects size: 0"),
+    "too many": ("return GOOD * 2", 500, "InferenceResponse objects size: 2"),
+    "none at all": ("return None", 500, "Expected a list in the execute return, found type '<class 'NoneType'>'"),
+    "none in the list": ("return [None]", 500, "found type '<class 'NoneType'>'"),
+    "no list": ("return GOOD[0]", 500, "Expected a list in the execute return"),
+    "no response": ("return [GOOD]", 500, "Expected an 'InferenceResponse' object"),
+    "a wrong name": (
+        "return [pb_utils.InferenceResponse([pb_utils.Tensor('OTHER', np.array([[7]], np.int32))])]",
+        500,
+        "returned unexpected inference output 'OTHER', its outputs are: OUT",
+    ),
+    "a wrong type": (
+        "return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array([[7.0]]))])]",
+        500,
+        "returned output 'OUT' as FP64, expected INT32",
+    ),
+    "a wrong batch": (
+        "return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.zeros((3, 1), np.int32))])]",
+        500,
+        "for a request of batch size 1",
+    ),
+    "an exception": ("raise ValueError('bad luck')", 500, "message: ValueError: bad luck"),
+    "its own error": (
+        "return [pb_utils.InferenceResponse(error=pb_utils.TritonError('not that', pb_utils.TritonError.INVALID_ARG))]",
+        400,
+        "not that",
+    ),
+    "sys.exit": ("sys.exit(3)", 500, "SystemExit: 3"),
+    "os._exit": ("os._exit(4)", 500, "ended with exit code 4 while it executed a batch"),
+    "a segmentation fault": ("ctypes.string_at(0)", 500, "was killed by SIGSEGV while it executed a batch"),
+    "abort": ("print('so long', file=sys.stderr); os.abort()", 500, "so long"),
+    "its own death": ("os.kill(os.getpid(), signal.SIGKILL)", 500, "was killed by SIGKILL"),
+    "a fork that comes back": ("os.fork(); return GOOD", 200, ""),
+    "a child left behind": ("subprocess.Popen(['sleep', '1000'], start_new_session=True); os._exit(5)", 500, "code 5"),
+    "a memory error": (
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31)); return [bytearray(1 << 33)]",
+        507,
+        "ran out of memory",
+    ),
+    "an out-of-memory exit": ("os._exit(137)", 507, "ended with exit code 137"),
+    "eternal sleep": ("time.sleep(10**6)", 500, "gave no answer within 2 s"),
+    "an endless loop": ("while True: pass", 500, "gave no answer within 2 s"),
+    "a flood of words": ("print('x' * 10**7); [print('y' * 100) for _ in range(20000)]; return GOOD", 200, ""),
+    "nonsense on every socket": ("babble(); return GOOD", 500, "was ended, since it sent"),
+}
+
+# model.py, or what initialize does → the words of the load's error.
+LOADS = {
+    "a syntax error": ("class TritonPythonModel:\n    def", "1/model.py line "),
+    "no such import": ("import no_such_module", "No module named 'no_such_module'"),
+    "no class": ("x = 1", "defines no class TritonPythonModel"),
+    "an exception": (INITIALIZE.format(body=" " * 8 + "raise RuntimeError('no weights')"), "RuntimeError: no weights"),
+    "sys.exit": (INITIALIZE.format(body=" " * 8 + "sys.exit(1)"), "SystemExit: 1"),
+    "os._exit": (INITIALIZE.format(body=" " * 8 + "os._exit(6)"), "ended with exit code 6 while it loaded the model"),
+    "a segmentation fault": (INITIALIZE.format(body=" " * 8 + "ctypes.string_at(0)"), "SIGSEGV while it loaded"),
+    "eternal sleep": (INITIALIZE.format(body=" " * 8 + "time.sleep(10**6)"), "gave no answer within 5 s"),
+}
+
+
+def write(repository, name, source, config=CONFIG):
+    """A model in the repository."""
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(HEAD + textwrap.dedent(source))
+    (version.parent / "config.pbtxt").write_text(config)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A folder with a good model in it."""
+    write(tmp_path / "repository", "neighbour", EXECUTE.format(body=""))
+    return tmp_path / "repository"
+
+
+@pytest.fixture
+def server(serve, repository):
+    """A server of the good model; others are loaded when a test has written them."""
+    server = serve({"MME_MODEL_REPOSITORY": str(repository), "MME_LOAD_MODEL": "neighbour"})
+    assert ask(server, "neighbour").status == 200
+    return server
+
+
+def ask(server, model, request_id=""):
+    """The answer to one request."""
+    body = {"id": request_id, "inputs": [{"name": "N", "shape": [1, 1], "datatype": "INT32", "data": [1]}]}
+    return server.ask("POST", f"/v2/models/{model}/infer", body)
+
+
+class Neighbour(threading.Thread):
+    """Somebody who uses the good model all the while."""
+
+    def __init__(self, server):
+        super().__init__()
+        self._server = server
+        self._done = threading.Event()
+        self.statuses = []
+
+    def run(self):
+        """Ask until told to stop, a hundred times a second at most."""
+        while not self._done.wait(0.01):
+            self.statuses.append(ask(self._server, "neighbour").status)
+
+    def __enter__(self):
+        self.start()
+        eventually(lambda: self.statuses, "the neighbour's first answer")
+        return self
+
+    def __exit__(self, *_):
+        self._done.set()
+        self.join(PATIENCE)
+
+
+def processes(server):
+    """The processes below the server's worker and its fork server, by name."""
+    return sorted(
+        process.name()
+        for process in server.worker.children(recursive=True)
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    )
+
+
+@pytest.mark.parametrize("deed", EXECUTIONS)
+def test_an_execution_that_goes_wrong(server, repository, deed):
+    """Its client is told what happened; others are answered, and so is the next request to the same model."""
+    body, status, words = EXECUTIONS[deed]
+    write(repository, "m", EXECUTE.format(body=" " * 8 + body))
+    assert ask(server, "m").status == 200
+    before = processes(server)
+    with Neighbour(server) as neighbour:
+        bad = ask(server, "m", "bad")
+        again = ask(server, "m")
+    assert (bad.status, again.status) == (status, 200), (bad.body, again.body)
+    if words:
+        assert words in bad.error
+    assert set(neighbour.statuses) == {200}
+    eventually(lambda: processes(server) == before, "the processes to be those before")
+    assert server.ask("POST", "/v2/repository/models/m/unload").status == 200
+    eventually(lambda: len(processes(server)) == len(before) - 1, "the process to be gone")
+
+
+@pytest.mark.parametrize("deed", LOADS)
+def test_a_load_that_goes_wrong(server, repository, deed):
+    """Whoever asked is told why; others are answered, and no process is left."""
+    source, words = LOADS[deed]
+    write(repository, "m", source)
+    before = processes(server)
+    with Neighbour(server) as neighbour:
+        answer = ask(server, "m")
+
+    assert answer.status == 400
+    assert words in answer.error
+    assert set(neighbour.statuses) == {200}
+    eventually(lambda: processes(server) == before, "the process to be gone")
+
+
+def test_a_dead_server_leaves_no_process(server, repository):
+    """Kill -9 of everything that gunicorn started: the models' processes end by themselves."""
+    write(repository, "m", EXECUTE.format(body=" " * 8 + "time.sleep(10**6)"))
+    ask(server, "m")
+    family = [server.worker, *server.worker.children(recursive=True)]
+    server.worker.kill()
+    _, alive = psutil.wait_procs(family, PATIENCE)
+
+    assert not alive
+    eventually(lambda: ask_quietly(server) == 200, "the next worker to answer")
+
+
+def ask_quietly(server):
+    """The status, 0 while nobody listens."""
+    try:
+        return ask(server, "neighbour").status
+    except (OSError, json.JSONDecodeError):
+        return 0
