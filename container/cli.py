@@ -120,10 +120,10 @@ def run_serve(arguments: argparse.Namespace) -> int:
     for notice in settings.notices:
         _log.warning(notice)
     if settings.mode is Mode.SINGLE:
-        name, warning = choose_single_model(settings.model_dir, settings.default_model_name)
-        settings = replace(settings, default_model_name=name)
-        if warning:
-            _log.warning(warning)
+        model = choose_single_model(settings.model_dir, settings.default_model_name, settings.scripts)
+        settings = replace(settings, default_model_name=model.name)
+        if model.warning:
+            _log.warning(model.warning)
     _become_gunicorn(settings)
     return 1
 

@@ -1,10 +1,10 @@
-"""`mme pack`: from a Triton model directory or a bare ONNX file to a .tar.gz that an endpoint loads.
+"""`mme pack`: from a model directory, Triton's or SageMaker's, or a bare ONNX file to a .tar.gz that an endpoint loads.
 
 The archive holds one directory named after the model, which suits a multi-model endpoint and a single-model one (that
 wants the directory). Of a folder of several models, one of which requests are for, it holds each under its own name;
-of an ensemble in a repository, also the models that it consists of. Before anything is written the models are opened by
-the same code that the server uses, and their files are held against their configurations where the framework is
-installed.
+of an ensemble in a repository, also the models that it consists of. A model of an inference script is packed as
+SageMaker's own containers want it, `code/` at the root. Before anything is written the models are opened by the same
+code that the server uses, and their files are held against their configurations where the framework is installed.
 """
 
 # ruff: noqa: T201 - a command talks to people
@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model_handlers.body import takes_body
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.pbtxt import config_text
 from model_handlers.registry import find_backend, handler_for
@@ -50,15 +51,16 @@ def run(arguments: argparse.Namespace) -> int:
     archive = output.name.removesuffix(".tar.gz")
     origins = _origins(source, name, archive)
     with _staged(origins) as staging:
-        models = [_opened(staging, name)] if len(origins) == 1 else _opened_all(staging, archive)
+        first = staging / next(iter(origins))
+        models = [_opened(staging, first, name)] if len(origins) == 1 else _opened_all(staging, archive)
         _check_steps(models)
         configs = [model.config if model.config.ensemble else _checked(model) for model in models]
         total = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
         with _progress(total, output.name) as progress:
             pack(staging, output, level=arguments.level, progress=progress)
-        for name in origins:
-            print(f"{name}/")
-            for line in _tree(staging / name):
+        for folder in origins:
+            print(f"{folder}/")
+            for line in _tree(staging / folder):
                 print(f"  {line}")
     for config in configs:
         print(f"\nconfiguration in effect\n{_indented(config_text(config))}")
@@ -67,30 +69,30 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _origins(source: Path, name: str, archive: str) -> dict[str, Path]:
-    """What is packed, by its name in the archive: the .onnx file or the model's directory, or those of several models.
+    """What is packed, by its place in the archive: the .onnx file or the model's directory, or those of several models.
 
     Raises:
         MmeError: there is no such model, or nothing says which of several requests are for.
     """
     if not source.exists():
-        raise invalid_argument(f"'{source}' does not exist: name a Triton model directory or an .onnx file")
+        raise invalid_argument(f"'{source}' does not exist: name a model directory or an .onnx file")
     if source.is_file() and source.suffix != ".onnx":
-        raise invalid_argument(f"'{source}' is neither a Triton model directory nor an .onnx file")
+        raise invalid_argument(f"'{source}' is neither a model directory nor an .onnx file")
     if source.is_file():
         return {name: source}
     model = open_target(source, archive)
     if model.config.ensemble and not model.members:  # the models of its steps are beside it
         model = open_model(model.path, archive, strict_name=False)
     if not model.members:
-        return {name: model.path}
+        return {"." if takes_body(model.config) else name: model.path}
     return {each.path.name: each.path for each in (model, *model.members)}
 
 
-def _opened(staging: Path, name: str) -> ModelDirectory:
+def _opened(staging: Path, directory: Path, name: str) -> ModelDirectory:
     """The staged model; a configuration with another name is mentioned, because only some modes take it."""
     model = open_target(staging, name)
     try:
-        open_model(staging / name, name)
+        open_model(directory, name)
     except MmeError as error:
         _note(f"{error.message}; an endpoint of this one model refuses that, give --name")
     return model
@@ -104,7 +106,7 @@ def _opened_all(staging: Path, archive: str) -> list[ModelDirectory]:
 
 @contextlib.contextmanager
 def _staged(origins: Mapping[str, Path]) -> Iterator[Path]:
-    """A directory that holds the models' directories under their names, and nothing else.
+    """A directory that holds the models' directories in their places, and nothing else.
 
     Files are hard links where the disk allows, so that gigabytes are not copied.
     """
@@ -143,7 +145,7 @@ def _stage_onnx(file: Path, version: Path) -> None:
 
 def _stage_directory(origin: Path, destination: Path) -> None:
     """The same files under new directories. Links stay links, for `pack` to refuse."""
-    destination.mkdir()
+    destination.mkdir(exist_ok=True)
     for entry in os.scandir(origin):
         if entry.is_dir(follow_symlinks=False):
             _stage_directory(Path(entry.path), destination / entry.name)

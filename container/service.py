@@ -9,6 +9,7 @@ import asyncio
 import glob
 import logging
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from container.budgets import memory_budget
 from container.emf import EmfReporter
@@ -18,6 +19,9 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.segments import SIZES
 from serve.engine import Engine, EngineOptions
 from serve.eviction import Rules
+
+if TYPE_CHECKING:
+    from container.settings import SingleModel
 
 _log = logging.getLogger("mme.service")
 
@@ -29,12 +33,14 @@ class Service:
         self.settings = settings
         self._start_models: tuple[str, ...] = settings.load_models
         default_model = ""
+        options = engine_options(settings)
         if settings.mode is Mode.SINGLE:
-            default_model, _ = choose_single_model(settings.model_dir, settings.default_model_name)
+            model = choose_single_model(settings.model_dir, settings.default_model_name, settings.scripts)
+            default_model = model.name
             self._start_models = (default_model,)
-            settings = replace(settings, pins=(*settings.pins, glob.escape(default_model)))
+            options = _with_single(options, model)
         SIZES.smallest, SIZES.growth = settings.shared_memory_bytes, settings.shared_memory_growth_bytes
-        self.engine = Engine(engine_options(settings), loop)
+        self.engine = Engine(options, loop)
         self.routes = InferRoutes(
             self.engine,
             default_model=default_model,
@@ -103,9 +109,18 @@ def engine_options(settings: Settings) -> EngineOptions:
         eviction=Rules(settings.eviction, settings.pins, settings.min_residency),
         store=settings.model_store if settings.mode is Mode.STORE else "",
         repository=repositories.get(settings.mode),
+        scripts=settings.scripts,
         load_threads=settings.load_threads,
         load_patience=settings.load_timeout,
         drain_patience=settings.drain_seconds,
         inline_ns=settings.inline_microseconds * 1000,
         require_gpu=settings.require_gpu,
     )
+
+
+def _with_single(options: EngineOptions, model: SingleModel) -> EngineOptions:
+    """The model stays in memory; and where the whole folder is a script's, what lies in it are no models."""
+    rules = replace(options.eviction, pins=(*options.eviction.pins, glob.escape(model.name)))
+    if model.folder == options.repository:
+        return replace(options, eviction=rules, repository=None, folders={model.name: model.folder})
+    return replace(options, eviction=rules)

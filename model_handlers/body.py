@@ -7,46 +7,24 @@ request and response, so that every protocol can ask it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
-
-from model_handlers.errors import invalid_model
-from model_handlers.tensor import UINT8, TensorSpec
 
 if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
 
 BACKEND = "sagemaker"
-BODY = "BODY"  # both tensors: so many bytes
+BODY = "BODY"  # both tensors, UINT8: so many bytes
 CONTENT_TYPE = "content_type"  # of the request's body, and of the response's
 ACCEPT = "accept"  # what the client would like the response to be
-CUSTOM_ATTRIBUTES = "custom_attributes"  # X-Amzn-SageMaker-Custom-Attributes, both ways
+CUSTOM_ATTRIBUTES = "custom_attributes"  # X-Amzn-SageMaker-Custom-Attributes of the request
 DEFAULT_TYPE = "application/json"
 
-SPECS = (TensorSpec(BODY, UINT8, (-1,)),)
+# Parameters of a configuration, by the variables that Amazon's containers have for them: the type of answers to clients
+# that do not say what they accept, and the folder of a script that is not in its model's archive.
+DEFAULT_ACCEPT = "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT"
+SUBMIT_DIRECTORY = "SAGEMAKER_SUBMIT_DIRECTORY"
 
 
 def takes_body(config: ModelConfig) -> bool:
     """Whether the body of a request to this model is its input as it came."""
     return config.backend == BACKEND
-
-
-def with_body(config: ModelConfig) -> ModelConfig:
-    """A configuration with those two tensors, which it may name itself or leave out.
-
-    Raises:
-        MmeError: INVALID_MODEL when it says that the model looks otherwise.
-    """
-    for what, specs in (("input", config.inputs), ("output", config.outputs)):
-        if specs not in {(), SPECS}:
-            raise invalid_model(
-                f"model '{config.name}': a model of backend '{BACKEND}' has one {what}, {BODY} of TYPE_UINT8 and dims "
-                f"[ -1 ]; leave '{what}' out of its configuration"
-            )
-    if config.max_batch_size or config.decoupled:
-        field = "max_batch_size" if config.max_batch_size else "model_transaction_policy"
-        raise invalid_model(
-            f"model '{config.name}': a model of backend '{BACKEND}' gets one request at a time and answers it once; "
-            f"leave '{field}' out of its configuration"
-        )
-    return replace(config, inputs=SPECS, outputs=SPECS)

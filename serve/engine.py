@@ -17,9 +17,10 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.body import takes_body
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve import footprints
 from serve.artifacts import Artifacts
@@ -32,6 +33,8 @@ from serve.model_cache import ModelCache
 from serve.outside import EngineOutside
 from serve.repository import list_models
 from serve.rescue import Rescue
+from serve.scripts import DEFAULT_SCRIPTS, Scripts
+from serve.shared_script import SharedScript
 from serve.source import Archived, InRepository, Source, Unpacked, is_plain, source_of
 from serve.state_file import LazyFile, StateFile
 from serve.stats import ModelStats, TargetStats
@@ -39,7 +42,7 @@ from serve.store import open_store, validate_name
 from serve.target import ModelLoader, PreparedTarget, Target
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from model_handlers.base import Footprint
@@ -66,6 +69,8 @@ class EngineOptions:
         eviction: whom we evict then, and whom never.
         store: URI of the archives that requests may name, or "".
         repository: folder of models that requests may name, or None.
+        folders: models that requests may name, by their own folders.
+        scripts: what is the same for all inference scripts.
         load_threads: fetches at a time, loads at a time, unloads at a time.
         load_patience: seconds that anybody waits for a load.
         drain_patience: seconds that an unload waits for requests under way.
@@ -79,6 +84,8 @@ class EngineOptions:
     eviction: Rules = DEFAULT_RULES
     store: str = ""
     repository: Path | None = None
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    scripts: Scripts = DEFAULT_SCRIPTS
     load_threads: int = 2
     load_patience: float = 350.0
     drain_patience: float = 25.0
@@ -87,12 +94,18 @@ class EngineOptions:
 
 
 class Engine:
-    """All models of one server process. Made and used on one event loop."""
+    """All models of one server process. Made and used on one event loop.
+
+    Attributes:
+        body_takers: the names of known models whose input is a request's body as it came, in memory or not: what was
+            found when they were last loaded.
+    """
 
     def __init__(self, options: EngineOptions, loop: asyncio.AbstractEventLoop) -> None:
         self.options = options
         self.stats: dict[tuple[str, int], ModelStats] = {}
         self._artifacts = Artifacts(open_store(options.store), options.cache_directory) if options.store else None
+        self._script = SharedScript(options.scripts, options.cache_directory)
         # Half of them fetch while the other half loads.
         self._loads = ThreadPoolExecutor(2 * options.load_threads, "load", initializer=_lower_priority)
         # Threads of their own: an unload must not queue behind the downloads it would make room for.
@@ -109,6 +122,7 @@ class Engine:
             inline_ns=options.inline_ns,
             require_gpu=options.require_gpu,
             outside=functools.partial(EngineOutside, self, loop),
+            scripts=self._script.scripts,
             rescue=Rescue(lambda entry: self.cache.relieve(entry, "execution")) if options.evicts else None,
         )
         self.cache: ModelCache[PreparedTarget, Target] = ModelCache(
@@ -124,6 +138,7 @@ class Engine:
         self.target_stats: dict[str, TargetStats] = {}
         self.times = CacheTimes()
         self.cache.events.listen(self.times.hear)
+        self.body_takers: set[str] = set()
         self.cache.events.listen(self._note)
         self._aliases: dict[str, str] = {}
 
@@ -345,6 +360,11 @@ class Engine:
                 for model in entry.resident.models():
                     yield model.name, model
 
+    def is_resident(self, name: str) -> bool:
+        """Whether the model is in memory."""
+        entry = self.cache.entries.get(name)
+        return entry is not None and entry.resident is not None
+
     def index(self, offered: Iterable[str] = ()) -> list[dict[str, Any]]:
         """The repository index: every model that the cache knows, then those of `offered` that it does not."""
         return list(index_rows(self.cache.entries.values(), offered, self.target_stats))
@@ -353,7 +373,9 @@ class Engine:
         """Every name that store or repository offers. Blocks on disk or network: not for the loop."""
         if self._artifacts is not None:
             return [stored.name for stored in self._artifacts.store.list()]
-        return list_models(self.options.repository) if self.options.repository is not None else []
+        if self.options.repository is not None:
+            return list_models(self.options.repository, self._script.scripts())
+        return list(self.options.folders)
 
     async def close(self) -> None:
         """Unload everything and end the threads."""
@@ -364,8 +386,11 @@ class Engine:
         self._writes.shutdown(wait=True)
 
     def _note(self, event: CacheEvent) -> None:
-        if event.deed is Deed.LOADED:
-            self._footprints.changed()
+        if event.deed is not Deed.LOADED:
+            return
+        self._footprints.changed()
+        config = self.cache.entries[event.name].leased().latest.config
+        (self.body_takers.add if takes_body(config) else self.body_takers.discard)(event.name)
 
     # -- where models come from ----------------------------------------------------------------------------------
 
@@ -380,6 +405,8 @@ class Engine:
         """Where a name that nobody gave a url for would come from."""
         if self._artifacts is not None:
             return Archived(self._artifacts, validate_name(name))
+        if name in self.options.folders:
+            return InRepository(self.options.folders[name])
         folder = self.options.repository
         # Path.is_dir would raise for a name that is too long.
         if folder is not None and is_plain(name) and os.path.isdir(folder / name):  # noqa: PTH112
@@ -396,7 +423,10 @@ class Engine:
     def _forget(self, entry: Entry[Target]) -> None:
         """Names that nobody has must not pile up, however many are asked for."""
         self.cache.forget(entry)
-        if not entry.stats.loads and entry.name not in self.cache.entries:
+        if entry.name in self.cache.entries:
+            return
+        self.body_takers.discard(entry.name)
+        if not entry.stats.loads:
             self.target_stats.pop(entry.name, None)
 
     async def _give_up(self, entry: Entry[Target], error: MmeError) -> None:

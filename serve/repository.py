@@ -1,7 +1,8 @@
 """From a directory on disk to what can be loaded: which model it is, which versions, which file of each.
 
-The layouts are Triton's: `config.pbtxt` beside directories of versions, each with a model file. It reads the
-configuration and looks at names; it opens no model file and knows no framework. Runs on load threads; holds no state.
+The layouts are Triton's: `config.pbtxt` beside directories of versions, each with a model file; and SageMaker's, an
+inference script (see `scripts`). It reads the configuration and looks at names; it opens no model file and knows no
+framework. Runs on load threads; holds no state.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from model_handlers.body import BACKEND, SUBMIT_DIRECTORY
 from model_handlers.config import ModelConfig
 from model_handlers.ensemble_checks import PLATFORM
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.pbtxt import parse_config
 from model_handlers.registry import Backend, detect_backend, find_backend
 from serve.disk import directory_size, disk_errors
+from serve.scripts import DEFAULT_SCRIPTS, Scripts
 
 CONFIG_NAME = "config.pbtxt"
 ENTRY = "MME_ENTRY"  # a parameter of the model that an archive of several is asked for
@@ -24,7 +27,7 @@ _MAX_CONFIG_SIZE = 1 << 20
 _SHOWN_FILES = 12
 # Directories of a model that are no versions; the last is for configurations beside config.pbtxt.
 _RESERVED = ("warmup", "initial_state", "configs")
-_EXPECTED = f"{CONFIG_NAME} and 1/model.onnx, or one directory that holds them"
+_EXPECTED = f"{CONFIG_NAME} and 1/model.onnx, or one directory that holds them; or code/inference.py beside a model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class ModelDirectory:
         return digest.hexdigest()[:32]
 
 
-def open_target(path: Path, name: str) -> ModelDirectory:
+def open_target(path: Path, name: str, scripts: Scripts = DEFAULT_SCRIPTS) -> ModelDirectory:
     """The model in an unpacked archive: at its root, or in its one model directory, or the one of several to be asked.
 
     Whatever the configuration calls it, it is served as `name`. Where there are several, the one that requests are for
@@ -78,13 +81,13 @@ def open_target(path: Path, name: str) -> ModelDirectory:
     if not path.is_dir():
         raise invalid_argument(f"model '{name}' should be in {path}, which is not a directory")
     with disk_errors(f"model '{name}' cannot be read from {path}"):
-        entry, *others = _models_in(path, name)
-        model = _open(entry, name, strict_name=False)
-        members = [_open(other, f"{name}:{other.name}", strict_name=False) for other in others]
+        entry, *others = _models_in(path, name, scripts)
+        model = _open(entry, name, scripts, strict_name=False)
+        members = [_open(other, f"{name}:{other.name}", scripts, strict_name=False) for other in others]
         return replace(model, members=tuple(members))
 
 
-def list_models(path: Path) -> list[str]:
+def list_models(path: Path, scripts: Scripts = DEFAULT_SCRIPTS) -> list[str]:
     """The names of the models in a repository of several, in order: its directories that hold a model.
 
     Raises:
@@ -93,15 +96,18 @@ def list_models(path: Path) -> list[str]:
     if not path.is_dir():
         raise invalid_argument(f"model repository '{path}' is not a directory: create it, or name another")
     with disk_errors(f"model repository {path} cannot be read"):
-        return [child.name for child in _directories(path) if _is_model(child)]
+        return [child.name for child in _directories(path) if _is_model(child) or scripts.serves(child)]
 
 
-def open_model(path: Path, name: str, *, strict_name: bool = True) -> ModelDirectory:
+def open_model(
+    path: Path, name: str, scripts: Scripts = DEFAULT_SCRIPTS, *, strict_name: bool = True
+) -> ModelDirectory:
     """The model whose own directory is `path`, such as a repository of several holds.
 
     Args:
-        path: the directory of config.pbtxt and versions.
+        path: the directory of config.pbtxt and versions, or of an inference script.
         name: that the model is served under.
+        scripts: what is the same for all inference scripts.
         strict_name: refuse a configuration that calls the model something else.
 
     Raises:
@@ -111,12 +117,11 @@ def open_model(path: Path, name: str, *, strict_name: bool = True) -> ModelDirec
         reason = f"model '{name}' is not in the repository {path.parent}: make {name}/{CONFIG_NAME} and {name}/1/"
         raise MmeError(Kind.UNKNOWN_MODEL, reason)
     with disk_errors(f"model '{name}' cannot be read from {path}"):
-        if not _is_model(path):
+        if not _is_model(path) and not scripts.serves(path):
             raise _no_model(path, name)
-        model = _open(path, name, strict_name=strict_name)
-        members = [
-            _open(path.parent / part, f"{name}:{part}", strict_name=False) for part in _parts(path.parent, model)
-        ]
+        model = _open(path, name, scripts, strict_name=strict_name)
+        parts = [(path.parent / part, f"{name}:{part}") for part in _parts(path.parent, model)]
+        members = [_open(part, part_name, scripts, strict_name=False) for part, part_name in parts]
         return replace(model, members=tuple(members))
 
 
@@ -133,11 +138,11 @@ def _parts(repository: Path, ensemble: ModelDirectory) -> list[str]:
     return list(found)
 
 
-def _models_in(path: Path, name: str) -> list[Path]:
+def _models_in(path: Path, name: str, scripts: Scripts) -> list[Path]:
     """The model directories of an unpacked archive, the one that requests are for first."""
     if _is_model(path):
         return [path]
-    candidates = [child for child in _directories(path) if _is_model(child)]
+    candidates = [child for child in _directories(path) if _is_model(child)] or _scripts_in(path, scripts)
     if not candidates:
         raise _no_model(path, name)
     entries = candidates if len(candidates) == 1 else _entries(candidates, name)
@@ -161,13 +166,24 @@ def _entries(candidates: list[Path], name: str) -> list[Path]:
     return chosen or whole or [candidate for candidate in candidates if candidate.name == archive]
 
 
-def _open(path: Path, name: str, *, strict_name: bool) -> ModelDirectory:
+def _scripts_in(path: Path, scripts: Scripts) -> list[Path]:
+    """The model of an archive without configuration and versions, which an inference script may serve."""
+    if scripts.own(path):
+        return [path]
+    children = [child for child in _directories(path) if scripts.own(child)]
+    return children or ([path] if scripts.serves(path) else [])
+
+
+def _open(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> ModelDirectory:
     config = _read_config(path, name, strict_name=strict_name)
     available = _versions(path)
     if config.platform == PLATFORM:  # it has no files: archives may have lost its empty version
         available = available or {1: path}
         return ModelDirectory(name, path, replace(config, name=name), _selected(config, available, name))
-    backend = _backend(path, config, available)
+    backend = _backend(path, config, available, scripts)
+    if backend.name == BACKEND:
+        available = {version: where for version, where in available.items() if scripts.own(where)} or {1: path}
+        config = scripts.completed(replace(config, name=name), next(iter(available.values())))
     config = replace(
         config,
         name=name,
@@ -204,14 +220,16 @@ def _read_config(path: Path, name: str, *, strict_name: bool) -> ModelConfig:
     return parse_config(text, model=name, strict_name=strict_name)
 
 
-def _backend(path: Path, config: ModelConfig, available: dict[int, Path]) -> Backend:
-    """The backend that the configuration names, or that the first version's file gives away."""
+def _backend(path: Path, config: ModelConfig, available: dict[int, Path], scripts: Scripts) -> Backend:
+    """The backend that the configuration names, or that the first version's file or an inference script gives away."""
     if config.backend or config.platform:
         return find_backend(config.backend, config.platform, config.name)
     for directory in list(available.values())[:1]:  # Triton, too, looks at the first one alone
         detected = detect_backend(directory)
         if detected is not None:
             return detected
+    if scripts.serves(path):
+        return find_backend(BACKEND, "", config.name)
     raise _no_model(path, config.name)
 
 
@@ -223,7 +241,8 @@ def _check_files(model: ModelDirectory) -> None:
         raise invalid_model(
             f"default_model_filename '{filename}' of model '{model.name}' lies outside of its version directory"
         )
-    for version, directory in model.versions.items():
+    for version, inside in model.versions.items():
+        directory = Path(model.config.parameters.get(SUBMIT_DIRECTORY, inside))
         if not (directory / filename).exists():
             raise invalid_model(
                 f"model '{model.name}' has no file '{filename}' in version {version}, which backend "

@@ -31,6 +31,7 @@ from serve.footprints import Footprints
 from serve.model import Model
 from serve.repository import ModelDirectory, open_model, open_target
 from serve.scheduling.ensemble_check import check_members
+from serve.scripts import Scripts
 from serve.source import Archived, InRepository, Source
 from serve.stats import ModelStats
 
@@ -154,6 +155,7 @@ class ModelLoader:
         require_gpu: whether KIND_GPU without a GPU is an error.
         outside: what a target's models may ask of the server, by its name.
         rescue: see `Model`.
+        scripts: tells what is the same for all inference scripts.
     """
 
     def __init__(
@@ -166,6 +168,7 @@ class ModelLoader:
         require_gpu: bool = False,
         outside: Callable[[str], Outside] | None = None,
         rescue: RescueRequest | None = None,
+        scripts: Callable[[], Scripts] = Scripts,
     ) -> None:
         self._loop = loop
         self._stats = stats
@@ -173,6 +176,7 @@ class ModelLoader:
         self._inline_ns = inline_ns
         self._require_gpu = require_gpu
         self._outside = outside
+        self._scripts = scripts
         self._rescue = rescue
         self._measuring = threading.Lock()
 
@@ -180,14 +184,15 @@ class ModelLoader:
         """Fetch the archive, if it is one, and understand what is in it."""
         began = time.perf_counter_ns()
         download_ns = 0
+        scripts = self._scripts()
         if isinstance(source, Archived):
             artifact = source.artifacts.fetch(source.name, cancelled)
-            directory, content = open_target(artifact.path, name), artifact.etag
+            directory, content = open_target(artifact.path, name, scripts), artifact.etag
             if artifact.downloaded:
                 download_ns = time.perf_counter_ns() - began
         else:
             opener = open_model if isinstance(source, InRepository) else open_target
-            directory = opener(source.path, name)
+            directory = opener(source.path, name, scripts)
             content = directory.fingerprint()
         prepared = self._understood(directory, name, content, download_ns)
         members = tuple(self._understood(m, name, f"{content}/{m.path.name}", 0) for m in directory.members)

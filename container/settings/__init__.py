@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from container.settings.reading import Reading
 from container.settings.sagemaker import (
     SAGEMAKER_MODEL_DIR,
+    SingleModel,
     apply_rules,
     choose_single_model,
     expand_arguments,
@@ -34,6 +35,7 @@ from container.settings.values import (
 )
 from container.targets import InferenceType
 from serve.eviction import Policy
+from serve.scripts import Scripts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +47,7 @@ __all__ = [
     "PingMode",
     "Settings",
     "SettingsError",
+    "SingleModel",
     "choose_single_model",
     "settings_table",
 ]
@@ -77,6 +80,8 @@ class Settings:
         inline_microseconds: the longest execution that may run on the event loop, 0 for none.
         ping_mode: what a 200 from /ping means.
         default_accept: content type of answers to requests without an Accept header.
+        script_program, script_directory, script_workers: file name of inference scripts; where one for all models is
+            that bring none (a folder, an archive's s3:// URL, or ""); processes of each.
         inference_type: what bodies of /invocations mean.
         shared_memory_bytes, shared_memory_growth_bytes: what is first shared with a model's process, and by how much
             that grows at least.
@@ -115,6 +120,9 @@ class Settings:
     inline_microseconds: int = 200
     ping_mode: PingMode = PingMode.READY
     default_accept: str = "application/json"
+    script_program: str = "inference.py"
+    script_directory: str = ""
+    script_workers: int = 1
     inference_type: InferenceType = InferenceType.INFER
     shared_memory_bytes: int = 64 << 10
     shared_memory_growth_bytes: int = 0
@@ -131,6 +139,11 @@ class Settings:
     endpoint_name: str = "unknown"
     variant_name: str = "AllTraffic"
     notices: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def scripts(self) -> Scripts:
+        """What is the same for all inference scripts."""
+        return Scripts(self.script_program, self.script_directory, self.script_workers, self.default_accept)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
@@ -181,6 +194,9 @@ class Settings:
         store = Path(self.model_store) if local_store else None
         if store and not store.is_dir():
             raise SettingsError(f"--model-store/MME_MODEL_STORE='{store}': there is no such folder")
+        script = self.script_directory
+        if script.startswith("/") and not Path(script, self.script_program).is_file():
+            raise SettingsError(f"SAGEMAKER_SUBMIT_DIRECTORY='{script}': there is no {self.script_program} in it")
         repository = self.model_repository
         if self.mode is Mode.REPOSITORY and repository and not repository.is_dir():
             raise SettingsError(f"--model-repository/MME_MODEL_REPOSITORY='{repository}': there is no such folder")

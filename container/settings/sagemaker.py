@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from container.settings.reading import Given
 from container.settings.values import DEFAULT_MAX_BODY, DEFAULT_PORT, Mode, SettingsError
+from serve.scripts import DEFAULT_SCRIPTS, Scripts
 
 if TYPE_CHECKING:
     from container.settings.reading import Reading
@@ -43,6 +44,7 @@ _ARGUMENTS = {
 }
 _ADDITIONAL_ARGS = "SAGEMAKER_TRITON_ADDITIONAL_ARGS"
 _LOG_VARIABLES = tuple(f"SAGEMAKER_TRITON_LOG_{name}" for name in ("VERBOSE", "INFO", "WARNING", "ERROR"))
+_SCRIPT_MODEL = "model"  # what Amazon's containers call it
 _NOT_MODELS = frozenset({"__MACOSX", "lost+found"})
 
 
@@ -181,19 +183,33 @@ def _choose_emf(reading: Reading) -> None:
         )
 
 
-def choose_single_model(model_dir: Path, default_name: str) -> tuple[str, str | None]:
-    """The model of a single-model endpoint, by Triton's rules.
+class SingleModel(NamedTuple):
+    """The model of a single-model endpoint.
+
+    Attributes:
+        name: that it is served under.
+        folder: its files.
+        warning: a sentence to log, or "".
+    """
+
+    name: str
+    folder: Path
+    warning: str = ""
+
+
+def choose_single_model(model_dir: Path, default_name: str, scripts: Scripts = DEFAULT_SCRIPTS) -> SingleModel:
+    """The model of a single-model endpoint: an inference script's, else by Triton's rules.
 
     Args:
-        model_dir: what SageMaker unpacked; holds one directory a model.
+        model_dir: what SageMaker unpacked; holds one directory a model, or a script and its model.
         default_name: SAGEMAKER_TRITON_DEFAULT_MODEL_NAME, or "" to take the only directory there is.
-
-    Returns:
-        the model's name, and a warning to log or None.
+        scripts: what scripts are called.
 
     Raises:
         SettingsError: there is no such directory, none at all, or several and no name.
     """
+    if model_dir.is_dir() and scripts.serves(model_dir):
+        return SingleModel(default_name or _SCRIPT_MODEL, model_dir)
     found = _model_directories(model_dir)
     if default_name:
         if default_name not in found:
@@ -201,7 +217,7 @@ def choose_single_model(model_dir: Path, default_name: str) -> tuple[str, str | 
                 f"ERROR: Directory with provided SAGEMAKER_TRITON_DEFAULT_MODEL_NAME {default_name} does not exist "
                 f"in {model_dir}, which holds {_listing(found)}"
             )
-        return default_name, None
+        return SingleModel(default_name, model_dir / default_name)
     if len(found) > 1:
         raise SettingsError(
             "ERROR: More than 1 model directory found in model repository. Either provide a single directory or "
@@ -209,12 +225,14 @@ def choose_single_model(model_dir: Path, default_name: str) -> tuple[str, str | 
         )
     if not found:
         raise SettingsError(
-            f"ERROR: No model found in model repository: {model_dir} holds no directory of a model with its versions"
+            f"ERROR: No model found in model repository: {model_dir} holds no directory of a model with its versions, "
+            f"and no code/{scripts.program}"
         )
-    return found[0], (
+    warning = (
         "WARNING: No SAGEMAKER_TRITON_DEFAULT_MODEL_NAME provided. "
         f"Starting with the only existing model directory {found[0]}"
     )
+    return SingleModel(found[0], model_dir / found[0], warning)
 
 
 def _model_directories(model_dir: Path) -> list[str]:

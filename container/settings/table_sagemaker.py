@@ -115,7 +115,7 @@ SAGEMAKER_VARIABLES = (
         "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT",
         "default_accept",
         v.media_type,
-        "Content type of answers to requests without an Accept header.",
+        "Content type of answers to requests without an Accept header; for tensors JSON or Triton's binary form.",
     ),
     Variable("SAGEMAKER_CONTAINER_LOG_LEVEL", "log_level", v.log_level, "Log level, by name or number."),
     Variable(
@@ -124,10 +124,9 @@ SAGEMAKER_VARIABLES = (
     Variable("SAGEMAKER_MODEL_SERVER_TIMEOUT", "request_timeout", _TIMEOUT, "Seconds for one inference request."),
     Variable(
         "SAGEMAKER_MODEL_SERVER_WORKERS",
-        "",
-        _only("1", "one process owns the model cache; give a model more instances in its config.pbtxt instead"),
-        "Only 1: one process owns the model cache.",
-        default="1",
+        "script_workers",
+        v.integer(1, 64),
+        "Processes of each inference script; models with a config.pbtxt say it there.",
     ),
     Variable("SAGEMAKER_MODEL_SERVER_VMARGS", "", _any, "no effect: there is no Java machine here."),
     Variable(
@@ -138,9 +137,17 @@ SAGEMAKER_VARIABLES = (
     ),
     Variable(
         "SAGEMAKER_PROGRAM",
-        "",
-        _refuse("inference scripts are not served yet; serve the model from a Triton model repository and unset it"),
-        "Refused unless empty: inference scripts are not served.",
+        "script_program",
+        v.script_name,
+        "File name of inference scripts, in `code/` of an archive or at its root.",
+    ),
+    Variable(
+        "SAGEMAKER_SUBMIT_DIRECTORY",
+        "script_directory",
+        v.submit_directory,
+        "The inference script of models that bring none: a folder, or s3://bucket/prefix/sourcedir.tar.gz; "
+        "/opt/ml/model/code means each model's own.",
+        default="none",
     ),
     Variable(
         "SAGEMAKER_ENABLE_STATEFUL_SESSIONS",

@@ -49,7 +49,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
 _BYTES_ALLOWED = "a size such as 67108864, 350MB or 2GiB"
 _SHARE = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)%|([01]\.[0-9]+))(?:\s*-\s*(.+))?")
 _BUDGET_ALLOWED = "a size such as 350MB or 2GiB, or a share such as 80% or 0.8, or one less a size such as 95%-2GiB"
-_MEDIA_TYPES = ("application/json", "application/vnd.sagemaker-triton.binary+json")
+_JSON = "application/json"
+_CODE = "/opt/ml/model/code"  # where the SageMaker SDK puts a script into every archive
 
 
 class SettingsError(MmeError):
@@ -260,13 +261,35 @@ def log_level(text: str) -> str:
 
 
 def media_type(text: str) -> str:
-    """A media type that an inference answer can have; parameters after `;` are kept."""
+    """A media type that an answer can have; parameters after `;` are kept."""
     base = text.partition(";")[0].strip().lower()
     if base in {"*/*", "application/*"}:
-        return _MEDIA_TYPES[0]
-    if base not in _MEDIA_TYPES:
-        raise ValueError(" or ".join(_MEDIA_TYPES))
+        return _JSON
+    if not re.fullmatch(r"[a-z0-9.+-]+/[a-z0-9.+-]+", base) or not text.isascii() or not text.isprintable():
+        msg = "one media type, such as application/json or text/csv"
+        raise ValueError(msg)
     return text
+
+
+def script_name(text: str) -> str:
+    """The file name of a Python script; `.py` may be left out, as in Amazon's containers."""
+    name = text if text.endswith(".py") else f"{text}.py"
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or name.startswith("."):
+        msg = "the file name of a Python script, without a folder"
+        raise ValueError(msg)
+    return name
+
+
+def submit_directory(text: str) -> str:
+    """A folder of scripts outside of the models, or an archive of it in S3; "" for the place inside of each model."""
+    if text.rstrip("/") == _CODE:
+        return ""
+    if re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+/[^\0]*[^/\0]\.tar\.gz", text):
+        return text
+    if "://" in text.removeprefix("file://") or "\0" in text:
+        msg = f"{_CODE}, a folder of this machine, or s3://bucket/…/sourcedir.tar.gz"
+        raise ValueError(msg)
+    return str(directory(text.removeprefix("file://")))
 
 
 def port_range(text: str) -> tuple[int, int]:

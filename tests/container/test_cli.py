@@ -276,6 +276,37 @@ def test_packed_directory_loads_as_one_of_many_and_as_the_only_one(model, tmp_pa
     assert 'name: "X"' in output
 
 
+@pytest.mark.parametrize("script", ["code/inference.py", "inference.py"])
+def test_a_script_and_its_model_are_packed_as_sagemakers_containers_want_them(tmp_path, capsys, script):
+    """The script and its files lie at the root of the archive, and nobody runs them."""
+    folder = tmp_path / "iris"
+    (folder / script).parent.mkdir(parents=True)
+    (folder / script).write_text("raise SystemExit('nobody runs this')")
+    (folder / "model.joblib").write_bytes(b"weights")
+    archive = tmp_path / "iris.tar.gz"
+
+    assert run("pack", folder, "-o", archive) == 0
+    folders = ["code"] if "/" in script else []
+    assert members(archive) == sorted([*folders, script, "model.joblib"])
+    with archive.open("rb") as stream:
+        extract(stream, tmp_path / "unpacked", name="iris.tar.gz")
+    assert open_target(tmp_path / "unpacked", "iris.tar.gz").config.default_model_filename == script
+    output = capsys.readouterr().out
+    assert "model.joblib" in output
+    assert 'backend: "sagemaker"' in output
+
+
+def test_a_script_of_broken_syntax_is_not_packed(tmp_path, capsys):
+    """The line is named by the place that the file comes from."""
+    folder = tmp_path / "iris"
+    (folder / "code").mkdir(parents=True)
+    (folder / "code/inference.py").write_text("def model_fn(:")
+
+    assert run("pack", folder, "-o", tmp_path / "iris.tar.gz") == 1
+    assert f"{folder}/code/inference.py line 1" in capsys.readouterr().err
+    assert not (tmp_path / "iris.tar.gz").exists()
+
+
 def test_bare_onnx_file_becomes_a_model(tmp_path, monkeypatch, capsys):
     """An .onnx file is packed as version 1, with the configuration that the server will complete."""
     write_onnx(tmp_path / "plus.onnx")
@@ -429,7 +460,7 @@ def test_another_name_than_the_configurations_is_mentioned(model, tmp_path, caps
     ("arguments", "message"),
     [
         (("none",), "does not exist"),
-        (("notes.txt",), "neither a Triton model directory nor an .onnx file"),
+        (("notes.txt",), "neither a model directory nor an .onnx file"),
         (("plus.onnx", "-o", "plus.zip"), "must end in .tar.gz"),
         (("plus.onnx", "--name", "a/b"), "is not the name of a directory"),
         (("plus.onnx", "--level", "9"), "compression level 9"),

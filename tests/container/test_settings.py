@@ -12,6 +12,7 @@ from container.settings import LogFormat, Mode, PingMode, Settings, SettingsErro
 from container.settings import values as v
 from container.settings.table import VARIABLES
 from container.targets import InferenceType
+from serve.scripts import Scripts
 
 MIB = 1024 * 1024
 
@@ -173,9 +174,16 @@ BAD_VALUES = [
     ("MME_ENDPOINT_NAME", "modèle"),
     ("MME_VARIANT_NAME", "x" * 1025),
     ("SAGEMAKER_BATCH_STRATEGY", "BOTH"),
-    ("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "text/csv"),
-    ("SAGEMAKER_MODEL_SERVER_WORKERS", "4"),
-    ("SAGEMAKER_PROGRAM", "inference.py"),
+    ("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "text"),
+    ("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "text/*"),
+    ("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "text/csv, application/json"),
+    ("SAGEMAKER_MODEL_SERVER_WORKERS", "0"),
+    ("SAGEMAKER_MODEL_SERVER_WORKERS", "65"),
+    ("SAGEMAKER_PROGRAM", "code/inference.py"),
+    ("SAGEMAKER_PROGRAM", "..py"),
+    ("SAGEMAKER_SUBMIT_DIRECTORY", "https://bucket/sourcedir.tar.gz"),
+    ("SAGEMAKER_SUBMIT_DIRECTORY", "s3://bucket/sourcedir"),
+    ("SAGEMAKER_SUBMIT_DIRECTORY", "s3://sourcedir.tar.gz"),
     ("SAGEMAKER_ENABLE_STATEFUL_SESSIONS", "true"),
     ("SAGEMAKER_TRITON_ALLOW_GRPC", "true"),
     ("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT", "1.5"),
@@ -203,11 +211,38 @@ def test_limits_are_inclusive(name, text):
     Settings.from_environ({name: text})
 
 
-def test_workers_other_than_one_are_refused_with_the_reason():
-    """More workers than one are refused, because one process owns the cache."""
-    (sentence,) = problems(SAGEMAKER_MODEL_SERVER_WORKERS="4")
+@pytest.mark.parametrize(
+    ("environ", "scripts"),
+    [
+        ({}, Scripts("inference.py", "", 1, "application/json")),
+        ({"SAGEMAKER_PROGRAM": "serve_it.py"}, Scripts("serve_it.py")),
+        ({"SAGEMAKER_PROGRAM": "serve_it"}, Scripts("serve_it.py")),
+        ({"SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/model/code"}, Scripts()),
+        ({"SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/model/code/"}, Scripts()),
+        ({"SAGEMAKER_SUBMIT_DIRECTORY": "/opt/shared"}, Scripts(shared="/opt/shared")),
+        ({"SAGEMAKER_SUBMIT_DIRECTORY": "file:///opt/shared"}, Scripts(shared="/opt/shared")),
+        (
+            {"SAGEMAKER_SUBMIT_DIRECTORY": "s3://bucket/a/sourcedir.tar.gz"},
+            Scripts(shared="s3://bucket/a/sourcedir.tar.gz"),
+        ),
+        ({"SAGEMAKER_MODEL_SERVER_WORKERS": "4"}, Scripts(workers=4)),
+        ({"SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "text/csv"}, Scripts(default_accept="text/csv")),
+        ({"SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "*/*"}, Scripts()),
+    ],
+)
+def test_scripts_are_told_by_the_variables_of_amazons_containers(environ, scripts):
+    """Program, directory, workers and accepted type; what names the place inside of a model names nothing else."""
+    assert Settings.from_environ(environ).scripts == scripts
 
-    assert "one process owns the model cache" in sentence
+
+def test_a_shared_script_that_is_not_there_refuses_to_start(tmp_path):
+    """The folder and the file are named."""
+    settings = Settings.from_environ({"SAGEMAKER_SUBMIT_DIRECTORY": str(tmp_path)})
+    with pytest.raises(SettingsError, match=r"SAGEMAKER_SUBMIT_DIRECTORY=.*there is no inference\.py in it"):
+        settings.check_paths()
+
+    (tmp_path / "inference.py").touch()
+    settings.check_paths()
 
 
 @pytest.mark.parametrize("inference_type", InferenceType)
@@ -541,9 +576,9 @@ def test_the_only_directory_is_the_single_model_with_a_warning(tmp_path):
     (tmp_path / ".ipynb_checkpoints").mkdir()
     (tmp_path / "README").touch()
 
-    name, warning = choose_single_model(tmp_path, "")
+    name, folder, warning = choose_single_model(tmp_path, "")
     assert name == "resnet"
-    assert warning is not None
+    assert folder == tmp_path / "resnet"
     assert warning.startswith("WARNING: No SAGEMAKER_TRITON_DEFAULT_MODEL_NAME provided")
 
 
@@ -552,7 +587,26 @@ def test_a_named_model_is_chosen_among_several(tmp_path):
     for name in ("encoder", "ensemble"):
         (tmp_path / name).mkdir()
 
-    assert choose_single_model(tmp_path, "ensemble") == ("ensemble", None)
+    assert choose_single_model(tmp_path, "ensemble") == ("ensemble", tmp_path / "ensemble", "")
+
+
+@pytest.mark.parametrize(
+    ("tree", "scripts"),
+    [
+        (["code/", "code/inference.py", "model.joblib"], Scripts()),
+        (["inference.py", "1_Pooling/"], Scripts()),
+        (["code/", "code/serve_it.py", "a/", "b/"], Scripts("serve_it.py")),
+        (["model.joblib"], Scripts(shared="/opt/shared")),
+        (["code/", "code/inference.py", "config.pbtxt"], Scripts()),
+    ],
+)
+@pytest.mark.parametrize(("name", "served"), [("", "model"), ("bert", "bert")])
+def test_a_folder_with_a_script_is_the_single_model(tmp_path, tree, scripts, name, served):
+    """The whole folder is the model, called as in Amazon's containers unless a name is given."""
+    for entry in tree:
+        (tmp_path / entry).mkdir() if entry.endswith("/") else (tmp_path / entry).touch()
+
+    assert choose_single_model(tmp_path, name, scripts) == (served, tmp_path, "")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 from model_handlers.body import DEFAULT_TYPE
 
-CUSTOM_ATTRIBUTES_HEADER = "X-Amzn-SageMaker-Custom-Attributes"
+_CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 
 
 class Context:
@@ -73,7 +73,7 @@ class Context:
         return self._status, self._phrase
 
     def set_response_header(self, idx: int, key: str, value: str) -> None:  # noqa: ARG002
-        """Set a header of the answer: content type and custom attributes reach the client."""
+        """Set a header of the answer, of which the content type reaches the client."""
         self._headers[key.lower()] = value
 
     def get_response_headers(self, idx: int) -> dict[str, str]:  # noqa: ARG002
@@ -108,4 +108,4 @@ class Metrics:
 def request_headers(content_type: str, accept: str, custom_attributes: str) -> dict[str, str]:
     """The headers of a request as a context tells them."""
     headers = {"Content-Type": content_type or DEFAULT_TYPE, "Accept": accept}
-    return headers | ({CUSTOM_ATTRIBUTES_HEADER: custom_attributes} if custom_attributes else {})
+    return headers | ({_CUSTOM_ATTRIBUTES: custom_attributes} if custom_attributes else {})

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import Handler, Placement
-from model_handlers.body import BACKEND, with_body
+from model_handlers.body import BACKEND
 from model_handlers.config_checks import normalise
 from model_handlers.python.imports import check_syntax
+from model_handlers.python.script.completion import with_body
 from model_handlers.python.script.host import ScriptHost
 from model_handlers.python.script.script_file import ScriptFile
 

@@ -13,11 +13,19 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import ModelResponse
-from model_handlers.body import ACCEPT, BODY, CONTENT_TYPE, CUSTOM_ATTRIBUTES, DEFAULT_TYPE, with_body
+from model_handlers.body import (
+    ACCEPT,
+    BODY,
+    CONTENT_TYPE,
+    CUSTOM_ATTRIBUTES,
+    DEFAULT_ACCEPT,
+    DEFAULT_TYPE,
+)
 from model_handlers.errors import MmeError, invalid_argument
 from model_handlers.python.failures import failed_load
 from model_handlers.python.script.accept import ANY
-from model_handlers.python.script.context import CUSTOM_ATTRIBUTES_HEADER, Context, request_headers
+from model_handlers.python.script.completion import with_body
+from model_handlers.python.script.context import Context, request_headers
 from model_handlers.python.script.defaults import Defaults
 from model_handlers.python.script.failures import failed_call
 from model_handlers.python.script.formats import TEXT, MalformedBodyError
@@ -31,8 +39,6 @@ if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
     from model_handlers.python.script.script_file import ScriptFile
 
-# A parameter of the configuration: the type of answers to clients that do not say what they accept.
-DEFAULT_ACCEPT = "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT"
 _LONGEST_WORD = 8192  # characters of a content type, an accept header or custom attributes
 
 
@@ -116,11 +122,7 @@ class ScriptHost:
             answer = answer_of(returned, accept, self._default_accept, self._context, self._name)
         except BaseException as error:
             raise failed_call(last, error, self._name) from error
-        parameters = {CONTENT_TYPE: answer.content_type}
-        attributes = self._context.get_response_headers(0).get(CUSTOM_ATTRIBUTES_HEADER.lower())
-        if attributes is not None:
-            parameters[CUSTOM_ATTRIBUTES] = attributes
-        return ModelResponse({BODY: answer.body}, parameters)
+        return ModelResponse({BODY: answer.body}, {CONTENT_TYPE: answer.content_type})
 
     def _transformed(self, body: bytes | str, content_type: str, accept: str) -> Any:
         """What the script returns, by its one function or by its three."""

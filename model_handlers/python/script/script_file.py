@@ -9,14 +9,12 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from model_handlers.body import SUBMIT_DIRECTORY
 from model_handlers.python.imports import ImportedFile, free_name
 from model_handlers.python.script import toolkits
 
 if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
-
-# A parameter of the configuration: the folder of a script that is not in the model's archive.
-SUBMIT_DIRECTORY = "SAGEMAKER_SUBMIT_DIRECTORY"
 
 
 class ScriptFile:

@@ -146,20 +146,23 @@ def test_a_model_on_the_cpu_has_no_gpu(scripts):
     assert loaded.told("1", "text/csv")[2]["gpu_id"] is None
 
 
-def test_a_transform_fn_may_take_a_context_and_set_headers(scripts):
-    """Content type and custom attributes of the answer are what it sets, for this answer alone."""
+def test_a_transform_fn_may_take_a_context_and_set_the_content_type(scripts):
+    """The answer's content type is what it sets, for this answer alone."""
     loaded = scripts.load(
         scripts.tells("""
 def transform_fn(model, body, content_type, accept, context):
     if body == "1":
         context.set_response_content_type(0, "image/gif")
-        context.set_response_header(0, "x-amzn-sagemaker-custom-attributes", "seen")
+        assert context.get_response_content_type(0) == "image/gif"
+    elif body == "3":
+        context.set_response_header(0, "Content-Type", "image/png")
     return b"GIF"
 """)
     )
 
-    assert loaded.ask("1") == (b"GIF", {"content_type": "image/gif", "custom_attributes": "seen"})
+    assert loaded.ask("1") == (b"GIF", {"content_type": "image/gif"})
     assert loaded.ask("2") == (b"GIF", {"content_type": "application/json"})
+    assert loaded.ask("3") == (b"GIF", {"content_type": "image/png"})
 
 
 @pytest.mark.parametrize(

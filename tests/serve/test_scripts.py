@@ -1,0 +1,199 @@
+"""Directories with an inference script as models: which they are, and what is said of them."""
+
+import io
+import tarfile
+
+import pytest
+
+from model_handlers.body import takes_body
+from model_handlers.config import InstanceGroup
+from model_handlers.errors import Kind, MmeError
+from serve.repository import list_models, open_model, open_target
+from serve.scripts import Scripts
+from serve.shared_script import SharedScript
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A function that writes files by their paths and returns the folder above them."""
+
+    def make(*paths, **contents):
+        root = tmp_path / "root"
+        for path in (*paths, *contents):
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(contents.get(path, ""))
+        return root
+
+    return make
+
+
+CODE, ROOT = "code/inference.py", "inference.py"
+
+
+@pytest.mark.parametrize(
+    ("paths", "inside", "script"),
+    [
+        ([CODE], "", CODE),
+        ([ROOT], "", ROOT),
+        ([CODE, ROOT], "", CODE),
+        ([CODE, "model.joblib", "code/helper.py", "1_Pooling/config.json"], "", CODE),
+        (["bert/" + CODE, "bert/model.pt"], "bert", CODE),
+        (["bert/" + ROOT, "readme.md"], "bert", ROOT),
+    ],
+)
+def test_a_directory_with_a_script_is_a_model(tree, paths, inside, script):
+    """In `code/` or at the root of the archive, or in its one directory; the version is 1 and its directory the model's."""
+    root = tree(*paths)
+    model = open_target(root, "m.tar.gz")
+
+    assert takes_body(model.config)
+    assert model.name == model.config.name == "m.tar.gz"
+    assert model.path == root / inside
+    assert model.versions == {1: root / inside}
+    assert model.config.default_model_filename == script
+    assert model.model_file(1) == root / inside / script
+    assert model.config.instance_groups == (InstanceGroup("m.tar.gz"),)
+    assert dict(model.config.parameters) == {}
+
+
+@pytest.mark.parametrize(
+    ("paths", "contents", "backend"),
+    [
+        ([CODE, "1/model.onnx"], {}, "onnxruntime"),
+        ([ROOT, "1/model.py"], {"config.pbtxt": 'backend: "python"'}, "python"),
+        ([CODE, "bert/1/model.onnx"], {}, "onnxruntime"),
+        ([CODE, "1/weights.bin"], {}, "sagemaker"),
+        ([CODE], {"config.pbtxt": ""}, "sagemaker"),
+        ([CODE], {"config.pbtxt": 'backend: "sagemaker"'}, "sagemaker"),
+        (["1/" + CODE], {"config.pbtxt": 'backend: "sagemaker"'}, "sagemaker"),
+    ],
+)
+def test_a_model_of_triton_with_a_script_beside_it_stays_one(tree, paths, contents, backend):
+    """What config.pbtxt says counts, then a model file in a version's directory, then the script."""
+    assert open_target(tree(*paths, **contents), "m").config.backend == backend
+
+
+def test_a_script_may_have_a_configuration(tree):
+    """Its instances, parameters and the script's name are those of config.pbtxt; versions have scripts of their own."""
+    config = """
+        instance_group { count: 3 kind: KIND_CPU }
+        default_model_filename: "own.py"
+        parameters { key: "MME_EXECUTION_TIMEOUT" value { string_value: "5" } }
+    """
+    model = open_target(tree(CODE, "own.py", **{"config.pbtxt": config}), "m", Scripts(workers=2))
+    assert model.config.instance_groups[0].count == 3
+    assert model.config.default_model_filename == "own.py"
+    assert dict(model.config.parameters) == {"MME_EXECUTION_TIMEOUT": "5"}
+
+
+def test_versions_may_have_scripts(tree):
+    """With a backend named, each version's directory is a model with its script; the latest is served."""
+    root = tree("1/" + CODE, "3/" + CODE, "4/nothing", **{"config.pbtxt": 'backend: "sagemaker"'})
+
+    assert open_target(root, "m").versions == {3: root / "3"}
+
+
+def test_what_is_set_for_all_scripts_is_said_to_each(tree):
+    """The number of processes, the file name, and the type of answers that nobody chose."""
+    scripts = Scripts("serve_it.py", workers=2, default_accept="text/csv")
+    config = open_target(tree("code/serve_it.py"), "m", scripts).config
+
+    assert config.default_model_filename == "code/serve_it.py"
+    assert config.instance_groups == (InstanceGroup("m", count=2),)
+    assert dict(config.parameters) == {"SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "text/csv"}
+
+
+def test_another_file_name_is_no_script(tree):
+    """The sentence says what was found, and what a script would be called."""
+    with pytest.raises(MmeError) as caught:
+        open_target(tree("code/serve_it.py"), "m")
+
+    assert caught.value.kind is Kind.INVALID_MODEL
+    assert "found code/serve_it.py" in caught.value.message
+    assert "code/inference.py" in caught.value.message
+
+
+def test_two_scripts_in_one_archive_are_refused(tree):
+    """Nobody could say which of them requests are for."""
+    with pytest.raises(MmeError, match="'a', 'b'"):
+        open_target(tree("a/" + CODE, "b/" + CODE), "m")
+
+
+def test_a_named_backend_without_a_script_is_refused(tree):
+    """The missing file is named."""
+    with pytest.raises(MmeError, match=r"has no file 'inference\.py' in version 1, which backend 'sagemaker' loads"):
+        open_target(tree("1/model.joblib", **{"config.pbtxt": 'backend: "sagemaker"'}), "m")
+
+
+def test_a_repository_lists_scripts(tree):
+    """Beside Triton's models; a directory without either is none."""
+    root = tree("a/" + CODE, "b/" + ROOT, "c/1/model.onnx", "d/notes.txt")
+
+    assert list_models(root) == ["a", "b", "c"]
+    assert takes_body(open_model(root / "a", "a").config)
+    with pytest.raises(MmeError, match="no model found in 'd'"):
+        open_model(root / "d", "d")
+
+
+def test_a_shared_script_serves_models_that_bring_none(tree, tmp_path):
+    """A model's own script comes first; without one the folder of the shared one is said."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / ROOT).touch()
+    scripts = Scripts(shared=str(shared))
+
+    bare = open_target(tree("model.joblib"), "m", scripts)
+    assert bare.config.default_model_filename == ROOT
+    assert dict(bare.config.parameters) == {"SAGEMAKER_SUBMIT_DIRECTORY": str(shared)}
+    assert bare.versions == {1: bare.path}
+    own = open_target(tree(CODE), "m", scripts)
+    assert dict(own.config.parameters) == {}
+
+
+def test_a_shared_script_that_is_not_there_is_named(tree, tmp_path):
+    """Where the archive of scripts holds none of that name."""
+    with pytest.raises(MmeError, match=r"has no file 'inference\.py' in version 1"):
+        open_target(tree("model.joblib"), "m", Scripts(shared=str(tmp_path)))
+
+
+def archive_of(path, **files):
+    """A .tar.gz of these files."""
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+
+
+def test_a_shared_archive_is_fetched_once(tmp_path):
+    """It is unpacked below the cache folder; what it becomes later does not matter to this process."""
+    store, cache = tmp_path / "store", tmp_path / "cache"
+    store.mkdir()
+    archive_of(store / "sourcedir.tar.gz", **{"inference.py": "first"})
+    script = SharedScript(Scripts("x.py", f"file://{store}/sourcedir.tar.gz", 3), cache)
+
+    first = script.scripts()
+    archive_of(store / "sourcedir.tar.gz", **{"inference.py": "second"})
+
+    assert (cache / "scripts") in (tmp_path / first.shared).parents
+    assert (tmp_path / first.shared / "inference.py").read_text() == "first"
+    assert (first.program, first.workers) == ("x.py", 3)
+    assert script.scripts() is first
+
+
+def test_a_shared_archive_that_cannot_be_had_is_asked_for_again(tmp_path):
+    """The error names it, and once it is there it is fetched."""
+    (tmp_path / "store").mkdir()
+    script = SharedScript(Scripts(shared=f"file://{tmp_path}/store/sourcedir.tar.gz"), tmp_path / "cache")
+    with pytest.raises(MmeError, match=r"sourcedir\.tar\.gz"):
+        script.scripts()
+
+    archive_of(tmp_path / "store" / "sourcedir.tar.gz", **{"inference.py": ""})
+    assert script.scripts().shared.startswith(str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("shared", ["", "/opt/shared"])
+def test_what_is_on_this_machine_is_not_fetched(tmp_path, shared):
+    """A folder is used where it is, and nothing is made for it."""
+    assert SharedScript(Scripts(shared=shared), tmp_path / "cache").scripts() == Scripts(shared=shared)
+    assert not (tmp_path / "cache").exists()
