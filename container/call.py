@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from container import answers
 from container.codec import event_stream
+from container.codec.body import body_of, content_type_of
 from container.codec.encode import encode, encode_line
 from container.codec.framing import BINARY_TYPE
 from container.codec.generate import encode_generate, error_event
@@ -69,7 +70,7 @@ class Call:
         exchange: where it came from and where its answer goes.
         flavor: the protocol that it came by.
         kserve_form: whether a binary answer tells the length of its header as KServe has it.
-        reply: how the client wants tensors. Set once the request is decoded.
+        reply: how the client wants tensors. Set once the request is decoded; None where the answer is a body.
         request: what was submitted.
         report: what its load cost, if it had to wait for one.
     """
@@ -152,7 +153,7 @@ class Call:
     def _encoded(self, response: InferenceResponse) -> tuple[bytes, bytes, Parts]:
         """Content type, further header lines, and body."""
         if self.reply is None:
-            raise MmeError(Kind.INTERNAL, "no reply was planned")
+            return content_type_of(response), b"", (body_of(response),)
         parts, length = encode(response, self.reply)
         if length is None:
             return _JSON, b"", parts

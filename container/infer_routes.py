@@ -1,8 +1,9 @@
 """The routes that carry inference, and /ping (see `targets`): answered on the event loop, from bytes to bytes.
 
 A request for a model in memory is decoded, queued and, when its batch is done, encoded and sent, without a task or a
-lock of its own. A request for any other model becomes a task that waits for the load. Everything here runs on the
-loop; Flask reaches it through the same `dispatch`.
+lock of its own. A request for any other model becomes a task that waits for the load. What a SageMaker body means is
+for the model to say: tensors as a rule, and whatever it likes to an inference script. Everything here runs on the loop;
+Flask reaches it through the same `dispatch`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING
 
-from container.call import CALLS, TARGET_MODEL, Call, known
+from container.call import CALLS, CUSTOM_ATTRIBUTES, TARGET_MODEL, Call, known
+from container.codec.body import body_request
 from container.codec.compression import inflate
 from container.codec.decode import Decoder
 from container.codec.framing import accepts_binary, header_length
 from container.codec.generate import decode_generate
 from container.targets import Flavor, InferenceType, Route, parse_target, parse_version
+from model_handlers.body import takes_body
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -70,6 +73,7 @@ class InferRoutes:
         self._inference_type = inference_type
         self._decoder = Decoder()
         self._routes: dict[bytes, Route | None] = {}
+        self._body_takers = engine.body_takers
         self._tasks: set[asyncio.Task[None]] = set()
 
     def dispatch(self, exchange: Exchange) -> bool:
@@ -117,34 +121,75 @@ class InferRoutes:
         name = self._model_name(route, headers.get(TARGET_MODEL, ""))
         version = parse_version(route.version) if route.version else None
         body = self._body(call.exchange)
-        length, call.kserve_form = header_length(headers, len(body), kserve=route.flavor is Flavor.KSERVE)
-        if length == 0:
-            make = functools.partial(self._made_raw, call, body)
+        if name in self._body_takers and self._took_body(call, route, name, body):
+            return
+        try:
+            length, call.kserve_form = header_length(headers, len(body), kserve=route.flavor is Flavor.KSERVE)
+            if length == 0:
+                make = functools.partial(self._made_raw, call, route, body)
+                self._aside(call, name, self.engine.submit_made(name, version, make))
+                return
+            request, call.reply = self._decoder.decode(body, length, name, call.complete)
+        except MmeError as error:
+            if route.flavor is Flavor.KSERVE or self.engine.is_resident(name):
+                raise
+            make = functools.partial(self._made_cold, call, route, body, error)
             self._aside(call, name, self.engine.submit_made(name, version, make))
             return
-        request, call.reply = self._decoder.decode(body, length, name, call.complete)
         if route.flavor is not Flavor.KSERVE:
             if accepts_binary(headers.get(_STREAM_ACCEPT if route.event_stream else _ACCEPT, self._default_accept)):
                 call.reply = call.reply.accepting_binary()
             request.on_response = call.respond
         call.request = request
         if not self.engine.submit(name, version, request):
-            self._aside(call, name, self.engine.submit_cold(name, version, request))
+            make = functools.partial(self._made_cold, call, route, body, request)
+            self._aside(call, name, self.engine.submit_made(name, version, make))
 
-    def _made_raw(self, call: Call, body: bytes, config: ModelConfig) -> InferenceRequest:
+    def _made_cold(
+        self, call: Call, route: Route, body: bytes, read: InferenceRequest | MmeError, config: ModelConfig
+    ) -> InferenceRequest:
+        """What was `read` of a body while nobody knew the model, or why it could not be, counts if it takes tensors."""
+        if takes_body(config) and route.flavor is not Flavor.KSERVE:
+            return self._body_request(call, route, body)
+        if isinstance(read, MmeError):
+            raise read
+        return read
+
+    def _made_raw(self, call: Call, route: Route, body: bytes, config: ModelConfig) -> InferenceRequest:
         """What a request without a header means depends on the model's configuration."""
+        if takes_body(config) and route.flavor is not Flavor.KSERVE:
+            return self._body_request(call, route, body)
         call.request, call.reply = self._decoder.decode_raw(body, config, call.complete)
         if call.flavor is not Flavor.KSERVE:
             call.request.on_response = call.respond
         return call.request
 
+    def _took_body(self, call: Call, route: Route, name: str, body: bytes) -> bool:
+        """Submit the body as it is, for a model in memory that wants it so. KServe's are tensors for any model."""
+        if route.flavor is Flavor.KSERVE:
+            return False
+        return self.engine.submit(name, None, self._body_request(call, route, body))
+
+    def _body_request(self, call: Call, route: Route, body: bytes) -> InferenceRequest:
+        headers = call.exchange.headers
+        accept = headers.get(_STREAM_ACCEPT if route.event_stream else _ACCEPT, "")
+        attributes = headers.get(CUSTOM_ATTRIBUTES, "")
+        call.reply = None
+        call.request = body_request(body, headers.get("content-type", ""), accept, attributes, call.complete)
+        call.request.on_response = call.respond
+        return call.request
+
     def _generate(self, call: Call, route: Route) -> None:
         name = self._model_name(route, call.exchange.headers.get(TARGET_MODEL, ""))
-        make = functools.partial(self._made_generate, call, self._body(call.exchange))
+        make = functools.partial(self._made_generate, call, route, self._body(call.exchange))
         self._aside(call, name, self.engine.submit_made(name, parse_version(route.version), make))
 
-    def _made_generate(self, call: Call, body: bytes, config: ModelConfig) -> InferenceRequest:
+    def _made_generate(self, call: Call, route: Route, body: bytes, config: ModelConfig) -> InferenceRequest:
         """Which keys are tensors depends on the model's configuration."""
+        if takes_body(config) and route.flavor is not Flavor.KSERVE:
+            call = CALLS[InferenceType.INFER, route.event_stream](call.exchange, call.flavor)
+            call.exchange.on_disconnect = call.abandon
+            return self._body_request(call, route, body)
         call.request = decode_generate(body, config, self._decoder.layouts, call.complete)
         call.request.on_response = call.respond
         return call.request

@@ -1,0 +1,100 @@
+"""Inference scripts that tests serve, as people write them for SageMaker's own containers, with what they load."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import joblib
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_DIGITS = load_digits()
+ROWS = _DIGITS.data[500:540]
+
+# Nothing but model_fn: all else is default.
+CLASSIFIER = """
+import os
+import joblib
+
+def model_fn(model_dir):
+    print("loading from", model_dir)
+    return joblib.load(os.path.join(model_dir, "model.joblib"))
+"""
+
+# Tells what it was given, and does as the body says.
+TELLS = """
+import json, logging, os, sys
+import numpy as np
+from helper import NUMBER
+
+logger = logging.getLogger(__name__)
+
+def model_fn(model_dir, context):
+    return {"pid": os.getpid(), "files": sorted(os.listdir(model_dir)), "gpu": context.system_properties["gpu_id"]}
+
+def transform_fn(model, request_body, content_type, accept, context):
+    if request_body == "fail":
+        raise ValueError("the body says so")
+    if request_body == "memory":
+        raise MemoryError("none left")
+    if request_body == "exit":
+        sys.exit(3)
+    if request_body == "die":
+        os.kill(os.getpid(), 9)
+    if content_type == "image/x-echo":
+        return request_body, "image/x-echoed"
+    logger.info("asked with %s", content_type)
+    told = {
+        "number": NUMBER,
+        "model": model,
+        "body": [type(request_body).__name__, len(request_body)],
+        "content_type": content_type,
+        "accept": accept,
+        "attributes": context.get_request_header(0, "X-Amzn-SageMaker-Custom-Attributes"),
+    }
+    return json.dumps(told), "application/json"
+"""
+
+CUSTOM = """
+import json
+import numpy as np
+from sagemaker_inference import content_types, decoder, encoder
+
+def model_fn(model_dir):
+    return 2.0
+
+def input_fn(body, content_type):
+    if content_type == "application/x-floats":
+        return np.frombuffer(body, "<f4")
+    return decoder.decode(body, content_type)
+
+def predict_fn(data, model):
+    return data * model
+
+def output_fn(prediction, accept):
+    if accept == "application/x-floats":
+        return prediction.astype("<f4").tobytes(), accept
+    return encoder.encode(prediction, accept)
+"""
+
+
+MODEL = LogisticRegression(max_iter=200).fit(_DIGITS.data[:500], _DIGITS.target[:500])
+
+
+def classifier() -> bytes:
+    """A model of scikit-learn, as joblib writes it."""
+    stream = io.BytesIO()
+    joblib.dump(MODEL, stream)
+    return stream.getvalue()
+
+
+def lay_out(folder: Path, script: str, place: str = "code/inference.py", **files: bytes | str) -> Path:
+    """Write a model with its script."""
+    for path, content in {place: script, **files}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
