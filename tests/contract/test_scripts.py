@@ -246,17 +246,24 @@ def test_functions_of_ones_own_read_and_write_what_they_like(asker):
         ("tells", b"fail", "text/csv", None, 500, "ValueError: the body says so"),
         ("tells", b"fail", "text/csv", None, 500, "code/inference.py("),
         ("tells", b"exit", "text/csv", None, 500, "SystemExit: 3"),
-        ("tells", b"memory", "text/csv", None, 507, "ran out of memory"),
         ("tells", b"\xff", "text/csv", None, 400, "not UTF-8"),
     ],
 )
 def test_errors_have_the_statuses_of_sagemakers_containers(asker, name, body, content_type, accept, status, words):
-    """415 and 406 for types, 500 with the traceback for what the script raises, 507 for memory; and it goes on."""
+    """415 and 406 for types, 500 with the traceback for what the script raises; and it goes on."""
     answer = asker.ask(name, body, content_type, accept)
 
     assert (answer.status, answer.content_type) == (status, "application/json")
     assert words in answer.json["error"]
     assert asker.ask("tells", b"well").status == 200
+
+
+def test_a_script_without_memory_is_told_as_such(cold):
+    """507 is how SageMaker learns that others have to go."""
+    answer = cold.ask("tells", b"memory", "text/csv")
+
+    assert answer.status == 507
+    assert "ran out of memory" in answer.json["error"]
 
 
 def test_a_script_that_ends_its_process_is_started_again(cold):
