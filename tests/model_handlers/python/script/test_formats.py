@@ -139,6 +139,12 @@ def test_a_body_that_is_not_what_it_says_is_malformed(body, content_type):
         decode(body, content_type)
 
 
+def test_pickles_are_refused_by_name():
+    """Who sends objects of Python is told why they are not read."""
+    with pytest.raises(MalformedBodyError, match="Python objects are not unpickled"):
+        decode(npy(np.array([{"a": 1}], object), allow_pickle=True), NPY)
+
+
 class Tensor:
     """Something with `tolist`, as tensors of any framework have it."""
 
