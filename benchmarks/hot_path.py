@@ -48,10 +48,10 @@ _SEQUENCE = 32
 _MLP_BATCH, _ENCODER_BATCH = 64, 32
 
 
-def build_mlp(path: Path) -> None:
-    """64→256→256→8 with ReLU, in ONNX."""
+def build_mlp(path: Path, hidden: int = 256) -> None:
+    """64→256→256→8 with ReLU, in ONNX; `hidden` for other sizes in the middle."""
     random = np.random.default_rng(0)
-    sizes = [64, 256, 256, 8]
+    sizes = [64, hidden, hidden, 8]
     nodes, weights, last = [], [], "INPUT"
     for index, (rows, columns) in enumerate(itertools.pairwise(sizes)):
         final = index == len(sizes) - 2

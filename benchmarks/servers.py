@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from benchmarks import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from benchmarks.fetch_triton import Triton
 
@@ -53,11 +55,25 @@ def _private(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def mme(repository: Path) -> Iterator[Server]:
+def mme(repository: Path, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
     """Ours, serving a model repository."""
-    command = [str(Path(sys.executable).with_name("mme")), "serve", "--host", "127.0.0.1", "--port", "{port}"]
-    with _running([*command, "--model-repository", str(repository)], {}) as server:
+    with _ours(["--model-repository", str(repository)], environment or {}) as server:
         yield server
+
+
+@contextlib.contextmanager
+def mme_store(store: str, environment: Mapping[str, str]) -> Iterator[Server]:
+    """Ours, serving a store of archives, nothing of it on disk yet."""
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        _ours(["--model-store", store], {**environment, "MME_CACHE_DIR": cache}) as server,
+    ):
+        yield server
+
+
+def _ours(words: list[str], environment: Mapping[str, str]) -> AbstractContextManager[Server]:
+    command = [str(Path(sys.executable).with_name("mme")), "serve", "--host", "127.0.0.1", "--port", "{port}"]
+    return _running([*command, *words], environment)
 
 
 @contextlib.contextmanager

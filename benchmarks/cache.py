@@ -1,0 +1,505 @@
+"""What the model cache costs and saves: loads, reloads, copies, neighbours, a fleet under Zipf's law, cold starts.
+
+    python -m benchmarks.cache [--only PART …] [--seconds 4] [--repeats 3] [--json FILE]
+
+Everything is a ratio to something measured in the same run: to a bare ONNX Runtime session, to the model alone, to
+what a perfect LRU would have hit. Needs wrk; models are built from MiniLM's weights (90 MB) on first use.
+
+    loading   the encoder's first request, its archive on disk already, and its first request after an eviction, each
+              against creating a bare InferenceSession and running it once
+    copies    the memory that ten archives of the encoder add together, against what one bare session adds
+    beside    p99 of a hot model at 4 connections while another one loads and unloads in a loop, against its p99 alone
+    zipf      1,000 small models of three sizes, room for a tenth, requests by Zipf's law: hits against a perfect LRU's,
+              and the mean of what misses add, by policy
+    fleet     500 light models: from the start until the first answer, and all of them in memory at once
+    cold      an archive of 400 MB in S3 until its first answer, against downloading and gunzipping it, each alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import http.client
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import statistics
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import psutil
+from cachetools import LRUCache
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import load, servers
+from benchmarks.hot_path import build_mlp, encoder_inputs
+from examples import demo_servers, minilm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from benchmarks.servers import Server
+
+PARTS = ("loading", "copies", "beside", "zipf", "fleet", "cold")
+_MIB = 1 << 20
+_KEYS = {"aws_access_key_id": "any", "aws_secret_access_key": "any"}  # moto looks at neither
+_SLOW = """
+import time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        time.sleep(5)
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+_SLOW_CONFIG = """backend: "python"
+input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+
+
+class Report:
+    """Rows of what was measured, as a table and as JSON."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, part: str, what: str, value: str, ratio: float | None = None, target: str = "") -> None:
+        """One row, printed at once."""
+        self.rows.append({"part": part, "what": what, "value": value, "ratio": ratio, "target": target})
+        shown = "" if ratio is None else f"{ratio:.2f}x"
+        print(f"{part:8} {what:60} {value:>24} {shown:>8} {target}", flush=True)
+
+    def print(self) -> None:
+        """All of them."""
+        table = Table("part", "what", "measured", "ratio", "target")
+        for row in self.rows:
+            ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}x"
+            table.add_row(row["part"], row["what"], row["value"], ratio, row["target"])
+        Console(width=150).print(table)
+
+
+# -- models ----------------------------------------------------------------------------------------------------------
+
+
+def encoder_file(folder: Path) -> Path:
+    """The encoder, built once."""
+    path = folder / "encoder.onnx"
+    if not path.exists():
+        onnx.save(minilm.build_encoder("minilm", minilm.read_shape(), minilm.read_weights()), path)
+    return path
+
+
+def lay_out(repository: Path, name: str, model: Path) -> None:
+    """A model directory around a file of its own."""
+    version = repository / name / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    shutil.copy(model, version / "model.onnx")
+    (version.parent / "config.pbtxt").write_text("max_batch_size: 32\n")
+
+
+def slow_python_model(repository: Path, name: str) -> None:
+    """A Python model that takes five seconds to begin."""
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(_SLOW)
+    (version.parent / "config.pbtxt").write_text(_SLOW_CONFIG)
+
+
+# -- talking to the server ---------------------------------------------------------------------------------------------
+
+
+def post(server: Server, request: load.Request) -> float:
+    """Seconds until a request is answered with 200."""
+    connection = http.client.HTTPConnection(server.address, timeout=400)
+    began = time.perf_counter()
+    connection.request("POST", request.path, request.body, request.headers)
+    answer = connection.getresponse()
+    body = answer.read()
+    took = time.perf_counter() - began
+    connection.close()
+    if answer.status != http.client.OK:
+        raise RuntimeError(f"{request.path}: {answer.status} {body[:300]!r}")
+    return took
+
+
+def control(server: Server, model: str, what: str) -> None:
+    """Load or unload a model."""
+    post(server, load.Request(f"/v2/repository/models/{model}/{what}", b"{}", "application/json"))
+
+
+def encode(model: str) -> load.Request:
+    """One sentence for an encoder."""
+    return load.binary_request(model, encoder_inputs(1))
+
+
+def mlp(model: str) -> load.Request:
+    """One row for a small model."""
+    return load.binary_request(model, {"INPUT": np.zeros((1, 64), np.float32)})
+
+
+def pss(pid: int) -> int:
+    """Bytes of a process tree, shared pages counted once."""
+    total = 0
+    process = psutil.Process(pid)
+    for each in (process, *process.children(recursive=True)):
+        lines = Path(f"/proc/{each.pid}/smaps_rollup").read_text().splitlines()
+        total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+    return total
+
+
+# -- bare ONNX Runtime, in processes of its own --------------------------------------------------------------------------
+
+
+def bare_session(path: str) -> ort.InferenceSession:
+    """A session as anybody would make it."""
+    return ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+def _bare(path: str, results: Any) -> None:
+    before = pss(os.getpid())
+    began = time.perf_counter()
+    session = bare_session(path)
+    session.run(None, encoder_inputs(1))
+    results.put((time.perf_counter() - began, pss(os.getpid()) - before))
+
+
+def bare(path: Path) -> tuple[float, int]:
+    """Seconds to create a session and run it once, and the bytes that this adds to its process."""
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    process = context.Process(target=_bare, args=(str(path), results))
+    process.start()
+    measured: tuple[float, int] = results.get()
+    process.join()
+    return measured
+
+
+# -- the parts -------------------------------------------------------------------------------------------------------
+
+
+def measure_loading(folder: Path, report: Report, arguments: argparse.Namespace) -> None:
+    """See the module."""
+    model = encoder_file(folder)
+    firsts, agains, bares = [], [], []
+    for turn in range(arguments.repeats):
+        with _repository(folder) as repository:
+            lay_out(repository, "encoder", model)
+            _touch(repository, turn)
+            with _serving(repository) as server:
+                post(server, load.Request("/v2/repository/index", b"{}", "application/json"))
+                bares.append(bare(model)[0])
+                firsts.append(post(server, encode("encoder")))
+                for _ in range(3):
+                    time.sleep(3)  # whatever is prepared in the background
+                    control(server, "encoder", "unload")
+                    agains.append(post(server, encode("encoder")))
+    alone = statistics.median(bares)
+    first, again = statistics.median(firsts), statistics.median(agains)
+    report.add("loading", "bare session, created and run once", f"{alone * 1e3:.0f} ms")
+    report.add("loading", "first request, files on disk", f"{first * 1e3:.0f} ms", first / alone, "≤ 1.2x")
+    report.add("loading", "first request after an eviction", f"{again * 1e3:.0f} ms", again / alone, "≤ 0.2x")
+
+
+def measure_copies(folder: Path, report: Report, _arguments: argparse.Namespace) -> None:
+    """See the module."""
+    model = encoder_file(folder)
+    _, alone = bare(model)
+    with _repository(folder) as repository:
+        for number in range(10):
+            lay_out(repository, f"encoder-{number}", model)
+        with _serving(repository) as server:
+            before = pss(server.pid)
+            for number in range(10):
+                post(server, encode(f"encoder-{number}"))
+            time.sleep(10)
+            for number in range(10):
+                post(server, encode(f"encoder-{number}"))
+            added = pss(server.pid) - before
+    report.add("copies", "one bare session adds", f"{alone / _MIB:.0f} MiB")
+    report.add("copies", "ten archives, all answering, add", f"{added / _MIB:.0f} MiB", added / alone, "≤ 1.0x")
+
+
+def measure_beside(folder: Path, report: Report, arguments: argparse.Namespace) -> None:
+    """See the module."""
+    with _repository(folder) as repository:
+        build_mlp(folder / "mlp.onnx")
+        lay_out(repository, "hot", folder / "mlp.onnx")
+        lay_out(repository, "encoder", encoder_file(folder))
+        slow_python_model(repository, "slow")
+        with _serving(repository) as server:
+            post(server, mlp("hot"))
+            for other in ("encoder", "slow"):
+                ratios, p99s = [], []
+                for _ in range(arguments.repeats):
+                    alone = _hot(server, arguments.seconds)
+                    with _loading(server, other) as loads:
+                        beside = _hot(server, max(arguments.seconds, 8 if other == "slow" else 0))
+                    ratios.append(beside.p99 / alone.p99)
+                    p99s.append((alone.p99, beside.p99))
+                one, two = (statistics.median(column) for column in zip(*p99s, strict=True))
+                what = f"hot model beside '{other}' that loads and unloads ({len(loads)} times)"
+                value = f"p99 {one:.2f} → {two:.2f} ms"
+                report.add("beside", what, value, statistics.median(ratios), "≤ 1.3x")
+
+
+def _hot(server: Server, seconds: int) -> load.Result:
+    return load.wrk(server.url, mlp("hot"), server.pid, connections=4, seconds=seconds)
+
+
+@contextlib.contextmanager
+def _loading(server: Server, model: str) -> Iterator[list[float]]:
+    """Load and unload a model again and again; when each load was done."""
+    done: list[float] = []
+    over = threading.Event()
+
+    def loop() -> None:
+        while not over.is_set():
+            control(server, model, "load")
+            done.append(time.monotonic())
+            control(server, model, "unload")
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    try:
+        yield done
+    finally:
+        over.set()
+        thread.join()
+
+
+def measure_zipf(folder: Path, report: Report, _arguments: argparse.Namespace) -> None:
+    """See the module."""
+    count, requests = 1000, 4000
+    sizes = [256, 512, 1024]
+    for size in sizes:
+        build_mlp(folder / f"mlp-{size}.onnx", size)
+    dice = random.Random(1)
+    weights = [1 / rank for rank in range(1, count + 1)]
+    trace = dice.choices(range(count), weights, k=requests)
+    for policy in ("lru", "gdsf"):
+        with _repository(folder) as repository:
+            for number in range(count):
+                lay_out(repository, f"m{number}", folder / f"mlp-{sizes[number % 3]}.onnx")
+            with _serving(repository) as server:
+                footprints = [_footprint(server, f"m{number}") for number in range(3)]
+            budget = int(sum(footprints[number % 3] for number in range(count)) / 10)
+            options = {"MME_MEMORY_BUDGET": str(budget), "MME_EVICTION": policy}
+            with _serving(repository, options) as server:
+                times = [post(server, mlp(f"m{number}")) for number in trace]
+                hits = _hits(server)
+            perfect = _perfect_hits(trace, [footprints[number % 3] for number in range(count)], budget)
+        ordered = sorted(times)
+        p50 = ordered[len(ordered) // 2]
+        added = statistics.mean(times) - p50
+        report.add(
+            "zipf",
+            f"{policy}: hits of {requests}, against a perfect LRU's {perfect}",
+            f"{hits}",
+            hits / perfect,
+            "≥ 1.0x",
+        )
+        report.add("zipf", f"{policy}: mean that misses add to p50 ({p50 * 1e3:.2f} ms)", f"{added * 1e3:.2f} ms")
+
+
+def _perfect_hits(trace: list[int], footprints: list[float], budget: float) -> int:
+    """What a cache would hit that always has exactly the most recently used in memory."""
+    cache: LRUCache[int, int] = LRUCache(budget, getsizeof=lambda number: footprints[number])
+    hits = 0
+    for number in trace:
+        hits += number in cache
+        cache[number] = cache.get(number, number)
+    return hits
+
+
+def _footprint(server: Server, model: str) -> float:
+    post(server, mlp(model))
+    return _metric(server, "mme_model_memory_bytes", f'model="{model}"')
+
+
+def _hits(server: Server) -> int:
+    return int(_metric(server, "mme_model_cache_hits_total", ""))
+
+
+def _metric(server: Server, name: str, label: str) -> float:
+    connection = http.client.HTTPConnection(server.address, timeout=60)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    lines = [line for line in text.splitlines() if line.startswith(name) and label in line]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def measure_fleet(folder: Path, report: Report, _arguments: argparse.Namespace) -> None:
+    """See the module."""
+    count = 500
+    build_mlp(folder / "mlp.onnx")
+    with _repository(folder) as repository:
+        for number in range(count):
+            lay_out(repository, f"m{number}", folder / "mlp.onnx")
+        began = time.perf_counter()
+        with _serving(repository) as server:
+            post(server, mlp("m0"))
+            report.add(
+                "fleet",
+                f"start with {count} models to offer, to the first answer",
+                f"{time.perf_counter() - began:.2f} s",
+                None,
+                "≤ 5 s",
+            )
+            before = pss(server.pid)
+            began = time.perf_counter()
+            for number in range(count):
+                post(server, mlp(f"m{number}"))
+            took = time.perf_counter() - began
+            for number in range(count):
+                post(server, mlp(f"m{number}"))
+            resident = _metric(server, "mme_loaded_models", "")
+            added = pss(server.pid) - before
+    report.add("fleet", f"{count} loaded one after the other", f"{took:.1f} s, {took / count * 1e3:.1f} ms each")
+    report.add("fleet", "in memory at once", f"{resident:.0f}, {added / count / 1024:.0f} KiB each", None, "500")
+
+
+def measure_cold(folder: Path, report: Report, arguments: argparse.Namespace) -> None:
+    """See the module."""
+    archive = _large_archive(folder)
+    ratios, rows = [], []
+    with demo_servers.s3_server() as s3_url:
+        client = _s3(s3_url)
+        client.create_bucket(Bucket="models")
+        client.upload_file(str(archive), "models", "large.tar.gz")
+        for _ in range(arguments.repeats):
+            download, unzip = _download(client, folder), _gunzip(archive)
+            with _serving_store(s3_url) as server:
+                cold = post(
+                    server,
+                    load.Request(
+                        "/models/large.tar.gz/invoke", mlp("x").body, "application/octet-stream", mlp("x").header_length
+                    ),
+                )
+            ratios.append(cold / max(download, unzip))
+            rows.append((download, unzip, cold))
+    download, unzip, cold = (statistics.median(column) for column in zip(*rows, strict=True))
+    size = archive.stat().st_size / 1e6
+    report.add("cold", f"{size:.0f} MB from S3, downloaded by boto3", f"{download:.2f} s")
+    report.add("cold", "gunzipped, without writing", f"{unzip:.2f} s")
+    report.add(
+        "cold",
+        "until the first answer, against the slower of them",
+        f"{cold:.2f} s",
+        statistics.median(ratios),
+        "≤ 1.25x",
+    )
+
+
+def _large_archive(folder: Path) -> Path:
+    path = folder / "large.tar.gz"
+    if not path.exists():
+        build_mlp(folder / "mlp.onnx")
+        with _repository(folder) as repository:
+            lay_out(repository, "large", folder / "mlp.onnx")
+            noise = np.random.default_rng(1).integers(0, 64, 520 * _MIB, np.uint8)  # 6 bits of 8: gzip finds a quarter
+            (repository / "large" / "1" / "ballast.bin").write_bytes(noise.tobytes())
+            with gzip.open(path, "wb", 1) as file, tarfile.open(fileobj=file, mode="w") as tar:
+                tar.add(repository / "large", "large")
+    return path
+
+
+def _download(client: Any, folder: Path) -> float:
+    began = time.perf_counter()
+    client.download_file("models", "large.tar.gz", str(folder / "copy"))
+    return time.perf_counter() - began
+
+
+def _gunzip(archive: Path) -> float:
+    from isal import igzip  # noqa: PLC0415 - as the server does it
+
+    began = time.perf_counter()
+    with igzip.open(archive) as file:
+        while file.read(_MIB):
+            pass
+    return time.perf_counter() - began
+
+
+def _s3(url: str) -> Any:
+    import boto3  # noqa: PLC0415 - one part needs it
+
+    return boto3.client("s3", endpoint_url=url, region_name="us-east-1", **_KEYS)
+
+
+# -- servers ---------------------------------------------------------------------------------------------------------
+
+
+def _serving(repository: Path, environment: dict[str, str] | None = None) -> Any:
+    """Ours over a repository, of which one small model is loaded at the start."""
+    build_mlp(repository / "idle.onnx", 8)
+    lay_out(repository, "idle", repository / "idle.onnx")
+    return servers.mme(repository, {"MME_LOAD_MODEL": "idle", **(environment or {})})
+
+
+def _serving_store(s3_url: str) -> Any:
+    """Ours over a store in S3, its cache empty."""
+    aws = {"AWS_ENDPOINT_URL_S3": s3_url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    return servers.mme_store("s3://models", {**aws, "AWS_DEFAULT_REGION": "us-east-1"})
+
+
+@contextlib.contextmanager
+def _repository(folder: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=folder) as repository:
+        yield Path(repository)
+
+
+def _touch(repository: Path, turn: int) -> None:
+    """Make the artifact one that was never seen."""
+    for file in repository.rglob("config.pbtxt"):
+        file.write_text(f"{file.read_text()}# {turn} {time.time()}\n")
+
+
+MEASURES: dict[str, Callable[[Path, Report, argparse.Namespace], None]] = {
+    "loading": measure_loading,
+    "copies": measure_copies,
+    "beside": measure_beside,
+    "zipf": measure_zipf,
+    "fleet": measure_fleet,
+    "cold": measure_cold,
+}
+
+
+def main() -> int:
+    """Measure what was asked for, print it, and write it down."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts")
+    parser.add_argument("--seconds", type=int, default=4, help="length of one measurement under load")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements, whose median counts")
+    parser.add_argument("--folder", type=Path, help="where models are built, and kept for the next time")
+    parser.add_argument("--json", type=Path, help="a file to write the rows to")
+    arguments = parser.parse_args()
+    report = Report()
+    with contextlib.ExitStack() as stack:
+        folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in arguments.only:
+            MEASURES[part](folder, report, arguments)
+    report.print()
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report.rows, indent=1, ensure_ascii=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
