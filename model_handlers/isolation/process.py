@@ -2,10 +2,10 @@
 
 Theory of operation. Four things connect us to a child: the control socket (batches), the leash (the fork server
 tells the pid and the exit code on it, and kills the child when we let go), the pipes of its output, and the socket of
-its events, which is not our business. A call waits
-for the control socket and the leash together, until its deadline, so that a death is noticed at once, even where
-something the model started keeps the control socket open. A child that died, hung or spoke nonsense is over: whoever
-called gets a `ChildDiedError` that says what happened, and `close` has nothing left to do but to give back.
+its events, which is not our business. A call waits for the control socket and the leash together, until its deadline,
+so that a death is noticed at once, even where something the model started keeps the control socket open. A child that
+died, hung or spoke nonsense is over: whoever called gets a `ChildDiedError` that says what happened, and `close` has
+nothing left to do but to give back.
 
 Called by one thread at a time; `memory` by any.
 """
@@ -13,7 +13,6 @@ Called by one thread at a time; `memory` by any.
 from __future__ import annotations
 
 import contextlib
-import math
 import select
 import signal
 import socket
@@ -23,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.fork_client import FORKS
-from model_handlers.isolation.fork_server import REPORT
 from model_handlers.isolation.framing import MessageReader, ProtocolError, encode_message
+from model_handlers.isolation.leash import Leash, milliseconds
 from model_handlers.isolation.oom import LEDGER
 from model_handlers.isolation.output import Output
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 _CHUNK = 64 << 10
 _END_SECONDS = 2.0  # for the fork server to tell the exit code of a process that closed its socket
-_REAP_SECONDS = 5.0  # for the fork server to tell the exit code of a process that was killed
 _WORDS = 2000  # characters of standard error in an error message
 _OUT_OF_MEMORY_CODE = 137  # 128 + SIGKILL: what shells and containers make of a kill
 
@@ -55,18 +53,14 @@ class Child:
         program: what it executes, `exec_child` in the end; None for a fork.
 
     Attributes:
-        pid: its id, 0 until known.
         alive: whether it can be called.
     """
 
     def __init__(self, model: str, lane: str, program: Program | None = None) -> None:
         self._subject = f"model '{model}': the process of '{lane}'"
-        self.pid = 0
         self.alive = True
         self._messages = MessageReader()
         self._at_start = LEDGER.count()
-        self._code: int | None = None
-        self._over = False  # the leash has told all it will tell
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
             self._output = Output(model, lane)
             undo.callback(self._output.close)
@@ -75,7 +69,8 @@ class Child:
                 ours, end = socket.socketpair()
                 undo.callback(ours.close)
                 ends.append((ours, theirs.enter_context(end)))
-            (self._control, control), (self._events, events), (self._leash, leash) = ends
+            (self._control, control), (self._events, events), (held, leash) = ends
+            self._leash = Leash(held)
             fds = [control.fileno(), events.fileno(), leash.fileno(), *self._output.writers]
             FORKS.fork(lane, fds, program)
             self._output.start()
@@ -86,6 +81,11 @@ class Child:
 
     def __repr__(self) -> str:
         return f"<Child {self.pid}: {'alive' if self.alive else 'over'}>"
+
+    @property
+    def pid(self) -> int:
+        """Its id, 0 until known."""
+        return self._leash.pid
 
     def call(self, message: Message, fds: Sequence[int], seconds: float, doing: str) -> Message:
         """Send a message and wait for the answer.
@@ -106,7 +106,7 @@ class Child:
             self._send(data, fds, deadline)
             return self._receive(deadline)
         except TimeoutError:
-            self._kill()
+            self._leash.let_go()
             what = f"was ended, since it gave no answer within {seconds:g} s,"
             raise self._died(Kind.EXECUTION_FAILED, what, doing) from None
         except ProtocolError as error:
@@ -114,7 +114,7 @@ class Child:
         except (EOFError, ConnectionError):
             raise self._died(*self._death(), doing) from None
         except BaseException:
-            self._kill()
+            self._leash.let_go()
             self.alive = False
             raise
 
@@ -124,7 +124,7 @@ class Child:
 
     def end(self, why: str, doing: str) -> ChildDiedError:
         """End a process that can't be worked with; returns what to raise."""
-        self._kill()
+        self._leash.let_go()
         return self._died(Kind.EXECUTION_FAILED, f"was ended, since {why},", doing)
 
     def take_events(self) -> socket.socket:
@@ -139,10 +139,9 @@ class Child:
         """Whether it died while nobody called; waits for nothing but the news of a death that is on its way."""
         if self.alive and (ready := dict(self._poll.poll(0))):
             if self._control.fileno() in ready and self._closed_control():
-                self._await_end(_END_SECONDS)
-            while not self._over and self._leash_ready():
-                self._read_leash()
-            self.alive = not self._over
+                self._leash.wait(_END_SECONDS)
+            self._leash.wait(0)
+            self.alive = not self._leash.over
         return not self.alive
 
     def close(self, seconds: float) -> None:
@@ -151,8 +150,8 @@ class Child:
             self.alive = False
             with contextlib.suppress(OSError):
                 self._send(encode_message({"do": "close"}), (), time.monotonic() + seconds)
-                self._await_end(seconds)
-        self._kill()
+                self._leash.wait(seconds)
+        self._leash.let_go()
         self._release()
 
     def private_memory(self) -> int | None:
@@ -176,24 +175,24 @@ class Child:
                 flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
                 sent = socket.send_fds(self._control, [view], fds, flags) if fds else self._control.send(view, flags)
             except BlockingIOError:
-                if not ready.poll(_milliseconds(deadline)):
+                if not ready.poll(milliseconds(deadline)):
                     raise TimeoutError from None
                 continue
             view, fds = view[sent:], ()
 
     def _receive(self, deadline: float) -> Message:
         while (message := self._messages.next()) is None:
-            ready = dict(self._poll.poll(_milliseconds(deadline)))
+            ready = dict(self._poll.poll(milliseconds(deadline)))
             if not ready:
                 raise TimeoutError
             if self._leash.fileno() in ready:
-                self._read_leash()
+                self._leash.read()
             if self._control.fileno() in ready:
                 data = self._control.recv(_CHUNK)
                 if not data:
                     raise EOFError
                 self._messages.feed(data)
-            elif self._over:
+            elif self._leash.over:
                 raise EOFError
         return message
 
@@ -203,46 +202,18 @@ class Child:
         except ConnectionError:
             return True
 
-    def _leash_ready(self) -> bool:
-        return self._leash.fileno() in dict(self._poll.poll(0))
-
-    def _read_leash(self) -> None:
-        """The pid comes first, then the exit code; an end without a code is the end of the fork server."""
-        data = self._leash.recv(REPORT.size, socket.MSG_WAITALL)
-        if len(data) < REPORT.size:
-            self._over = True
-        elif self.pid:
-            (self._code,) = REPORT.unpack(data)
-            self._over = True
-        else:
-            (self.pid,) = REPORT.unpack(data)
-
-    def _await_end(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        ready = select.poll()
-        ready.register(self._leash, select.POLLIN)
-        while not self._over and ready.poll(_milliseconds(deadline)):
-            self._read_leash()
-
-    def _kill(self) -> None:
-        """Let go of the leash; the fork server kills what still runs, and tells."""
-        if not self._over:
-            with contextlib.suppress(OSError):
-                self._leash.shutdown(socket.SHUT_WR)
-            self._await_end(_REAP_SECONDS)
-
     def _death(self) -> tuple[Kind, str]:
         """How it died by itself, once its end of the socket is closed."""
-        self._await_end(_END_SECONDS)
-        if not self._over:
-            self._kill()
+        self._leash.wait(_END_SECONDS)
+        if not self._leash.over:
+            self._leash.let_go()
             return Kind.EXECUTION_FAILED, "was ended, since it closed its connection"
-        if self._code is None:
+        if self._leash.code is None:
             return Kind.EXECUTION_FAILED, "ended together with the process that it was forked from, or never began"
-        if self._code >= 0:
-            kind = Kind.OUT_OF_MEMORY if self._code == _OUT_OF_MEMORY_CODE else Kind.EXECUTION_FAILED
-            return kind, f"ended with exit code {self._code}"
-        number = -self._code
+        if self._leash.code >= 0:
+            kind = Kind.OUT_OF_MEMORY if self._leash.code == _OUT_OF_MEMORY_CODE else Kind.EXECUTION_FAILED
+            return kind, f"ended with exit code {self._leash.code}"
+        number = -self._leash.code
         if number == signal.SIGKILL and LEDGER.claim(self._at_start):
             return Kind.OUT_OF_MEMORY, "was killed by the system, which ran out of memory,"
         return Kind.EXECUTION_FAILED, f"was killed by {_signal_name(number)}"
@@ -258,10 +229,6 @@ class Child:
         self._control.close()
         self._leash.close()
         self._events.close()
-
-
-def _milliseconds(deadline: float) -> int:
-    return max(0, math.ceil((deadline - time.monotonic()) * 1000))
 
 
 def _signal_name(number: int) -> str:

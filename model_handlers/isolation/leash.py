@@ -1,0 +1,78 @@
+"""How the serving process holds a process that the fork server started for it: by a socket, see `fork_server`.
+
+The process's fate is told on it, and letting go of it ends the process, with all that it started. Used by one thread
+at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+import socket
+import time
+
+from model_handlers.isolation.fork_server import REPORT
+
+_REAP_SECONDS = 5.0  # for the fork server to tell the exit code of a process that was killed
+
+
+class Leash:
+    """One process's leash.
+
+    Args:
+        end: our end of the socket, which is the leash's from now on.
+
+    Attributes:
+        pid: the process's id, 0 until it was told.
+        code: its exit code, -n for signal n; None until it was told, and where the fork server ended before.
+        over: whether everything was told: there is no such process any more.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self.pid = 0
+        self.code: int | None = None
+        self.over = False
+
+    def __repr__(self) -> str:
+        return f"<Leash of {self.pid or 'nobody yet'}{', over' if self.over else ''}>"
+
+    def fileno(self) -> int:
+        """To poll for news."""
+        return self._end.fileno()
+
+    def read(self) -> None:
+        """Take one piece of news; waits for it. An end without a code is the end of the fork server."""
+        data = self._end.recv(REPORT.size, socket.MSG_WAITALL)
+        if len(data) < REPORT.size:
+            self.over = True
+        elif self.pid:
+            (self.code,) = REPORT.unpack(data)
+            self.over = True
+        else:
+            (self.pid,) = REPORT.unpack(data)
+
+    def wait(self, seconds: float) -> None:
+        """Take the news as they come, for so many seconds or until all was told; with 0 take those that are there."""
+        deadline = time.monotonic() + seconds
+        ready = select.poll()
+        ready.register(self, select.POLLIN)
+        while not self.over and ready.poll(milliseconds(deadline)):
+            self.read()
+
+    def let_go(self) -> None:
+        """End the process, if it still runs: the fork server kills it, and tells."""
+        if not self.over:
+            with contextlib.suppress(OSError):
+                self._end.shutdown(socket.SHUT_WR)
+            self.wait(_REAP_SECONDS)
+
+    def close(self) -> None:
+        """Give the socket back; the process ends."""
+        self._end.close()
+
+
+def milliseconds(deadline: float) -> int:
+    """From now to a time of the monotonic clock, never less than none, as `poll` wants them."""
+    return max(0, math.ceil((deadline - time.monotonic()) * 1000))
