@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, cast
 
 from isal import isal_zlib
 
+from model_handlers.disk import disk_errors, fsync_directory
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from serve.disk import disk_errors, fsync_directory, staging_directory
+from serve.disk import staging_directory
 from serve.inflate import GZIP_WINDOW, InflatedStream
 from serve.tar_member import ExtractLimits, checked_path, is_mac_metadata, shown
 

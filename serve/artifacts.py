@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from model_handlers.disk import disk_errors, own_directory
 from model_handlers.errors import Kind, MmeError
 from serve.archive import extract
-from serve.disk import directory_size, disk_errors, own_directory, remove_staging, staging_directory
+from serve.disk import directory_size, remove_staging, staging_directory
 from serve.store import validate_name
 
 if TYPE_CHECKING:

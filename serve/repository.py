@@ -14,11 +14,12 @@ from pathlib import Path, PurePosixPath
 
 from model_handlers.body import BACKEND, SUBMIT_DIRECTORY
 from model_handlers.config import ModelConfig
+from model_handlers.disk import disk_errors
 from model_handlers.ensemble_checks import PLATFORM
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.pbtxt import parse_config
 from model_handlers.registry import Backend, detect_backend, find_backend
-from serve.disk import directory_size, disk_errors
+from serve.disk import directory_size
 from serve.scripts import DEFAULT_SCRIPTS, Scripts
 
 CONFIG_NAME = "config.pbtxt"
