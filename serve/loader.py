@@ -22,6 +22,7 @@ class Prepared(Protocol):
         estimate: what it is expected to take in memory.
         download_ns: what fetching took, 0 when it was on disk.
         pinned: whether its author wants it never to be evicted.
+        equipped: whether nothing is left to be done that takes long and needs no memory. See `Loader.equip`.
     """
 
     @property
@@ -30,16 +31,21 @@ class Prepared(Protocol):
     def download_ns(self) -> int: ...  # noqa: D102
     @property
     def pinned(self) -> bool: ...  # noqa: D102
+    @property
+    def equipped(self) -> bool: ...  # noqa: D102
 
 
 P = TypeVar("P", bound=Prepared)
 
 
 class Loader(Protocol[P, T_co]):
-    """Turns a name into something resident. Both methods run on a load thread."""
+    """Turns a name into something resident. All methods run on a load thread."""
 
     def prepare(self, name: str, source: Any, cancelled: Callable[[], bool]) -> P:
         """Fetch and open the model's artifact; no memory to speak of is taken."""
+
+    def equip(self, prepared: P, cancelled: Callable[[], bool]) -> P:
+        """Make what the model brings and needs around it, where it is not equipped; that may take minutes."""
 
     def load(self, prepared: P) -> tuple[T_co, Footprint]:
         """Load it; return what was loaded and what it takes, measured."""

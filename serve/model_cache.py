@@ -8,7 +8,7 @@ acts off it:
        │ not resident: one load per name, everybody who asks meanwhile waits for that one
        ▼
     prepare (thread) ─► reserve ─► load (thread) ─► commit: the measured footprint replaces the estimate
-                        (room.py)             └──► abort:  the bytes are given back, everybody gets the error
+    equip   (thread)    (room.py)             └──► abort:  the bytes are given back, everybody gets the error
 
 A *lease* keeps a model in memory while a request uses it: a leased model is never a victim. Whoever waited for a load
 holds a lease before anybody else can evict the model again, so two models that fit only one at a time take turns.
@@ -33,6 +33,7 @@ from serve.loader import P, T
 from serve.ranking import Ranking
 from serve.request import LoadReport
 from serve.room import Room, megabytes
+from serve.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +57,8 @@ class ModelCache(Generic[P, T]):
         evicts: whether models make room for others (self-managed), or a full cache is an error (platform).
         pool: threads for the loader.
         closers: threads for closing, those of the loader if None.
-        turns: fetches at a time, and loads at a time; a load that waits for room holds up neither.
+        turns: preparations at a time, equipments at a time, and loads at a time; who waits for one of them, or for
+            room, holds up no other.
         memory_patience: seconds that a load waits for leased models to become free before it gives up.
         drain_patience: seconds that an unload waits for requests under way.
     """
@@ -91,6 +93,7 @@ class ModelCache(Generic[P, T]):
         self._pool = pool
         self._closers = closers or pool
         self._fetch_turns = asyncio.Semaphore(turns)
+        self._equip_turns = Turns(turns)
         self._load_turns = asyncio.Semaphore(turns)
         self._closed = False
         self._drain_patience = drain_patience
@@ -169,6 +172,7 @@ class ModelCache(Generic[P, T]):
         entry.abandoned, entry.evicted = True, False
         if entry.task is not None:
             self.room.refuse(entry.name, _unloaded(entry.name))
+            self._equip_turns.refuse(entry.name, _unloaded(entry.name))
             await asyncio.wait([entry.task])
         if entry.state is State.READY:
             self._start_closing(entry, "unloaded")
@@ -225,6 +229,10 @@ class ModelCache(Generic[P, T]):
                 prepared = await _aside(
                     self._pool, self._loader.prepare, entry.name, entry.source, lambda: entry.abandoned
                 )
+            if not prepared.equipped:
+                async with self._equip_turns.taken(entry.name):
+                    _must_go_on(entry)
+                    prepared = await _aside(self._pool, self._loader.equip, prepared, lambda: entry.abandoned)
             await self._load_prepared(entry, prepared, evicted)
         except BaseException as error:
             failure = _as_ours(entry, error)

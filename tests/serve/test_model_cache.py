@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import pytest
@@ -81,6 +81,7 @@ class Artifact:
     estimate: Footprint
     download_ns: int = 0
     pinned: bool = False
+    equipped: bool = True
 
 
 class Held:
@@ -117,6 +118,7 @@ class Press:
     Attributes:
         sizes: name → (estimate, what it really takes); 60 MB each if not named.
         pinned: names of models whose authors want them to stay.
+        bare: names of models that are yet to be equipped.
         failures: (step, name) → errors that it raises next, in order.
         made: everything ever loaded.
         in_memory: bytes that are really taken.
@@ -126,6 +128,7 @@ class Press:
         self.sizes = {}
         self.pinned = set()
         self.measured = {}  # a loader remembers
+        self.bare = set()
         self.failures = {}
         self.made = []
         self.in_memory = Footprint()
@@ -144,7 +147,15 @@ class Press:
             raise MmeError(Kind.CANCELLED, f"the fetch of '{name}' was cancelled")
         self.fail("prepare", name)
         estimate, _ = self.sizes.get(name, (mb(60), mb(60)))
-        return Artifact(name, self.measured.get(name, estimate), pinned=name in self.pinned)
+        pinned, equipped = name in self.pinned, name not in self.bare
+        return Artifact(name, self.measured.get(name, estimate), pinned=pinned, equipped=equipped)
+
+    def equip(self, prepared, cancelled):
+        """See `Loader`."""
+        if cancelled():
+            raise MmeError(Kind.CANCELLED, f"the equipment of '{prepared.name}' was cancelled")
+        self.fail("equip", prepared.name)
+        return replace(prepared, equipped=True)
 
     def load(self, prepared):
         """See `Loader`."""
@@ -290,7 +301,7 @@ def test_fifty_at_once_load_once(play):
     play(scene)
 
 
-@pytest.mark.parametrize("step", ["prepare", "load", "start"])
+@pytest.mark.parametrize("step", ["prepare", "equip", "load", "start"])
 @pytest.mark.parametrize(
     ("error", "kind"),
     [(MmeError(Kind.INVALID_MODEL, "no such graph"), Kind.INVALID_MODEL), (OSError("no such disk"), Kind.INTERNAL)],
@@ -300,6 +311,7 @@ def test_a_failed_load_reaches_everybody_who_waits_and_the_next_tries_again(play
     """One failure, one error for each waiter, one of ours whatever the loader raised; the next request loads anew."""
 
     async def scene(world):
+        world.press.bare = {"a"}
         world.press.failures[step, "a"] = [error]
         tasks = [await world.begin("a") for _ in range(3)]
         loader = await world.begin("a", "load")
@@ -763,6 +775,30 @@ def test_a_load_that_waits_for_room_holds_up_no_other(play):
     play(scene, turns=1)
 
 
+def test_a_model_that_is_yet_to_be_equipped_holds_up_no_other(play):
+    """That may take minutes, and costs no memory: others that are equipped are fetched and loaded meanwhile."""
+
+    async def scene(world):
+        world.press.bare = {"slow", "next"}
+        slow, waiting = await world.begin("slow"), await world.begin("next")
+        await world.do("prepare slow", "prepare next")
+        assert world.desk.pending == ["equip slow"]  # one at a time
+        assert world.cache.room.reserved == Footprint()
+        quick = await world.begin("quick")
+        await world.do("prepare quick", "load quick")
+        await quick
+        world.entry("quick").release()
+        await world.do("equip slow")
+        assert world.desk.pending == ["equip next", "close quick"]
+        await world.do_all()
+        for task in (slow, waiting):
+            world.entry("slow" if task is slow else "next").release()
+            await world.do_all()
+            await task
+
+    play(scene, turns=1)
+
+
 def test_an_estimate_too_large_gives_back_the_rest(play):
     """What was reserved and not needed is free once the model is there."""
 
@@ -862,7 +898,7 @@ def test_unloading_twice_closes_once(play):
     play(scene)
 
 
-@pytest.mark.parametrize("stage", ["not begun", "prepare", "load"])
+@pytest.mark.parametrize("stage", ["not begun", "prepare", "equip", "load"])
 def test_unloading_what_is_being_loaded_tells_those_who_wait(play, stage):
     """A load under way is given up at its next step; its waiters are told, its memory is given back."""
 
@@ -872,7 +908,9 @@ def test_unloading_what_is_being_loaded_tells_those_who_wait(play, stage):
             await asyncio.sleep(0)
         else:
             await world.turn()
-        if stage == "load":
+        if stage == "equip":
+            world.press.bare = {"a"}
+        if stage in {"equip", "load"}:
             await world.do("prepare a")
         unload = await world.begin("a", "unload")
         await world.do_all()
@@ -883,6 +921,29 @@ def test_unloading_what_is_being_loaded_tells_those_who_wait(play, stage):
         assert len(world.press.made) == (1 if stage == "load" else 0)
 
     play(scene)
+
+
+def test_unloading_what_waits_to_be_equipped_ends_the_wait(play):
+    """However long the one before it takes; the turn goes to the next in the line."""
+
+    async def scene(world):
+        world.press.bare = {"slow", "a", "b"}
+        slow, waiting, after = [await world.begin(name) for name in ("slow", "a", "b")]
+        await world.do("prepare slow", "prepare a", "prepare b")
+        unload = await world.begin("a", "unload")
+        assert unload.done()
+        assert failure(waiting) is Kind.UNAVAILABLE
+        assert world.desk.pending == ["equip slow"]
+        await world.do("equip slow")
+        assert world.desk.pending == ["load slow", "equip b"]
+        await world.do("load slow")
+        await slow
+        world.entry("slow").release()
+        await world.do_all()
+        await after
+        world.entry("b").release()
+
+    play(scene, turns=1)
 
 
 def test_unloading_what_waits_for_room_ends_the_wait(play):
@@ -1033,7 +1094,7 @@ def test_a_client_may_lose_patience_without_harm(play):
     play(scene)
 
 
-@pytest.mark.parametrize("stage", ["prepare", "room", "load", "correction"])
+@pytest.mark.parametrize("stage", ["prepare", "equip", "room", "load", "correction"])
 def test_a_cancelled_load_leaves_nothing_and_tells_those_who_wait(play, stage):
     """When the load's own task is cancelled, as a loop that ends does, waiters get an error and bytes come back."""
 
@@ -1042,7 +1103,14 @@ def test_a_cancelled_load_leaves_nothing_and_tells_those_who_wait(play, stage):
         await world.resident("a")
         lease = world.cache.lease("a")
         waiting = await world.begin("b")
-        steps = {"prepare": [], "room": ["prepare b"], "correction": ["prepare b", "load b"], "load": ["prepare b"]}
+        world.press.bare = {"b"} if stage == "equip" else set()
+        steps = {
+            "prepare": [],
+            "equip": ["prepare b"],
+            "room": ["prepare b"],
+            "correction": ["prepare b", "load b"],
+            "load": ["prepare b"],
+        }
         await world.do(*steps[stage])
         if stage == "load":
             lease.release()
@@ -1154,7 +1222,7 @@ ACTIONS = st.one_of(
 )
 SIZES = st.sampled_from([(mb(20), mb(20)), (mb(45), mb(45)), (mb(60), mb(60)), (mb(100), mb(100)), (mb(101), mb(101))])
 WRONG_SIZES = st.sampled_from([(mb(20), mb(70)), (mb(70), mb(20)), (mb(30), mb(101)), (mb(50), mb(51))])
-STEPS = st.tuples(st.sampled_from(["prepare", "load", "start", "close"]), st.sampled_from(NAMES))
+STEPS = st.tuples(st.sampled_from(["prepare", "equip", "load", "start", "close"]), st.sampled_from(NAMES))
 
 
 @settings(max_examples=120, deadline=None)
@@ -1167,9 +1235,10 @@ STEPS = st.tuples(st.sampled_from(["prepare", "load", "start", "close"]), st.sam
     policy=st.sampled_from(list(Policy)),
     pins=st.sampled_from(["", "", "a", "ab"]),
     min_residency=st.sampled_from([0.0, 0.0, 0.002]),
+    bare=st.sampled_from(["", "a", "bcd"]),
 )
 def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
-    toys, actions, sizes, wrong_sizes, failures, evicts, policy, pins, min_residency
+    toys, actions, sizes, wrong_sizes, failures, evicts, policy, pins, min_residency, bare
 ):
     """Loads, unloads, leases, clients that leave, failures, threads that finish in any order, under any policy.
 
@@ -1188,6 +1257,7 @@ def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
 
     async def live(world):
         world.press.sizes = {**dict(zip(NAMES, sizes, strict=True)), **wrong_sizes}
+        world.press.bare = set(bare)
         for number, (step, name) in enumerate(failures):
             error = MmeError(Kind.INVALID_MODEL, "bad") if number % 2 else ValueError("worse")
             world.press.failures.setdefault((step, name), []).append(error)

@@ -1,0 +1,101 @@
+"""Turns: no more at a time than there are, first come first served, and none is lost."""
+
+import asyncio
+
+import pytest
+
+from serve.turns import Turns
+
+
+class Line:
+    """People who ask for turns."""
+
+    def __init__(self, count):
+        self.turns = Turns(count)
+        self.having = []
+        self._enough = {}
+
+    async def ask(self, name):
+        """Have a turn until `leave`."""
+        self._enough[name] = asyncio.Event()
+        async with self.turns.taken(name):
+            self.having.append(name)
+            await self._enough[name].wait()
+            self.having.remove(name)
+
+    def begin(self, *names):
+        """Have them ask, one after the other."""
+        return [asyncio.create_task(self.ask(name), name=name) for name in names]
+
+    def leave(self, name):
+        """End a turn."""
+        self._enough[name].set()
+
+
+def test_the_first_to_ask_is_the_first_to_have(run, idle):
+    """So many at a time; each that leaves makes way for the one that waits for longest."""
+
+    async def main():
+        line = Line(2)
+        tasks = line.begin("a", "b", "c", "d")
+        await idle()
+        assert line.having == ["a", "b"]
+        assert repr(line.turns) == "<Turns: 0 free, 2 waiting>"
+        for name, having in (("b", ["a", "c"]), ("a", ["c", "d"]), ("d", ["c"]), ("c", [])):
+            line.leave(name)
+            await idle()
+            assert line.having == having
+        await asyncio.gather(*tasks)
+        assert repr(line.turns) == "<Turns: 2 free, 0 waiting>"
+
+    run(main())
+
+
+def test_who_is_refused_goes_and_the_next_moves_up(run, idle):
+    """The error is the one that was said; whoever has a turn keeps it, and nobody has to wait under that name."""
+
+    async def main():
+        line = Line(1)
+        a, b, c = line.begin("a", "b", "c")
+        await idle()
+        for name in ("b", "a", "nobody"):
+            line.turns.refuse(name, ValueError(f"not {name}"))
+        with pytest.raises(ValueError, match="not b"):
+            await b
+        line.leave("a")
+        await idle()
+        assert line.having == ["c"]
+        line.leave("c")
+        await asyncio.gather(a, c)
+
+    run(main())
+
+
+@pytest.mark.parametrize("when", ["waiting", "as its turn comes", "at its turn"])
+def test_who_is_cancelled_keeps_no_turn(run, idle, when):
+    """Not even when the turn comes in the very moment."""
+
+    async def main():
+        line = Line(1)
+        a, b = line.begin("a", "b")
+        await idle()
+        line.leave("a")
+        if when == "waiting":
+            b.cancel()
+            await idle()
+        elif when == "at its turn":
+            await idle()
+            assert line.having == ["b"]
+        else:
+            await asyncio.wait([a])
+        b.cancel()
+        await idle()
+        assert b.cancelled()
+        line.having.clear()
+        [c] = line.begin("c")
+        await idle()
+        assert line.having == ["c"]
+        line.leave("c")
+        await asyncio.gather(a, c)
+
+    run(main())
