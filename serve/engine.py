@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.body import takes_body
+from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve import footprints
 from serve.artifacts import Artifacts
@@ -64,14 +65,14 @@ class EngineOptions:
 
     Attributes:
         budget: memory for all models together.
-        cache_directory: where unpacked archives live.
+        cache_directory: where unpacked archives live, and environments that models bring.
         evicts: whether we make room ourselves; False where a platform manages the models.
         eviction: whom we evict then, and whom never.
         store: URI of the archives that requests may name, or "".
         repository: folder of models that requests may name, or None.
         folders: models that requests may name, by their own folders.
         scripts: what is the same for all inference scripts.
-        load_threads: fetches at a time, loads at a time, unloads at a time.
+        load_threads: fetches at a time, environments made at a time, loads at a time, unloads at a time.
         load_patience: seconds that anybody waits for a load.
         drain_patience: seconds that an unload waits for requests under way.
         inline_ns: executions expected to take at most this long run on the event loop.
@@ -106,8 +107,8 @@ class Engine:
         self.stats: dict[tuple[str, int], ModelStats] = {}
         self._artifacts = Artifacts(open_store(options.store), options.cache_directory) if options.store else None
         self._script = SharedScript(options.scripts, options.cache_directory)
-        # Half of them fetch while the other half loads.
-        self._loads = ThreadPoolExecutor(2 * options.load_threads, "load", initializer=_lower_priority)
+        # A third of them fetch while another one makes environments and the last one loads.
+        self._loads = ThreadPoolExecutor(3 * options.load_threads, "load", initializer=_lower_priority)
         # Threads of their own: an unload must not queue behind the downloads it would make room for.
         self._unloads = ThreadPoolExecutor(options.load_threads, "unload", initializer=_lower_priority)
         # Of one thread: what a stuck load would keep from being written.
@@ -124,6 +125,7 @@ class Engine:
             outside=functools.partial(EngineOutside, self, loop),
             scripts=self._script.scripts,
             rescue=Rescue(lambda entry: self.cache.relieve(entry, "execution")) if options.evicts else None,
+            environments=Environments(options.cache_directory / "environments"),
         )
         self.cache: ModelCache[PreparedTarget, Target] = ModelCache(
             loader,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from model_handlers.disk import own_directory
 from model_handlers.errors import MmeError
-from serve.disk import own_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

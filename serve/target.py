@@ -20,13 +20,13 @@ import numpy as np
 from model_handlers import devices
 from model_handlers.base import CPU, Footprint, Handler, Placement
 from model_handlers.config import InstanceGroup, ModelConfig
-from model_handlers.environments.cache import find
 from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.isolation.parameters import PLACEMENT, placement_of
+from model_handlers.isolation.parameters import placement_of
 from model_handlers.isolation.start import start_isolated
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.tensor import BYTES
 from serve.ensemble import EnsembleModel
+from serve.environments import Brought, look, make
 from serve.footprints import Footprints
 from serve.model import Model
 from serve.repository import ModelDirectory, open_model, open_target
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from model_handlers.base import Device
-    from model_handlers.environments.environment import Environment
-    from model_handlers.environments.wanted import Wanted
+    from model_handlers.environments.cache import Environments
     from model_handlers.outside import Outside
     from serve.rescue import RescueRequest
 
@@ -117,7 +116,7 @@ class PreparedTarget:
 
     Attributes:
         target: the name of the target model, which a member only begins with.
-        environments: of versions that bring one of their own, by the version's model file.
+        brought: the environments of its versions.
         members: the other models of the archive.
     """
 
@@ -127,7 +126,7 @@ class PreparedTarget:
     handler: type[Handler] | None  # None for an ensemble
     lanes: list[tuple[str, Device]]
     placement: Placement
-    environments: dict[Path, Environment]
+    brought: Brought
     identity: str
     on_disk: Footprint
     estimate: Footprint
@@ -135,11 +134,16 @@ class PreparedTarget:
     pinned: bool
     members: tuple[PreparedTarget, ...] = ()
 
+    @property
+    def equipped(self) -> bool:
+        """Whether every environment is there that the target's models bring."""
+        return self.brought.complete and all(member.equipped for member in self.members)
+
     def start(self, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
         """Load one instance where it is to execute."""
         assert self.handler is not None  # noqa: S101 - ensembles have no instances
         if self.placement is Placement.PROCESS:
-            environment = self.environments.get(model_file)
+            environment = self.brought.there.get(model_file)
             return start_isolated(self.handler, config, model_file, device, lane, environment)
         return self.handler.load(config, model_file, device, lane)
 
@@ -156,6 +160,7 @@ class ModelLoader:
         outside: what a target's models may ask of the server, by its name.
         rescue: see `Model`.
         scripts: tells what is the same for all inference scripts.
+        environments: where those that models bring are kept; without it models have none.
     """
 
     def __init__(
@@ -169,6 +174,7 @@ class ModelLoader:
         outside: Callable[[str], Outside] | None = None,
         rescue: RescueRequest | None = None,
         scripts: Callable[[], Scripts] = Scripts,
+        environments: Environments | None = None,
     ) -> None:
         self._loop = loop
         self._stats = stats
@@ -178,6 +184,7 @@ class ModelLoader:
         self._outside = outside
         self._scripts = scripts
         self._rescue = rescue
+        self._environments = environments
         self._measuring = threading.Lock()
 
     def prepare(self, name: str, source: Source, cancelled: Callable[[], bool]) -> PreparedTarget:
@@ -194,33 +201,50 @@ class ModelLoader:
             opener = open_model if isinstance(source, InRepository) else open_target
             directory = opener(source.path, name, scripts)
             content = directory.fingerprint()
-        prepared = self._understood(directory, name, content, download_ns)
-        members = tuple(self._understood(m, name, f"{content}/{m.path.name}", 0) for m in directory.members)
+        prepared = self._understood(directory, name, content, download_ns, cancelled)
+        members = tuple(self._understood(m, name, f"{content}/{m.path.name}", 0, cancelled) for m in directory.members)
         estimate = sum((member.estimate for member in members), prepared.estimate)
         return replace(prepared, members=members, estimate=estimate)
 
-    def _understood(self, directory: ModelDirectory, target: str, content: str, download_ns: int) -> PreparedTarget:
+    def equip(self, prepared: PreparedTarget, cancelled: Callable[[], bool]) -> PreparedTarget:
+        """Make the environments that its models bring and that are not there yet, which may take minutes."""
+        environments = self._environments
+        assert environments is not None  # noqa: S101 - else the model was refused
+        return replace(
+            prepared,
+            brought=make(environments, prepared.brought, prepared.directory, cancelled),
+            members=tuple(self.equip(member, cancelled) for member in prepared.members),
+        )
+
+    def _understood(
+        self,
+        directory: ModelDirectory,
+        target: str,
+        content: str,
+        download_ns: int,
+        cancelled: Callable[[], bool],
+    ) -> PreparedTarget:
         """One model of a target, and how it is to be loaded."""
         name = directory.name
         if directory.config.ensemble:
             none = Footprint()
             return PreparedTarget(
-                target, directory, None, [], Placement.INLINE, {}, content, none, none, download_ns, pinned=False
+                target, directory, None, [], Placement.INLINE, Brought(), content, none, none, download_ns, pinned=False
             )
         backend = find_backend(directory.config.backend, directory.config.platform, name)
         handler = handler_for(backend, name)
         groups = directory.config.instance_groups or (InstanceGroup(name),)
         lanes = devices.place(groups, name, gpu_capable=handler.gpu_capable(), require_gpu=self._require_gpu)
         placement = placement_of(directory.config, handler)
-        size = directory.size()
+        brought = look(self._environments, directory, handler, placement, cancelled)
+        size = directory.size() - brought.size_in(directory)
         on_gpus = len({device for _, device in lanes if device.kind == "gpu"})
         on_disk = Footprint(size if any(device == CPU for _, device in lanes) else 0, size * on_gpus)
         identity = f"{content} {placement.value} {','.join(str(device) for _, device in lanes)}"
         estimate = self._footprints.expected(identity, handler.backend, on_disk, handler.estimate_factor)
         pinned = _is_pinned(directory.config)
-        environments = {file: find(wanted, name) for file, wanted in _wanted(directory, handler, placement).items()}
         return PreparedTarget(
-            target, directory, handler, lanes, placement, environments, identity, on_disk, estimate, download_ns, pinned
+            target, directory, handler, lanes, placement, brought, identity, on_disk, estimate, download_ns, pinned
         )
 
     def load(self, prepared: PreparedTarget) -> tuple[Target, Footprint]:
@@ -347,18 +371,6 @@ def _is_pinned(config: ModelConfig) -> bool:
         raise invalid_model(
             f"model '{config.name}': parameter '{PIN}' must be 'true' or 'false', got '{text}'"
         ) from None
-
-
-def _wanted(directory: ModelDirectory, handler: type[Handler], placement: Placement) -> dict[Path, Wanted]:
-    """What environments the versions ask for, by their model files."""
-    files = [directory.model_file(version) for version in directory.versions]
-    asked = {file: wanted for file in files if (wanted := handler.environment(directory.config, file)) is not None}
-    if asked and placement is Placement.INLINE:
-        raise invalid_model(
-            f"model '{directory.name}' asks for an environment of its own, which only a process of its own can have: "
-            f"remove its parameter '{PLACEMENT}'"
-        )
-    return asked
 
 
 def _memory_taken() -> Footprint:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import textwrap
 import zipfile
 from importlib.metadata import distribution
@@ -83,12 +84,26 @@ def write_model(folder, facts="", begun="", *, methods="", parameters=None, file
     return folder
 
 
-def venv(folder, python=sys.executable, *, numpy=True, copies=False):
-    """A venv of that interpreter with numpy in it, which for another version comes from PyPI, and nothing else."""
+def venv(folder, python=sys.executable, *, numpy=True, copies=False, whole=False):
+    """A venv of that interpreter with numpy in it, which for another version comes from PyPI, and nothing else.
+
+    Args:
+        folder: where it goes.
+        python: the interpreter.
+        numpy: whether it has one; of ours it has a link to it, unless it is `whole`, as what is packed has to be.
+        copies: whether the interpreter is a file, instead of a link to the one that it was made of.
+        whole: see `numpy`.
+    """
     subprocess.run([python, "-m", "venv", "--without-pip", *["--copies"] * copies, folder], check=True)
     [packages] = folder.glob("lib/python3.*/site-packages")
-    if numpy and version_of(python)[:2] == sys.version_info[:2]:
-        link_numpy(packages)
+    if numpy and whole and version_of(python)[:2] == sys.version_info[:2]:
+        ours = Path(sysconfig.get_path("purelib"))
+        for name in _numpy():
+            shutil.copytree(ours / name, packages / name, ignore=shutil.ignore_patterns("tests", "__pycache__"))
+    elif numpy and version_of(python)[:2] == sys.version_info[:2]:
+        ours = Path(sysconfig.get_path("purelib"))
+        for name in _numpy():
+            (packages / name).symlink_to(ours / name)
     elif numpy:
         version = ".".join(map(str, version_of(python)[:2]))
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", packages]
@@ -96,11 +111,9 @@ def venv(folder, python=sys.executable, *, numpy=True, copies=False):
     return folder
 
 
-def link_numpy(packages):
-    """Our own numpy, and nothing that lies beside it."""
-    ours = Path(sysconfig.get_path("purelib"))
-    for name in {file.parts[0] for file in distribution("numpy").files if file.parts[0] != ".."}:
-        (packages / name).symlink_to(ours / name)
+def _numpy():
+    """The folders of our own numpy."""
+    return {file.parts[0] for file in distribution("numpy").files if file.parts[0] != ".."}
 
 
 @functools.cache
@@ -156,6 +169,14 @@ def write_wheel(folder, name, version="1.0", requires=(), **modules):
         for member, content in members.items():
             archive.writestr(member, content)
     return file
+
+
+def pack(folder, archive):
+    """The folder's content as conda-pack and venv-pack lay it out."""
+    with tarfile.open(archive, "w:gz", compresslevel=1) as file:
+        for path in sorted(folder.iterdir()):
+            file.add(path, path.name)
+    return archive
 
 
 def facts_of(result):

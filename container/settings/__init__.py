@@ -72,7 +72,7 @@ class Settings:
         pins: names, or patterns of names, of models that never do.
         min_residency: seconds after its load for which a model stays.
         require_gpu: whether KIND_GPU without a GPU refuses.
-        cache_dir: where archives are unpacked.
+        cache_dir: where archives are unpacked, and environments of Python models kept.
         load_threads, load_timeout: loads at once; seconds for each.
         max_body_bytes: the largest request body.
         request_timeout, idle_timeout, header_timeout, body_timeout: seconds.

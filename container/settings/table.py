@@ -102,7 +102,7 @@ MME_VARIABLES = (
         "MME_CACHE_DIR",
         "cache_dir",
         v.directory,
-        "Where archives are unpacked.",
+        "Where archives are unpacked, and environments of Python models kept.",
         "--cache-dir",
         "$XDG_CACHE_HOME/mme, else a folder of the user's in the temporary directory",
     ),

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import invalid_model
 from model_handlers.isolation.program import Program
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+NICENESS = 10  # of what makes environments: as that of loads, it leaves the processors to inference
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +34,15 @@ class Environment:
         """Its interpreter."""
         return self.prefix / "bin/python"
 
-    def program(self, *arguments: str, directory: str = "", speaks: bool = False) -> Program:
-        """Its interpreter with these arguments. See `Program`."""
+    def program(self, *arguments: str, **options: Any) -> Program:
+        """Its interpreter with these arguments; `options` are more of `Program`'s."""
+        variables = {"VIRTUAL_ENV": str(self.prefix), "PYTHONNOUSERSITE": "1", **options.pop("variables", {})}
         return Program(
             (str(self.python), *arguments),
-            directory,
-            variables={"VIRTUAL_ENV": str(self.prefix), "PYTHONNOUSERSITE": "1"},
+            variables=variables,
             removed=("PYTHONHOME", "PYTHONPATH"),
             in_front={"PATH": str(self.prefix / "bin"), "LD_LIBRARY_PATH": str(self.prefix / "lib")},
-            speaks=speaks,
+            **options,
         )
 
 
@@ -55,8 +57,6 @@ def check_interpreter(environment: Environment, subject: str) -> None:
         MmeError: INVALID_MODEL.
     """
     python = environment.python
-    if not environment.prefix.is_dir():
-        raise invalid_model(f"{subject} is not there")
     if os.path.lexists(python) and not python.exists():
         raise invalid_model(
             f"{subject} leads with bin/python to {python.resolve()}, which this machine does not have: "
@@ -66,3 +66,17 @@ def check_interpreter(environment: Environment, subject: str) -> None:
         raise invalid_model(
             f"{subject} has no bin/python that can be executed: an environment as conda or venv makes it is expected"
         )
+    home = _home(environment.prefix / "pyvenv.cfg")
+    if home and not os.path.isdir(home):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
+        raise invalid_model(
+            f"{subject} is a venv of the Python in {home}, which this machine does not have: "
+            "pack it together with its interpreter, as conda-pack does"
+        )
+
+
+def _home(configuration: Path) -> str:
+    """Where a venv was made from, "" for what is none."""
+    if not configuration.is_file():
+        return ""
+    lines = configuration.read_text(errors="replace").splitlines()
+    return next((line.partition("=")[2].strip() for line in lines if line.partition("=")[0].strip() == "home"), "")

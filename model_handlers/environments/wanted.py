@@ -10,10 +10,33 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
-    """An environment that lies unpacked on this machine, and is used where it is."""
+class Given:
+    """An environment that is there: a folder, used where it is, or a packed one."""
 
     path: Path
 
+    @property
+    def subject(self) -> str:
+        """What errors call it."""
+        return f"its environment {self.path}"
 
-Wanted = Folder
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """Packages to be installed, on top of the server's own.
+
+    Attributes:
+        file: requirements.txt.
+        wheels: the folder that they come from, and from nowhere else; None for whatever index pip knows.
+    """
+
+    file: Path
+    wheels: Path | None
+
+    @property
+    def subject(self) -> str:
+        """What errors call it."""
+        return self.file.name
+
+
+Wanted = Given | Requirements

@@ -32,6 +32,7 @@ class Program:
         variables: environment variables to set, on top of the server's own.
         removed: environment variables to take away.
         in_front: search paths (PATH, …) and what is looked at before all that is in them.
+        niceness: its priority; models' processes have 0.
         speaks: whether it gets the sockets, by their numbers behind the arguments. Otherwise it gets its output alone.
     """
 
@@ -40,6 +41,7 @@ class Program:
     variables: Mapping[str, str] = field(default_factory=dict)
     removed: Sequence[str] = ()
     in_front: Mapping[str, str] = field(default_factory=dict)
+    niceness: int = 0
     speaks: bool = False
 
     def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -56,6 +58,7 @@ class Program:
                 os.set_inheritable(fd, True)
             arguments += map(str, sockets)
         try:
+            os.setpriority(os.PRIO_PROCESS, 0, self.niceness)
             if self.directory:
                 os.chdir(self.directory)
             os.execve(arguments[0], arguments, self.environ(os.environ))  # noqa: S606 - no shell is what we want

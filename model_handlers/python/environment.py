@@ -1,6 +1,8 @@
-"""Which environment of its own a Python model asks for. It looks at names alone; runs wherever models are opened.
+"""Which environment of its own a Python model asks for. Reads nothing but requirements.txt.
 
-Triton's parameter names one that is there, packed or not.
+Triton's parameter names an environment that is there, packed or not, and is complete: a requirements.txt beside it is
+then how that was made. Without it requirements.txt says what is to be installed, out of a folder `wheels` if there is
+one. Runs wherever models are opened.
 """
 
 from __future__ import annotations
@@ -8,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_handlers.environments.wanted import Folder, Wanted
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.environments.wanted import Given, Requirements, Wanted
+from model_handlers.errors import invalid_model
 
 if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
 PARAMETER = "EXECUTION_ENV_PATH"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
-_REQUIREMENTS = "requirements.txt"
 
 
 def wanted(config: ModelConfig, file: ModelFile) -> Wanted | None:
@@ -28,16 +29,19 @@ def wanted(config: ModelConfig, file: ModelFile) -> Wanted | None:
     """
     text = config.parameters.get(PARAMETER, "")
     if text:
-        return Folder(_path(text, config.name, file))
-    found = [directory / _REQUIREMENTS for directory in (file.version_directory, file.model_directory)]
-    asks = next((str(path) for path in found if path.exists()), None)
-    if asks is not None:
-        raise MmeError(
-            Kind.UNSUPPORTED,
-            f"model '{config.name}': {asks} asks for an environment of its own, which Python models do not get yet; "
-            "remove it and install the packages where the server runs",
-        )
-    return None
+        return Given(_path(text, config.name, file))
+    folders = [Path(folder) for folder in file.directories()]
+    requirements = next((path for folder in folders if (path := folder / "requirements.txt").is_file()), None)
+    if requirements is None or not _asks(requirements):
+        return None
+    wheels = next((path for folder in folders if (path := folder / "wheels").is_dir()), None)
+    return Requirements(requirements, wheels)
+
+
+def _asks(requirements: Path) -> bool:
+    """Whether there is anything but comments in it."""
+    lines = requirements.read_text(errors="replace").splitlines()
+    return any(line.strip() and not line.strip().startswith("#") for line in lines)
 
 
 def _path(text: str, model: str, file: ModelFile) -> Path:

@@ -1,17 +1,22 @@
 """Models that bring environments of their own, from their folder to an answer, by the loader that the engine has."""
 
 import asyncio
+import gzip
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from model_handlers.base import CPU, ModelRequest
+from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.fork_client import FORKS
+from model_handlers.pbtxt import parse_config
+from model_handlers.python.handler import PythonHandler
 from serve.source import InRepository
 from serve.target import ModelLoader
-from tests.environments import facts_of, venv, write_model
+from tests.environments import facts_of, newer_or_same, pack, too_old, venv, version_of, write_model
 
 pytestmark = pytest.mark.slow
 
@@ -30,17 +35,31 @@ def prefix(tmp_path_factory):
     return venv(tmp_path_factory.mktemp("environment") / "env")
 
 
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    """A packed environment that has all that it needs."""
+    folder = tmp_path_factory.mktemp("packed")
+    return pack(venv(folder / "env", whole=True), folder / "env.tar.gz")
+
+
 @pytest.fixture
-def loader():
+def kept(tmp_path):
+    """Where environments are kept."""
+    return tmp_path / "cache/environments"
+
+
+@pytest.fixture
+def loader(kept):
     """The loader of an engine."""
     loop = asyncio.new_event_loop()
-    yield ModelLoader(loop, {})
+    yield ModelLoader(loop, {}, environments=Environments(kept))
     loop.close()
 
 
 def prepared(loader, folder):
-    """A model's files, found and understood."""
-    return loader.prepare(folder.name, InRepository(folder), lambda: False)
+    """A model's files, found and understood, and what it brings made."""
+    target = loader.prepare(folder.name, InRepository(folder), lambda: False)
+    return target if target.equipped else loader.equip(target, lambda: False)
 
 
 def refused(loader, folder):
@@ -142,3 +161,117 @@ def test_an_environment_needs_a_process(loader, tmp_path, prefix):
 
     assert error.kind is Kind.INVALID_MODEL
     assert re.search("only a process of its own can have: remove its parameter 'MME_PLACEMENT'", error.message)
+
+
+# -- packed ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_runs_in_the_environment_that_it_brings_packed(loader, kept, tmp_path, archive):
+    """It is unpacked before the load, once; the next load finds it there."""
+    files = {"env.tar.gz": archive.read_bytes()}
+    folder = write_model(tmp_path / "m", parameters=at("$$TRITON_MODEL_DIRECTORY/env.tar.gz"), files=files)
+    first = loader.prepare("m", InRepository(folder), lambda: False)
+    assert not first.equipped
+    assert not kept.exists()
+    first = loader.equip(first, lambda: False)
+    assert first.equipped
+    second = loader.prepare("m", InRepository(folder), lambda: False)
+    assert second.equipped
+
+    [prefix] = {facts(target)["prefix"] for target in (first, second)}
+    assert prefix.startswith(f"{kept}/packed-")
+
+
+def test_models_of_equal_environments_share_one(loader, kept, tmp_path, archive):
+    """Each brings its own file; what is in it counts."""
+    files = {"env.tar.gz": archive.read_bytes()}
+    where = at("$$TRITON_MODEL_DIRECTORY/env.tar.gz")
+    folders = [write_model(tmp_path / name, parameters=where, files=files) for name in ("one", "two")]
+    with ThreadPoolExecutor(2) as pool:
+        targets = list(pool.map(prepared, [loader] * 2, folders))
+
+    prefixes = {facts(target)["prefix"] for target in targets}
+    assert len(prefixes) == 1
+    assert len([path for path in kept.iterdir() if path.is_dir()]) == 1
+
+
+def test_another_version_of_python_may_be_packed(loader, tmp_path):
+    """The model runs on that version, and is served all the same."""
+    python = newer_or_same()
+    archive = pack(venv(tmp_path / "other", python, whole=True), tmp_path / "other.tar.gz")
+    folder = write_model(tmp_path / "m", "return sys.version_info[:3]", parameters=at(archive))
+
+    assert tuple(facts(prepared(loader, folder))) == version_of(python)
+
+
+def test_a_packed_environment_is_no_part_of_what_a_model_takes(loader, tmp_path, archive):
+    """Its bytes stay on the disk, wherever it lies, and room for them must not be made in memory."""
+    plain = prepared(loader, write_model(tmp_path / "plain"))
+    files = {"1/env.tar.gz": archive.read_bytes()}
+    where = at("$$TRITON_MODEL_DIRECTORY/1/env.tar.gz")
+    target = prepared(loader, write_model(tmp_path / "with", parameters=where, files=files))
+
+    assert target.estimate == plain.estimate
+
+
+def fails_to_load(loader, folder):
+    """The error of a model whose environment is there and does not serve."""
+    target = prepared(loader, folder)
+    with pytest.raises(MmeError) as raised:
+        facts(target)
+    return raised.value
+
+
+def test_an_environment_that_does_not_serve_fails_the_load(loader, tmp_path):
+    """Too old a Python, or no numpy: packed as well as unpacked."""
+    bare = pack(venv(tmp_path / "bare", numpy=False), tmp_path / "bare.tar.gz")
+    error = fails_to_load(loader, write_model(tmp_path / "one", parameters=at(bare)))
+    assert error.kind is Kind.INVALID_MODEL
+    assert "model 'one': its environment" in error.message
+    assert "has no numpy, which models get their tensors in: install it there" in error.message
+
+    old = pack(too_old(tmp_path / "old"), tmp_path / "old.tar.gz")
+    error = fails_to_load(loader, write_model(tmp_path / "two", parameters=at(old)))
+    assert error.kind is Kind.INVALID_MODEL
+    assert re.search(
+        r"has Python 3\.\d+\.\d+; models run on Python 3\.10 or newer, and this server on 3\.", error.message
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda data: data[:-5000], "is corrupt or truncated: "),
+        (gzip.decompress, "is not a gzip file: an environment is packed as .tar.gz"),
+    ],
+    ids=["cut", "not packed"],
+)
+def test_a_broken_archive_fails_the_load_and_leaves_nothing(loader, kept, tmp_path, archive, spoil, words):
+    """The sentence names model and file."""
+    files = {"env.tar.gz": spoil(archive.read_bytes())}
+    folder = write_model(tmp_path / "m", parameters=at("$$TRITON_MODEL_DIRECTORY/env.tar.gz"), files=files)
+    error = refused(loader, folder)
+
+    assert error.kind is Kind.INVALID_MODEL
+    assert error.message.startswith(f"model 'm': its environment {folder}/env.tar.gz {words}")
+    assert list(kept.iterdir()) == []
+
+
+def test_a_link_that_leaves_fails_the_load_and_leaves_nothing(loader, kept, tmp_path):
+    """As does everything else that would reach beyond the environment's folder."""
+    (venv(tmp_path / "env", numpy=False) / "etc").symlink_to("/etc")
+    archive = pack(tmp_path / "env", tmp_path / "env.tar.gz")
+    error = refused(loader, write_model(tmp_path / "m", parameters=at(archive)))
+
+    assert error.kind is Kind.INVALID_MODEL
+    assert error.message == f"model 'm': its environment {archive} has a link 'etc' to '/etc', which leads out of it"
+    assert list(kept.iterdir()) == []
+
+
+def test_nothing_is_made_for_who_only_asks(tmp_path, kept, archive):
+    """A configuration is completed without the environment, where code of strangers must not run."""
+    folder = write_model(tmp_path / "m", parameters=at(archive))
+    config = parse_config((folder / "config.pbtxt").read_text(), model="m")
+    PythonHandler.autocomplete(config, folder / "1/model.py")
+
+    assert not kept.exists()

@@ -277,7 +277,7 @@ BROKEN = {
         "ValueError: no weights",
     ),
     "killed": ("import os\nos.kill(os.getpid(), 9)\n", 400, "SIGKILL"),
-    "environment": ("", 400, "requirements.txt asks for an environment of its own"),
+    "requirements": ("", 400, "requirements.txt can't be installed: ERROR: "),
 }
 
 
@@ -310,8 +310,9 @@ def test_a_broken_model_fails_its_load_with_one_clear_error(platform, tmp_path, 
     """The platform reads why; the server goes on, and no process is left."""
     source, status, words = BROKEN[what]
     folder = write(tmp_path, what, source=source)
-    if what == "environment":
-        (folder / "requirements.txt").write_text("torch\n")
+    if what == "requirements":
+        (folder / "requirements.txt").write_text("nosuchpackage==1.0\n")
+        (folder / "wheels").mkdir()
     before = len(platform.processes())
     got, body = platform.call("POST", "/models", {"model_name": what, "url": str(folder)})
     assert words in body

@@ -1,0 +1,133 @@
+"""A venv with what a model's requirements.txt names, installed by pip, on the interpreter that we run on.
+
+The packages of the server are seen there too, behind the model's own: what a requirement names and the server has is
+not installed again, and a model finds the server's numpy unless its requirements want another, which is then installed
+in front of it. `--system-site-packages` would do that only where the server itself runs in no venv; a `.pth` file with
+the server's folders does it in any case, and pip takes it for the same.
+
+Runs on load threads; venv and pip are processes of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import re
+import shutil
+import site
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from model_handlers.environments.digests import DIGITS
+from model_handlers.environments.environment import NICENESS
+from model_handlers.errors import invalid_model
+from model_handlers.isolation import command
+from model_handlers.isolation.program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from model_handlers.environments.digests import Digests
+    from model_handlers.environments.environment import Environment
+    from model_handlers.environments.patience import Patience
+    from model_handlers.environments.wanted import Requirements
+
+_INCLUDED = re.compile(r"^\s*(?:-r|-c|--requirement|--constraint)[\s=]*(\S+)", re.MULTILINE)
+_ERRORS = 3  # of pip's last ones, in an error message
+_PIP = [
+    *("-I", "-m", "pip", "install", "--no-input", "--no-color", "--progress-bar", "off"),
+    *("--disable-pip-version-check", "--root-user-action", "ignore"),
+    "--no-cache-dir",  # what is installed is kept itself
+]
+
+
+def name_of(wanted: Requirements, digests: Digests, patience: Patience) -> str:
+    """What the folder of such an environment is called: it tells what was asked for, and on top of what.
+
+    Raises:
+        OSError: a file can't be read.
+    """
+    wheels = sorted(path for path in wanted.wheels.iterdir() if path.is_file()) if wanted.wheels is not None else []
+    asked = [
+        list(sys.version_info),
+        _server_packages(),
+        _server_distributions(),
+        [digests.of(file, patience.check) for file in _read_by_pip(wanted.file)],
+        [(wheel.name, digests.of(wheel, patience.check)) for wheel in wheels],
+        wanted.wheels is None,
+    ]
+    return f"installed-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:DIGITS]}"
+
+
+def make(environment: Environment, wanted: Requirements, patience: Patience) -> None:
+    """Make the venv in its empty folder and install. What is in it after a failure is the caller's to remove.
+
+    Raises:
+        MmeError: INVALID_MODEL with pip's last words when it fails; what `patience` raises.
+        OSError: what the disk says.
+    """
+    subject = f"model '{patience.model}': {wanted.subject}"
+    if importlib.util.find_spec("pip") is None:
+        raise invalid_model(f"{subject} can't be installed: the server's Python has no pip")
+    venv = Program((sys.executable, "-I", "-m", "venv", "--without-pip", str(environment.prefix)), niceness=NICENESS)
+    ended = command.run(venv, patience.model, "venv", patience.check)
+    if ended.code != 0:
+        raise invalid_model(f"{subject} can't be installed: venv {ended}")
+    [packages] = environment.prefix.glob("lib/python3.*/site-packages")
+    (packages / "mme-server.pth").write_text("\n".join(_server_packages()) + "\n")
+    temporary = environment.prefix / "tmp"  # so that nothing is left anywhere else when pip is killed
+    temporary.mkdir()
+    pip = environment.program(
+        *_PIP,
+        *(("--no-index", "--find-links", str(wanted.wheels)) if wanted.wheels is not None else ()),
+        "-r",
+        str(wanted.file),
+        directory=str(wanted.file.parent),
+        variables={"TMPDIR": str(temporary)},
+        niceness=NICENESS,
+    )
+    ended = command.run(pip, patience.model, "pip", patience.check)
+    if ended.code != 0:
+        raise invalid_model(f"{subject} can't be installed: {_told(ended)}")
+    shutil.rmtree(temporary)
+
+
+def _told(ended: command.Ended) -> str:
+    """Why pip failed, in its own words."""
+    errors = [line for line in ended.words if line.startswith("ERROR: ")]
+    return " | ".join(errors[-_ERRORS:]) or f"pip {ended}"
+
+
+def _read_by_pip(file: Path) -> Iterator[Path]:
+    """A file of requirements, and those that it includes."""
+    pending, seen = [file], set()
+    while pending:
+        file = pending.pop()
+        if file in seen or not file.is_file():
+            continue
+        seen.add(file)
+        yield file
+        text = file.read_text(errors="replace")
+        pending += [file.parent / name for name in _INCLUDED.findall(text) if "://" not in name]
+
+
+@functools.cache
+def _server_packages() -> list[str]:
+    """The folders that the server's packages lie in."""
+    folders = [*site.getsitepackages(), str(Path(np.__file__).parents[1])]
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    return [folder for folder in dict.fromkeys(folders) if Path(folder).is_dir()]
+
+
+@functools.cache
+def _server_distributions() -> list[str]:
+    """The server's packages with their versions."""
+    found = importlib.metadata.distributions(path=_server_packages())
+    return sorted({f"{distribution.name}=={distribution.version}" for distribution in found})
