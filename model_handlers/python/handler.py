@@ -7,6 +7,7 @@ asked for where code of strangers must not run.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import Handler, Placement
@@ -19,7 +20,6 @@ from model_handlers.python.module import ModelFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from model_handlers.base import Device, ModelRequest, ModelResponse
     from model_handlers.config import ModelConfig
@@ -46,12 +46,13 @@ class PythonHandler(Handler):
 
     @classmethod
     def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:
-        """What its parameter names.
+        """What its parameter names, or what its requirements.txt does.
 
         Raises:
-            MmeError: INVALID_MODEL when that can't be a path.
+            MmeError: INVALID_MODEL when the parameter can't be a path.
         """
-        return wanted(config, ModelFile(config, model_file))
+        file = ModelFile(config, model_file)
+        return wanted(config, file.model_directory, map(Path, file.directories()))
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:

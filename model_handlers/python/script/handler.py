@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from model_handlers.base import Handler, Placement
 from model_handlers.body import BACKEND
 from model_handlers.config_checks import normalise
+from model_handlers.python.environment import wanted
 from model_handlers.python.imports import check_syntax
 from model_handlers.python.script.completion import with_body
 from model_handlers.python.script.host import ScriptHost
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Device, ModelRequest, ModelResponse
     from model_handlers.config import ModelConfig
+    from model_handlers.environments.wanted import Wanted
     from model_handlers.errors import MmeError
 
 
@@ -43,6 +45,16 @@ class ScriptHandler(Handler):
     def gpu_capable(cls) -> bool:
         """Scripts choose their framework themselves; they are told which GPU is theirs."""
         return True
+
+    @classmethod
+    def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:
+        """What its parameter names, or what the requirements.txt beside the script does.
+
+        Raises:
+            MmeError: INVALID_MODEL when the parameter can't be a path.
+        """
+        file = ScriptFile(config, model_file)
+        return wanted(config, file.model_directory, (file.path.parent, file.model_directory))
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:

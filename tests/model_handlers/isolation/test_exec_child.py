@@ -1,5 +1,6 @@
 """Models on interpreters of their own: what they find there, and that every rule of a forked process holds."""
 
+import json
 import logging
 import os
 import shutil
@@ -15,10 +16,12 @@ import psutil
 import pytest
 
 from model_handlers.base import CPU, ModelRequest
+from model_handlers.config import ModelConfig
 from model_handlers.environments.environment import Environment
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import parse_config
 from model_handlers.python.handler import PythonHandler
+from model_handlers.python.script.handler import ScriptHandler
 from tests.environments import facts_of, newer_or_same, too_old, venv, version_of, write_model
 
 pytestmark = pytest.mark.slow
@@ -199,6 +202,23 @@ def test_a_model_may_complete_its_configuration_there(load):
 
     assert [spec.name for spec in handler.config.outputs] == ["FACTS", "MORE"]
     assert handler.config.dynamic_batching is not None
+
+
+def test_a_script_serves_there(start, tmp_path, prefix):
+    """A `model_fn` needs nothing of ours in its environment either."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/inference.py").write_text(
+        "import json, sys\n"
+        "def model_fn(model_dir): return sys.prefix\n"
+        "def predict_fn(data, model): return [model, data]\n"
+    )
+    config = ModelConfig("m", default_model_filename="code/inference.py")
+    handler = start(ScriptHandler, CPU, tmp_path / "code/inference.py", config, Environment(prefix))
+    body = np.frombuffer(b"[1, 2.5]", np.uint8)
+    parameters = {"content_type": "application/json", "accept": "application/json"}
+    [answer] = handler.execute_requests([ModelRequest({"BODY": body}, ("BODY",), parameters=parameters)])
+
+    assert json.loads(answer.outputs["BODY"].tobytes()) == [str(prefix), [1, 2.5]]
 
 
 def test_a_python_that_is_too_old_is_refused_by_both_versions(load, tmp_path):

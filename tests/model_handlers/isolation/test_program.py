@@ -25,7 +25,10 @@ def test_variables(inherited, seen):
 
 @pytest.mark.parametrize(
     "order",
-    [Order("m_0_0", 4), Order("größe", 5, Program(("a", "b"), "/d", {"k": "v"}, ("r",), {"PATH": "/b"}, True))],
+    [
+        Order("m_0_0", 4),
+        Order("größe", 5, Program(("a", "b"), "/d", {"k": "v"}, ("r",), {"PATH": "/b"}, 10, speaks=True)),
+    ],
 )
 def test_an_order_crosses(order):
     """What the fork server reads is what was ordered."""
@@ -36,7 +39,7 @@ def test_an_order_crosses(order):
     if order.program:
         assert crossed.program.environ({"r": "x"}) == order.program.environ({"r": "x"})
         assert list(crossed.program.arguments) == ["a", "b"]
-        assert (crossed.program.directory, crossed.program.speaks) == ("/d", True)
+        assert (crossed.program.directory, crossed.program.niceness, crossed.program.speaks) == ("/d", 10, True)
 
 
 def test_an_order_is_bounded():
