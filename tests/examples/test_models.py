@@ -123,11 +123,10 @@ def test_a_classifier_never_sees_the_rows_held_out():
 
 
 @pytest.fixture
-def small_world(tmp_path, monkeypatch):
-    """One classifier as the whole list of models, built below a fresh folder by the real `mme pack`."""
-    monkeypatch.setattr(build_models, "MODELS", ("iris",))
+def small_world(tmp_path):
+    """One classifier, built below a fresh folder by the real `mme pack`."""
     console = build_models.Console(quiet=True)
-    return tmp_path, lambda: build_models.build_all(tmp_path, console)
+    return tmp_path, lambda: build_models.build_all(tmp_path, console, ("iris",))
 
 
 def test_a_built_model_is_a_triton_repository_and_an_archive(small_world):
