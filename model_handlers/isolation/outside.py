@@ -1,30 +1,24 @@
-"""Calls that a model in a process of its own makes of the server: both ends of them.
+"""Calls that a model in a process of its own makes of the server: the model's end, see `questions` for the other.
 
-`OutsideInChild` is what the model asks; it makes each call a frame of the channel. `Questions`, in the serving
-process, asks the real one and sends the answers back. The two know a call by its number.
+Each call is a frame of the channel; what is answered to it comes back by its number.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from model_handlers.base import ModelResponse
-from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation.channel import Frame
-from model_handlers.isolation.framing import Packing, ProtocolError, error_fields, error_from, unpack
-from model_handlers.outside import ModelCall
+from model_handlers.errors import MmeError
+from model_handlers.isolation.framing import Packing, error_from, unpack
 from model_handlers.tensor import BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from model_handlers.base import Responder
     from model_handlers.isolation.events import Events
     from model_handlers.isolation.framing import Message
-    from model_handlers.isolation.listener import Channel
-    from model_handlers.outside import Done, Outside
-    from model_handlers.tensor import Array, DataType
+    from model_handlers.outside import Done, ModelCall
+    from model_handlers.tensor import Array
 
 
 class OutsideInChild:
@@ -80,141 +74,6 @@ class OutsideInChild:
             done(error)
 
 
-class Questions:
-    """What one child has asked and is not answered yet. `take` is called on the listening thread.
-
-    Args:
-        model: the child's.
-        channel: where the answers go.
-    """
-
-    def __init__(self, model: str, channel: Channel) -> None:
-        self._model = model
-        self._channel = channel
-        self._calls: dict[int, _Replier] = {}  # single operations of a dict need no lock
-
-    def take(self, message: Message, shared: Array, outside: Outside | None, callers: tuple[str, ...]) -> None:
-        """One question, or the news that nobody waits for the answer to one.
-
-        Args:
-            message: the frame.
-            shared: the bytes in which its tensors lie.
-            outside: what is asked; None where nothing can be.
-            callers: the models that wait for what the child executes, itself the last.
-
-        Raises:
-            ProtocolError, LookupError, TypeError, ValueError, OverflowError: no child of ours asks so.
-        """
-        if "drop" in message:
-            self._drop(int(message["drop"]))
-        elif outside is None:
-            number = message["call"] if "call" in message else message["ask"]
-            error = MmeError(Kind.UNSUPPORTED, f"model '{self._model}' is served where it can call no other model")
-            self._channel.post(Frame({"reply": number, "final": True, "error": error_fields(error)}))
-        elif "call" in message:
-            call = _call_in(message, shared, callers)
-            replier = _Replier(int(message["call"]), self._channel, self._calls)
-            self._calls[replier.number] = replier
-            outside.infer(call, replier)
-        else:
-            _put(message, outside, callers, self._channel)
-
-    def drop_all(self) -> None:
-        """Whoever asked is gone."""
-        for number in list(self._calls):
-            self._drop(number)
-
-    def _drop(self, number: int) -> None:
-        replier = self._calls.pop(number, None)
-        if replier is not None:
-            replier.cancel()
-
-
-class _Replier:
-    """See `model_handlers.base.Responder`: sends what a called model answers to the child that called it.
-
-    Args:
-        number: what the child calls the call.
-        channel: the child's.
-        calls: those that are not answered yet, which it leaves when it is.
-    """
-
-    def __init__(self, number: int, channel: Channel, calls: dict[int, _Replier]) -> None:
-        self.number = number
-        self._channel = channel
-        self._calls = calls
-        self._cancelled = False
-        self._tell: list[Callable[[], None]] = []
-
-    def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
-        if final:
-            self._calls.pop(self.number, None)
-            self._tell = []
-        if self._cancelled:
-            return
-        try:
-            frame = self._frame(response, final=final)
-        except Exception as error:  # noqa: BLE001 - whoever called must be answered, whatever can't be sent
-            frame = self._frame(_unsendable(error), final=True)
-            self._calls.pop(self.number, None)
-            self.cancel()
-        self._channel.post(frame)
-
-    def is_cancelled(self) -> bool:
-        return self._cancelled
-
-    def when_cancelled(self, tell: Callable[[], None]) -> None:
-        self._tell.append(tell)
-        if self._cancelled:
-            tell()
-
-    def cancel(self) -> None:
-        """Nobody waits any more."""
-        self._cancelled = True
-        told, self._tell = self._tell, []
-        for tell in told:
-            tell()
-
-    def _frame(self, response: ModelResponse | MmeError | None, *, final: bool) -> Frame:
-        message: Message = {"reply": self.number, "final": final}
-        if isinstance(response, MmeError):
-            return Frame(message | {"final": True, "error": error_fields(response)})
-        if response is None:
-            return Frame(message)
-        packing = Packing()
-        message["outputs"] = {name: packing.add(array, f"output '{name}'") for name, array in response.outputs.items()}
-        message["types"] = {name: kind.name for name, kind in response.data_types.items()}
-        message["parameters"] = dict(response.parameters)
-        return Frame(message, packing)
-
-
-def _unsendable(error: Exception) -> MmeError:
-    if isinstance(error, MmeError):
-        return error
-    return MmeError(Kind.UNAVAILABLE, f"a response can't be handed to the model that called: {error}")
-
-
-def _put(message: Message, outside: Outside, callers: tuple[str, ...], channel: Channel) -> None:
-    number, what, model = int(message["ask"]), message["what"], str(message["model"])
-
-    def done(answer: bool | MmeError) -> None:  # noqa: FBT001 - see Done
-        reply = {"error": error_fields(answer)} if isinstance(answer, MmeError) else {"value": answer}
-        channel.post(Frame({"reply": number, "final": True, **reply}))
-
-    if what == "load":
-        outside.load(model, callers, done)
-    elif what == "unload":
-        outside.unload(model, callers, done)
-    elif what == "ready":
-        outside.is_ready(model, _version(message["version"]), done)
-    else:
-        raise ProtocolError(f"a question about nothing: {str(what)[:200]}")
-
-
-def _version(version: Any) -> int | None:
-    return None if version is None else int(version)
-
-
 def _message_of(call: ModelCall, number: int) -> tuple[Message, Packing]:
     packing = Packing()
     message: Message = {
@@ -231,31 +90,6 @@ def _message_of(call: ModelCall, number: int) -> tuple[Message, Packing]:
         "flags": call.flags,
     }
     return message, packing
-
-
-def _call_in(message: Message, shared: Array, callers: tuple[str, ...]) -> ModelCall:
-    model = str(message["model"])
-    correlation_id = message["correlation_id"]
-    return ModelCall(
-        model,
-        _version(message["version"]),
-        tuple(_input_in(shared, model, *fields) for fields in message["inputs"]),
-        tuple(map(str, message["outputs"])),
-        bool(message["decoupled"]),
-        callers,
-        str(message["id"]),
-        dict(message["parameters"]),
-        int(message["timeout_us"]),
-        correlation_id if isinstance(correlation_id, str) else int(correlation_id),
-        int(message["flags"]),
-    )
-
-
-def _input_in(shared: Array, model: str, name: Any, kind: Any, place: Any) -> tuple[str, DataType, Array]:
-    data_type, array = BY_NAME[kind], unpack(shared, place, name, model)
-    if array.dtype != data_type.dtype:  # it would be joined with other clients' inputs of that type
-        raise ProtocolError(f"input '{str(name)[:200]}' of model '{model[:200]}' as {kind} in the form of {place[0]}")
-    return str(name), data_type, array
 
 
 def _response_in(reply: Message, shared: Array, model: str) -> ModelResponse | MmeError | None:

@@ -16,7 +16,7 @@ from model_handlers.isolation.channel import Frame
 from model_handlers.isolation.framing import Packing, ProtocolError, checked_parameters, error_from, request_number
 from model_handlers.isolation.handler import IDLE, NONSENSE, IsolatedHandler
 from model_handlers.isolation.listener import Channel, DeafError
-from model_handlers.isolation.outside import Questions
+from model_handlers.isolation.questions import Questions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,18 +15,20 @@ from model_handlers.base import CPU
 from model_handlers.config import ModelConfig
 from model_handlers.isolation.fork_client import FORKS
 from model_handlers.isolation.listener import Channel
+from model_handlers.isolation.questions import WRITER
 from model_handlers.isolation.start import start_isolated
 
 
 @pytest.fixture(scope="session")
 def fork_server():
-    """It and the listening thread live as long as the process that serves: what they take is no leak of a test."""
+    """It and the threads of all channels live as long as the process that serves: they are no leak of a test."""
     FORKS.ensure_running()
     ours, theirs = socket.socketpair()
     with theirs:
         channel = Channel(ours, lambda *_: None, lambda _: None)
         channel.start()
         channel.close()
+    WRITER.do(lambda: None)
     yield FORKS
     FORKS.stop()
 

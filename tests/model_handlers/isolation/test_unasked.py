@@ -475,13 +475,18 @@ class Server:
         self.came = threading.Semaphore(0)
 
     def infer(self, call, responder):
-        """`other` doubles, `stream` goes on until it is told not to, `never` never answers."""
+        """`other` doubles, `mixed` answers much and little, `stream` goes on until it is told not to, `never` never answers."""
         self.calls.append((call, responder))
         if call.model == "other":
             [(_, _, array)] = call.inputs
             responder.send(ModelResponse({"y": array * 2}, {}, {"y": FP32}), final=True)
         elif call.model == "stream":
             responder.send(ModelResponse({"y": np.zeros(1, "f4")}), final=False)
+        elif call.model == "mixed":
+            for number in range(20):
+                size = 1_000_000 if number % 3 == 0 else 2
+                responder.send(ModelResponse({"y": np.full(size, number, "f4")}), final=False)
+            responder.send(None, final=True)
         elif call.model != "never":
             responder.send(MmeError(Kind.UNKNOWN_MODEL, f"no model '{call.model}'"), final=True)
         self.came.release()
@@ -540,6 +545,17 @@ def test_many_calls_at_once(start):
 
     assert ask(handler, "call-many 200") == 200
     assert not handler._questions._calls
+
+
+def test_large_answers_keep_their_place_among_small_ones(start):
+    """Though a thread writes them that is not the one that has them."""
+    handler = start(Unasked)
+    handler.outside = Server()
+    answers = json.loads(calls(handler, "call mixed decoupled"))
+
+    assert [answer[0] for answer in answers[:-1]] == list(range(20))
+    assert [len(answer) for answer in answers[:4]] == [1_000_000, 2, 2, 1_000_000]
+    assert answers[-1] == "end"
 
 
 def test_calls_where_there_is_nobody_to_call(start):

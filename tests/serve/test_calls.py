@@ -1,0 +1,764 @@
+"""Models that call models, over a real engine: whoever calls gets every answer, every error, and never waits for ever."""
+
+import asyncio
+import gc
+import json
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_handlers.base import Footprint
+from model_handlers.errors import MmeError
+from model_handlers.isolation.fork_client import FORKS
+from model_handlers.tensor import BF16, BOOL, BYTES, DATA_TYPES, INT32
+from serve.engine import Engine, EngineOptions
+from serve.request import InferenceRequest, Layout
+
+SECONDS = 120  # a hang, not a measure of speed
+INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, CANCELLED = 1, 2, 3, 4, 5, 7
+
+CALLER = """
+backend: "python"
+input { name: "DO" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "TOLD" data_type: TYPE_STRING dims: [ 1 ] }
+"""
+INLINE = 'parameters { key: "MME_PLACEMENT" value { string_value: "inline" } }\n'
+DECOUPLED = "model_transaction_policy { decoupled: true }\n"
+PLAIN = """
+backend: "python"
+input { name: "N" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+HEAD = """
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+def number_of(request):
+    return int(request.inputs()[0].as_numpy()[0])
+
+
+def out(number, **parameters):
+    tensor = pb_utils.Tensor("OUT", np.array([number], np.int32))
+    return pb_utils.InferenceResponse([tensor], parameters=parameters or None)
+
+"""
+
+
+def execute(body):
+    """A model.py whose `execute(self, requests)` this is."""
+    body = textwrap.indent(textwrap.dedent(body).strip(), " " * 8)
+    return f"{HEAD}\nclass TritonPythonModel:\n    def execute(self, requests):\n{body}\n"
+
+
+# Sends as many responses as it is asked for; below nothing, until nobody waits, which it then writes down.
+STREAM = execute(
+    """
+    for request in requests:
+        sender, number = request.get_response_sender(), number_of(request)
+        for i in range(number):
+            sender.send(out(i, index=i))
+        if number == -2:
+            sender.send(out(0))
+            sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("no more", 4)))
+        while number == -1 and not sender.is_cancelled():
+            sender.send(out(1))
+            time.sleep(0.001)
+        if number == -1:
+            (Path(pb_utils.get_model_dir()) / "cancelled").touch()
+        sender.send(flags=FINAL)
+    """
+)
+# Says no with the code that it is asked for.
+ERRORS = execute(
+    """
+    error = pb_utils.TritonError("as you wish", number_of(requests[0]))
+    return [pb_utils.InferenceResponse(error=error)]
+    """
+)
+# Dies, raises, or tells its process.
+FRAGILE = execute(
+    """
+    number = number_of(requests[0])
+    if number == 9:
+        os._exit(9)
+    if number == 8:
+        raise ValueError("eight")
+    return [out(os.getpid())]
+    """
+)
+# Waits until the test opens the gate, and counts what it executed.
+GATED = execute(
+    """
+    directory = Path(pb_utils.get_model_dir())
+    (directory / "entered").touch()
+    while not (directory / "open").exists():
+        time.sleep(0.001)
+    self.count = getattr(self, "count", 0) + 1
+    return [out(self.count)]
+    """
+)
+# Tells what it knows of its request.
+FACTS = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        facts = [request.request_id(), request.correlation_id(), request.flags(), request.timeout(),
+                 json.loads(request.parameters()), request.requested_output_names()]
+        tensor = pb_utils.Tensor("TOLD", np.array([json.dumps(facts)], object))
+        return pb_utils.InferenceResponse([tensor], parameters={"a": 1, "b": "two", "c": True})
+"""
+# Answers its inputs.
+ECHO = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse(list(map(self.same, request.inputs()))) for request in requests]
+
+    def same(self, tensor):
+        if tensor.name() == "BF16":
+            return pb_utils.Tensor.from_dlpack("BF16", tensor.to_dlpack())
+        return pb_utils.Tensor(tensor.name(), tensor.as_numpy())
+"""
+
+
+def echo_config():
+    """Every type, all of them optional."""
+    rows = [f'{{ name: "{t.name}" data_type: {t.config_name} dims: [ -1, -1 ] optional: true }}' for t in DATA_TYPES]
+    inputs = ", ".join(rows)
+    return f'backend: "python"\ninput [ {inputs} ]\noutput [ {inputs.replace(" optional: true", "")} ]\n'
+
+
+class Server:
+    """An engine on a loop of its own, and a client that waits."""
+
+    def __init__(self, folder):
+        self.repository = folder / "models"
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine")
+        self._thread.start()
+        options = EngineOptions(Footprint(64 << 30), folder / "cache", repository=self.repository, drain_patience=0.5)
+        self.engine = self.on_loop(lambda: Engine(options, self._loop))
+
+    def on_loop(self, function):
+        """What a function of the engine returns."""
+
+        async def call():
+            result = function()
+            return await result if asyncio.iscoroutine(result) else result
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(SECONDS)
+
+    def begin(self, model, *inputs, on_response=None):
+        """A request under way: it, and a list that its answer comes into."""
+        answers = []
+        layout = Layout(tuple((name, kind, array.shape) for name, kind, array in inputs), ())
+        request = InferenceRequest(layout, [array for _, _, array in inputs], lambda _, answer: answers.append(answer))
+        request.on_response = on_response
+
+        async def submit():
+            if not self.engine.submit(model, None, request):
+                await self.engine.submit_cold(model, None, request)
+
+        self.on_loop(submit)
+        return request, answers
+
+    def tell(self, model, code):
+        """What a calling model tells when it has run this code."""
+        got = []
+        inputs = ("DO", BYTES, np.array([textwrap.dedent(code).encode()], object))
+        _, answers = self.begin(model, inputs, on_response=lambda _, response: got.append(response))
+        wait_for(lambda: answers)
+        response = got[0] if got else answers[0]
+        assert response is not None, "it printed why"
+        assert not isinstance(response, MmeError), response
+        return json.loads(response.outputs[0][2].item())
+
+    def write(self, name, source, config):
+        """A model's folder."""
+        version = self.repository / name / "1"
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(source)
+        (version.parent / "config.pbtxt").write_text(config)
+
+    def stats(self, name):
+        """What was counted for a model."""
+        return self.on_loop(lambda: self.engine.stats[name, 1])
+
+    def close(self):
+        """The engine, then its loop."""
+        self.on_loop(self.engine.close)
+        assert self.engine.cache.room.used() == Footprint()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def wait_for(condition):
+    """Until it holds."""
+    until = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.002)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Threads and processes that a test begins are the server's, which ends them behind the last test."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, write_repository_model):
+    """One engine and all models for the tests here."""
+    FORKS.ensure_running()
+    server = Server(tmp_path_factory.mktemp("calls"))
+    source = Path(__file__).with_name("calling_model.py").read_text()
+    for name in ("caller", "second", "third"):
+        server.write(name, source, CALLER)
+    server.write("inline", source, CALLER + INLINE)
+    server.write("decoupled", source, CALLER + DECOUPLED)
+    server.write("stream", STREAM, PLAIN + DECOUPLED)
+    server.write("inline-stream", STREAM, PLAIN + DECOUPLED + INLINE)
+    server.write("errors", ERRORS, PLAIN)
+    server.write("fragile", FRAGILE, PLAIN)
+    server.write("facts", FACTS, PLAIN.replace('"OUT" data_type: TYPE_INT32', '"TOLD" data_type: TYPE_STRING'))
+    server.write("echo", ECHO, echo_config())
+    policy = "version_policy { all { } } max_batch_size: 8"
+    write_repository_model(server.repository / "double", policy, versions=(1, 2))
+    yield server
+    server.close()
+    FORKS.stop()
+    assert [
+        thread.name for thread in threading.enumerate() if thread.name.startswith(("load", "unload", "engine"))
+    ] == []
+
+
+@pytest.fixture(params=["caller", "inline", "decoupled"])
+def caller(request):
+    """A model that calls: from its process, from this one, and from threads of a decoupled model."""
+    return request.param
+
+
+# -- one answer --------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_calls_another(server, caller):
+    """It is loaded if need be, in the version that is asked for, the latest otherwise."""
+    assert server.tell(caller, "told = short(request_of('double', pairs(1, 2)).exec())") == {"y": [3, 3, 6, 6]}
+    assert server.tell(caller, "told = short(request_of('double', pairs(1), model_version=1).exec())") == {"y": [2, 2]}
+
+
+def test_many_calls_at_once(server, caller):
+    """Those of one coroutine, each with its own answer."""
+    code = """
+        async def main():
+            return await gathered(*(request_of('double', pairs(n)).async_exec() for n in range(50)))
+        told = run(main)
+    """
+    assert server.tell(caller, code) == [{"y": [3 * n, 3 * n]} for n in range(50)]
+
+
+def test_calls_of_many_threads(server, caller):
+    """A model may call from threads of its own."""
+    code = """
+        told = [None] * 20
+        def call(n):
+            told[n] = short(request_of('double', pairs(n)).exec())
+        threads = [threading.Thread(target=call, args=(n,)) for n in range(20)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+    """
+    assert server.tell(caller, code) == [{"y": [3 * n, 3 * n]} for n in range(20)]
+
+
+def test_a_call_says_what_a_client_may_say(server, caller):
+    """Id, sequence, flags, timeout, parameters and wanted outputs; numpy's integers are integers."""
+    code = """
+        facts = request_of('facts', pb_utils.Tensor('N', np.zeros(1, np.int32)), request_id='me', flags=np.int32(3),
+                           correlation_id=np.uint64(2**63), timeout=np.int64(5), parameters={'p': 1, 'q': 'r'},
+                           requested_output_names=['TOLD'])
+        response = facts.exec()
+        told = [json.loads(short(response)['TOLD'][0]), json.loads(response.parameters())]
+    """
+    assert server.tell(caller, code) == [
+        ["me", 2**63, 3, 5, {"p": 1, "q": "r"}, ["TOLD"]],
+        {"a": 1, "b": "two", "c": True},
+    ]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in DATA_TYPES if kind is not BF16], ids=repr)
+def test_tensors_of_any_type(server, caller, kind):
+    """Come back bit by bit, empty ones too."""
+    values = {BOOL: "[[True, False]]", BYTES: "[[b'\\\\xff\\\\x00', 'ä'.encode()]]"}.get(kind, "[[1, 0], [7, 100]]")
+    dtype = "object" if kind is BYTES else f"np.dtype('{kind.dtype.str}')"
+    code = f"""
+        sent = np.array({values}, {dtype})
+        got = []
+        for array in (sent, sent[:0], sent.T):
+            response = request_of('echo', pb_utils.Tensor('{kind.name}', array), requested_output_names=['{kind.name}']).exec()
+            [tensor] = response.output_tensors()
+            back = tensor.as_numpy()
+            got.append(bool(back.dtype == array.dtype and back.shape == array.shape and (back == array).all()))
+            back[:] = 0  # the model's own, to read and to write
+        told = got
+    """
+    assert server.tell(caller, code) == [True] * 3
+
+
+def test_bf16_tensors(server, caller):
+    """Which numpy does not have: their bits cross, and they are BF16 on the other side."""
+    code = """
+        class Bits:
+            def __init__(self, array): self.array = array
+            def __dlpack_device__(self): return (1, 0)
+            def __dlpack__(self, **_): return self.array.__dlpack__()
+        bits = pb_utils.Tensor.from_dlpack('BF16', Bits(np.array([[16256, 16384]], np.uint16)))
+        bits._data_type = pb_utils.BF16
+        response = request_of('echo', bits, requested_output_names=['BF16']).exec()
+        [tensor] = response.output_tensors()
+        kind, carried = tensor.carried()
+        told = [kind.name, tensor.triton_dtype(), carried.tolist(), refused(tensor.as_numpy)]
+    """
+    name, number, bits, words = server.tell(caller, code)
+
+    assert (name, number, bits) == ("BF16", BF16.number, [[16256, 16384]])
+    assert "BF16" in words
+
+
+def test_large_tensors(server, caller):
+    """Of many megabytes, both ways."""
+    code = """
+        sent = np.arange(6_000_000, dtype=np.float32).reshape(1, -1)
+        response = request_of('echo', pb_utils.Tensor('FP32', sent), requested_output_names=['FP32']).exec()
+        [tensor] = response.output_tensors()
+        told = bool((tensor.as_numpy() == sent).all())
+    """
+    assert server.tell(caller, code) is True
+
+
+def test_calls_within_calls(server):
+    """Three deep."""
+    code = """
+        inner = "told = short(request_of('double', pairs(7)).exec())"
+        middle = f"told = short(request_of('third', words({inner!r})).exec())"
+        told = short(request_of('second', words(middle)).exec())
+    """
+    [told] = server.tell("caller", code)["TOLD"]
+    assert json.loads(json.loads(told)["TOLD"][0]) == {"y": [21, 21]}
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "an unknown model": ("'nobody', pairs(1)", NOT_FOUND, "Request for unknown model: 'nobody' is not found"),
+    "an unknown version": ("'double', pairs(1), model_version=9", NOT_FOUND, "version 9 is not found"),
+    "a name that is a path": ("'../double', pairs(1)", NOT_FOUND, "unknown model"),
+    "a wrong type": (
+        "'double', pb_utils.Tensor('x', np.zeros((1, 2), np.int8))",
+        INVALID_ARG,
+        "inference input 'x' data-type is 'INT8', but model 'double' expects 'FP32'",
+    ),
+    "a wrong shape": ("'double', pb_utils.Tensor('x', np.zeros((1, 3), np.float32))", INVALID_ARG, "unexpected shape"),
+    "a missing input": ("'double'", INVALID_ARG, "missing required input(s) ['x']"),
+    "an unexpected input": (
+        "'double', pb_utils.Tensor('z', np.zeros((1, 2), np.float32))",
+        INVALID_ARG,
+        "'z'",
+    ),
+    "an unknown output": (
+        "'double', pairs(1), requested_output_names=['q']",
+        INVALID_ARG,
+        "unexpected inference output 'q'",
+    ),
+    "a decoupled model": (
+        "'stream', pb_utils.Tensor('N', np.ones(1, np.int32))",
+        INVALID_ARG,
+        "model 'stream' sends any number of responses to a request",
+    ),
+    "parameters that JSON lacks": ("'double', pairs(1), parameters={'a': {1}}", None, "TypeError"),
+    "an exception": ("'fragile', pb_utils.Tensor('N', np.array([8], np.int32))", INTERNAL, "ValueError: eight"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_with_a_call_is_its_response(server, caller, case):
+    """With a code and the words that a client would get; the model that called goes on."""
+    arguments, code, words = WRONG[case]
+    if code is None:
+        assert words in server.tell(caller, f"told = refused(lambda: request_of({arguments}).exec())")
+        return
+    got = server.tell(caller, f"told = short(request_of({arguments}).exec())")
+
+    assert got[0] == code
+    assert words in got[1]
+    assert server.tell(caller, "told = short(request_of('double', pairs(1)).exec())") == {"y": [3, 3]}
+
+
+@pytest.mark.parametrize(
+    ("code", "seen"),
+    [
+        (0, INTERNAL),
+        (1, INTERNAL),
+        (2, INVALID_ARG),
+        (3, INVALID_ARG),
+        (4, UNAVAILABLE),
+        (5, UNSUPPORTED),
+        (7, CANCELLED),
+    ],
+)
+def test_the_code_of_a_called_models_error_is_seen(server, code, seen):
+    """NOT_FOUND alone is not: it would say that the model is not there."""
+    call = f"told = short(request_of('errors', pb_utils.Tensor('N', np.array([{code}], np.int32))).exec())"
+    assert server.tell("caller", call) == [seen, "as you wish"]
+
+
+REFUSED = {
+    "no name": ("request_of('').exec()", "needs a model_name"),
+    "no tensor": ("request_of('double', 3).exec()", "inputs of an InferenceRequest must be Tensors, got <class 'int'>"),
+    "a timeout of words": ("request_of('double', pairs(1), timeout='soon').exec()", "timeout of an InferenceRequest"),
+    "flags of words": ("request_of('double', pairs(1), flags='x').exec()", "flags of an InferenceRequest"),
+    "a version of words": ("request_of('double', pairs(1), model_version='x').exec()", "model_version of"),
+    "a sequence of nothing": ("request_of('double', pairs(1), correlation_id=None).exec()", "correlation_id of"),
+    "parameters that are a list": ("request_of('double', pairs(1), parameters='[1]').exec()", "must be an object"),
+    "async_exec without a loop": ("request_of('double', pairs(1)).async_exec()", "async_exec is for coroutines"),
+    "a version to ask for": ("pb_utils.is_model_ready('double', 'x')", "'x' is no version"),
+    "an override": ("pb_utils.load_model('double', config='{}')", "can't override its config"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_call_raises(server, caller, case):
+    """As TritonModelException, which says what is wrong."""
+    statement, words = REFUSED[case]
+    told = server.tell(caller, f"told = refused(lambda: {statement})")
+
+    assert told.startswith("TritonModelException: ")
+    assert words in told
+
+
+def test_a_circle_is_refused(server):
+    """A model can't call itself, nor one that waits for it; the sentence tells the way."""
+    code, words = server.tell("caller", "told = short(request_of('caller', words('told = 1')).exec())")
+    assert code == INVALID_ARG
+    assert words == "model 'caller' can't call 'caller', which waits for its answer: caller → caller"
+
+    code = """
+        inner = "told = short(request_of('caller', words('told = 1')).exec())"
+        told = short(request_of('second', words(inner)).exec())
+    """
+    [told] = server.tell("caller", code)["TOLD"]
+    assert json.loads(told) == [
+        INVALID_ARG,
+        "model 'second' can't call 'caller', which waits for its answer: caller → second → caller",
+    ]
+
+
+def test_models_call_only_while_they_execute(server, caller):
+    """Neither in initialize nor in finalize."""
+    words = "TritonModelException: BLS is only supported during the 'execute' function."
+    assert server.tell(caller, "told = model.begun") == [words] * 3
+    server.on_loop(lambda: server.engine.unload(caller))
+
+    assert (server.repository / caller / "finalized").read_text() == words
+
+
+# -- any number of answers ---------------------------------------------------------------------------------------------
+
+
+def stream_of(number, model="stream"):
+    """A request of the model that streams."""
+    return f"request_of('{model}', pb_utils.Tensor('N', np.array([{number}], np.int32)))"
+
+
+@pytest.mark.parametrize("model", ["stream", "inline-stream"])
+@pytest.mark.parametrize("number", [0, 1, 100])
+def test_the_responses_of_a_decoupled_model_are_iterated(server, caller, model, number):
+    """All of them in order, each with its parameters, then the end, again and again."""
+    code = f"""
+        responses = {stream_of(number, model)}.exec(decoupled=True)
+        told = [short(response)['OUT'][0] for response in responses]
+        told.append(next(responses, 'the end'))
+    """
+    assert server.tell(caller, code) == [*range(number), "the end"]
+
+
+def test_the_responses_of_a_model_that_is_not_decoupled(server, caller):
+    """Are one."""
+    code = "told = [short(response) for response in request_of('double', pairs(1)).exec(decoupled=True)]"
+    assert server.tell(caller, code) == [{"y": [3, 3]}]
+
+
+def test_an_error_is_the_last_response(server, caller):
+    """Of the model, or of the call."""
+    code = f"told = [short(response) for response in {stream_of(-2)}.exec(decoupled=True)]"
+    assert server.tell(caller, code) == [{"OUT": [0]}, [UNAVAILABLE, "no more"]]
+    [[code, _]] = server.tell(caller, "told = [short(r) for r in request_of('nobody').exec(decoupled=True)]")
+    assert code == NOT_FOUND
+
+
+def test_responses_in_coroutines(server, caller):
+    """More streams at once than there are threads to wait in, some awaited first; one that is cancelled loses nothing."""
+    code = f"""
+        async def stream(n):
+            call = {stream_of(20)}.async_exec(decoupled=True)
+            responses = await call if n % 2 else call
+            return [short(response)['OUT'][0] async for response in responses]
+        async def main():
+            endless = {stream_of(-1, "inline-stream")}.async_exec(decoupled=True)
+            streams = await asyncio.gather(*(stream(n) for n in range(40)))
+            responses = {stream_of(3)}.async_exec(decoupled=True)
+            waiting = asyncio.ensure_future(responses.__anext__())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            first = not waiting.cancelled()
+            rest = [short(response)['OUT'][0] async for response in responses]
+            endless.cancel()
+            return streams, rest[-3 + first:]
+        told = run(main)
+    """
+    streams, rest = server.tell(caller, code)
+    assert streams == [list(range(20))] * 40
+    assert rest in ([0, 1, 2], [1, 2])
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "responses.cancel()",
+        "del responses; gc.collect()",
+        "cycle = [responses]; cycle.append(cycle); del cycle, responses; gc.collect()",
+    ],
+)
+def test_who_waits_for_no_more_is_not_sent_more(server, caller, ending):
+    """The called model learns it, whether the iterator was cancelled or let go of."""
+    mark = server.repository / "stream" / "cancelled"
+    mark.unlink(missing_ok=True)
+    code = f"""
+        responses = {stream_of(-1)}.exec(decoupled=True)
+        told = [short(next(responses)), short(next(responses))]
+        {ending}
+    """
+    assert server.tell(caller, code) == [{"OUT": [1]}] * 2
+    wait_for(mark.exists)
+    assert server.tell(caller, f"told = [short(r) for r in {stream_of(2)}.exec(decoupled=True)]") == [
+        {"OUT": [0]},
+        {"OUT": [1]},
+    ]
+
+
+def test_a_cancelled_iterator_ends(server, caller):
+    """For a thread that waits for it, too."""
+    code = f"""
+        responses = {stream_of(-1)}.exec(decoupled=True)
+        count = []
+        def iterate():
+            for response in responses:
+                count.append(1)
+        thread = threading.Thread(target=iterate)
+        thread.start()
+        while len(count) < 3: time.sleep(0.001)
+        responses.cancel()
+        thread.join()
+        told = next(responses, 'the end')
+    """
+    assert server.tell(caller, code) == "the end"
+
+
+# -- those who go ------------------------------------------------------------------------------------------------------
+
+
+def test_a_called_model_that_dies(server, caller):
+    """Is an error of the call, with how it died; the next call finds a new process."""
+    call = "request_of('fragile', pb_utils.Tensor('N', np.array([{}], np.int32))).exec()"
+    code, words = server.tell(caller, f"told = short({call.format(9)})")
+
+    assert code == INTERNAL
+    assert "ended with exit code 9" in words
+    assert server.tell(caller, f"told = short({call.format(1)})")["OUT"][0] > 0
+
+
+@pytest.fixture
+def gated(server, request):
+    """A model that waits, of the test's own name, and what opens its gate."""
+    name = request.node.name.replace("[", "-").replace("]", "")
+    server.write(name, GATED, PLAIN)
+    folder = server.repository / name
+    yield name, folder
+    (folder / "open").touch()
+
+
+def hold(server, name, folder):
+    """Have the gated model busy."""
+    request, answers = server.begin(name, ("N", INT32, np.zeros(1, np.int32)))
+    wait_for((folder / "entered").exists)
+    return request, answers
+
+
+def test_what_a_dead_model_had_called_is_not_executed(server, gated):
+    """Its calls that still wait in a queue are dropped, and counted as cancelled."""
+    name, folder = gated
+    _, first = hold(server, name, folder)
+    call = f"request_of('{name}', pb_utils.Tensor('N', np.zeros(1, np.int32)))"
+    code = f"""
+        import os
+        {call}.exec(decoupled=True)
+        kept = [{call}.exec(decoupled=True) for _ in range(3)]
+        threading.Timer(0.2, lambda: os._exit(5)).start()
+        next(kept[0])
+    """
+    inputs = ("DO", BYTES, np.array([textwrap.dedent(code).encode()], object))
+    _, answers = server.begin("caller", inputs)
+    wait_for(lambda: answers)
+    assert "exit code 5" in answers[0].message
+    (folder / "open").touch()
+    wait_for(lambda: first)
+
+    assert first[0].outputs[0][2].tolist() == [1]
+    wait_for(lambda: server.stats(name).failures["CANCELED"] == 4)
+    assert server.stats(name).success.count == 1
+
+
+def test_a_coroutine_that_is_cancelled_drops_its_call(server, gated, caller):
+    """It is not executed if it still waits."""
+    name, folder = gated
+    _, first = hold(server, name, folder)
+    code = f"""
+        async def main():
+            call = request_of('{name}', pb_utils.Tensor('N', np.zeros(1, np.int32))).async_exec()
+            try:
+                await asyncio.wait_for(call, 0.05)
+            except asyncio.TimeoutError:
+                return 'gave up'
+        told = run(main)
+    """
+    assert server.tell(caller, code) == "gave up"
+    (folder / "open").touch()
+    wait_for(lambda: first)
+    wait_for(lambda: server.stats(name).failures["CANCELED"] == 1)
+    assert server.stats(name).success.count == 1
+
+
+def test_a_model_that_is_unloaded_while_it_is_called(server, gated, caller):
+    """Those who still wait for it when patience is over are told."""
+    name, folder = gated
+    _, first = hold(server, name, folder)
+    call = f"told = short(request_of('{name}', pb_utils.Tensor('N', np.zeros(1, np.int32))).exec())"
+    told = []
+    calling = threading.Thread(target=lambda: told.append(server.tell(caller, call)))
+    calling.start()
+    wait_for(lambda: next(m for n, m in server.engine.resident_models() if n == name).queued == 1)
+    unloading = threading.Thread(target=lambda: server.on_loop(lambda: server.engine.unload(name)))
+    unloading.start()
+    calling.join(SECONDS)
+    (folder / "open").touch()
+    unloading.join(SECONDS)
+
+    [[code, words]] = told
+    assert code == UNAVAILABLE
+    assert "is being unloaded" in words
+    assert len(first) == 1
+
+
+# -- loads and unloads -------------------------------------------------------------------------------------------------
+
+
+def test_models_load_and_unload_models(server, caller):
+    """And ask whether one is ready; what is unknown can't be loaded, nor unloaded."""
+    code = """
+        told = [pb_utils.is_model_ready('double')]
+        pb_utils.load_model('double')
+        pb_utils.load_model('double')
+        told += [pb_utils.is_model_ready('double'), pb_utils.is_model_ready('double', '2'),
+                 pb_utils.is_model_ready('double', '3')]
+        pb_utils.unload_model('double')
+        told += [pb_utils.is_model_ready('double'), refused(pb_utils.unload_model, 'double'),
+                 refused(pb_utils.load_model, 'nobody'), pb_utils.is_model_ready('nobody')]
+    """
+    first, *rest, again, unknown, ready = server.tell(caller, code)
+
+    assert isinstance(first, bool)
+    assert rest == [True, True, False, False]
+    assert again == "TritonModelException: Request for unknown model: 'double' is not found"
+    assert unknown == "TritonModelException: Request for unknown model: 'nobody' is not found"
+    assert ready is False
+
+
+def test_a_model_cannot_have_itself_unloaded(server):
+    """Nor one that waits for it, nor either loaded anew: each would wait for the other."""
+    code = """
+        inner = "told = [refused(pb_utils.unload_model, 'caller'), refused(pb_utils.load_model, 'caller')]"
+        [text] = short(request_of('second', words(inner)).exec())['TOLD']
+        told = [refused(pb_utils.unload_model, 'caller'), *json.loads(text)]
+    """
+    itself, unload, load = server.tell("caller", code)
+
+    assert "model 'caller' can't unload 'caller', which waits for its answer: caller → caller" in itself
+    assert "model 'second' can't unload 'caller', which waits for its answer" in unload
+    assert "model 'second' can't load 'caller' anew, which waits for its answer" in load
+
+
+# -- nothing is left ---------------------------------------------------------------------------------------------------
+
+
+def test_calls_leave_nothing_behind(server, caller):
+    """No lease, no request under way, no descriptor, whether calls succeed, fail or stream."""
+    code = f"""
+        for n in range(30):
+            request_of('double', pairs(n)).exec()
+            request_of('nobody', pairs(n)).exec()
+            list({stream_of(3)}.exec(decoupled=True))
+            large = pb_utils.Tensor('FP32', np.zeros((1, 50_000), np.float32))
+            assert not request_of('echo', large, requested_output_names=['FP32']).exec().has_error()
+        told = 'done'
+    """
+    server.tell(caller, code)
+    before = held(server)
+    server.tell(caller, code)
+
+    wait_for(lambda: held(server) <= before)
+
+
+def held(server):
+    """(leases and requests under way, descriptors)."""
+    gc.collect()
+    models = server.on_loop(lambda: [model for _, model in server.engine.resident_models()])
+    leases = sum(entry.leases for entry in server.engine.cache.entries.values())
+    return leases + sum(model.outstanding for model in models), len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_statistics_of_streams_are_sane(server):
+    """One success for each request of a decoupled model, whatever it sent; the time is that until its end."""
+    before = server.stats("stream")
+    succeeded, executed, inferred = before.success.count, before.execution_count, before.inference_count
+    server.tell(
+        "caller", f"told = [len(list({stream_of('{n}')}.exec(decoupled=True))) for n in (0, 1, 5)]".replace("{n}", "n")
+    )
+    stats = server.stats("stream")
+
+    assert stats.success.count == succeeded + 3
+    assert stats.queue.count == stats.compute_infer.count == stats.success.count
+    assert stats.execution_count == executed + 3
+    assert stats.inference_count == inferred + 3
+    assert stats.success.ns >= stats.compute_infer.ns
+    assert sum(stats.failures.values()) == stats.fail.count
