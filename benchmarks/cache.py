@@ -163,7 +163,7 @@ def pss(pid: int) -> int:
     return total
 
 
-# -- bare ONNX Runtime, in processes of its own --------------------------------------------------------------------------
+# -- bare ONNX Runtime, in processes of its own -----------------------------------------------------------------------
 
 
 def bare_session(path: str) -> ort.InferenceSession:
