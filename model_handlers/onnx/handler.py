@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from model_handlers.base import Device, Handler
 from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.mapped import MappedHandler
+from model_handlers.onnx import forms
+from model_handlers.onnx.external import take_weights_out
 from model_handlers.onnx.options import default_threads, session_options
 from model_handlers.onnx.runtime import (
     CPU_PROVIDER,
@@ -32,11 +34,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from model_handlers.base import Device
     from model_handlers.config import ModelConfig
+    from model_handlers.mapped import Draft, Trial
     from model_handlers.tensor import Array
 
 
-class OnnxHandler(Handler):
+class OnnxHandler(MappedHandler):
     """One ONNX Runtime session on one device."""
 
     backend: ClassVar[str] = "onnxruntime"
@@ -80,6 +84,31 @@ class OnnxHandler(Handler):
             )
         return cls(session, config)
 
+    @classmethod
+    def refinement(cls, config: ModelConfig) -> str:
+        """See `MappedHandler`."""
+        return forms.refinement(config)
+
+    @classmethod
+    def write_form(cls, config: ModelConfig, model_file: Path, draft: Draft) -> bytes:  # noqa: ARG003 - of the model alone
+        """See `MappedHandler`."""
+        return take_weights_out(_onnx_path(model_file), draft)
+
+    @classmethod
+    def refine_form(cls, config: ModelConfig, form: Path, draft: Draft) -> bytes:
+        """See `MappedHandler`."""
+        return forms.refine(config, form, draft)
+
+    @classmethod
+    def try_form(cls, config: ModelConfig, form: Path) -> Trial:
+        """See `MappedHandler`."""
+        return forms.try_out(config, form)
+
+    @classmethod
+    def load_form(cls, config: ModelConfig, form: Path, *, refined: bool, packed: bool) -> OnnxHandler:
+        """See `MappedHandler`."""
+        return cls(forms.load(config, form, refined=refined, packed=packed), config)
+
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Run the session once. Elements of BYTES must be UTF-8, as strings in ONNX are."""
         if self._texts:
@@ -98,6 +127,7 @@ class OnnxHandler(Handler):
         """Drop the session: ONNX Runtime frees weights and arena in its destructor."""
         del self._run
         del self._session
+        self.mappings = 0
 
 
 def _text(array: Array, name: str, model: str) -> Array:

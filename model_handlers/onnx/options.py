@@ -5,6 +5,7 @@ Pure but for a look at the file's size and the processors.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,12 @@ _SMALL_MODEL = 1 << 20  # bytes of the model file
 def default_threads(model_file: Path) -> int:
     """One thread for a small model: splitting its operators costs more than it gains, and a pool costs threads."""
     small = model_file.is_file() and model_file.stat().st_size < _SMALL_MODEL
-    return 1 if small else len(os.sched_getaffinity(0))
+    return 1 if small else processors()
+
+
+def processors() -> int:
+    """How many of them this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def session_options(config: ModelConfig, threads: int) -> Any:
@@ -51,7 +57,7 @@ def session_options(config: ModelConfig, threads: int) -> Any:
         f"'{key}'" for key in config.parameters if key not in _PARAMETERS and not key.startswith("MME_")
     )
     if unknown:
-        _log.warning("parameters without effect on ONNX models: %s", unknown, extra={"target_model": config.name})
+        _warn_of(unknown, config.name)
     options = runtime.SessionOptions()
     options.log_severity_level = FATAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -59,17 +65,32 @@ def session_options(config: ModelConfig, threads: int) -> Any:
     options.intra_op_num_threads = _integer(config, "intra_op_thread_count", 0, range(1025)) or threads
     parallel = bool(_integer(config, "execution_mode", 0, range(2)))
     # With one thread between operators ONNX Runtime would run them one after the other, whatever the mode.
-    default_between = len(os.sched_getaffinity(0)) if parallel else 1
+    default_between = processors() if parallel else 1
     options.inter_op_num_threads = _integer(config, "inter_op_thread_count", 0, range(1025)) or default_between
     if parallel:
         options.execution_mode = runtime.ExecutionMode.ORT_PARALLEL
-    level = _integer(config, "level", config.optimization_level, range(-1, 3))
-    if level not in _GRAPH_LEVELS:
-        raise invalid_model(f"model '{config.name}': optimization.graph.level must be -1, 0, 1 or 2, got {level}")
-    options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, _GRAPH_LEVELS[level])
+    options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, graph_level(config))
     options.enable_cpu_mem_arena = bool(_integer(config, "enable_mem_arena", 1, range(2)))
     options.enable_mem_pattern = bool(_integer(config, "enable_mem_pattern", 1, range(2)))
     return options
+
+
+def graph_level(config: ModelConfig) -> str:
+    """How far the graph is optimised, by ONNX Runtime's name for it.
+
+    Raises:
+        MmeError: INVALID_MODEL for a level that does not exist.
+    """
+    level = _integer(config, "level", config.optimization_level, range(-1, 3))
+    if level not in _GRAPH_LEVELS:
+        raise invalid_model(f"model '{config.name}': optimization.graph.level must be -1, 0, 1 or 2, got {level}")
+    return _GRAPH_LEVELS[level]
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn_of(unknown: str, model: str) -> None:
+    """Once: a model has several sessions in its life."""
+    _log.warning("parameters without effect on ONNX models: %s", unknown, extra={"target_model": model})
 
 
 def _integer(config: ModelConfig, key: str, default: int, allowed: range) -> int:
