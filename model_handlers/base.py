@@ -40,16 +40,26 @@ CPU = Device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes that a model takes: on the host, and on devices all together."""
+    """Bytes that a model takes: on the host, and on devices all together.
+
+    `shared` names files that it maps beside that and other models may map too, name → bytes, each to be counted once:
+    sums have every file once. Only what was measured, or is expected, of models has it; differences do not.
+    """
 
     host: int = 0
     device: int = 0
+    shared: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
 
     def __add__(self, other: Footprint) -> Footprint:
-        return Footprint(self.host + other.host, self.device + other.device)
+        shared = {**self.shared, **other.shared} if self.shared and other.shared else self.shared or other.shared
+        return Footprint(self.host + other.host, self.device + other.device, shared)
 
     def __sub__(self, other: Footprint) -> Footprint:
         return Footprint(self.host - other.host, self.device - other.device)
+
+    def whole(self) -> Footprint:
+        """What this takes where nobody else maps any of the files."""
+        return Footprint(self.host + sum(self.shared.values()), self.device)
 
     def beyond(self, other: Footprint) -> Footprint:
         """What this takes more than `other`, never less than nothing."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FORM = "mme footprints 1"
 _ARTIFACTS = 10_000  # one more forgets the one unused for longest
 _KINDS = ("host", "device")
-_FIELDS = tuple(field.name for field in fields(Footprint))
+_FIELDS = tuple(field.name for field in fields(Footprint) if field.compare)
 
 
 class Footprints:

@@ -33,6 +33,7 @@ from serve.loader import P, T
 from serve.ranking import Ranking
 from serve.request import LoadReport
 from serve.room import Room, megabytes
+from serve.shared_bytes import SharedBytes
 from serve.turns import Turns
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class ModelCache(Generic[P, T]):
         self._fetch_turns = asyncio.Semaphore(turns)
         self._equip_turns = Turns(turns)
         self._load_turns = asyncio.Semaphore(turns)
+        self.shared = SharedBytes()
         self._closed = False
         self._drain_patience = drain_patience
 
@@ -207,6 +209,7 @@ class ModelCache(Generic[P, T]):
             assert (entry.resident is not None) == held, entry  # noqa: S101
             assert held or entry.footprint == Footprint(), entry  # noqa: S101
             assert entry.leases >= 0, entry  # noqa: S101
+            assert entry.footprint.host >= self.shared.charge(entry.name), entry  # noqa: S101
             assert (self._ready.get(entry.name) is entry) == (entry.state is State.READY), entry  # noqa: S101
         assert Footprint().fits(self.room.reserved), self.room  # noqa: S101
 
@@ -251,8 +254,9 @@ class ModelCache(Generic[P, T]):
         """
         need = prepared.estimate
         for _ in range(_ATTEMPTS):
-            evicted += await self.room.reserve(entry.name, need)
-            taken = await self._load_reserved(entry, prepared, need, evicted)
+            claimed = self._counted(need)
+            evicted += await self.room.reserve(entry.name, claimed)
+            taken = await self._load_reserved(entry, prepared, claimed, evicted)
             if taken is None:
                 return
             need = taken
@@ -275,9 +279,10 @@ class ModelCache(Generic[P, T]):
                 entry.reload_ns = _now() - began
             try:
                 _must_go_on(entry)
-                more = await self.room.extend(entry.name, need, footprint)
+                whole = self._counted(footprint)
+                more = await self.room.extend(entry.name, need, whole)
                 if more is not None:
-                    reserved = need + footprint.beyond(need)
+                    reserved = need + whole.beyond(need)
                     resident.start()
             except BaseException:
                 await self._close_resident(entry, resident)
@@ -286,7 +291,8 @@ class ModelCache(Generic[P, T]):
                 await self._close_resident(entry, resident)
                 return footprint
             evicted += more
-            entry.resident, entry.footprint = resident, footprint
+            entry.resident = resident
+            self._charge(entry, footprint)
             entry.pinned = prepared.pinned or self._rules.pins_name(entry.name)
             return None
         finally:
@@ -306,6 +312,24 @@ class ModelCache(Generic[P, T]):
                 waiter.set_result(report)
         self._report(entry, report)
         self.room.settle()
+
+    def remeasured(self, entry: Entry[T], footprint: Footprint) -> None:
+        """A resident takes more or less than before."""
+        self._discharge(entry)
+        self._charge(entry, footprint)
+        self.room.settle()
+
+    def _counted(self, footprint: Footprint) -> Footprint:
+        """What a model would be charged for: files that others map already cost nothing."""
+        return Footprint(footprint.host + self.shared.beyond(footprint.shared), footprint.device)
+
+    def _charge(self, entry: Entry[T], footprint: Footprint) -> None:
+        charge = self.shared.map(entry.name, footprint.shared)
+        entry.footprint = Footprint(footprint.host + charge, footprint.device)
+
+    def _discharge(self, entry: Entry[T]) -> None:
+        for heir, size in self.shared.unmap(entry.name).items():
+            self.entries[heir].footprint += Footprint(size)
 
     def _failed(self, entry: Entry[T], error: MmeError) -> None:
         entry.task = None
@@ -376,6 +400,7 @@ class ModelCache(Generic[P, T]):
             resident.refuse_waiting()
             await entry.drained()
         await self._close_resident(entry, resident)
+        self._discharge(entry)
         footprint = entry.footprint
         entry.left(reason)
         took = _now() - began

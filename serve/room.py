@@ -115,6 +115,13 @@ class Room:
         except _NotNowError:
             return None
 
+    def spare(self, need: Footprint) -> bool:
+        """Have `need` bytes promised if they are free and nobody waits for them; to be given back."""
+        if self._claims or not need.fits(self.budget - self.used()):
+            return False
+        self.reserved += need
+        return True
+
     async def _reserve(self, claim: _Claim, whole: Footprint) -> list[str]:
         if claim.need == Footprint():
             return []

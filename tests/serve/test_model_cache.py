@@ -186,7 +186,7 @@ class World:
         assert sum((entry.footprint for entry in residents), cache.room.reserved) == cache.room.used()
         for entry in residents:
             assert entry.resident.started == 1
-            assert entry.footprint == entry.resident.footprint
+            assert entry.footprint == entry.resident.footprint + Footprint(cache.shared.charge(entry.name))
             assert not (entry.leases and entry.resident.closed)
         assert all(held.closed <= 1 for held in self.press.made)
 
@@ -1308,3 +1308,88 @@ def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
         assert [entry for entry in world.cache.entries.values() if entry.leases or entry.waiters or entry.task] == []
 
     toys.run(main())
+
+
+# -- files that several models map -------------------------------------------------------------------------------------
+
+
+def mapping(own, **files):
+    """So many megabytes of its own, and files of so many."""
+    return Footprint(own * 10**6, shared={name: size * 10**6 for name, size in files.items()})
+
+
+def test_what_others_map_already_is_neither_claimed_nor_charged(play):
+    """Three models of 60 MB, 50 of which they share, are in memory together within 100; who leaves leaves the charge."""
+
+    async def scene(world):
+        for name in "abc":
+            world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
+        await world.resident("a", "b", "c")
+        assert [world.entry(name).footprint for name in "abc"] == [mb(60), mb(10), mb(10)]
+        assert world.cache.room.used() == mb(80)
+
+        unload = await world.begin("a", "unload")
+        await world.do_all()
+        await unload
+        assert [world.entry(name).footprint for name in "bc"] == [mb(60), mb(10)]
+
+    play(scene)
+
+
+def test_those_who_share_leave_together_when_their_files_are_in_the_way(play):
+    """What one of them gives back is charged to the next, so that the cache goes on until there is room."""
+
+    async def scene(world):
+        for name in "abc":
+            world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
+        await world.resident("a", "b", "c")
+
+        await world.resident("big")
+
+        assert world.cache.room.used() == mb(60)
+        assert [world.entry(name).state for name in "abc"] == [State.UNAVAILABLE] * 3
+
+    play(scene)
+
+
+def test_files_that_went_meanwhile_are_claimed_after_all(play):
+    """A model whose shared file leaves memory while it loads takes more than it claimed, and others leave for that."""
+
+    async def scene(world):
+        for name in "ab":
+            world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
+        world.press.sizes["c"] = (mb(30), mb(30))
+        await world.resident("a", "c")
+        load = await world.begin("b", "load")
+        await world.do("prepare b")
+        assert world.cache.room.reserved == mb(10)
+
+        unload = await world.begin("a", "unload")
+        await world.do("close a", "load b")
+        await world.do_all()
+        await asyncio.gather(load, unload)
+
+        assert world.entry("b").footprint == mb(60)
+        assert world.cache.room.used() == mb(90)
+
+    play(scene)
+
+
+def test_a_model_that_takes_another_amount_is_counted_anew(play):
+    """A resident that gives its files up, or takes more for itself, is charged for what it has now; heirs for the rest."""
+
+    async def scene(world):
+        for name in "ab":
+            world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
+        await world.resident("a", "b")
+        held = world.entry("a").resident
+
+        world.press.in_memory += mb(20)
+        held.footprint = mapping(30, other=5)
+        world.cache.remeasured(world.entry("a"), held.footprint)
+
+        assert [world.entry(name).footprint for name in "ab"] == [mb(35), mb(60)]
+        assert world.cache.room.used() == mb(95)
+        world.audit()
+
+    play(scene)

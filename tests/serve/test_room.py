@@ -489,3 +489,23 @@ def test_people_read_megabytes(run):
     assert megabytes(mb(2)) == "2.0 MB"
     assert megabytes(mb(2, 3)) == "2.0 MB and 3.0 MB of device memory"
     assert repr(House(30).room) == "<Room 30.0 MB of 100.0 MB taken, 0 claims waiting>"
+
+
+def test_spare_memory_is_what_nobody_wants(run, idle):
+    """What is free is promised at once; nobody leaves for it, and nobody who waits is overtaken."""
+
+    async def main():
+        house = House(60)
+        assert not house.room.spare(mb(41))
+        assert house.room.spare(mb(15))
+        assert house.room.reserved == mb(15)
+        house.change("r0", leased=True)
+        waiting = await claim(house, "new", mb(30), idle)
+        assert not house.room.spare(mb(1))
+        house.room.give_back(mb(15))
+        house.room.settle()
+        await waiting
+        assert house.room.reserved == mb(30)
+        assert house.evicted == []
+
+    run(main())

@@ -1,0 +1,58 @@
+"""Who is charged for files that several models map: each file once. PURE.
+
+The first model that maps a file is charged for it. When that one goes, the charge goes to the next that mapped it, and
+the file's bytes are free when the last one goes. So the charges of all models together are never less than what they
+take, and a model that comes to files which are there already costs only what is its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class SharedBytes:
+    """Files by name, their bytes, and the models that map them, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[str, int] = {}
+        self._users: dict[str, dict[str, None]] = {}
+        self._files: dict[str, list[str]] = {}  # of each model
+
+    def __repr__(self) -> str:
+        return f"<SharedBytes {len(self._files)} models map {sum(self._bytes.values()) / 1e6:.1f} MB>"
+
+    def beyond(self, files: Mapping[str, int]) -> int:
+        """Bytes of those files that nobody maps yet."""
+        return sum(size for file, size in files.items() if file not in self._users)
+
+    def map(self, model: str, files: Mapping[str, int]) -> int:
+        """A model, which maps nothing so far, maps these files; returns the bytes that it is charged for."""
+        if not files:
+            return 0
+        charge = self.beyond(files)
+        self._files[model] = list(files)
+        for file, size in files.items():
+            self._bytes.setdefault(file, size)
+            self._users.setdefault(file, {})[model] = None
+        return charge
+
+    def unmap(self, model: str) -> dict[str, int]:
+        """A model maps nothing any more; returns who is charged for how many bytes more from now on."""
+        heirs: dict[str, int] = {}
+        for file in self._files.pop(model, ()):
+            users = self._users[file]
+            was_charged = next(iter(users)) == model
+            del users[model]
+            if not users:
+                del self._users[file], self._bytes[file]
+            elif was_charged:
+                heir = next(iter(users))
+                heirs[heir] = heirs.get(heir, 0) + self._bytes[file]
+        return heirs
+
+    def charge(self, model: str) -> int:
+        """Bytes that a model is charged for now."""
+        return sum(self._bytes[file] for file in self._files.get(model, ()) if next(iter(self._users[file])) == model)

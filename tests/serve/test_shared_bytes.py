@@ -1,0 +1,67 @@
+"""Whom files are charged to that several models map."""
+
+import random
+
+import pytest
+
+from serve.shared_bytes import SharedBytes
+
+BACKBONE = {"b1": 100, "b2": 50}
+HEAD = {"h": 7}
+
+
+def test_the_first_pays_and_the_others_do_not():
+    """Files that somebody maps already cost a model nothing, whatever it maps beside them."""
+    shared = SharedBytes()
+
+    assert shared.beyond(BACKBONE) == 150
+    assert shared.map("a", BACKBONE) == 150
+    assert shared.beyond({**BACKBONE, **HEAD}) == 7
+    assert shared.map("b", {**BACKBONE, **HEAD}) == 7
+    assert (shared.charge("a"), shared.charge("b"), shared.charge("nobody")) == (150, 7, 0)
+
+
+def test_who_came_next_inherits():
+    """When the one that is charged goes, the charge goes to the next that came, file by file; the last takes it along."""
+    shared = SharedBytes()
+    shared.map("a", BACKBONE)
+    shared.map("b", {"b1": 100})
+    shared.map("c", BACKBONE)
+
+    assert shared.unmap("a") == {"b": 100, "c": 50}
+    assert shared.unmap("b") == {"c": 100}
+    assert shared.unmap("c") == {}
+    assert shared.beyond(BACKBONE) == 150
+
+
+def test_nobody_inherits_from_one_that_was_not_charged():
+    """A model that mapped what others pay for goes without a trace; one that mapped nothing too."""
+    shared = SharedBytes()
+    shared.map("a", BACKBONE)
+    shared.map("b", BACKBONE)
+    shared.map("c", {})
+
+    assert shared.unmap("b") == {}
+    assert shared.unmap("c") == {}
+    assert shared.charge("a") == 150
+    assert repr(shared) == "<SharedBytes 1 models map 0.0 MB>"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_charges_add_up_to_what_is_mapped(seed):
+    """However models come and go, all charges together are every mapped file once."""
+    rng = random.Random(seed)
+    sizes = {f"f{number}": rng.randrange(1, 100) for number in range(8)}
+    shared, here, charges = SharedBytes(), {}, {}
+    for step in range(300):
+        name = f"m{rng.randrange(6)}"
+        if name in here:
+            del here[name], charges[name]
+            for heir, size in shared.unmap(name).items():
+                charges[heir] += size
+        else:
+            here[name] = {file: sizes[file] for file in rng.sample(sorted(sizes), rng.randrange(6))}
+            charges[name] = shared.map(name, here[name])
+        mapped = {file for files in here.values() for file in files}
+        assert sum(charges.values()) == sum(sizes[file] for file in mapped), step
+        assert charges == {name: shared.charge(name) for name in here}
