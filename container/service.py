@@ -115,6 +115,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         drain_patience=settings.drain_seconds,
         inline_ns=settings.inline_microseconds * 1000,
         require_gpu=settings.require_gpu,
+        weights=settings.weights,
     )
 
 

@@ -41,6 +41,9 @@ from serve.state_file import LazyFile, StateFile
 from serve.stats import ModelStats, TargetStats
 from serve.store import open_store, validate_name
 from serve.target import ModelLoader, PreparedTarget, Target
+from serve.weights.mode import Weights
+from serve.weights.store import WeightStore
+from serve.weights.tiering import Tiering
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -77,6 +80,7 @@ class EngineOptions:
         drain_patience: seconds that an unload waits for requests under way.
         inline_ns: executions expected to take at most this long run on the event loop.
         require_gpu: whether KIND_GPU without a GPU is an error.
+        weights: how models hold their weights whose configuration does not say.
     """
 
     budget: Footprint
@@ -92,6 +96,7 @@ class EngineOptions:
     drain_patience: float = 25.0
     inline_ns: int = 200_000
     require_gpu: bool = False
+    weights: Weights = Weights.AUTO
 
 
 class Engine:
@@ -116,6 +121,7 @@ class Engine:
         file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
         known = Footprints(file.read())
         self._footprints = LazyFile(file, known.snapshot, self._writes, delay=_FOOTPRINT_SECONDS)
+        self._store = WeightStore(options.cache_directory / "weights")
         loader = ModelLoader(
             loop,
             self.stats,
@@ -126,6 +132,9 @@ class Engine:
             scripts=self._script.scripts,
             rescue=Rescue(lambda entry: self.cache.relieve(entry, "execution")) if options.evicts else None,
             environments=Environments(options.cache_directory / "environments"),
+            store=self._store,
+            weights=options.weights,
+            started=self._begins_to_serve,
         )
         self.cache: ModelCache[PreparedTarget, Target] = ModelCache(
             loader,
@@ -137,6 +146,7 @@ class Engine:
             evicts=options.evicts,
             drain_patience=options.drain_patience,
         )
+        self._tiering = Tiering(self._store, self.cache, loader.scales, loop, _lower_priority)
         self.target_stats: dict[str, TargetStats] = {}
         self.times = CacheTimes()
         self.cache.events.listen(self.times.hear)
@@ -146,6 +156,9 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine {self.cache!r}>"
+
+    def _begins_to_serve(self, target: Target) -> None:
+        self._tiering.watch(target)
 
     # -- inference -----------------------------------------------------------------------------------------------
 
@@ -381,6 +394,7 @@ class Engine:
 
     async def close(self) -> None:
         """Unload everything and end the threads."""
+        await self._tiering.close()
         await self.cache.close()
         self._loads.shutdown(wait=True)
         self._unloads.shutdown(wait=True)

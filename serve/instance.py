@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.instance")
 _now = time.perf_counter_ns
+_POLL_SECONDS = 0.005
 _BRIEF_NS = 50_000  # below it nobody asks who used the time: the system call costs half a microsecond
 
 
@@ -268,6 +269,10 @@ class Instance:
         pull: asks for the next batch; marks the lane idle and returns [] when there is none.
         report: takes a finished execution; called on the lane's thread.
         post: takes what the model answers unasked; called on any thread. None where nobody would take it.
+
+    Attributes:
+        handler: may be replaced at any time; an execution under way goes on with the one it began with.
+        turn: counts the beginnings and ends of executions, so that it is odd during one.
     """
 
     def __init__(
@@ -281,6 +286,7 @@ class Instance:
     ) -> None:
         self.name = name
         self.handler = handler
+        self.turn = 0
         self._signature = signature
         self._pull = pull
         self._report = report
@@ -301,7 +307,10 @@ class Instance:
 
     def execute(self, batch: Batch) -> Execution:
         """Execute a batch on the calling thread, while the lane is idle."""
-        return execute_batch(self.handler, self._signature, batch, self._post)
+        self.turn += 1  # before the handler is looked up: see Retired
+        execution = execute_batch(self.handler, self._signature, batch, self._post)
+        self.turn += 1
+        return execution
 
     def stop(self) -> None:
         """End the thread after what it is doing, and wait for it. Never called on the event loop."""
@@ -315,3 +324,19 @@ class Instance:
                 execution = self.execute(batch)
                 self._report(execution)
                 batch = self._pull(self)
+
+
+class Retired:
+    """Handlers that lanes were given others for; the executions that had begun by then still use them."""
+
+    def __init__(self, handlers: Sequence[Handler], lanes: Sequence[Instance]) -> None:
+        self._handlers = handlers
+        self._turns = [(lane, lane.turn) for lane in lanes]
+
+    def close(self) -> None:
+        """Close them when those executions have ended. On a thread that may wait."""
+        for lane, turn in self._turns:
+            while turn % 2 and lane.turn == turn:
+                time.sleep(_POLL_SECONDS)
+        for handler in self._handlers:
+            handler.close()

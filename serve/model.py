@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve.costs import Costs, input_class
-from serve.instance import Execution, Instance, Signature
+from serve.instance import Execution, Instance, Retired, Signature
 from serve.layout_check import Checked, check_layout
 from serve.open_request import Posts
 from serve.request import InferenceResponse, Timings
@@ -358,6 +358,18 @@ class Model:
 
     def _is_going(self) -> MmeError:
         return MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again")
+
+    def swap(self, handler: Handler) -> Retired:
+        """Have every lane execute on another handler from its next batch on. On the loop.
+
+        Returns:
+            what is to be closed.
+        """
+        retired, self._handlers = list(self._handlers.values()), {id(handler): handler}
+        handler.outside = retired[0].outside
+        for lane in self._lanes:
+            lane.handler = handler
+        return Retired(retired, self._lanes)
 
     def memory(self) -> Footprint:
         """What its processes take together; nothing for a model that executes in this one."""

@@ -1,21 +1,14 @@
 """A target model in memory: what one archive or one repository folder turned into, all its served versions.
 
-`ModelLoader` runs on load threads: it fetches, opens and loads, and measures what that took. Measuring means that one
-model at a time is loaded into this process: two at once could not be told apart.
+`ModelLoader` runs on load threads: it fetches, opens and loads, and measures what that took.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
-import threading
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from model_handlers import devices
 from model_handlers.base import CPU, Footprint, Handler, Placement
@@ -23,32 +16,36 @@ from model_handlers.config import InstanceGroup, ModelConfig
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.isolation.parameters import placement_of
 from model_handlers.isolation.start import start_isolated
+from model_handlers.mapped import MappedHandler
 from model_handlers.registry import find_backend, handler_for
-from model_handlers.tensor import BYTES
 from serve.ensemble import EnsembleModel
 from serve.environments import Brought, look, make
 from serve.footprints import Footprints
+from serve.measuring import Scales
 from serve.model import Model
 from serve.repository import ModelDirectory, open_model, open_target
 from serve.scheduling.ensemble_check import check_members
 from serve.scripts import Scripts
 from serve.source import Archived, InRepository, Source
 from serve.stats import ModelStats
+from serve.warm_up import warm_up
+from serve.weights.forms import TargetForms
+from serve.weights.mode import Weights, weights_of
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from model_handlers.base import Device
     from model_handlers.environments.cache import Environments
     from model_handlers.outside import Outside
     from serve.rescue import RescueRequest
+    from serve.weights.store import WeightStore
 
 AnyModel = Model | EnsembleModel
 
-_log = logging.getLogger("mme.load")
 PIN = "MME_PIN"  # the parameter by which a model's configuration asks never to be evicted
-_THREADS = Path("/proc/self/task")
 
 
 class Target:
@@ -58,13 +55,30 @@ class Target:
         name: the name it is served under.
         versions: version number → model.
         members: the other models of its archive, by the names that it calls them by.
+        forms: what it was loaded from; None where that is the models' files.
+        footprint: what it takes, without its members.
+
+    Args:
+        started: told when it serves.
     """
 
-    def __init__(self, name: str, versions: dict[int, AnyModel], members: dict[str, Target] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        versions: dict[int, AnyModel],
+        members: dict[str, Target] | None = None,
+        *,
+        forms: TargetForms | None = None,
+        footprint: Footprint | None = None,
+        started: Callable[[Target], None] | None = None,
+    ) -> None:
         self.name = name
         self.versions = versions
         self.members = members or {}
         self.latest = versions[max(versions)]
+        self.forms = forms
+        self.footprint = footprint or Footprint()
+        self._started = started
 
     def __repr__(self) -> str:
         return f"<Target {self.name}: versions {sorted(self.versions)}>"
@@ -90,17 +104,28 @@ class Target:
         """Start every version's lanes."""
         for model in self.models():
             model.start()
+        if self._started is not None:
+            self._started(self)
 
     def refuse_waiting(self) -> None:
         """Tell everybody who waits for any version."""
         for model in self.models():
             model.refuse_waiting()
 
+    def parts(self) -> Iterator[Target]:
+        """Itself, and its members."""
+        yield self
+        for member in self.members.values():
+            yield from member.parts()
+
     def models(self) -> Iterator[AnyModel]:
         """Every version of it and of its members."""
-        yield from self.versions.values()
-        for member in self.members.values():
-            yield from member.models()
+        for part in self.parts():
+            yield from part.versions.values()
+
+    def takes(self) -> Footprint:
+        """What it takes with its members."""
+        return sum((part.footprint for part in self.parts()), Footprint())
 
     def close(self) -> None:
         """Give all memory back to the system."""
@@ -117,6 +142,7 @@ class PreparedTarget:
     Attributes:
         target: the name of the target model, which a member only begins with.
         brought: the environments of its versions.
+        forms: that it is loaded from; None where that is the model's files.
         members: the other models of the archive.
     """
 
@@ -132,6 +158,7 @@ class PreparedTarget:
     estimate: Footprint
     download_ns: int
     pinned: bool
+    forms: TargetForms | None = None
     members: tuple[PreparedTarget, ...] = ()
 
     @property
@@ -139,8 +166,15 @@ class PreparedTarget:
         """Whether every environment is there that the target's models bring."""
         return self.brought.complete and all(member.equipped for member in self.members)
 
-    def start(self, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
-        """Load one instance where it is to execute."""
+    def start(self, version: int, config: ModelConfig, device: Device, lane: str) -> Handler:
+        """Load one instance where it is to execute, from its form if it has one, and warm it up."""
+        handler = self.forms.start(version) if self.forms is not None else None
+        if handler is None:
+            handler = self._start(config, self.directory.model_file(version), device, lane)
+            warm_up(handler)
+        return handler
+
+    def _start(self, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
         assert self.handler is not None  # noqa: S101 - ensembles have no instances
         if self.placement is Placement.PROCESS:
             environment = self.brought.there.get(model_file)
@@ -161,6 +195,9 @@ class ModelLoader:
         rescue: see `Model`.
         scripts: tells what is the same for all inference scripts.
         environments: where those that models bring are kept; without it models have none.
+        store: keeps the forms of models that can be mapped; None for no forms at all.
+        weights: how models hold their weights whose configuration does not say.
+        started: told of every target that begins to serve; on the event loop.
     """
 
     def __init__(
@@ -175,7 +212,11 @@ class ModelLoader:
         rescue: RescueRequest | None = None,
         scripts: Callable[[], Scripts] = Scripts,
         environments: Environments | None = None,
+        store: WeightStore | None = None,
+        weights: Weights = Weights.AUTO,
+        started: Callable[[Target], None] | None = None,
     ) -> None:
+        self.scales = Scales()
         self._loop = loop
         self._stats = stats
         self._footprints = footprints or Footprints()
@@ -185,7 +226,9 @@ class ModelLoader:
         self._scripts = scripts
         self._rescue = rescue
         self._environments = environments
-        self._measuring = threading.Lock()
+        self._store = store
+        self._weights = weights
+        self._started = started
 
     def prepare(self, name: str, source: Source, cancelled: Callable[[], bool]) -> PreparedTarget:
         """Fetch the archive, if it is one, and understand what is in it."""
@@ -243,45 +286,66 @@ class ModelLoader:
         identity = f"{content} {placement.value} {','.join(str(device) for _, device in lanes)}"
         estimate = self._footprints.expected(identity, handler.backend, on_disk, handler.estimate_factor)
         pinned = _is_pinned(directory.config)
+        forms = self._forms(directory, handler, placement, lanes)
+        if forms is not None and forms.known:
+            estimate = forms.expected(forms.tier)
         return PreparedTarget(
-            target, directory, handler, lanes, placement, brought, identity, on_disk, estimate, download_ns, pinned
+            target,
+            directory,
+            handler,
+            lanes,
+            placement,
+            brought,
+            identity,
+            on_disk,
+            estimate,
+            download_ns,
+            pinned,
+            forms,
         )
+
+    def _forms(
+        self, directory: ModelDirectory, handler: type[Handler], placement: Placement, lanes: list[tuple[str, Device]]
+    ) -> TargetForms | None:
+        """The forms of a model that executes in this process, on the CPU, and can be mapped."""
+        weights = weights_of(directory.config, self._weights)
+        here = placement is Placement.INLINE and all(device == CPU for _, device in lanes)
+        if self._store is None or weights is Weights.PLAIN or not here or not issubclass(handler, MappedHandler):
+            return None
+        files = {version: directory.model_file(version) for version in directory.versions}
+        return TargetForms(self._store, handler, weights, directory.config, files)
 
     def load(self, prepared: PreparedTarget) -> tuple[Target, Footprint]:
         """Load every selected version on its devices, members first, warm it up, measure, and remember."""
         members: dict[str, Target] = {}
-        taken = Footprint()
         try:
             for member in in_order(prepared.members, prepared.directory.name):
-                versions, footprint = self._load(member, members)
-                members[member.directory.path.name] = Target(member.directory.name, versions)
-                taken += footprint
-            versions, footprint = self._load(prepared, members)
+                members[member.directory.path.name] = self._load(member, members, {})
+            target = self._load(prepared, members, members)
         except BaseException:
             for loaded in members.values():
                 loaded.close()
             raise
-        return Target(prepared.directory.name, versions, members), taken + footprint
+        return target, target.takes()
 
-    def _load(self, prepared: PreparedTarget, members: dict[str, Target]) -> tuple[dict[int, AnyModel], Footprint]:
-        """One model of a target; ensembles consist of the `members` that are loaded already."""
+    def _load(self, prepared: PreparedTarget, parts: dict[str, Target], members: dict[str, Target]) -> Target:
+        """One model of a target; ensembles consist of the `parts` that are loaded already."""
+        name, forms = prepared.directory.name, prepared.forms
         if prepared.handler is None:
-            return self._ensembles(prepared, members), Footprint()
+            return Target(name, self._ensembles(prepared, parts), members, started=self._started)
         models, taken = self._load_measured(prepared)
-        self._footprints.measured(prepared.identity, prepared.handler.backend, prepared.on_disk, taken)
-        return models, taken
+        self._footprints.measured(prepared.identity, prepared.handler.backend, prepared.on_disk, taken.whole())
+        forms = forms if forms is not None and forms.known else None
+        return Target(name, models, members, forms=forms, footprint=taken, started=self._started)
 
     def _load_measured(self, prepared: PreparedTarget) -> tuple[dict[int, AnyModel], Footprint]:
         """A model in a process of its own tells what it takes, so any number of those may load side by side."""
         if prepared.placement is Placement.PROCESS:
             models = self._load_versions(prepared)
             return models, sum((model.memory() for model in models.values()), Footprint())
-        with self._measuring:
-            threads = _threads()
-            before = _memory_taken()
-            models = self._load_versions(prepared)
-            _restore_priority(threads)
-            taken = _memory_taken() - before
+        models, taken = self.scales.weigh(lambda: self._load_versions(prepared))
+        if prepared.forms is not None:
+            return models, prepared.forms.weighed(taken)
         # A heap page that an unloaded model left behind may be used again without being seen: never less than the file.
         return models, Footprint(max(taken.host, prepared.directory.size()), max(taken.device, 0))
 
@@ -326,11 +390,10 @@ class ModelLoader:
             for lane, device in prepared.lanes:
                 handler = shared.get(device)
                 if handler is None:
-                    handler = prepared.start(config, directory.model_file(version), device, lane)
+                    handler = prepared.start(version, config, device, lane)
                     handler.outside = self._outside(prepared.target) if self._outside is not None else None
                     handlers.append(handler)
                     config = handler.config
-                    _warm_up(handler)
                 if prepared.placement is Placement.INLINE:  # a process executes one batch at a time
                     shared[device] = handler
                 lanes.append((lane, handler))
@@ -371,51 +434,3 @@ def _is_pinned(config: ModelConfig) -> bool:
         raise invalid_model(
             f"model '{config.name}': parameter '{PIN}' must be 'true' or 'false', got '{text}'"
         ) from None
-
-
-def _memory_taken() -> Footprint:
-    """By this process on the host, by anybody on the GPUs."""
-    devices.trim_host_memory()  # what loading took for a while is not the model's
-    return Footprint(devices.private_memory(), devices.device_memory_used())
-
-
-def _threads() -> set[int]:
-    return {int(entry.name) for entry in _THREADS.iterdir()}
-
-
-def _restore_priority(before: set[int]) -> None:
-    """Threads that a framework started for the model inherited the loader's low priority; they do not execute at it.
-
-    A framework's threads are not Python's; what Python started meanwhile are other loaders.
-    """
-    begun = _threads() - before
-    for thread in begun - {thread.native_id for thread in threading.enumerate()}:
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            os.setpriority(os.PRIO_PROCESS, thread, 0)
-
-
-def _warm_up(handler: Handler) -> None:
-    """Execute once with zeros, so that the first request finds buffers allocated and the footprint counts them.
-
-    A model may refuse zeros; that is no reason to refuse the model.
-    """
-    if not handler.inline:  # code of the model's author: it is not ours to call with made-up data
-        return
-    config = handler.config
-    try:
-        handler.execute(_zeros(config), [spec.name for spec in config.outputs])
-    except MmeError as error:
-        _log.debug("warm-up with zeros failed: %s", error, extra={"target_model": config.name})
-
-
-def _zeros(config: ModelConfig) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
-    """One element of every input, variable dimensions at 1."""
-    zeros = {}
-    for spec in config.inputs:
-        dims = spec.dims if spec.reshape is None else spec.reshape
-        shape = [max(dim, 1) for dim in dims]
-        array = np.zeros([1, *shape] if config.max_batch_size > 0 else shape, dtype=spec.data_type.dtype)
-        if spec.data_type is BYTES:
-            array.fill(b"")
-        zeros[spec.name] = array
-    return zeros

@@ -36,6 +36,7 @@ from container.settings.values import (
 from container.targets import InferenceType
 from serve.eviction import Policy
 from serve.scripts import Scripts
+from serve.weights.mode import Weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +73,8 @@ class Settings:
         pins: names, or patterns of names, of models that never do.
         min_residency: seconds after its load for which a model stays.
         require_gpu: whether KIND_GPU without a GPU refuses.
-        cache_dir: where archives are unpacked, and environments of Python models kept.
+        weights: how models hold their weights whose configuration does not say.
+        cache_dir: where archives are unpacked; environments of Python models, and weights to be mapped, are kept.
         load_threads, load_timeout: loads at once; seconds for each.
         max_body_bytes: the largest request body.
         request_timeout, idle_timeout, header_timeout, body_timeout: seconds.
@@ -108,6 +110,7 @@ class Settings:
     pins: tuple[str, ...] = ()
     min_residency: float = 0.0
     require_gpu: bool = False
+    weights: Weights = Weights.AUTO
     cache_dir: Path = field(default_factory=lambda: _user_cache_dir({}))
     load_threads: int = 2
     load_timeout: float = 350.0

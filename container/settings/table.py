@@ -11,6 +11,7 @@ from container.settings import values as v
 from container.settings.table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIABLES
 from container.settings.values import Variable
 from serve.eviction import Policy
+from serve.weights.mode import Weights
 
 _PORT = v.integer(0, 65535)
 _TIMEOUT = v.seconds(0.1, 3600)
@@ -99,10 +100,18 @@ MME_VARIABLES = (
         "--require-gpu",
     ),
     Variable(
+        "MME_WEIGHTS",
+        "weights",
+        v.enum_of(Weights),
+        "How ONNX models on the CPU hold their weights: mapped from disk, once for all that share them; packed for the "
+        "processor, quickest and largest; auto maps, and packs what is hot; plain keeps nothing on disk.",
+        "--weights",
+    ),
+    Variable(
         "MME_CACHE_DIR",
         "cache_dir",
         v.directory,
-        "Where archives are unpacked, and environments of Python models kept.",
+        "Where archives are unpacked, and environments of Python models and weights to be mapped are kept.",
         "--cache-dir",
         "$XDG_CACHE_HOME/mme, else a folder of the user's in the temporary directory",
     ),

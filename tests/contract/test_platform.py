@@ -16,6 +16,7 @@ from tests.contract.server import Server
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 MULTI_MODEL = {"SAGEMAKER_MULTI_MODEL": "true"}
 HEAVY_MEGABYTES = 8
+CROWDED = {"MME_MEMORY_BUDGET": "60MB", "MME_WEIGHTS": "plain"}  # the heavy models' weights are the same
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def server(tmp_path_factory):
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory):
     """The same with memory for a few heavy models."""
-    with Server(tmp_path_factory.mktemp("crowded"), {**MULTI_MODEL, "MME_MEMORY_BUDGET": "60MB"}) as server:
+    with Server(tmp_path_factory.mktemp("crowded"), {**MULTI_MODEL, **CROWDED}) as server:
         yield server
 
 

@@ -15,6 +15,7 @@ from tests.contract.server import Server, eventually
 
 PREFIX = "tenant/models"
 HEAVY_MEGABYTES = 8
+PLAIN = {"MME_WEIGHTS": "plain"}  # nine models of the same weights would cost the memory of one
 BUDGET = "60MB"  # holds two to seven of them, by how much of its working memory the allocator keeps
 
 
@@ -36,7 +37,7 @@ def server(tmp_path_factory, archives, bucket, s3, gate, aws):
     """A server whose store is a prefix in S3, behind a gate."""
     for archive in archives.iterdir():
         s3.upload_file(str(archive), bucket, f"{PREFIX}/{archive.name}")
-    environ = {"MME_MODEL_STORE": f"s3://{bucket}/{PREFIX}", "MME_MEMORY_BUDGET": BUDGET, **aws(gate.url)}
+    environ = {"MME_MODEL_STORE": f"s3://{bucket}/{PREFIX}", "MME_MEMORY_BUDGET": BUDGET, **PLAIN, **aws(gate.url)}
     with Server(tmp_path_factory.mktemp("from-s3"), environ) as server:
         yield server
 
@@ -44,7 +45,7 @@ def server(tmp_path_factory, archives, bucket, s3, gate, aws):
 @pytest.fixture(scope="module")
 def from_folder(tmp_path_factory, archives):
     """A server whose store is a folder, started by `mme serve` and its flags."""
-    command = ("mme", "serve", "--model-store", str(archives), "--memory-budget", BUDGET)
+    command = ("mme", "serve", "--model-store", str(archives), "--memory-budget", BUDGET, "--weights", "plain")
     with Server(tmp_path_factory.mktemp("from-folder"), {}, command=command) as server:
         yield server
 
@@ -189,7 +190,7 @@ def test_the_least_recently_used_leave_when_memory_fills(either, runtime):
 
 def test_a_pinned_model_stays_when_memory_fills(serve, runtime, archives):
     """Named by a pattern, a model that nobody uses again is in memory still after all others had to go."""
-    environ = {"MME_MODEL_STORE": str(archives), "MME_MEMORY_BUDGET": BUDGET, "MME_PIN": "heavy-0*"}
+    environ = {"MME_MODEL_STORE": str(archives), "MME_MEMORY_BUDGET": BUDGET, "MME_PIN": "heavy-0*", **PLAIN}
     server = serve(environ | {"MME_EVICTION": "gdsf"})
     client = runtime(server)
     for number in range(9):

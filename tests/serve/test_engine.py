@@ -85,7 +85,7 @@ def failure(caught):
 @contextlib.contextmanager
 def held_loads(engine):
     """No load gets further than its files while this lasts: somebody else's is being measured."""
-    lock = engine.cache._loader._measuring
+    lock = engine.cache._loader.scales._lock
     lock.acquire()
     try:
         yield

@@ -71,8 +71,7 @@ def refused(loader, folder):
 
 def facts(target, version=1):
     """What a version of the model tells about its process."""
-    file = target.directory.model_file(version)
-    handler = target.start(target.directory.config, file, CPU, "m_0_0")
+    handler = target.start(version, target.directory.config, CPU, "m_0_0")
     try:
         [answer] = handler.execute_requests([ModelRequest({"A": np.ones((1, 2), np.float32)}, ("FACTS",))])
         return facts_of(answer.outputs["FACTS"])

@@ -11,7 +11,7 @@ import pytest
 from model_handlers import onnx
 from model_handlers.base import CPU, Footprint
 from model_handlers.errors import Kind, MmeError
-from serve import target
+from serve import measuring
 from serve.model import Model
 from serve.source import InRepository, Unpacked
 from serve.stats import ModelStats
@@ -250,7 +250,7 @@ def test_a_version_that_fails_takes_the_loaded_ones_with_it(run, tmp_path, write
             loader.load(prepared)
         assert caught.value.kind is Kind.INVALID_MODEL
         assert (counted.loaded, counted.closed) == (1, 1)
-        assert not loader._measuring.locked()
+        assert not loader.scales._lock.locked()
 
     run(main())
 
@@ -359,7 +359,7 @@ def test_a_model_for_another_backend_is_refused_before_memory_is_asked_for(run, 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a priority")
 def test_threads_of_a_framework_get_their_priority_back_and_loaders_do_not(run):
     """After a load, what a framework started runs at full priority; another load thread that began meanwhile stays."""
-    before = target._threads()
+    before = measuring._threads()
     nice = {}
     lowered, go, ended = threading.Barrier(3), threading.Event(), threading.Barrier(3)
 
@@ -374,7 +374,7 @@ def test_threads_of_a_framework_get_their_priority_back_and_loaders_do_not(run):
     loader.start()
     _thread.start_new_thread(work, ("framework",))  # as C++ starts its own: Python has no object for it
     lowered.wait(10)
-    target._restore_priority(before)
+    measuring._restore_priority(before)
     go.set()
     ended.wait(10)
     loader.join()

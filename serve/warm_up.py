@@ -1,0 +1,50 @@
+"""The first execution of a model, with made-up data, so that the first request finds buffers allocated."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from model_handlers.errors import MmeError
+from model_handlers.tensor import BYTES
+
+if TYPE_CHECKING:
+    from model_handlers.base import Handler
+    from model_handlers.config import ModelConfig
+    from model_handlers.tensor import Array
+
+_log = logging.getLogger("mme.load")
+
+
+def warm_up(handler: Handler) -> bool:
+    """Execute once with zeros; whether the model took them.
+
+    It may refuse them; that is no reason to refuse the model. One that fails in any other way is closed.
+    """
+    if not handler.inline:  # code of the model's author: it is not ours to call with made-up data
+        return True
+    config = handler.config
+    try:
+        handler.execute(zeros(config), [spec.name for spec in config.outputs])
+    except MmeError as error:
+        _log.debug("warm-up with zeros failed: %s", error, extra={"target_model": config.name})
+        return False
+    except BaseException:
+        handler.close()
+        raise
+    return True
+
+
+def zeros(config: ModelConfig) -> dict[str, Array]:
+    """One element of every input, variable dimensions at 1."""
+    made = {}
+    for spec in config.inputs:
+        dims = spec.dims if spec.reshape is None else spec.reshape
+        shape = [max(dim, 1) for dim in dims]
+        array = np.zeros([1, *shape] if config.max_batch_size > 0 else shape, dtype=spec.data_type.dtype)
+        if spec.data_type is BYTES:
+            array.fill(b"")
+        made[spec.name] = array
+    return made

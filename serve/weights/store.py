@@ -1,0 +1,313 @@
+"""Forms on disk, in one directory that any number of servers may share.
+
+    files/<checksum>-<length>-<n>     blobs: large tensors, each once
+    files/<key>                       the graph of a written form, which names blobs beside it
+    files/<key>-<refinement>          the graph that was made of it, for this processor and this framework
+    forms/<name of the graph>         JSON: which blobs a form has, and how its trial went
+    refs/<digest of a path>           JSON: which files a form was made from, as they were
+
+A reference says which form a model's file leads to, by device, inode, size and time of change, so that a reload reads
+no weights. Files of forms may be there before they are safe on the disk; what is said of them in `forms/` and `refs/`
+is written after them, so that whatever is found there is whole.
+
+A form is removed when no reference leads to it whose files are still what they were, a file when no form has it; what
+is new stays for a while, since somebody is about to keep it. So forms go when the archives that they were made from
+go, whoever removes those, and what a crash leaves goes too. Removing a file that somebody has mapped takes nothing from
+him: its pages live until nobody maps it.
+
+Thread-safe without locks: everything appears by one link or rename, and what disappears under somebody's hands costs
+him a plain load. Runs on load threads and in refining processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from model_handlers.disk import fsync_directory, own_directory
+from model_handlers.errors import Kind, MmeError
+from model_handlers.file_span import identity_of
+from model_handlers.mapped import Trial
+from serve.disk import remove_staging, staging_directory
+from serve.weights.draft import Draft, appear
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from model_handlers.file_span import FileIdentity
+    from model_handlers.mapped import MappedHandler
+
+_log = logging.getLogger("mme.weights")
+_NEW_SECONDS = 600.0  # for which what nothing leads to stays
+_KERNEL_LIMIT = Path("/proc/sys/vm/max_map_count")
+# What reading something can raise that is not there, not there any more, or was not written by us.
+_NONE_OF_OURS = (OSError, ValueError, LookupError, TypeError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A form on disk.
+
+    Attributes:
+        path: its graph, beside which its blobs lie.
+        key: of the written form.
+        blobs: name → bytes.
+        trial: of a refined form that was tried; None of a written one.
+    """
+
+    path: Path
+    key: str
+    blobs: dict[str, int]
+    trial: Trial | None = None
+
+    @property
+    def blob_bytes(self) -> int:
+        """Bytes of all its blobs."""
+        return sum(self.blobs.values())
+
+    def is_there(self) -> bool:
+        """Whether all of its files are."""
+        return self.path.exists() and all(
+            (self.path.parent / name).stat().st_size == size for name, size in self.blobs.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What is known of a model's file.
+
+    Attributes:
+        sources: the files that it was read from, itself first, and what they were.
+        key: of the written form, "" for a model that can't be mapped.
+    """
+
+    sources: dict[str, FileIdentity]
+    key: str
+
+    def is_current(self) -> bool:
+        """Whether all of its files are what they were."""
+        try:
+            return all(identity_of(Path(path).stat()) == identity for path, identity in self.sources.items())
+        except OSError:
+            return False
+
+
+class WeightStore:
+    """All forms of one directory.
+
+    Attributes:
+        handlers: those of this process that were loaded from a form.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.handlers: WeakSet[MappedHandler] = WeakSet()
+        self._files, self._forms, self._refs = (directory / name for name in ("files", "forms", "refs"))
+        self._is_open = False
+        self._complained = False
+        self._lock = threading.Lock()  # of taking the directory over
+
+    def __repr__(self) -> str:
+        return f"<WeightStore {self.directory}>"
+
+    def open(self, *, make: bool = True) -> bool:
+        """Take the directory over, once, and make it if need be; what a crashed run left half written goes.
+
+        Returns:
+            whether it can be used. If not, the reason is in the log.
+        """
+        with self._lock:
+            if not self._is_open and (make or self.directory.exists()):
+                try:
+                    for folder in (self.directory.parent, self.directory, self._files, self._forms, self._refs):
+                        own_directory(folder)
+                    remove_staging(self.directory)
+                    self._is_open = True
+                except (OSError, MmeError) as error:
+                    self.complain(f"{error}")
+            return self._is_open
+
+    def complain(self, reason: str) -> None:
+        """Warn, once, that weights can't be mapped as they should."""
+        if not self._complained:
+            self._complained = True
+            _log.warning("weights are not mapped, models are loaded plainly: %s: %s", self.directory, reason)
+
+    def can_map(self, files: int) -> bool:
+        """Whether so many more files may be mapped: the kernel lets a process have only so many mappings."""
+        return sum(handler.mappings for handler in self.handlers) + files <= _mapping_limit()
+
+    # -- looking up ----------------------------------------------------------------------------------------------
+
+    def reference(self, model_file: Path) -> Reference | None:
+        """What is known of a file; None when that is nothing, or when the file is another one by now."""
+        reference = _read_reference(self._ref(model_file)) if self.open(make=False) else None
+        return reference if reference is not None and reference.is_current() else None
+
+    def form(self, key: str, refinement: str) -> Form | None:
+        """The form of that key, refined if it is."""
+        for name in (_refined(key, refinement), key):
+            with contextlib.suppress(*_NONE_OF_OURS):
+                fields = json.loads((self._forms / name).read_text())
+                form = Form(self._files / name, key, dict(fields["blobs"]), _trial(fields["trial"]))
+                if form.is_there():
+                    return form
+        return None
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def draft(self) -> Iterator[Draft]:
+        """A form to be written. Blobs that come to nothing are swept."""
+        with staging_directory(self.directory) as folder:
+            draft = Draft(folder, self._files)
+            try:
+                yield draft
+            finally:
+                draft.close()
+
+    def add_written(self, draft: Draft, graph: bytes) -> Form:
+        """A form of a draft's blobs and a graph, to be loaded at once; it is swept unless it is kept."""
+        key = hashlib.sha256(graph).hexdigest()[:32]
+        return Form(self._add_graph(draft, graph, key), key, draft.blobs)
+
+    def add_refined(self, draft: Draft, graph: bytes, key: str, refinement: str) -> Form:
+        """The same for what became of the written form of that key, to be tried."""
+        return Form(self._add_graph(draft, graph, _refined(key, refinement)), key, draft.blobs)
+
+    def keep(self, form: Form) -> None:
+        """Have a form on the disk to stay, and let it be found. Takes as long as the disk does.
+
+        Raises:
+            OSError: the disk has something against it, or the form is gone.
+        """
+        for name in (form.path.name, *form.blobs):
+            _sync(self._files / name)
+        fsync_directory(self._files)
+        fields = {"blobs": form.blobs, "trial": None if form.trial is None else asdict(form.trial)}
+        self._write_json(self._forms / form.path.name, fields)
+
+    def drop_written(self, key: str) -> None:
+        """The written form of that key is not needed any more: there is a refined one."""
+        (self._forms / key).unlink(missing_ok=True)
+
+    def refer(self, model_file: Path, reference: Reference) -> None:
+        """Remember what a file leads to.
+
+        Raises:
+            OSError: the disk has something against it.
+        """
+        self._write_json(self._ref(model_file), {"sources": reference.sources, "key": reference.key})
+
+    # -- removing ------------------------------------------------------------------------------------------------
+
+    def sweep(self, new_seconds: float = _NEW_SECONDS) -> None:
+        """Remove what nothing leads to, but for what is newer than that."""
+        if not self.open(make=False):
+            return
+        new = time.time() - new_seconds
+        keys = set()
+        for path in list(self._refs.iterdir()):
+            reference = _read_reference(path)
+            if reference is None or not reference.is_current():
+                path.unlink(missing_ok=True)
+            else:
+                keys.add(reference.key)
+        needed = set()
+        for path in list(self._forms.iterdir()):
+            if path.name.partition("-")[0] in keys or _is_newer(path, new):
+                needed |= {path.name, *_blobs(path)}
+            else:
+                path.unlink(missing_ok=True)
+        for path in list(self._files.iterdir()):
+            if path.name not in needed and not _is_newer(path, new):
+                path.unlink(missing_ok=True)
+
+    def _add_graph(self, draft: Draft, graph: bytes, name: str) -> Path:
+        made, path = draft.folder / name, self._files / name
+        made.write_bytes(graph)
+        if not appear(made, path):
+            os.utime(path)
+        return path
+
+    def _write_json(self, path: Path, fields: dict[str, Any]) -> None:
+        with staging_directory(self.directory) as staging:
+            made = staging / path.name
+            made.write_text(json.dumps(fields))
+            _sync(made)
+            made.rename(path)
+        fsync_directory(path.parent)
+
+    def _ref(self, model_file: Path) -> Path:
+        return self._refs / _digest(str(model_file), 32)
+
+
+def reference_to(draft: Draft, key: str) -> Reference:
+    """What to remember of the files that a draft was made from.
+
+    Raises:
+        MmeError: UNAVAILABLE when one of them was written to meanwhile.
+    """
+    if not draft.is_true():
+        raise MmeError(Kind.UNAVAILABLE, "the model's file was written to while it was read")
+    return Reference({str(path): source.identity for path, source in draft.sources.items()}, key)
+
+
+def _read_reference(path: Path) -> Reference | None:
+    try:
+        fields = json.loads(path.read_text())
+        return Reference({source: tuple(identity) for source, identity in fields["sources"].items()}, fields["key"])
+    except _NONE_OF_OURS:
+        return None
+
+
+def _blobs(path: Path) -> list[str]:
+    try:
+        return list(json.loads(path.read_text())["blobs"])
+    except _NONE_OF_OURS:
+        return []
+
+
+def _trial(fields: dict[str, Any] | None) -> Trial | None:
+    if fields is None:
+        return None
+    return Trial(**{**fields, "mapped_when_packed": tuple(fields["mapped_when_packed"])})
+
+
+def _is_newer(path: Path, than: float) -> bool:
+    try:
+        return path.stat().st_mtime > than
+    except FileNotFoundError:
+        return True
+
+
+def _sync(path: Path) -> None:
+    """Have a file's bytes on the disk to stay."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@functools.cache
+def _mapping_limit() -> int:
+    return int(_KERNEL_LIMIT.read_text()) // 2  # heaps and stacks of threads are mappings too
+
+
+def _refined(key: str, refinement: str) -> str:
+    return f"{key}-{_digest(refinement, 12)}"
+
+
+def _digest(text: str, length: int) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:length]

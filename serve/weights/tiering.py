@@ -1,0 +1,269 @@
+"""Which models are worth more memory: mapped first, packed while they are hot. On the event loop.
+
+Theory of operation. Whoever begins to serve from a form is watched until it leaves memory. What was written for it is
+kept, and refined, in the background; then it is loaded once more from the refined form and its lanes go over to that.
+Once a second everybody's heat is taken. A hot model that would be quicker packed is packed, if its memory is free and
+nobody waits for it; nobody is evicted for that. When memory gets short, packed models that went cold are mapped again.
+
+Changing over costs requests nothing: the new session is made on a thread of low priority while the old one serves, the
+lanes change over between two batches, and the old one is closed when the executions that it had begun have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from model_handlers import devices
+from model_handlers.base import Footprint
+from model_handlers.errors import MmeError
+from serve.lifecycle import State
+from serve.model import Model
+from serve.room import megabytes
+from serve.weights.heat import Heat
+from serve.weights.mode import Tier, Weights
+from serve.weights.refining import Refiner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from concurrent.futures import Executor
+
+    from model_handlers.base import Handler
+    from serve.instance import Retired
+    from serve.measuring import Scales
+    from serve.model_cache import ModelCache
+    from serve.target import PreparedTarget, Target
+    from serve.weights.forms import TargetForms
+    from serve.weights.store import WeightStore
+
+R = TypeVar("R")
+
+_log = logging.getLogger("mme.weights")
+_TICK_SECONDS = 1.0
+_SWEEP_TICKS = 60
+_SHORT = 0.9  # share of the budget from which on memory is short
+
+
+class _Watched:
+    """A part of a target, itself or a member, that serves from forms.
+
+    Attributes:
+        root: the target that is in memory.
+        target: the part.
+        heat: of all its versions together.
+        settled: whether its forms are as good as they get, and what is to be done with them can be done.
+        told: whether it was said that there is no memory to pack it.
+    """
+
+    __slots__ = ("_executions", "forms", "heat", "root", "settled", "target", "told")
+
+    def __init__(self, root: Target, target: Target, forms: TargetForms) -> None:
+        self.root = root
+        self.target = target
+        self.forms = forms
+        self.heat = Heat(_busy_seconds(target))
+        self.settled = False
+        self.told = False
+        self._executions = 0
+
+    def take_heat(self) -> None:
+        """Another second went by."""
+        executions = sum(model.stats.execution_count for model in self.target.versions.values())
+        busy = None if executions == self._executions else _busy_seconds(self.target)
+        self._executions = executions
+        self.heat.tick(busy)
+
+    @property
+    def should_be_packed(self) -> bool:
+        """Whether more memory would make it quicker, and it is hot."""
+        return self._changes(Tier.MAPPED) and self.heat.is_hot and self.forms.worth_packing
+
+    @property
+    def could_be_mapped(self) -> bool:
+        """Whether it takes memory that it has no use for now."""
+        return self._changes(Tier.PACKED) and self.heat.is_cold and not self.forms.far_slower
+
+    def _changes(self, tier: Tier) -> bool:
+        return self.settled and self.forms.weights is Weights.AUTO and self.forms.tier is tier
+
+
+class Tiering:
+    """Watches over the forms of everybody in memory.
+
+    Args:
+        store: where forms are kept.
+        cache: who is in memory.
+        scales: weigh what is loaded.
+        loop: the event loop.
+        lower_priority: called on every thread that is started here.
+    """
+
+    def __init__(
+        self,
+        store: WeightStore,
+        cache: ModelCache[PreparedTarget, Target],
+        scales: Scales,
+        loop: asyncio.AbstractEventLoop,
+        lower_priority: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._store = store
+        self._cache = cache
+        self._scales = scales
+        self._refiner = Refiner(store)
+        # Two threads: packing must not wait for a disk, or for a large model that is refined.
+        self._changing = ThreadPoolExecutor(1, "weights", initializer=lower_priority)
+        self._refining = ThreadPoolExecutor(1, "refine", initializer=lower_priority)
+        self._watched: list[_Watched] = []
+        self._changes = 0  # under way
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticks = 0
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Tiering of {len(self._watched)} models>"
+
+    def watch(self, target: Target) -> None:
+        """A target begins to serve."""
+        for part in target.parts():
+            if part.forms is not None and not self._closed:
+                watched = _Watched(target, part, part.forms)
+                self._watched.append(watched)
+                self._begin(self._settle(watched))
+        if self._watched and self._timer is None:
+            self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
+
+    async def close(self) -> None:
+        """Leave everybody as they are; nothing of ours goes on."""
+        self._closed = True
+        self._refiner.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._changing.shutdown(wait=True)
+        self._refining.shutdown(wait=True)
+
+    # -- once a second -------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
+        self._watched = [watched for watched in self._watched if self._serves(watched)]
+        for watched in self._watched:
+            watched.take_heat()
+        if self._ticks % _SWEEP_TICKS == 0:
+            self._begin(self._sweep())
+        self._ticks += 1
+        if not self._changes:
+            self._choose()
+
+    def _choose(self) -> None:
+        """Change one target over, if any should be."""
+        hottest = max(
+            (watched for watched in self._watched if watched.should_be_packed),
+            key=lambda watched: watched.heat.seconds,
+            default=None,
+        )
+        if hottest is not None:
+            self._begin(self._pack(hottest))
+        elif not self._cache.room.used().fits(self._cache.room.budget.scaled(_SHORT)):
+            cold = next((watched for watched in self._watched if watched.could_be_mapped), None)
+            if cold is not None:
+                self._begin(self._turn(cold, Tier.MAPPED))
+
+    async def _pack(self, watched: _Watched) -> None:
+        """Pack a target if its memory is free; until it is done, the mapped one is there as well."""
+        need = Footprint(watched.forms.expected(Tier.PACKED).host)
+        if not self._cache.room.spare(need):
+            if not watched.told:
+                _log.debug("not packed, %s are not free", megabytes(need), extra={"target_model": watched.target.name})
+            watched.told = True
+            return
+        watched.told = False
+        try:
+            await self._turn(watched, Tier.PACKED)
+        finally:
+            self._cache.room.give_back(need)
+            self._cache.room.settle()
+
+    async def _sweep(self) -> None:
+        await self._aside(self._refining, self._store.sweep)
+
+    # -- one target ----------------------------------------------------------------------------------------------
+
+    async def _settle(self, watched: _Watched) -> None:
+        """Keep what was written for it, and go over to what can be made of it."""
+        forms = watched.forms
+        await self._aside(self._refining, forms.keep)
+        if not self._serves(watched):
+            return
+        if not forms.refined:
+            if not await self._aside(self._refining, forms.refine, self._refiner):
+                await self._cache.reload(self._cache.entries[watched.root.name])
+                return
+            await self._turn(watched, forms.tier)
+        watched.settled = True
+
+    async def _turn(self, watched: _Watched, tier: Tier) -> None:
+        """Have a target's lanes execute in another tier, or from better forms."""
+        target, forms = watched.target, watched.forms
+        before = forms.tier
+        self._changes += 1
+        try:
+            loaded = await self._aside(self._changing, self._scales.weigh, lambda: forms.turned(tier))
+            handlers: dict[int, Handler] = loaded[0]
+            if not self._serves(watched):
+                await self._aside(self._changing, _close_all, list(handlers.values()))
+                return
+            models = [(target.versions[version], handler) for version, handler in handlers.items()]
+            retired = [model.swap(handler) for model, handler in models if isinstance(model, Model)]
+            forms.tier = tier
+            await self._aside(self._changing, _close_all, retired)
+        except MmeError:
+            watched.settled = False  # once is enough
+            raise
+        finally:
+            self._changes -= 1
+        if self._serves(watched):
+            target.footprint = forms.weighed(loaded[1])
+            self._cache.remeasured(self._cache.entries[watched.root.name], watched.root.takes())
+            level, own = logging.DEBUG if tier is before else logging.INFO, megabytes(target.footprint)
+            _log.log(level, "now %s, %s of its own", tier.value, own, extra={"target_model": target.name})
+
+    def _serves(self, watched: _Watched) -> bool:
+        """Whether it is in memory, and is to stay."""
+        entry = self._cache.entries.get(watched.root.name)
+        return not self._closed and entry is not None and entry.resident is watched.root and entry.state is State.READY
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work, name="weights")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, MmeError):
+            _log.debug("left as it is: %s", error)
+        elif error is not None:
+            _log.error("weights are left as they are", exc_info=error)
+
+    async def _aside(self, pool: Executor, function: Callable[..., R], *args: Any) -> R:
+        return await self._loop.run_in_executor(pool, function, *args)
+
+
+def _busy_seconds(target: Target) -> float:
+    """What the executions of its versions took, ever."""
+    return (
+        sum(batches.compute_infer.ns for model in target.versions.values() for batches in model.stats.batches.values())
+        / 1e9
+    )
+
+
+def _close_all(closing: Sequence[Handler | Retired]) -> None:
+    for one in closing:
+        one.close()
+    devices.trim_host_memory()

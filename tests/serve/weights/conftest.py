@@ -1,0 +1,181 @@
+"""Models whose weights are worth a form, and engines that serve them."""
+
+import asyncio
+import contextlib
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from model_handlers import devices
+from model_handlers.base import Footprint
+from model_handlers.errors import MmeError
+from model_handlers.onnx.runtime import onnx_runtime
+from model_handlers.tensor import FP32
+from serve.engine import Engine, EngineOptions
+from serve.request import InferenceRequest, Layout
+from serve.weights import heat, tiering
+from serve.weights.mode import Tier
+
+SIDE = 1024
+BACKBONE = SIDE * SIDE * 4 + SIDE * SIDE // 2 * 4  # bytes of the two matrices
+PLENTY = Footprint(1 << 30)
+
+
+def matrix(seed, columns=SIDE):
+    """Random weights of 1024 rows."""
+    return (np.random.default_rng(seed).standard_normal((SIDE, columns)) / 32).astype("f4")
+
+
+def write_backbone(path, name="m", head=None, seed=0):
+    """A model of two layers, 6 MiB; `head` is one more of its own."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("MatMul", ["b", "w2"], ["c" if head else "y"]),
+    ]
+    weights = {"w1": matrix(seed), "w2": matrix(seed + 1, SIDE // 2)}
+    if head:
+        weights["w3"] = matrix(head, SIDE // 2)[: SIDE // 2]
+        nodes.append(helper.make_node("MatMul", ["c", "w3"], ["y"]))
+    tensors = [
+        helper.make_tensor_value_info(tensor, TensorProto.FLOAT, ["batch", size])
+        for tensor, size in (("x", SIDE), ("y", SIDE // 2))
+    ]
+    initializers = [numpy_helper.from_array(array, weight) for weight, array in weights.items()]
+    graph = helper.make_graph(nodes, name, tensors[:1], tensors[1:], initializers)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+
+
+def rows(count=1):
+    """What clients send."""
+    return np.random.default_rng(5).standard_normal((count, SIDE)).astype("f4")
+
+
+class Served:
+    """An engine, and how tests look at it."""
+
+    def __init__(self, engine):
+        self.engine = engine
+        self.cache = engine.cache
+        self.tiering = engine._tiering
+
+    async def ask(self, name="m", count=1):
+        """What the model answers to the rows."""
+        answered = asyncio.get_running_loop().create_future()
+        inputs = [rows(count)]
+        layout = Layout((("x", FP32, inputs[0].shape),), ("y",))
+        request = InferenceRequest(layout, inputs, lambda _request, result: answered.set_result(result))
+        if not self.engine.submit(name, None, request):
+            await self.engine.submit_cold(name, None, request)
+        result = await answered
+        if isinstance(result, MmeError):
+            raise result
+        return np.array(result.outputs[0][2])
+
+    def watched(self, name="m"):
+        """What tiering knows of a model in memory, None if that is nothing."""
+        found = [watched for watched in self.tiering._watched if watched.target.name == name]
+        return found[-1] if found else None
+
+    def tier(self, name="m"):
+        """How a model holds its weights."""
+        entry = self.cache.entries[name]
+        return Tier.PLAIN if entry.resident.forms is None else entry.resident.forms.tier
+
+    async def settled(self, *names):
+        """Wait until nothing can be made better of these models' forms."""
+        await until(lambda: all((watched := self.watched(name)) and watched.settled for name in names or ("m",)))
+
+    async def evict(self, name="m"):
+        """Put a model out of memory, as the cache does for another."""
+        entry = self.cache.entries[name]
+        entry.evicted = True
+        self.cache._start_closing(entry, "evicted by the test")
+        await asyncio.shield(entry.closing)
+
+    def charges(self):
+        """Bytes that each model in memory is charged for."""
+        return {name: entry.footprint.host for name, entry in self.cache.entries.items() if entry.resident}
+
+
+async def until(condition):
+    """Let the loop turn until something on a thread, or in a process, has come about."""
+    while not condition():  # noqa: ASYNC110 - a thread's doing, which sets no event
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def run():
+    """Runs a coroutine; what waits for a process that others let wait gets time."""
+
+    def run(main):
+        async def guarded():
+            async with asyncio.timeout(60):
+                return await main
+
+        return asyncio.run(guarded())
+
+    return run
+
+
+@pytest.fixture
+def serving(tmp_path):
+    """An engine over the models below `tmp_path`/models; closed and audited afterwards."""
+    devices.return_large_blocks()  # as the server does
+    onnx_runtime()  # is no model's memory
+
+    @contextlib.asynccontextmanager
+    async def serving(budget=PLENTY, **options):
+        options.setdefault("repository", tmp_path / "models")
+        engine = Engine(EngineOptions(budget, tmp_path / "cache", **options), asyncio.get_running_loop())
+        try:
+            yield Served(engine)
+        finally:
+            await engine.close()
+        engine.cache.check_integrity()
+        assert engine.cache.room.used() == Footprint()
+        assert engine.cache.room.reserved == Footprint()
+        assert repr(engine.cache.shared) == "<SharedBytes 0 models map 0.0 MB>"
+        assert [path.name for path in tmp_path.rglob(".staging-*")] == []
+
+    return serving
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a model of the repository."""
+
+    def write(name="m", config="", **backbone):
+        write_backbone(tmp_path / "models" / name / "1" / "model.onnx", name, **backbone)
+        if config:
+            (tmp_path / "models" / name / "config.pbtxt").write_text(config)
+        return tmp_path / "models" / name
+
+    return write
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """A second is a twentieth of one, and what is hot or cold is so at once."""
+    monkeypatch.setattr(tiering, "_TICK_SECONDS", 0.05)
+    monkeypatch.setattr(heat, "HOT_SECONDS", 0.001)
+    monkeypatch.setattr(heat, "_COLD_SECONDS", 0.0005)
+
+
+@pytest.fixture
+def settings():
+    """What the tests compare with."""
+
+    class Numbers:
+        backbone = BACKBONE
+        head = (SIDE // 2) ** 2 * 4
+
+    return Numbers
+
+
+@pytest.fixture(name="until")
+def _until():
+    return until
