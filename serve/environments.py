@@ -70,11 +70,12 @@ def look(
     wanted = {file: asked for file in files if (asked := handler.environment(directory.config, file)) is not None}
     if not wanted:
         return Brought()
-    if placement is Placement.INLINE or environments is None:
+    if placement is Placement.INLINE:
         raise invalid_model(
             f"model '{directory.name}' asks for an environment of its own, which only a process of its own can have: "
             f"remove its parameter '{PLACEMENT}'"
         )
+    assert environments is not None  # noqa: S101 - an engine has them
     patience = _patience(directory, cancelled)
     found = {file: environments.find(asked, patience) for file, asked in wanted.items()}
     return Brought(wanted, {file: environment for file, environment in found.items() if environment is not None})

@@ -194,7 +194,7 @@ class ModelLoader:
         outside: what a target's models may ask of the server, by its name.
         rescue: see `Model`.
         scripts: tells what is the same for all inference scripts.
-        environments: where those that models bring are kept; without it models have none.
+        environments: those that models bring; may only be left out where none does.
         store: keeps the forms of models that can be mapped; None for no forms at all.
         weights: how models hold their weights whose configuration does not say.
         started: told of every target that begins to serve; on the event loop.
@@ -252,7 +252,7 @@ class ModelLoader:
     def equip(self, prepared: PreparedTarget, cancelled: Callable[[], bool]) -> PreparedTarget:
         """Make the environments that its models bring and that are not there yet, which may take minutes."""
         environments = self._environments
-        assert environments is not None  # noqa: S101 - else the model was refused
+        assert environments is not None  # noqa: S101 - an engine has them
         return replace(
             prepared,
             brought=make(environments, prepared.brought, prepared.directory, cancelled),

@@ -137,9 +137,10 @@ def other_interpreters():
     return {version: versions[version] for version in sorted(versions, reverse=True) if version[:2] != ours}
 
 
-def newer_or_same():
-    """An interpreter that models may run on: of another minor version if there is one on this machine, else ours."""
-    return next((python for version, python in other_interpreters().items() if version >= (3, 10)), sys.executable)
+def another_interpreter(which):
+    """One that models may run on: the newest or the oldest of other minor versions on this machine, else ours."""
+    found = [python for version, python in other_interpreters().items() if version >= (3, 10)]
+    return found[0 if which == "newest" else -1] if found else sys.executable
 
 
 def too_old(folder):

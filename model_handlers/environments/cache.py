@@ -59,7 +59,7 @@ class Environments:
         """
         subject = f"model '{patience.model}': {wanted.subject}"
         if not isinstance(wanted, Requirements):
-            if not wanted.path.exists():
+            if not os.path.exists(wanted.path):  # noqa: PTH110 - Path.exists raises for a name that is too long
                 raise invalid_model(f"{subject} is not there")
             if wanted.path.is_dir():
                 environment = Environment(wanted.path)

@@ -1,7 +1,7 @@
 """An environment on disk: a folder with an interpreter in `bin`, and how that is started.
 
 What is around the interpreter is what Triton's Python backend puts there, so that an environment that works with it
-works here.
+works here; but the server's PYTHONPATH is not for it, nor for what it starts.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Deadlines:
     """Seconds after which a process that does not answer is ended.
 
     Attributes:
-        load: from its start to the loaded model.
+        load: from its start to the loaded model; and as long before that for the environment that a model brings.
         execution: one batch.
         close: the model's own clean-up when it is unloaded.
     """

@@ -16,7 +16,7 @@ from model_handlers.pbtxt import parse_config
 from model_handlers.python.handler import PythonHandler
 from serve.source import InRepository
 from serve.target import ModelLoader
-from tests.environments import facts_of, newer_or_same, pack, too_old, venv, version_of, write_model
+from tests.environments import another_interpreter, facts_of, pack, too_old, venv, version_of, write_model
 
 pytestmark = pytest.mark.slow
 
@@ -143,6 +143,14 @@ def test_a_folder_that_is_no_environment_is_refused(loader, tmp_path, make, word
     assert error.message.startswith(f"model 'm': its environment {tmp_path / 'env'} {words}")
 
 
+def test_a_path_that_no_disk_has_is_not_there(loader, tmp_path):
+    """However strange."""
+    error = refused(loader, write_model(tmp_path / "m", parameters=at(f"/{'x' * 300}")))
+
+    assert error.kind is Kind.INVALID_MODEL
+    assert error.message.endswith("x is not there")
+
+
 def test_a_path_has_to_say_where_it_begins(loader, tmp_path):
     """A relative one would depend on where the server was started."""
     error = refused(loader, write_model(tmp_path / "m", parameters=at("env")))
@@ -196,7 +204,7 @@ def test_models_of_equal_environments_share_one(loader, kept, tmp_path, archive)
 
 def test_another_version_of_python_may_be_packed(loader, tmp_path):
     """The model runs on that version, and is served all the same."""
-    python = newer_or_same()
+    python = another_interpreter("newest")
     archive = pack(venv(tmp_path / "other", python, whole=True), tmp_path / "other.tar.gz")
     folder = write_model(tmp_path / "m", "return sys.version_info[:3]", parameters=at(archive))
 

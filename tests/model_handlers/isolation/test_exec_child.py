@@ -22,7 +22,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import parse_config
 from model_handlers.python.handler import PythonHandler
 from model_handlers.python.script.handler import ScriptHandler
-from tests.environments import facts_of, newer_or_same, too_old, venv, version_of, write_model
+from tests.environments import another_interpreter, facts_of, too_old, venv, version_of, write_model
 
 pytestmark = pytest.mark.slow
 
@@ -126,9 +126,10 @@ def test_a_model_finds_its_environment_and_none_of_our_packages(load, tmp_path, 
     assert got["arguments"] == 1
 
 
-def test_another_version_of_python_serves(load, tmp_path):
+@pytest.mark.parametrize("which", ["newest", "oldest"])
+def test_another_version_of_python_serves(load, tmp_path, which):
     """Batches, strings and parameters cross to an interpreter that is not ours."""
-    python = newer_or_same()
+    python = another_interpreter(which)
     environment = venv(tmp_path / "other", python)
     facts = """
         return {
