@@ -4,11 +4,12 @@ A model answers a request once, and a decoupled model any number of times. One r
 Several are a streamed answer, each written as it comes:
 
     infer              one JSON document a line (`application/jsonlines`)
+    infer, of a script the pieces of its body, with the content type of the first
     generate           refused unless there is exactly one
     generate_stream    server-sent events, for any model
     an event stream    whatever it would be otherwise, in the frames of AWS
 
-What goes wrong after a streamed answer began is its last line, event or frame.
+What goes wrong after a streamed answer began is its last line, event or frame; a body is cut off.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Call:
         elif isinstance(result, MmeError):
             self.fail(result)
         elif not self._over:
-            self._begin_once()
+            self._begin_once(self.wire.content_type)
             self._end()
 
     def respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
@@ -106,12 +107,12 @@ class Call:
         if self._over:
             return
         try:
-            data = self.wire.response(response)
+            content_type, data = self._part(response)
         except Exception as error:  # noqa: BLE001 - a response that can't be written ends this stream and no other
             self.fail(known(error))
             request.cancel()
             return
-        self._begin_once()
+        self._begin_once(content_type)
         self._write(data)
 
     def fail(self, error: MmeError) -> None:
@@ -178,15 +179,21 @@ class Call:
         self._over = True
         self.exchange.respond(status, headers + self._attributes(), (body,))
 
+    def _part(self, response: InferenceResponse) -> tuple[bytes, bytes | memoryview]:
+        """Content type of the whole, if this is the first of several responses, and its bytes."""
+        if self.reply is None:
+            return content_type_of(response), body_of(response)
+        return self.wire.content_type, self.wire.response(response)
+
     # -- to the client -------------------------------------------------------------------------------------------
 
     def _send(self, content_type: bytes, headers: bytes, parts: Parts) -> None:
         self.exchange.respond(200, b"Content-Type: %b\r\n%b" % (content_type, headers), parts)
 
-    def _begin_once(self) -> None:
+    def _begin_once(self, content_type: bytes) -> None:
         if not self._begun:
             self._begun = True
-            self._begin(self.wire.content_type, self._headers(None))
+            self._begin(content_type, self._headers(None))
 
     def _begin(self, content_type: bytes, headers: bytes) -> None:
         self.exchange.begin(200, b"Content-Type: %b\r\n%b" % (content_type, headers))
@@ -195,6 +202,13 @@ class Call:
         self.exchange.write(data)
 
     def _break(self, error: MmeError) -> None:
+        if self.reply is None:  # whatever was appended would be taken for a piece of the body
+            self.exchange.cut()
+            return
+        self._break_off(error)
+
+    def _break_off(self, error: MmeError) -> None:
+        """End with what went wrong."""
         self.exchange.write(self.wire.error(error.message))
         self.exchange.end()
 
@@ -255,6 +269,12 @@ class GenerateStreamCall(Call):
             self.respond(request, result)
             result = None
         super().complete(request, result)
+
+    def _part(self, response: InferenceResponse) -> tuple[bytes, bytes | memoryview]:
+        return self.wire.content_type, self.wire.response(response)
+
+    def _break(self, error: MmeError) -> None:
+        self._break_off(error)
 
 
 class _EventStream(Call):

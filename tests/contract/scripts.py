@@ -85,6 +85,31 @@ def output_fn(prediction, accept):
 MODEL = LogisticRegression(max_iter=200).fit(_DIGITS.data[:500], _DIGITS.target[:500])
 
 
+# Writes as many pieces as it is told to.
+STREAMS = """
+import json, os, time
+
+def model_fn(model_dir):
+    return 1
+
+def transform_fn(model, body, content_type, accept, context):
+    context.set_response_content_type(0, "text/x-pieces")
+    said = json.loads(body)
+    try:
+        for number in range(said["pieces"]):
+            if number == said.get("wait_at"):
+                while not os.path.exists(said["file"]):
+                    time.sleep(0.01)
+            if number == said.get("fail_at"):
+                raise ValueError("in the middle")
+            time.sleep(said.get("pause", 0))
+            yield f"piece {number};"
+    finally:
+        if "left" in said:
+            open(said["left"], "w").close()
+"""
+
+
 def classifier() -> bytes:
     """A model of scikit-learn, as joblib writes it."""
     stream = io.BytesIO()

@@ -207,9 +207,10 @@ def test_a_content_type_of_tensors_means_nothing_to_a_script(asker, content_type
     assert answer.json["content_type"] == content_type
 
 
-def test_large_bodies_pass_both_ways(asker):
-    """Twenty megabytes come back byte for byte."""
-    body = np.random.default_rng(0).integers(0, 256, MEGABYTES_20, dtype=np.uint8).tobytes()
+@pytest.mark.parametrize("size", [0, 1, 70_000, MEGABYTES_20])
+def test_bodies_of_every_size_pass_both_ways(asker, size):
+    """Twenty megabytes and nothing at all come back byte for byte."""
+    body = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8).tobytes()
 
     answer = asker.ask("tells", body, "image/x-echo")
 

@@ -27,10 +27,9 @@ def with_body(config: ModelConfig) -> ModelConfig:
                 f"model '{config.name}': a model of backend '{BACKEND}' has one {what}, {BODY} of TYPE_UINT8 and dims "
                 f"[ -1 ]; leave '{what}' out of its configuration"
             )
-    if config.max_batch_size or config.decoupled:
-        field = "max_batch_size" if config.max_batch_size else "model_transaction_policy"
+    if config.max_batch_size:
         raise invalid_model(
-            f"model '{config.name}': a model of backend '{BACKEND}' gets one request at a time and answers it once; "
-            f"leave '{field}' out of its configuration"
+            f"model '{config.name}': a model of backend '{BACKEND}' gets one request at a time; leave 'max_batch_size' "
+            "out of its configuration"
         )
     return replace(config, inputs=_SPECS, outputs=_SPECS)

@@ -28,6 +28,7 @@ _ARGUMENTS = {
     "transform_fn": ("model", "request_body", "content_type", "accept"),
 }
 _REPLACED = ("input_fn", "predict_fn", "output_fn")  # by transform_fn
+_WRITERS = ("transform_fn", "output_fn")
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -51,6 +52,7 @@ class ScriptFunctions:
             if function is not None:
                 where = f"model '{model}': {name} in {path}"
                 self._functions[name] = _bound(function, where, f"{name}({', '.join(arguments)})", context)
+        self._writers = [getattr(module, name, None) for name in _WRITERS]
         if "transform_fn" in self and any(name in self for name in _REPLACED):
             raise invalid_model(
                 "Cannot use transform_fn implementation in conjunction with input_fn, predict_fn, and/or output_fn "
@@ -59,6 +61,11 @@ class ScriptFunctions:
 
     def __contains__(self, name: str) -> bool:
         return name in self._functions
+
+    @property
+    def streams(self) -> bool:
+        """Whether the function that writes answers is a generator: its pieces are sent as they come."""
+        return any(inspect.isgeneratorfunction(function) for function in self._writers)
 
     def get(self, name: str) -> Callable[..., Any] | None:
         """One of them, to be called without its context; None where the script does not define it."""

@@ -1,5 +1,6 @@
 """A script's model between its load and its end: one request at a time, through the script's functions or the defaults.
 
+A generator that writes the answer is run by us, and its pieces are sent as they come: the model is a decoupled one.
 What its functions print or log goes to standard output and standard error, as in Amazon's containers; where the model
 has a process of its own, that ends up in the server's log. Runs on whatever thread loads, executes or closes.
 """
@@ -10,9 +11,9 @@ import functools
 import logging
 import sys
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.base import ModelResponse
 from model_handlers.body import (
     ACCEPT,
     BODY,
@@ -30,12 +31,12 @@ from model_handlers.python.script.defaults import Defaults
 from model_handlers.python.script.failures import failed_call
 from model_handlers.python.script.formats import TEXT, MalformedBodyError
 from model_handlers.python.script.functions import ScriptFunctions
-from model_handlers.python.script.returned import answer_of
+from model_handlers.python.script.returned import Returned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
-    from model_handlers.base import Device, ModelRequest
+    from model_handlers.base import Device, ModelRequest, ModelResponse, Responder
     from model_handlers.config import ModelConfig
     from model_handlers.python.script.script_file import ScriptFile
 
@@ -53,7 +54,6 @@ class ScriptHost:
     """
 
     def __init__(self, config: ModelConfig, file: ScriptFile, device: Device) -> None:
-        self.config = with_body(config)
         self._name = config.name
         self._default_accept = config.parameters.get(DEFAULT_ACCEPT, DEFAULT_TYPE)
         self._one_at_a_time = threading.Lock()
@@ -65,6 +65,7 @@ class ScriptHost:
         self._script = file.imported(config.name)
         try:
             self._functions = ScriptFunctions(self._script.module, file.path, config.name, self._context)
+            self.config = with_body(replace(config, decoupled=config.decoupled or self._functions.streams))
             self._model = self._loaded(str(file.model_directory))
             self._transform = self._functions.get("transform_fn")
             read = functools.partial(self._defaults.input_fn, self._model)
@@ -75,13 +76,16 @@ class ScriptHost:
             self._script.forget()
             raise
 
-    def answer(self, request: ModelRequest) -> ModelResponse | MmeError:
-        """Have the script answer one request. Threads that call at a time wait for one another."""
+    def answer(self, request: ModelRequest) -> ModelResponse | MmeError | None:
+        """Have the script answer one request, None when it has. Threads that call at a time wait for one another."""
         with self._one_at_a_time:
             try:
-                return self._answered(request)
-            except MmeError as error:
-                return error
+                returned = self._returned(request)
+                if returned.pieces is None or request.responder is None or not self.config.decoupled:
+                    return returned.whole()
+                return self._streamed(returned, returned.pieces, request.responder)
+            except BaseException as error:  # noqa: BLE001 - what a script raises is an answer, see failures.py
+                return self._failed(error)
 
     def close(self) -> None:
         """Forget the model."""
@@ -108,7 +112,33 @@ class ScriptHost:
         except BaseException as error:
             raise failed_load(f"{name} ran", error, self._name) from error
 
-    def _answered(self, request: ModelRequest) -> ModelResponse:
+    def _streamed(
+        self, returned: Returned, pieces: Generator[Any, Any, Any], responder: Responder
+    ) -> ModelResponse | None:
+        """Send the pieces; what goes wrong before the first is raised, and no piece at all is an empty body."""
+        begun = False
+        try:
+            for piece in pieces:
+                if responder.is_cancelled():
+                    pieces.close()
+                    break
+                responder.send(returned.piece(piece), final=False)
+                begun = True
+        except BaseException as error:
+            if not begun:
+                raise
+            responder.send(self._failed(error), final=True)
+            return None
+        if not begun:
+            return returned.piece(b"")
+        responder.send(None, final=True)
+        return None
+
+    def _failed(self, error: BaseException) -> MmeError:
+        """Why the function that writes answers failed, or one before it."""
+        return failed_call("transform_fn" if self._transform is not None else "output_fn", error, self._name)
+
+    def _returned(self, request: ModelRequest) -> Returned:
         content_type = self._word(request, CONTENT_TYPE) or DEFAULT_TYPE
         accept = self._word(request, ACCEPT)
         if not accept or accept == ANY:
@@ -116,13 +146,8 @@ class ScriptHost:
         headers = request_headers(content_type, accept, self._word(request, CUSTOM_ATTRIBUTES))
         self._context.begin(request.id, headers)
         body = self._body(request, content_type)
-        last = "transform_fn" if self._transform is not None else "output_fn"
-        try:
-            returned = self._transformed(body, content_type, accept)
-            answer = answer_of(returned, accept, self._default_accept, self._context, self._name)
-        except BaseException as error:
-            raise failed_call(last, error, self._name) from error
-        return ModelResponse({BODY: answer.body}, {CONTENT_TYPE: answer.content_type})
+        returned = self._transformed(body, content_type, accept)
+        return Returned(returned, accept, self._default_accept, self._context, self._name)
 
     def _transformed(self, body: bytes | str, content_type: str, accept: str) -> Any:
         """What the script returns, by its one function or by its three."""

@@ -44,6 +44,11 @@ def test_an_answer_is_sent_from_where_it_lies():
     assert np.shares_memory(np.frombuffer(body_of(response_of(array)), np.uint8), array)
 
 
+def test_an_answer_may_be_empty():
+    """No bytes at all are a body, too."""
+    assert body_of(response_of(np.zeros(0, np.uint8))).tobytes() == b""
+
+
 @pytest.mark.parametrize(
     ("array", "name", "data_type"),
     [

@@ -84,10 +84,14 @@ class Scripts:
             file.write_bytes(content if isinstance(content, bytes) else content.encode())
         return directory
 
-    def load(self, source, *, device=CPU, name="m", parameters=None, script="code/inference.py", files=None):
+    def load(
+        self, source, *, device=CPU, name="m", parameters=None, script="code/inference.py", files=None, decoupled=False
+    ):
         """The model of such a script."""
         directory = self.write(source, name=name, files=files, script=script)
-        config = ModelConfig(name, "sagemaker", default_model_filename=script, parameters=parameters or {})
+        config = ModelConfig(
+            name, "sagemaker", default_model_filename=script, parameters=parameters or {}, decoupled=decoupled
+        )
         handler = ScriptHandler.load(config, directory / script, device, f"{name}_0_0")
         self._open.append(handler)
         return Loaded(handler)

@@ -141,7 +141,6 @@ def test_a_script_of_broken_syntax_is_refused_unread(tmp_path):
     ("fields", "named"),
     [
         ({"max_batch_size": 4}, "max_batch_size"),
-        ({"decoupled": True}, "model_transaction_policy"),
         ({"inputs": "other"}, "input"),
         ({"outputs": "other"}, "output"),
     ],
