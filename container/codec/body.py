@@ -36,7 +36,7 @@ def body_of(response: InferenceResponse) -> memoryview:
     """
     for name, _, array in response.outputs:
         if name == BODY and array.dtype == np.uint8 and array.flags.c_contiguous:
-            return array.data.cast("B") if array.size else memoryview(b"")  # no view of nothing can be cast
+            return array.data.cast("B")
     raise MmeError(Kind.INTERNAL, f"model '{response.model_name}' was to answer with a body, and did not")
 
 
