@@ -15,6 +15,7 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException, InternalServerError, RequestEntityTooLarge
 
 from container import answers, kserve, metrics, runtime_api, sagemaker
+from container.dashboard import routes as dashboard
 from container.logs import configure
 from container.on_loop import LoopThread, OnLoop, Parts, WaitingExchange
 from container.service import Service
@@ -49,6 +50,8 @@ def make_app(service: Service, on_loop: OnLoop) -> Flask:
     view: View = hot
     for module in (sagemaker, kserve, runtime_api, metrics):
         app.register_blueprint(module.blueprint(service, on_loop, view))
+    if service.dashboard is not None:
+        app.register_blueprint(dashboard.blueprint(service.dashboard, on_loop))
     app.register_error_handler(MmeError, _refused)
     app.register_error_handler(HTTPException, _http_error)
     return app

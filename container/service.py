@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from container.budgets import memory_budget
+from container.dashboard.document import Documents
+from container.dashboard.watcher import Watcher
 from container.emf import EmfReporter
 from container.infer_routes import InferRoutes
 from container.settings import Mode, PingMode, Settings, choose_single_model
@@ -27,7 +29,12 @@ _log = logging.getLogger("mme.service")
 
 
 class Service:
-    """Everything behind HTTP, made from settings."""
+    """Everything behind HTTP, made from settings.
+
+    Attributes:
+        settings, engine, routes: what it was made from, and what it is made of.
+        dashboard: what the page at /dashboard shows, None where it is switched off.
+    """
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
@@ -51,6 +58,8 @@ class Service:
             inference_type=settings.inference_type,
         )
         self._emf = EmfReporter(self.engine, settings) if settings.emf else None
+        self._watcher = Watcher(self.engine) if settings.dashboard else None
+        self.dashboard = Documents(self.engine, settings, self._watcher) if self._watcher is not None else None
         self._loading: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -65,6 +74,8 @@ class Service:
         loop = asyncio.get_running_loop()
         if self._emf is not None:
             self._emf.start(loop)
+        if self._watcher is not None:
+            self._watcher.start(loop)
         self._loading = loop.create_task(self._load_start_models())
 
     async def _load_start_models(self) -> None:
@@ -96,6 +107,8 @@ class Service:
             self._loading.cancel()
         if self._emf is not None:
             self._emf.close()  # before the engine: what unloads because we end is no metric
+        if self._watcher is not None:
+            self._watcher.close()
         await self.engine.close()
 
 

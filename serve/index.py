@@ -61,6 +61,7 @@ def _cached(entry: Entry[Target]) -> dict[str, Any]:
         "host_bytes": entry.footprint.host,
         "device_bytes": entry.footprint.device,
         "leases": entry.leases,
+        "pinned": entry.pinned and entry.resident is not None,
         **_counted(entry.stats),
     }
     if entry.last_used:

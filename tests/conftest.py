@@ -62,4 +62,14 @@ def _ends(thread: threading.Thread) -> bool:
 
 
 def _children() -> list[psutil.Process]:
-    return psutil.Process(os.getpid()).children(recursive=True)
+    """Children of ours and theirs, but for a browser's: it starts and ends them as it likes, and ends with its driver."""
+    processes = psutil.Process(os.getpid()).children(recursive=True)
+    browsers = {child for process in processes for child in _browsers(process)}
+    return [process for process in processes if process not in browsers]
+
+
+def _browsers(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True) if process.name() == "chromedriver" else []
+    except psutil.NoSuchProcess:
+        return []

@@ -171,11 +171,12 @@ def test_the_wheel_carries_every_module_and_no_test(build):
         str(path.relative_to(build.context))
         for package in PACKAGES
         for path in (build.context / package).rglob("*")
-        if path.suffix in {".py", ".pyi", ".proto"} or path.name == "py.typed"
+        if path.suffix in {".py", ".pyi", ".proto", ".html", ".css", ".js"} or path.name == "py.typed"
     }
 
     assert carried == wanted
     assert {"container/codec/decode.py", "container/http1/server.py", "serve/scheduling/batch_queue.py"} <= wanted
+    assert {"container/dashboard/templates/dashboard.html", "container/dashboard/static/dashboard.js"} <= wanted
     assert {"model_handlers/proto/model_config.proto", *(f"{package}/py.typed" for package in PACKAGES)} <= wanted
 
 

@@ -93,6 +93,7 @@ class Settings:
         emf: whether CloudWatch metrics go to standard output.
         emf_namespace, emf_period, emf_top_models: their namespace; seconds between them; models with their own.
         endpoint_name, variant_name: how the metrics name this endpoint.
+        dashboard: whether there is a page at /dashboard.
         notices: sentences to log once at start; no part of equality.
     """
 
@@ -141,6 +142,7 @@ class Settings:
     emf_top_models: int = 0
     endpoint_name: str = "unknown"
     variant_name: str = "AllTraffic"
+    dashboard: bool = True
     notices: tuple[str, ...] = field(default=(), compare=False)
 
     @property

@@ -183,6 +183,12 @@ MME_VARIABLES = (
         default="unknown",
     ),
     Variable("MME_VARIANT_NAME", "variant_name", _DIMENSION, "The production variant's name in those metrics."),
+    Variable(
+        "MME_DASHBOARD",
+        "dashboard",
+        v.boolean,
+        "Serve a page of what happens at /dashboard, to whoever can reach the port; through SageMaker nobody can.",
+    ),
 )
 
 VARIABLES = MME_VARIABLES + TRITON_VARIABLES + SAGEMAKER_VARIABLES

@@ -1,7 +1,7 @@
 """KServe v2 beside inference: health, metadata, configuration, statistics, repository."""
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 
@@ -189,28 +189,26 @@ def test_the_index_tells_what_the_cache_knows(own, json_inputs):
     assert thrice["cache"]["host_bytes"] == own.engine.cache.entries["thrice"].footprint.host > 0
     assert {"device_bytes": 0, "leases": 0, "hits": 1, "misses": 1, "loads": 1}.items() <= thrice["cache"].items()
     assert before < datetime.fromisoformat(thrice["cache"]["last_used"]) < datetime.now(UTC) + timedelta(seconds=1)
-    assert rows["bad"]["cache"] == {"host_bytes": 0, "device_bytes": 0, "leases": 0, "hits": 0, "misses": 1, "loads": 0}
+    blank = {"host_bytes": 0, "device_bytes": 0, "leases": 0, "pinned": False, "hits": 0, "loads": 0}
+    assert rows["bad"]["cache"] == {**blank, "misses": 1}
     assert rows["twice"] == {"name": "twice", "cache": {"hits": 1, "misses": 0, "loads": 1}}, "it is on disk still"
 
 
 def test_the_index_shows_a_load_under_way_and_who_holds_a_model(own, json_inputs):
     """A load by when it began, a request that executes as a lease."""
-    engine = own.engine
-    with own.loads_held_up():
-        waiting = threading.Thread(
-            target=ask, args=(own, "/v2/models/thrice/infer", {"inputs": json_inputs(X=[1, 2, 3, 4])})
-        )
-        waiting.start()
-        while "thrice" not in (rows := index(own)) or rows["thrice"].get("state") != "LOADING":
-            pass
-        entry = own.on_loop.call(engine.cache.lease, "twice")
-        rows = index(own)
+    document = {"inputs": json_inputs(X=[1, 2, 3, 4])}
+    entry = own.on_loop.call(own.engine.cache.lease, "twice")
+    try:
+        with ThreadPoolExecutor(1) as pool, own.loads_held_up():
+            pool.submit(ask, own, "/v2/models/thrice/infer", document)
+            rows = index(own)
+            while rows["thrice"].get("state") != "LOADING":
+                rows = index(own)
+    finally:
         own.on_loop.call(entry.release)
-    waiting.join(20)
 
-    assert abs(datetime.fromisoformat(rows["thrice"]["cache"]["loading_since"]) - datetime.now(UTC)) < timedelta(
-        minutes=1
-    )
+    began = datetime.fromisoformat(rows["thrice"]["cache"]["loading_since"])
+    assert abs(began - datetime.now(UTC)) < timedelta(minutes=1)
     assert rows["twice"]["cache"]["leases"] == 1
     assert "loading_since" not in index(own)["thrice"]["cache"]
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
@@ -118,13 +119,11 @@ def test_a_table_of_what_the_cache_knows(own, capsys, json_inputs):
 
 def test_a_load_under_way_is_shown_with_its_time(own, capsys, json_inputs):
     """LOADING, and for how long."""
-    with own.loads_held_up():
-        waiting = threading.Thread(target=own.infer, args=("thrice", {"inputs": json_inputs(X=[1, 2, 3, 4])}))
-        waiting.start()
+    with ThreadPoolExecutor(1) as pool, own.loads_held_up():
+        pool.submit(own.infer, "thrice", {"inputs": json_inputs(X=[1, 2, 3, 4])})
         while "thrice" not in own.engine.cache.entries or own.engine.cache.entries["thrice"].state.value != "LOADING":
             pass
         rows = {row[0]: row for row in models(capsys, f"http://127.0.0.1:{own.port}")}
-    waiting.join(20)
 
     assert re.fullmatch(r"LOADING \d+ s", rows["thrice"][1])
 
@@ -133,8 +132,10 @@ def test_a_model_that_is_in_use_was_used_now(own, capsys):
     """A request that has been executing for an hour is no use of an hour ago."""
     entry = own.on_loop.call(own.engine.cache.lease, "twice")
     entry.last_used -= 3600
-    cells = [row[4] for row in models(capsys, f"http://127.0.0.1:{own.port}") if row[0] == "twice"]
-    own.on_loop.call(entry.release)
+    try:
+        cells = [row[4] for row in models(capsys, f"http://127.0.0.1:{own.port}") if row[0] == "twice"]
+    finally:
+        own.on_loop.call(entry.release)
 
     assert cells == ["now"]
 

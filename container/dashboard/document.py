@@ -1,0 +1,181 @@
+"""What the page shows, as plain data. On the event loop: it reads the engine's state.
+
+However many models there are, the document stays small: bars for the largest, a row for as many as a person reads,
+and sums of the rest. Names are those that clients use.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from typing import TYPE_CHECKING, Any
+
+from container.settings import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from container.dashboard.watcher import Happening, Watcher
+    from container.settings import Settings
+    from serve.cache_entry import Entry
+    from serve.engine import Engine
+    from serve.target import Target
+
+BARS = 60  # models with a bar of their own in a budget
+ROWS = 50  # models with a row of their own
+_LOADS = 12  # loads under way that are listed
+_LONGEST_REASON = 400  # characters of an error
+
+
+class Documents:
+    """Makes documents, each at most once a second, however many look at it.
+
+    Args:
+        engine: whose models.
+        settings: where they come from.
+        watcher: what it did of late.
+    """
+
+    def __init__(self, engine: Engine, settings: Settings, watcher: Watcher) -> None:
+        self._engine = engine
+        self._source = _source(settings)
+        self._watcher = watcher
+        self._began = time.monotonic()
+        self._last: tuple[int, str, dict[str, Any]] | None = None
+
+    def document(self, wanted: str = "") -> dict[str, Any]:
+        """What the page shows, with rows for models whose name contains `wanted`."""
+        ticks = self._watcher.ticks
+        if self._last is None or self._last[:2] != (ticks, wanted):
+            self._last = (ticks, wanted, self._made(wanted))
+        return self._last[2]
+
+    def _made(self, wanted: str) -> dict[str, Any]:
+        now = time.monotonic()
+        names = self._engine.aliases()
+        entries = list(self._engine.cache.entries.values())
+        matching = [entry for entry in entries if _matches(entry, names, wanted)]
+        shown = heapq.nlargest(ROWS, matching, key=_rank)
+        loads = sorted((entry for entry in entries if entry.task is not None), key=lambda entry: entry.loading_since)
+        return {
+            "at": time.time(),
+            "source": self._source,
+            "uptime": now - self._began,
+            "memory": [memory for kind in ("host", "device") if (memory := self._memory(kind, entries, names, now))],
+            "counts": {
+                "known": len(entries),
+                "resident": self._engine.cache.resident_count,
+                "matching": len(matching),
+                "loading": len(loads),
+            },
+            "models": [_row(entry, names, now) for entry in shown],
+            "rest": _rest(matching, shown),
+            "loading": [_load(entry, names, now) for entry in loads[:_LOADS]],
+            "events": [_told(happening, names) for happening in self._watcher.happenings],
+            "history": self._watcher.history.columns(),
+            "windows": self._watcher.history.windows(),
+        }
+
+    def _memory(
+        self, kind: str, entries: Iterable[Entry[Target]], names: dict[str, str], now: float
+    ) -> dict[str, Any] | None:
+        """One budget and who takes how much of it, the largest first; None where there is no memory of that kind."""
+        room = self._engine.cache.room
+        budget: int = getattr(room.budget, kind)
+        if not budget:
+            return None
+        holding = [entry for entry in entries if getattr(entry.footprint, kind)]
+        bars = heapq.nlargest(BARS, holding, key=lambda entry: (getattr(entry.footprint, kind), entry.name))
+        held = sum(getattr(entry.footprint, kind) for entry in holding)
+        barred = sum(getattr(entry.footprint, kind) for entry in bars)
+        return {
+            "kind": kind,
+            "budget": budget,
+            "held": held,
+            "reserved": getattr(room.reserved, kind),
+            "bars": [{**_bar(entry, names, now), "bytes": getattr(entry.footprint, kind)} for entry in bars],
+            "rest": {"models": len(holding) - len(bars), "bytes": held - barred},
+        }
+
+
+def _source(settings: Settings) -> str:
+    """Where models come from, in one phrase."""
+    return {
+        Mode.PLATFORM: "models as SageMaker loads them",
+        Mode.SINGLE: f"one model in {settings.model_dir}",
+        Mode.STORE: f"archives in {settings.model_store}",
+        Mode.REPOSITORY: f"the repository {settings.model_repository}",
+    }[settings.mode]
+
+
+def _matches(entry: Entry[Target], names: dict[str, str], wanted: str) -> bool:
+    return not wanted or wanted.casefold() in names.get(entry.name, entry.name).casefold()
+
+
+def _rank(entry: Entry[Target]) -> tuple[bool, int, bool, float, str]:
+    """In memory before the rest, there by size, which does not jump about; of the rest those used last."""
+    size = entry.footprint.host + entry.footprint.device
+    return entry.resident is not None, size, entry.task is not None, entry.last_used, entry.name
+
+
+def _idle(entry: Entry[Target], now: float) -> float | None:
+    """Seconds since its last use, None if there was none."""
+    if entry.leases:
+        return 0.0
+    return max(now - entry.last_used, 0.0) if entry.last_used else None
+
+
+def _bar(entry: Entry[Target], names: dict[str, str], now: float) -> dict[str, Any]:
+    return {"name": names.get(entry.name, entry.name), "state": entry.state.value, "idle": _idle(entry, now)}
+
+
+def _row(entry: Entry[Target], names: dict[str, str], now: float) -> dict[str, Any]:
+    resident = entry.resident
+    queued = sum(model.queued for model in resident.models()) if resident is not None else 0
+    return {
+        **_bar(entry, names, now),
+        "reason": entry.reason[:_LONGEST_REASON],
+        "versions": sorted(resident.versions) if resident is not None else [],
+        "pinned": entry.pinned and resident is not None,
+        "host": entry.footprint.host,
+        "device": entry.footprint.device,
+        "hits": entry.stats.hits,
+        "misses": entry.stats.misses,
+        "leases": entry.leases,
+        "waiting": queued + len(entry.waiters),
+    }
+
+
+def _rest(matching: list[Entry[Target]], shown: list[Entry[Target]]) -> dict[str, int]:
+    """Those without a row, summed."""
+    listed = {entry.name for entry in shown}
+    others = [entry.footprint for entry in matching if entry.name not in listed] if len(matching) > len(shown) else []
+    return {
+        "models": len(others),
+        "host": sum(footprint.host for footprint in others),
+        "device": sum(footprint.device for footprint in others),
+    }
+
+
+def _load(entry: Entry[Target], names: dict[str, str], now: float) -> dict[str, Any]:
+    return {
+        "name": names.get(entry.name, entry.name),
+        "seconds": now - entry.loading_since,
+        "waiting": len(entry.waiters),
+    }
+
+
+def _told(happening: Happening, names: dict[str, str]) -> dict[str, Any]:
+    event = happening.event
+    return {
+        "at": event.at,
+        "since": happening.since,
+        "times": happening.times,
+        "deed": event.deed.value,
+        "name": names.get(event.name, event.name),
+        "why": names.get(event.why, event.why)[:_LONGEST_REASON],
+        "host": event.footprint.host,
+        "device": event.footprint.device,
+        "seconds": event.ns / 1e9,
+        "download_seconds": event.download_ns / 1e9,
+    }

@@ -1,0 +1,81 @@
+"""/dashboard: the page, its data as JSON, its two files. A Flask blueprint; views run on the server's threads.
+
+GET /dashboard            the page as things stand; ?filter=… shows models with that in their name
+GET /dashboard/data       the same as JSON
+GET /dashboard/static/…   its style and its script
+
+Everything comes from this server: the policy in the header forbids the page to load or send anything elsewhere, and to
+run or style anything that is not in those two files. On SageMaker nobody but the container itself reaches these routes.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+import orjson
+from flask import Blueprint, Response, render_template, request
+
+from container.dashboard import drawing
+from container.dashboard.history import SECONDS
+
+if TYPE_CHECKING:
+    from container.dashboard.document import Documents
+    from container.on_loop import OnLoop
+
+_POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_LONGEST_FILTER = 200
+
+
+def blueprint(documents: Documents, on_loop: OnLoop) -> Blueprint:
+    """The routes over a watched engine."""
+    routes = Blueprint(
+        "dashboard",
+        __name__,
+        url_prefix="/dashboard",
+        template_folder="templates",
+        static_folder="static",
+        static_url_path="/static",
+    )
+
+    def page() -> Response:
+        wanted = _wanted()
+        text = render_template(
+            "dashboard.html",
+            view=on_loop.call(documents.document, wanted),
+            wanted=wanted,
+            here="" if request.path.endswith("/") else "dashboard/",  # a proxy may put us under another path
+            charts=drawing.CHARTS,
+            seconds=SECONDS,
+            version=_version(),
+            draw=drawing,
+        )
+        return Response(text, headers=_HEADERS, content_type="text/html; charset=utf-8")
+
+    def data() -> Response:
+        document = on_loop.call(documents.document, _wanted())
+        return Response(orjson.dumps(document), headers=_HEADERS, content_type="application/json")
+
+    routes.add_url_rule("", "page", page)
+    routes.add_url_rule("/data", "data", data)
+    return routes
+
+
+def _wanted() -> str:
+    return request.args.get("filter", "").strip()[:_LONGEST_FILTER]
+
+
+def _version() -> str:
+    try:
+        return version("mme")
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        return ""

@@ -1,0 +1,217 @@
+"""The page in a real browser, at a real server that loads, evicts and answers meanwhile."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+EVIL = "<img src=x onerror=\"document.title='owned'\">"
+
+pytestmark = pytest.mark.slow
+
+# Everything in the page but what depends on its width: tags, attributes that say something, and own text.
+DRAWN = """
+return [...document.querySelectorAll("main *")].filter((each) => each.tagName !== "text").map((each) => [
+  each.tagName.toLowerCase(),
+  [...each.attributes].map(({name, value}) => [name, value.replace(/\\s+/g, " ").trim()]).sort(),
+  [...each.childNodes].filter((node) => node.nodeType === 3).map((node) => node.data.trim()).filter(Boolean),
+]);
+"""
+
+
+def test_bars_are_as_wide_as_their_bytes(served, page):
+    """Each model's piece of the budget has its share of the bar, and the rest of the bar is free."""
+    running = served({"big": 100, "middle": 50, "small": 25}, "big", "middle", "small", device_budget=10**9)
+    page.open(running)
+
+    widths = page.widths('[data-kind="host"] .segment')
+    whole = page.run("return document.querySelector('[data-kind=host] .bar').getBoundingClientRect().width")
+    for name, megabytes in (("big", 100), ("middle", 50), ("small", 25)):
+        assert widths[name] / whole == pytest.approx(megabytes / 200, abs=0.002)
+    assert page.text('[data-kind="host"] figcaption') == "On the host 175 MB of 200 MB held by models"
+    assert page.widths('[data-kind="device"] .segment') == {}
+    shares = page.run(
+        "return [...document.querySelectorAll('#rows .held')].map((each) => each.getBoundingClientRect().width)"
+    )
+    assert [share / shares[0] for share in shares] == pytest.approx([1, 0.5, 0.25], abs=0.02)
+
+
+def test_a_load_and_an_eviction_appear_while_the_page_is_open(served, page, ask, until):
+    """The load with its time while it lasts; then the new bar, who went for it, and how much that freed."""
+    running = served({"old": 120, "kept": 30, "new": 90}, "old", "kept")
+    ask(running, "kept")
+    page.open(running)
+    assert set(page.widths(".segment")) == {"old", "kept"}
+
+    with ThreadPoolExecutor(1) as pool, running.loads_held_up():
+        pool.submit(ask, running, "new")
+        until(lambda: page.text("#loading li").startswith("new for "), "the load")
+        assert "1 request waiting" in page.text("#loading li")
+        assert page.rows()["new"]["state"] == "loading"
+        before = page.text("#loading li")
+        until(lambda: page.text("#loading li") != before, "its time to go on")
+
+    until(lambda: set(page.widths(".segment")) == {"new", "kept"}, "the new bar")
+    until(lambda: page.texts("#loading li") == [], "the end of the load")
+    happened = page.texts("#events li > span + span")
+    assert happened[1] == "old evicted for new: 120 MB"
+    assert happened[0].startswith("new loaded in ")
+    assert happened[0].endswith(": 90.0 MB")
+    assert (page.rows()["old"]["state"], page.rows()["old"]["note"]) == ("unavailable", "evicted for 'new'")
+    assert page.count("#events li.new") == 2
+    until(
+        lambda: page.run("return document.querySelector('[data-field=evictions]').getAttribute('d')"),
+        "the mark of the eviction",
+    )
+
+
+def test_hits_and_misses_move(served, page, ask, until):
+    """In the model's row, in the chart's words and in its shape."""
+    running = served({"a": 10, "b": 10}, "a")
+    page.open(running)
+    assert page.text('[data-chart="cache"] output') == "no requests"
+    assert page.rows()["a"]["hits"] == "0"
+
+    for _ in range(3):
+        ask(running, "a")
+    ask(running, "b")
+
+    until(lambda: page.text('[data-chart="cache"] output') == "75.0 % hits: 3 hits, 1 missed", "the counts")
+    rows = page.rows()
+    assert [(rows[name]["hits"], rows[name]["misses"]) for name in "ab"] == [("3", "0"), ("0", "1")]
+    assert page.run("return document.querySelector('[data-chart=cache] .first').getBBox().height") > 0
+    assert page.run("return document.querySelector('[data-chart=requests] .first').getBBox().height") > 0
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_name_full_of_markup_is_a_name(served, page, scripts):
+    """It is shown letter by letter, in the bar, the table and the events, and does nothing."""
+    running = served({EVIL: 10, "<script>alert(1)</script>".replace("/", "\\"): 20}, EVIL)
+    page.open(running, "/dashboard?filter=%22%3E%3Cimg%20src=x%20onerror=alert(1)%3E", scripts=scripts)
+    page.open(running, scripts=scripts)
+
+    assert EVIL in page.rows()
+    assert page.widths(".segment").keys() == {EVIL}
+    assert any(text.startswith(EVIL) for text in page.texts("#events li b"))
+    assert page.driver.title == "mme"
+    assert page.count("img") == 0
+    assert page.count("script") == 1
+
+
+def test_without_scripts_it_shows_the_same(served, page, ask):
+    """Bars, table, charts and events as the server wrote them; the filter is a form."""
+    running = served({"big": 100, "small": 30, "other": 10}, "big", "small")
+    ask(running, "small")
+    page.open(running, scripts=False)
+
+    assert set(page.widths(".segment")) == {"big", "small"}
+    assert page.rows()["big"]["memory"] == "100 MB"
+    assert page.count("#events li") == 2
+    assert page.text("#live") == "new every 5 seconds"
+    field = page.driver.find_element("id", "filter")
+    field.send_keys("MAL\n")
+    assert set(page.rows()) == {"small"}
+    assert page.text("#matching") == "1 of 2"
+    assert page.driver.find_element("id", "filter").get_attribute("value") == "MAL"
+
+
+def test_what_the_script_draws_is_what_the_server_wrote(served, page, ask, tmp_path):
+    """From the same data both make the same page, so that nothing jumps when the first data come."""
+    running = served({"big": 100, "small": 30, "next": 90}, "big", "small", device_budget=10**9, pins=("small",))
+    (tmp_path / "repository" / "bad" / "1").mkdir(parents=True)
+    (tmp_path / "repository" / "bad" / "1" / "model.onnx").write_bytes(b"no model")
+    watcher = running.service._watcher
+    for name in ("small", "next", "next", "bad", "bad"):
+        ask(running, name)
+        running.on_loop.call(watcher.sample)
+    running.on_loop.call(watcher.close)  # from now on the data stay as they are
+
+    page.open(running, scripts=False)
+    written = page.run(DRAWN)
+    page.open(running)
+    drawn = page.run(DRAWN)
+
+    assert drawn == written
+    assert page.rows()["small"]["note"] == "pinned"
+    assert len(written) > 150
+
+
+def test_the_filter_finds_models_while_one_types(served, page, until):
+    """Letter case does not count, and what is not found is counted."""
+    running = served(
+        {f"tenant-{number}": 10 for number in range(6)} | {"iris": 5}, *(f"tenant-{n}" for n in range(6)), "iris"
+    )
+    page.open(running)
+    field = page.driver.find_element("id", "filter")
+
+    field.send_keys("IRI")
+    until(lambda: set(page.rows()) == {"iris"}, "the filter to apply")
+    assert page.text("#matching") == "1 of 7"
+    assert len(page.widths(".segment")) == 7
+    field.clear()
+    field.send_keys("tenant-4")
+    until(lambda: set(page.rows()) == {"tenant-4"}, "the filter to change")
+
+
+def test_a_server_that_does_not_answer_is_said_and_waited_for(served, page, ask, until):
+    """What was there stays to be seen; once it answers again, the page goes on."""
+    running = served({"a": 10}, "a")
+    page.open(running)
+    conditions = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    page.driver.execute_cdp_cmd("Network.enable", {})
+    page.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": True, **conditions})
+    until(lambda: page.text("#live") == "the server does not answer; trying again", "the page to notice")
+    assert set(page.widths(".segment")) == {"a"}
+    ask(running, "a")
+
+    page.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": False, **conditions})
+    until(lambda: page.text("#live") == "live", "the page to go on")
+    until(lambda: page.rows()["a"]["hits"] == "1", "what happened meanwhile")
+    assert all("ERR_INTERNET_DISCONNECTED" in complaint for complaint in page.complaints())
+
+
+def test_the_pointer_reads_one_second_of_every_chart(served, page, ask, until):
+    """Where it points, all charts tell of that second; when it leaves, of now."""
+    running = served({"a": 10}, "a")
+    watcher = running.service._watcher
+    running.on_loop.call(watcher.close)
+    for times in (0, 2, 0, 0):
+        for _ in range(times):
+            ask(running, "a")
+        running.on_loop.call(watcher.sample)
+    page.open(running)
+
+    plot = page.driver.find_element("css selector", '[data-chart="requests"] .plot svg')
+    box = plot.rect
+    event = """arguments[0].dispatchEvent(new PointerEvent(arguments[1], {bubbles: true, clientX: arguments[2]}))"""
+    page.run(event, plot, "pointermove", box["x"] + box["width"] * (1 - 2.5 / 300))
+    assert page.text('[data-chart="requests"] output') == "3 s ago: 2 answered, 0 failed"
+    assert page.text('[data-chart="cache"] output') == "3 s ago: 100.0 % hits: 2 hits, 0 missed"
+    page.run(event, plot, "pointerleave", 0)
+    assert page.text('[data-chart="requests"] output') == "0 answered, 0 failed"
+
+
+@pytest.mark.parametrize("width", [340, 700, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_every_width_and_both_schemes(served, page, ask, width, scheme):
+    """Nothing sticks out at the side, text stands off from what is behind it, pictures and fields have names."""
+    long = "tenant-with-a-very-long-name-that-nobody-could-remember-" + "x" * 60
+    running = served({"big": 100, long: 30}, "big", long)
+    ask(running, "big")
+    page.open(running, scheme=scheme, width=width)
+
+    assert page.run("return document.scrollingElement.scrollWidth") <= width
+    colours = page.run("""return ["color", "backgroundColor"].map((name) =>
+        getComputedStyle(document.body)[name].match(/[0-9.]+/g).slice(0, 3).map(Number))""")
+    text, behind = map(_luminance, colours)
+    assert (behind > 0.5) == (scheme == "light")
+    assert (max(text, behind) + 0.05) / (min(text, behind) + 0.05) > 7
+    assert page.count('svg[role="img"]:not([aria-label])') == 0
+    assert page.count("svg:not([role=img]):not([aria-hidden]):not(.segment)") == 0
+    assert page.run("return document.getElementById('filter').labels.length") == 1
+    assert page.run("return getComputedStyle(document.querySelector('#rows th')).overflowWrap") == "anywhere"
+
+
+def _luminance(rgb):
+    """Of a colour, as the Web Content Accessibility Guidelines count it."""
+    channels = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
+    return sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), channels, strict=True))

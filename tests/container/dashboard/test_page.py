@@ -1,0 +1,188 @@
+"""The page as the server writes it, and its data, without a browser."""
+
+import html
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from container.dashboard.document import BARS, ROWS
+from container.settings import Mode
+
+EVIL = "<img src=x onerror=\"document.title='owned'\">"
+
+
+def data(running, query=""):
+    """The page's data."""
+    reply = running.http("GET", f"/dashboard/data{query}")
+    assert reply.status == 200
+    return reply.json
+
+
+def test_the_data_tell_memory_models_and_what_happened(served, ask):
+    """Budgets with their bars, rows, loads, events and seconds, in bytes and seconds."""
+    running = served({"big": 100, "small": 30, "next": 80}, "big", "small", device_budget=1000)
+    ask(running, "small")
+    ask(running, "next")
+
+    found = data(running)
+
+    host, device = found["memory"]
+    assert (host["kind"], host["budget"], host["held"], host["reserved"]) == ("host", 200_000_000, 110_000_000, 0)
+    assert [(bar["name"], bar["bytes"]) for bar in host["bars"]] == [("next", 80_000_000), ("small", 30_000_000)]
+    assert (device["kind"], device["budget"], device["bars"]) == ("device", 1000, [])
+    assert found["counts"] == {"known": 3, "resident": 2, "matching": 3, "loading": 0}
+    rows = {row["name"]: row for row in found["models"]}
+    assert list(rows) == ["next", "small", "big"]
+    assert (rows["small"]["hits"], rows["small"]["misses"], rows["small"]["versions"]) == (1, 0, [1])
+    assert (rows["next"]["hits"], rows["next"]["misses"]) == (0, 1)
+    assert (rows["big"]["state"], rows["big"]["reason"]) == ("UNAVAILABLE", "evicted for 'next'")
+    assert 0 <= rows["next"]["idle"] <= rows["small"]["idle"] <= rows["big"]["idle"] < 60
+    assert [(event["deed"], event["name"]) for event in found["events"]][:2] == [("loaded", "next"), ("evicted", "big")]
+    assert set(map(len, found["history"].values())) == {len(found["history"]["hits"])}
+    assert "repository" in found["source"]
+
+
+def test_a_load_under_way_is_in_the_data(served, ask, until):
+    """With its time and those who wait for it."""
+    running = served({"a": 10, "b": 90}, "a")
+    with ThreadPoolExecutor(1) as pool, running.loads_held_up():
+        answer = pool.submit(ask, running, "b")
+        [load] = until(lambda: data(running)["loading"], "the load")
+        assert (load["name"], load["waiting"]) == ("b", 1)
+        assert 0 <= load["seconds"] < 60
+        [row] = [row for row in data(running)["models"] if row["name"] == "b"]
+        assert (row["state"], row["waiting"]) == ("LOADING", 1)
+    assert answer.result().status == 200
+    until(lambda: not data(running)["loading"], "the end of the load")
+
+
+def test_a_model_in_use_was_used_now(served):
+    """However long ago its lease began."""
+    running = served({"a": 10}, "a")
+    entry = running.on_loop.call(running.engine.cache.lease, "a")
+    entry.last_used -= 3600
+    running.on_loop.call(running.service._watcher.sample)
+    row = data(running)["models"][0]
+    running.on_loop.call(entry.release)
+    assert (row["idle"], row["leases"]) == (0, 1)
+
+
+def test_many_models_are_bars_and_rows_up_to_a_number_and_a_sum(served):
+    """The largest have their own; the rest are counted and summed, and a filter finds them."""
+    sizes = {f"m{number:03d}": 200 - number for number in range(BARS + 5)}
+    running = served(sizes, *sizes, budget=1 << 40)
+
+    found = data(running)
+
+    [memory] = found["memory"]
+    assert [bar["name"] for bar in memory["bars"]] == [f"m{number:03d}" for number in range(BARS)]
+    assert memory["rest"] == {"models": 5, "bytes": sum(200 - number for number in range(BARS, BARS + 5)) * 1_000_000}
+    assert sum(bar["bytes"] for bar in memory["bars"]) + memory["rest"]["bytes"] == memory["held"]
+    assert len(found["models"]) == ROWS
+    assert found["rest"]["models"] == BARS + 5 - ROWS
+    assert sum(row["host"] for row in found["models"]) + found["rest"]["host"] == memory["held"]
+    last = f"m{BARS + 4:03d}"
+    filtered = data(running, f"?filter={last.upper()}")
+    assert ([row["name"] for row in filtered["models"]], filtered["counts"]["matching"]) == ([last], 1)
+    assert filtered["rest"] == {"models": 0, "host": 0, "device": 0}
+    assert len(filtered["memory"][0]["bars"]) == BARS, "bars are of all models, whatever the filter"
+    page = running.http("GET", "/dashboard").body.decode()
+    assert f"and {BARS + 5 - ROWS} models more" in page
+    assert len(page) < 100_000
+
+
+def test_however_many_look_a_document_is_made_once_a_second(served, monkeypatch):
+    """Whoever asks in the same second with the same filter gets the same one."""
+    running = served({"a": 10}, "a")
+    running.on_loop.call(running.service._watcher.close)
+    first = running.on_loop.call(running.service.dashboard.document)
+    assert running.on_loop.call(running.service.dashboard.document) is first
+    assert running.on_loop.call(running.service.dashboard.document, "x") is not first
+    again = running.on_loop.call(running.service.dashboard.document)
+    running.on_loop.call(running.service._watcher.sample)
+    assert running.on_loop.call(running.service.dashboard.document) is not again
+
+
+@pytest.mark.parametrize("path", ["/dashboard", "/dashboard/"])
+def test_the_page_is_complete_without_scripts(served, path):
+    """Every model, its bytes and its bar are in the HTML; its files are beside it, whatever a proxy puts before it."""
+    running = served({"big": 100, "small": 30}, "big", "small")
+
+    reply = running.http("GET", path)
+
+    page = reply.body.decode()
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    assert re.findall(r'<svg class="segment model[^"]*"\s+x="([^"]+)%" width="([^"]+)%"', page) == [
+        ("0", "50"),
+        ("50", "15"),
+    ]
+    assert "130\N{NO-BREAK SPACE}MB of 200\N{NO-BREAK SPACE}MB held by models" in page
+    here = "" if path.endswith("/") else "dashboard/"
+    for file, kind in re.findall(rf'(?:href|src)="{here}(static/dashboard\.(css|js))"', page):
+        answer = running.http("GET", f"/dashboard/{file}")
+        assert answer.status == 200
+        assert {"css": "text/css", "js": "javascript"}[kind] in answer.headers["content-type"]
+    assert len(re.findall(r"https?://", page)) == 0, "nothing comes from anywhere else"
+
+
+def test_the_policy_forbids_everything_that_is_not_ours(served):
+    """No script, style, frame or request but to this server; nothing is cached, nothing is guessed."""
+    running = served({"a": 10}, "a")
+    for path in ("/dashboard", "/dashboard/data"):
+        headers = running.http("GET", path).headers
+        policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        assert (headers["cache-control"], headers["x-content-type-options"]) == ("no-store", "nosniff")
+
+
+def test_names_and_filters_are_text_in_the_page(served, tmp_path, ask):
+    """Markup in a model's name, in an error about it or in the filter stays text."""
+    running = served({EVIL: 10}, EVIL)
+    bad = "<b>bad"
+    (tmp_path / "repository" / bad / "1").mkdir(parents=True)
+    (tmp_path / "repository" / bad / "1" / "model.onnx").write_bytes(b"no model")
+    running.http("POST", "/v2/models/%3Cb%3Ebad/infer", {}, b'{"inputs": []}')
+
+    page = running.http("GET", "/dashboard?filter=%3Cb%3E%22%3E%3Cscript%3E").body.decode()
+    assert html.escape('<b>"><script>', quote=True).replace("&quot;", "&#34;") in page
+    page += running.http("GET", "/dashboard").body.decode()
+
+    assert "<img" not in page
+    assert "<b>bad" not in page
+    assert page.count("<script") == 2
+    assert "&lt;img src=x onerror=&#34;document.title=&#39;owned&#39;&#34;&gt;" in page
+    assert [bar["name"] for bar in data(running)["memory"][0]["bars"]] == [EVIL]
+
+
+def test_a_platforms_models_are_shown_as_clients_name_them(start, tmp_path, put):
+    """By TargetModel, also in what happened, and the filter finds them by it."""
+    running = start(mode=Mode.PLATFORM)
+    put["multiple"](tmp_path / "0a1b", "model", 2.0)
+    body = json.dumps({"model_name": "0a1b", "url": str(tmp_path / "0a1b")}).encode()
+    header = {"X-Amzn-SageMaker-Target-Model": "tenant/bert.tar.gz"}
+    assert running.http("POST", "/models", header, body).status == 200
+
+    found = data(running, "?filter=bert")
+
+    assert [row["name"] for row in found["models"]] == ["tenant/bert.tar.gz"]
+    assert [event["name"] for event in found["events"]] == ["tenant/bert.tar.gz"]
+
+
+def test_it_can_be_switched_off(served):
+    """Then there is no page, no data, and nobody watches."""
+    running = served({"a": 10}, "a", dashboard=False)
+    for path in ("/dashboard", "/dashboard/data", "/dashboard/static/dashboard.js"):
+        assert running.http("GET", path).status == 404
+    assert running.service._watcher is None
+
+
+def test_another_wsgi_server_shows_it_too(served, wsgi_server, raw_http):
+    """The page, its data and its files."""
+    running = served({"a": 10}, "a")
+    port = wsgi_server(running.app)
+    assert b"<title>mme</title>" in raw_http(port, "GET", "/dashboard").body
+    assert raw_http(port, "GET", "/dashboard/data").json["counts"]["known"] == 1
+    assert b"use strict" in raw_http(port, "GET", "/dashboard/static/dashboard.js").body

@@ -1,0 +1,111 @@
+"""What is remembered of a server at work: seconds, and what the cache did."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from container.settings import Mode
+from serve.cache_events import CacheEvent, Deed
+from serve.request import Timings
+from serve.stats import ModelStats
+
+
+def columns(running):
+    """The seconds so far."""
+    return running.on_loop.call(running.service._watcher.history.columns)
+
+
+def happened(running):
+    """What is remembered, newest first."""
+    return [(h.event.deed, h.event.name, h.times) for h in running.service._watcher.happenings]
+
+
+def test_a_second_holds_what_happened_in_it(served, ask, until):
+    """Hits, misses, answers, failures and memory add up over the samples, which come by themselves."""
+    running = served({"a": 50, "b": 60}, "a")
+    for name, status in (("a", 200), ("a", 200), ("b", 200), ("b", 200), ("nobody", 400)):
+        assert ask(running, name).status == status
+    assert running.infer("a", {"inputs": []}).status == 400
+    until(lambda: sum(columns(running)["succeeded"]) == 4, "the second to be over")
+
+    found = columns(running)
+    sums = {name: sum(found[name]) for name in ("hits", "misses", "succeeded", "failed", "loads", "evictions")}
+    assert sums == {"hits": 4, "misses": 1, "succeeded": 4, "failed": 1, "loads": 2, "evictions": 0}
+    assert (found["resident"][-1], found["host"][-1], found["device"][-1]) == (2, 110_000_000, 0)
+    assert all(value > 0 for value in found["compute_ms"] if value is not None)
+    before = len(found["hits"])
+    until(lambda: len(columns(running)["hits"]) > before, "the next second")
+
+
+def test_requests_that_wait_for_their_model_are_counted(served, ask, until):
+    """While its load lasts, and not after."""
+    running = served({"a": 50, "b": 50}, "a")
+    with ThreadPoolExecutor(2) as pool, running.loads_held_up():
+        waiting = [pool.submit(ask, running, "b") for _ in range(2)]
+        until(lambda: columns(running)["cold"][-1:] == [2], "both to wait")
+    assert [answer.result().status for answer in waiting] == [200, 200]
+    until(lambda: columns(running)["cold"][-1:] == [0], "the second after")
+
+
+def test_requests_that_wait_for_a_lane_are_counted(start, tmp_path, put, json_inputs, until):
+    """While its model collects a batch."""
+    put["arithmetic"](tmp_path, "patient")
+    (tmp_path / "patient" / "config.pbtxt").write_text(
+        "max_batch_size: 8 dynamic_batching { preferred_batch_size: [8] max_queue_delay_microseconds: 5000000 }"
+    )
+    running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, load_models=("patient",))
+    rows = [[1, 2, 3, 4]]
+    document = {"inputs": json_inputs(A=rows, B=rows)}
+    with ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(running.infer, "patient", document) for _ in range(3)]
+        until(lambda: columns(running)["queued"][-1:] == [3], "three to wait")
+        waiting += [pool.submit(running.infer, "patient", document) for _ in range(5)]
+        assert [answer.result().status for answer in waiting] == [200] * 8
+
+
+def test_steps_inside_an_archive_are_no_requests(served, ask, until):
+    """What a target's members execute is not counted beside the target's own requests."""
+    running = served({"a": 10}, "a")
+    member = ModelStats()
+    member.succeeded(1000, 1000, 1, 1, Timings(0, 0, 0, 0))
+    running.on_loop.call(running.engine.stats.__setitem__, ("a:member", 1), member)
+    ask(running, "a")
+    until(lambda: sum(columns(running)["succeeded"]), "the second to be over")
+    assert sum(columns(running)["succeeded"]) == 1
+
+
+def test_an_eviction_is_remembered_once(served, ask, until):
+    """Whom it was for and how much it freed; the unload that follows from it is not told again."""
+    running = served({"a": 120, "b": 110}, "a")
+    ask(running, "b")
+    running.http("POST", "/v2/repository/models/b/unload")
+
+    until(lambda: len(happened(running)) == 4, "the unload")
+    assert happened(running) == [
+        (Deed.UNLOADED, "b", 1),
+        (Deed.LOADED, "b", 1),
+        (Deed.EVICTED, "a", 1),
+        (Deed.LOADED, "a", 1),
+    ]
+    (evicted,) = [h.event for h in running.service._watcher.happenings if h.event.deed is Deed.EVICTED]
+    assert (evicted.why, evicted.footprint.host) == ("b", 120_000_000)
+
+
+def test_a_load_that_fails_again_and_again_is_one_line(served, tmp_path, ask):
+    """With how often, at the time of the last; another model's, or another reason, is another line."""
+    running = served({"a": 10}, "a")
+    for name in ("bad", "worse"):
+        (tmp_path / "repository" / name / "1").mkdir(parents=True)
+        (tmp_path / "repository" / name / "1" / "model.onnx").write_bytes(b"no model")
+    for name in ("bad", "worse", "bad", "bad"):
+        ask(running, name)
+
+    assert happened(running) == [(Deed.FAILED, "bad", 3), (Deed.FAILED, "worse", 1), (Deed.LOADED, "a", 1)]
+    (bad, *_) = running.service._watcher.happenings
+    assert bad.since < bad.event.at
+
+
+def test_only_the_last_events_are_kept(served):
+    """However much happens."""
+    running = served({"a": 10}, "a")
+    for number in range(100):
+        running.on_loop.call(running.engine.cache.events.tell, CacheEvent(Deed.LOADED, f"m{number}"))
+    assert [name for _, name, _ in happened(running)] == [f"m{number}" for number in range(99, 39, -1)]
