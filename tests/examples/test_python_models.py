@@ -30,6 +30,7 @@ MEMBERS = {
     "embedder": ("pipeline", ["encoder"]),
     "embedder-ensemble": ("ensemble", ["encoder", "tokenizer"]),
     "counter": ("counter", []),
+    "digits-script": ("unpacked", []),
 }
 
 
@@ -156,8 +157,18 @@ def test_the_section_on_streams_shows_that_all_parts_came(endpoint, screen, caps
     assert "✓" in screen.file.getvalue()
 
 
+def test_the_section_on_the_script_shows_how_well_it_reads(endpoint, screen, capsys):
+    """What was sent and came back, digits as pictures, and the share that it reads rightly."""
+    demo_sections.read_digits(endpoint, screen)
+    shown = screen.file.getvalue()
+
+    assert "JSON of 360 digits" in capsys.readouterr().out
+    assert "7 (100%), is 7" in shown
+    assert "of 360 digits" in shown
+
+
 def test_wrong_answers_end_the_demo():
-    """Embeddings of other sentences, too few of them, NaN; parts that are missing or out of order."""
+    """Embeddings of other sentences, too few of them, NaN; parts missing or out of order; digits misread or missing."""
     right = REFERENCE["embeddings"]
 
     assert demo_sections.check_embeddings("right", right, right) >= 0.9999
@@ -167,6 +178,10 @@ def test_wrong_answers_end_the_demo():
     for numbers in ([], [1, 2, 3, 4], [1, 2, 4, 3, 5]):
         with pytest.raises(DemoError, match="counted"):
             demo_sections.check_count("stream", numbers)
+    assert demo_sections.check_digits([1] * 99 + [2], [1] * 100) == 0.99
+    for labels in ([1] * 94 + [2] * 6, [1] * 99, []):
+        with pytest.raises(DemoError, match="digits"):
+            demo_sections.check_digits(labels, [1] * 100)
 
 
 def test_the_demo_exits_with_an_error_when_something_is_wrong(monkeypatch, capsys, tmp_path):
