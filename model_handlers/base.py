@@ -109,6 +109,13 @@ class Responder(Protocol):
         """Have `tell` called, once and on any thread, when that happens; at once if it has."""
 
 
+class Watch(Protocol):
+    """Looks after descriptors that a handler will hear on."""
+
+    def __call__(self, descriptors: tuple[int, ...]) -> None:
+        """Look after these from now on. The same tuple, by identity, means the same descriptors."""
+
+
 FLAG_SEQUENCE_START = 1
 FLAG_SEQUENCE_END = 2
 
@@ -155,6 +162,7 @@ class Handler(ABC):
         sees_requests: whether batches come as lists of requests (`execute_requests`) instead of collated tensors
             (`execute`): models that are code of the model's author.
         placement: where instances execute when the configuration does not say.
+        patience: seconds that a batch sent by `send_requests` may take; 0 where batches can't be sent.
     """
 
     backend: ClassVar[str]
@@ -164,6 +172,7 @@ class Handler(ABC):
     inline: ClassVar[bool] = False
     sees_requests: ClassVar[bool] = False
     placement: ClassVar[Placement] = Placement.INLINE
+    patience: float = 0.0
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -221,6 +230,37 @@ class Handler(ABC):
         Returns:
             for each request its response, or the error that is its own; None where its responder has got its
             responses, or will.
+
+        Raises:
+            MmeError: what befell the whole batch.
+        """
+        raise NotImplementedError
+
+    def send_requests(self, requests: Sequence[ModelRequest], watch: Watch) -> bool:  # noqa: ARG002 - its interface
+        """Have a batch begun elsewhere, where that takes microseconds: for the event loop, which can't wait.
+
+        Until its answers are taken nothing else is asked of the handler.
+
+        Args:
+            requests: the batch.
+            watch: told the descriptors, before anything is sent: one of them becomes readable when there are answers
+                or something is wrong. It may raise OSError.
+
+        Returns:
+            False where nothing was sent: have `execute_requests` do it.
+        """
+        return False
+
+    def take_answers(self) -> list[ModelResponse | MmeError | None] | None:
+        """The answers to what was sent, as `execute_requests` returns them; None where getting them may take a while.
+
+        Raises:
+            MmeError: what befell the whole batch.
+        """
+        raise NotImplementedError
+
+    def await_answers(self) -> list[ModelResponse | MmeError | None]:
+        """The same once `take_answers` gave None, or when `patience` is over; for a thread that can wait.
 
         Raises:
             MmeError: what befell the whole batch.

@@ -6,6 +6,7 @@ or on the event loop for models so quick that a thread hand-off would cost more 
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -22,7 +23,7 @@ from serve.request import InferenceRequest, InferenceResponse, Timings
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from model_handlers.base import Handler
+    from model_handlers.base import Handler, Watch
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import Array, TensorSpec
     from serve.open_request import Post
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mme.instance")
 _now = time.perf_counter_ns
 _POLL_SECONDS = 0.005
+_NOTHING: tuple[Batch, int, int] = ([], 0, 0)  # a batch that was sent, when it began, and when it was sent
 _BRIEF_NS = 50_000  # below it nobody asks who used the time: the system call costs half a microsecond
 
 
@@ -99,9 +101,7 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
     """Run one batch. Never raises: what goes wrong becomes the error of every request in the batch."""
     start = collated = executed = _now()
     processor = time.thread_time_ns()
-    size = 0
-    for request in batch:
-        size += request.batch_size
+    size = _size(batch)
     uniform = False
     try:
         results: Sequence[InferenceResponse | MmeError | None]
@@ -111,7 +111,7 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
             answers = handler.execute_requests(requests)
             executed = _now()
             results = collect(signature, batch, answers)
-            uniform = all(isinstance(result, InferenceResponse) for result in results)
+            uniform = _all_responses(results)
         else:
             names = _wanted(signature, batch)
             inputs = collate(signature, batch)
@@ -120,23 +120,42 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
             executed = _now()
             results = scatter(signature, batch, names, arrays, size)
             uniform = True
-    except MmeError as error:
-        results = [error] * len(batch)
-    except MemoryError as error:  # numpy's too, when a batch is joined
-        results = [out_of_memory(f"model '{signature.name}' ran out of memory: {error}")] * len(batch)
     except Exception as error:  # noqa: BLE001 - a lane must survive whatever a framework throws, or its model stands still
-        _log.exception("model '%s' failed in a way its handler does not know", signature.name)
-        message = f"model '{signature.name}' failed: {type(error).__name__}: {error}"
-        results = [MmeError(Kind.INTERNAL, message)] * len(batch)
+        results = [_failure(signature, error)] * len(batch)
     done = _now()
     timings = Timings(start, collated - start, executed - collated, done - executed)
-    for result in results:
-        if isinstance(result, InferenceResponse):
-            result.timings = timings
+    _time(results, timings)
     took = done - start
     if took > _BRIEF_NS:
         took = time.thread_time_ns() - processor
     return Execution(batch, results, size, timings, took, uniform=uniform)
+
+
+def _size(batch: Batch) -> int:
+    size = 0
+    for request in batch:
+        size += request.batch_size
+    return size
+
+
+def _all_responses(results: Sequence[InferenceResponse | MmeError | None]) -> bool:
+    return all(isinstance(result, InferenceResponse) for result in results)
+
+
+def _time(results: Sequence[InferenceResponse | MmeError | None], timings: Timings) -> None:
+    for result in results:
+        if isinstance(result, InferenceResponse):
+            result.timings = timings
+
+
+def _failure(signature: Signature, error: Exception) -> MmeError:
+    """What the requests of a batch are told of an exception."""
+    if isinstance(error, MmeError):
+        return error
+    if isinstance(error, MemoryError):  # numpy's too, when a batch is joined
+        return out_of_memory(f"model '{signature.name}' ran out of memory: {error}")
+    _log.error("model '%s' failed in a way its handler does not know", signature.name, exc_info=error)
+    return MmeError(Kind.INTERNAL, f"model '{signature.name}' failed: {type(error).__name__}: {error}")
 
 
 def _wanted(signature: Signature, batch: Batch) -> tuple[str, ...]:
@@ -262,6 +281,9 @@ def collect(
 class Instance:
     """A lane with a thread of its own.
 
+    Where the handler can send batches to another process, they are sent and received on the event loop (`send`,
+    `receive`), and the thread has what would take long.
+
     Args:
         name: `<model>_<group>_<index>`, the thread's name too.
         handler: what executes; may be shared with other lanes on the same device.
@@ -291,7 +313,8 @@ class Instance:
         self._pull = pull
         self._report = report
         self._post = post
-        self._inbox: SimpleQueue[Batch | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Callable[[], Execution] | None] = SimpleQueue()
+        self._sent = _NOTHING
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
 
     def __repr__(self) -> str:
@@ -303,7 +326,7 @@ class Instance:
 
     def run(self, batch: Batch) -> None:
         """Have the idle lane execute a batch, then whatever it can pull."""
-        self._inbox.put(batch)
+        self._inbox.put(functools.partial(self.execute, batch))
 
     def execute(self, batch: Batch) -> Execution:
         """Execute a batch on the calling thread, while the lane is idle."""
@@ -312,6 +335,45 @@ class Instance:
         self.turn += 1
         return execution
 
+    def send(self, batch: Batch, watch: Watch) -> bool:
+        """Send a batch to the handler's process, whose answers `receive` takes; False where it is not sent so."""
+        start = _now()
+        if not self.handler.send_requests(present(self._signature, batch, self._post), watch):
+            return False
+        self._sent = batch, start, _now()
+        return True
+
+    def receive(self) -> Execution | None:
+        """The execution of the batch that was sent; None where it is for the thread to wait for it: see `wait`."""
+        began = _now()
+        try:
+            answers = self.handler.take_answers()
+        except Exception as error:  # noqa: BLE001 - as in `execute_batch`
+            return self._answered(error, began)
+        return None if answers is None else self._answered(answers, began)
+
+    def wait(self) -> None:
+        """Have the thread wait for the batch that was sent, and report its execution."""
+        self._inbox.put(self._awaited)
+
+    def _awaited(self) -> Execution:
+        try:
+            answers = self.handler.await_answers()
+        except Exception as error:  # noqa: BLE001 - as in `execute_batch`
+            return self._answered(error, _now())
+        return self._answered(answers, _now())
+
+    def _answered(self, answers: list[ModelResponse | MmeError | None] | Exception, executed: int) -> Execution:
+        (batch, start, sent), self._sent = self._sent, _NOTHING
+        results: Sequence[InferenceResponse | MmeError | None]
+        if isinstance(answers, Exception):
+            results = [_failure(self._signature, answers)] * len(batch)
+        else:
+            results = collect(self._signature, batch, answers)
+        timings = Timings(start, sent - start, executed - sent, _now() - executed)
+        _time(results, timings)
+        return Execution(batch, results, _size(batch), timings, 0, uniform=_all_responses(results))
+
     def stop(self) -> None:
         """End the thread after what it is doing, and wait for it. Never called on the event loop."""
         self._inbox.put(None)
@@ -319,11 +381,10 @@ class Instance:
             self._thread.join()
 
     def _main(self) -> None:
-        while batch := self._inbox.get():
-            while batch:
-                execution = self.execute(batch)
-                self._report(execution)
-                batch = self._pull(self)
+        while work := self._inbox.get():
+            self._report(work())
+            while batch := self._pull(self):
+                self._report(self.execute(batch))
 
 
 class Retired:

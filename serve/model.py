@@ -3,7 +3,8 @@
 Theory of operation. `submit` runs on the event loop: it checks the request's layout (once a layout), queues it and
 asks for one `_dispatch` at the end of this turn of the loop, by which time every socket that had data has been read
 and requests that arrived together lie in the queue together. `_dispatch` gives a batch to each idle lane. A lane that
-has finished pulls its next batch itself, without the loop, and reports with one wake-up a batch.
+has finished pulls its next batch itself, without the loop, and reports with one wake-up a batch. A lane whose model is
+in another process is sent its batches by the loop, which hears its answers (`remote_lanes`).
 
 A batch that will be done sooner than a thread hand-off pays for is executed on the loop: how long the last executions
 of that size took decides, so a model earns it by being quick and loses it by being slow once.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
@@ -25,6 +26,7 @@ from serve.costs import Costs, input_class
 from serve.instance import Execution, Instance, Retired, Signature
 from serve.layout_check import Checked, check_layout
 from serve.open_request import Posts
+from serve.remote_lanes import RemoteLanes
 from serve.request import InferenceResponse, Timings
 from serve.scheduling.batch_queue import BatchQueue, Take
 from serve.scheduling.ordering import InOrder
@@ -86,6 +88,8 @@ class Model:
             Instance(lane, handler, signature, self._pull, self._report, self._posts.post) for lane, handler in handlers
         ]
         self._idle = list(self._lanes)
+        self._remote = RemoteLanes([lane for lane in self._lanes if lane.handler.patience], loop, self._received)
+        self._executed: list[Execution] = []
         self._queue: BatchQueue[InferenceRequest] = BatchQueue(
             name, self.config.max_batch_size, self.config.dynamic_batching
         )
@@ -146,6 +150,9 @@ class Model:
             self.stats.failed(error.kind, 0)
             raise
         self.outstanding += 1
+        self._ask_for_dispatch()
+
+    def _ask_for_dispatch(self) -> None:
         if not self._dispatch_asked:
             self._dispatch_asked = True
             self._loop.call_soon(self._dispatch)
@@ -162,7 +169,7 @@ class Model:
         return checked
 
     def _dispatch(self) -> None:
-        """Give a batch to every idle lane while there are both. On the loop."""
+        """Give a batch to every idle lane while there are both, then answer those that are done. On the loop."""
         self._dispatch_asked = False
         wake_at = 0
         while len(self._queue):
@@ -183,6 +190,9 @@ class Model:
                 break
         if wake_at or self._timer is not None:
             self._set_timer(wake_at)
+        executed, self._executed = self._executed, []
+        for execution in executed:
+            self._hand_over(execution)
 
     def _start(self, lane: Instance, batch: Batch) -> None:
         cost_class = input_class(batch)
@@ -192,11 +202,23 @@ class Model:
                 self._idle.append(lane)
             self._costs.learn(cost_class, execution.processor_ns)
             self._hand_over(execution)
-        else:
+        elif not self._remote.send(lane, batch):
             lane.run(batch)
+
+    def _received(self, lane: Instance, execution: Execution) -> None:
+        """A process has answered. On the loop, which gives it its next batch before it answers this one."""
+        with self._lock:
+            self._idle.append(lane)
+        self._executed.append(execution)
+        self._ask_for_dispatch()
 
     def _pull(self, lane: Instance) -> Batch:
         """The lane's next batch; [] makes it idle. On the lane's thread, which leaves dropped requests to the loop."""
+        if lane.handler.patience:  # the loop sends it its next batch
+            with self._lock:
+                self._idle.append(lane)
+            self._loop.call_soon_threadsafe(self._dispatch)
+            return []
         with self._lock:
             take = self._queue.take(_now())
             if take.batch:
@@ -379,6 +401,8 @@ class Model:
         """Stop the lanes and give the memory back. On a load thread, when nothing is queued or executing."""
         for lane in self._lanes:
             lane.stop()
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._remote.close)
         with ExitStack() as handlers:  # each is closed, though another raises
             while self._handlers:
                 handlers.callback(self._handlers.popitem()[1].close)

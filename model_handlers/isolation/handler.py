@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mme.isolation")
 NONSENSE = (ProtocolError, LookupError, TypeError, ValueError, AttributeError, OverflowError)  # of an answer's form
 _LOADING = "while it loaded the model"
-_EXECUTING = "while it executed a batch"
+EXECUTING = "while it executed a batch"
 IDLE = "while it executed nothing"
 
 
@@ -132,6 +132,22 @@ class IsolatedHandler(Handler):
 
     def _run(self, message: Message, packing: Packing) -> tuple[Message, Array]:
         """Write the inputs, have the batch executed: the reply, and the bytes in which its places lie."""
+        segment, fds = self._write(message, packing)
+        try:
+            reply = self._child.call(message, fds, self._deadlines.execution, EXECUTING)
+        except ChildDiedError as death:
+            self._bury(death)
+            raise
+        except MmeError:
+            self._unwrite(message, segment, fds)
+            raise
+        try:
+            return reply, self._accept(reply, segment)
+        except NONSENSE as error:
+            self._broke(error)
+
+    def _write(self, message: Message, packing: Packing) -> tuple[Segment, list[int]]:
+        """Write the inputs, and into the message where: the segment, and the descriptors to be sent with it."""
         segment, fds = self._segment(packing.end)
         packing.write(segment.memory())
         self._batch += 1
@@ -143,39 +159,30 @@ class IsolatedHandler(Handler):
             "retired": retired,
             "at": packing.end,
         }
-        reply = self._call(message, fds, segment)
-        try:
-            shared = self._accept(reply, segment)
-        except NONSENSE as error:
-            self._broke(error)
-        if "error" in reply:
-            raise error_from(reply["error"])
-        return reply, shared
+        return segment, fds
 
-    def _call(self, message: Message, fds: list[int], segment: Segment) -> Message:
-        try:
-            return self._child.call(message, fds, self._deadlines.execution, _EXECUTING)
-        except ChildDiedError as death:
-            self._bury(death)
-            raise
-        except MmeError:  # it was never sent: the child does not know what it says
-            self._segments.retired += message["retired"]
-            if fds:
-                self._segments.retire(segment)
-            raise
+    def _unwrite(self, message: Message, segment: Segment, fds: list[int]) -> None:
+        """The message was never sent: the child does not know what it says."""
+        self._segments.retired += message["retired"]
+        if fds:
+            self._segments.retire(segment)
 
     def _accept(self, reply: Message, segment: Segment) -> Array:
-        """Follow what became of the segment: its bytes, in which the places of the reply lie."""
+        """Follow what became of the segment: its bytes, in which the places of the reply lie.
+
+        Raises:
+            MmeError: what the handler inside raised.
+        """
         if reply["ran"] != self._batch:
             raise ProtocolError(f"an answer to batch {reply['ran']} instead of {self._batch}")
-        if "error" in reply:
-            error_from(reply["error"])  # is one
+        error = error_from(reply["error"]) if "error" in reply else None
         segment.follow(reply["size"])
         shared = segment.lend()
         if reply["kept"]:
             self._segments.give_up(segment)
-        if "error" not in reply:
-            self._segments.used(reply["end"])  # which may give the segment back, now that its bytes are lent
+        if error is not None:
+            raise error
+        self._segments.used(reply["end"])  # which may give the segment back, now that its bytes are lent
         return shared
 
     def _segment(self, size: int) -> tuple[Segment, list[int]]:
@@ -189,7 +196,7 @@ class IsolatedHandler(Handler):
         return segment, [segment.fd] if fresh else []
 
     def _broke(self, error: Exception) -> NoReturn:
-        death = self._child.broke(error, _EXECUTING)
+        death = self._child.broke(error, EXECUTING)
         self._bury(death)
         raise death
 

@@ -64,9 +64,13 @@ class Leash:
     def let_go(self) -> None:
         """End the process, if it still runs: the fork server kills it, and tells."""
         if not self.over:
-            with contextlib.suppress(OSError):
-                self._end.shutdown(socket.SHUT_WR)
+            self.drop()
             self.wait(_REAP_SECONDS)
+
+    def drop(self) -> None:
+        """Have the process ended, without waiting for that."""
+        with contextlib.suppress(OSError):
+            self._end.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Give the socket back; the process ends."""

@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import time
+from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from model_handlers.isolation.program import Program
 
 _CHUNK = 64 << 10
+_AT_ONCE = 64 << 10  # bytes that go into an empty socket, whose buffer is three times as large
 _END_SECONDS = 2.0  # for the fork server to tell the exit code of a process that closed its socket
 _WORDS = 2000  # characters of standard error in an error message
 _OUT_OF_MEMORY_CODE = 137  # 128 + SIGKILL: what shells and containers make of a kill
@@ -54,6 +56,7 @@ class Child:
 
     Attributes:
         alive: whether it can be called.
+        descriptors: those that it is heard on.
     """
 
     def __init__(self, model: str, lane: str, program: Program | None = None) -> None:
@@ -75,9 +78,13 @@ class Child:
             FORKS.fork(lane, fds, program)
             self._output.start()
             undo.pop_all()
+        self.descriptors = (self._control.fileno(), self._leash.fileno())
         self._poll = select.poll()
-        self._poll.register(self._control, select.POLLIN)
-        self._poll.register(self._leash, select.POLLIN)
+        for descriptor in self.descriptors:
+            self._poll.register(descriptor, select.POLLIN)
+        self._unsent = memoryview(b"")
+        self._unsent_fds: Sequence[int] = ()
+        self._seconds = self._deadline = 0.0
 
     def __repr__(self) -> str:
         return f"<Child {self.pid}: {'alive' if self.alive else 'over'}>"
@@ -100,14 +107,43 @@ class Child:
             ChildDiedError: there will be no answer. EXECUTION_FAILED; OUT_OF_MEMORY where the system ended it for that.
             MmeError: the message can't be sent; the process is as it was.
         """
-        data = encode_message(message)
-        deadline = time.monotonic() + seconds
+        self._prepare(message, fds, seconds)
+        return self.answer(doing)
+
+    def begin(self, message: Message, fds: Sequence[int], seconds: float) -> bool:
+        """Send a message as `call` does, but wait for nothing; False where it can't be sent so, and was not.
+
+        Raises:
+            MmeError: the message can't be sent at all.
+        """
+        self._prepare(message, fds, seconds)
+        if len(self._unsent) > _AT_ONCE:
+            return False
         try:
-            self._send(data, fds, deadline)
-            return self._receive(deadline)
+            self._send_some()
+        except OSError:
+            return False
+        if self._unsent:  # the system was short of memory; a process with half a message is good for nothing
+            self._leash.drop()
+            self.alive = False
+        return self.alive
+
+    def heard(self) -> Message | None:
+        """The answer to what was begun, if it is there; None also where something is wrong, for `answer` to tell."""
+        try:
+            self._messages.feed(self._control.recv(_CHUNK, socket.MSG_DONTWAIT))
+            return self._messages.next()
+        except (OSError, ProtocolError):
+            return None
+
+    def answer(self, doing: str) -> Message:
+        """Wait for the answer to what was begun. Errors are those of `call`."""
+        try:
+            self._send()
+            return self._receive()
         except TimeoutError:
             self._leash.let_go()
-            what = f"was ended, since it gave no answer within {seconds:g} s,"
+            what = f"was ended, since it gave no answer within {self._seconds:g} s,"
             raise self._died(Kind.EXECUTION_FAILED, what, doing) from None
         except ProtocolError as error:
             raise self.broke(error, doing) from None
@@ -149,7 +185,8 @@ class Child:
         if self.alive:
             self.alive = False
             with contextlib.suppress(OSError):
-                self._send(encode_message({"do": "close"}), (), time.monotonic() + seconds)
+                self._prepare({"do": "close"}, (), seconds)
+                self._send()
                 self._leash.wait(seconds)
         self._leash.let_go()
         self._release()
@@ -166,23 +203,32 @@ class Child:
             int(line.split()[1]) << 10 for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:"))
         )
 
-    def _send(self, data: bytes, fds: Sequence[int], deadline: float) -> None:
-        view = memoryview(data)
-        ready = select.poll()
-        ready.register(self._control, select.POLLOUT)
-        while view:
-            try:
-                flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-                sent = socket.send_fds(self._control, [view], fds, flags) if fds else self._control.send(view, flags)
-            except BlockingIOError:
-                if not ready.poll(milliseconds(deadline)):
-                    raise TimeoutError from None
-                continue
-            view, fds = view[sent:], ()
+    def _prepare(self, message: Message, fds: Sequence[int], seconds: float) -> None:
+        self._unsent, self._unsent_fds = memoryview(encode_message(message)), fds
+        self._seconds, self._deadline = seconds, time.monotonic() + seconds
 
-    def _receive(self, deadline: float) -> Message:
+    def _send_some(self) -> None:
+        flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+        if self._unsent_fds:
+            rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", self._unsent_fds)
+            sent = self._control.sendmsg([self._unsent], [rights], flags)  # socket.send_fds forgets the flags
+        else:
+            sent = self._control.send(self._unsent, flags)
+        self._unsent, self._unsent_fds = self._unsent[sent:], ()
+
+    def _send(self) -> None:
+        while self._unsent:
+            try:
+                self._send_some()
+            except BlockingIOError:
+                ready = select.poll()
+                ready.register(self._control, select.POLLOUT)
+                if not ready.poll(milliseconds(self._deadline)):
+                    raise TimeoutError from None
+
+    def _receive(self) -> Message:
         while (message := self._messages.next()) is None:
-            ready = dict(self._poll.poll(milliseconds(deadline)))
+            ready = dict(self._poll.poll(milliseconds(self._deadline)))
             if not ready:
                 raise TimeoutError
             if self._leash.fileno() in ready:

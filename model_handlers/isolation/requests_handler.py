@@ -1,7 +1,10 @@
 """A handler that sees requests, in a process of its own: batches as for any other, and what its model says unasked.
 
 A request is *open* from the moment its batch is sent until it got its last response: with the batch's answer, or by
-frames of the channel, before that or long after it. Frames are taken on the listening thread, batches on the lane's.
+frames of the channel, before that or long after it. Frames are taken on the listening thread, batches on the lane's,
+or on the event loop: small ones are sent there and their answers taken there (`send_requests`), with no thread in
+between. Whatever could take long, a death above all, is left to a thread that calls `execute_requests` or
+`await_answers`. The lock is held from the sending of a batch until its answers are taken, whichever threads do it.
 """
 
 from __future__ import annotations
@@ -14,21 +17,43 @@ from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.channel import Frame
 from model_handlers.isolation.framing import Packing, ProtocolError, checked_parameters, error_from, request_number
-from model_handlers.isolation.handler import IDLE, NONSENSE, IsolatedHandler
+from model_handlers.isolation.handler import EXECUTING, IDLE, NONSENSE, IsolatedHandler
 from model_handlers.isolation.listener import Channel, DeafError
+from model_handlers.isolation.process import ChildDiedError
 from model_handlers.isolation.questions import Questions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from model_handlers.base import ModelRequest, Responder
+    from model_handlers.base import ModelRequest, Responder, Watch
     from model_handlers.config import ModelConfig
     from model_handlers.isolation.framing import Message
     from model_handlers.isolation.process import Child
     from model_handlers.isolation.program import Program
+    from model_handlers.isolation.segments import Segment
     from model_handlers.tensor import Array
 
 _RESPONDING = "while it had requests to answer"
+_SMALL = 64 << 10  # bytes of inputs that the event loop copies itself
+
+
+class _Sent:
+    """A batch that was sent and not yet answered.
+
+    Attributes:
+        requests: what was sent.
+        numbers: what its requests are called.
+        segment: where it lies.
+        reply: an answer that came and was not as it should be.
+    """
+
+    __slots__ = ("numbers", "reply", "requests", "segment")
+
+    def __init__(self, requests: Sequence[ModelRequest], numbers: range, segment: Segment) -> None:
+        self.requests = requests
+        self.numbers = numbers
+        self.segment = segment
+        self.reply: Message | None = None
 
 
 class IsolatedRequestsHandler(IsolatedHandler):
@@ -44,10 +69,102 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._unheard: tuple[Child, Exception | None] | None = None
         self._channel: Channel
         self._questions: Questions
+        self._sent: _Sent | None = None
         super().__init__(load, config, lane, uses_gpu=uses_gpu, program=program)
+        self.patience = self._deadlines.execution
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
         """Run one batch of requests in the process. Arrays and errors are as for `execute`."""
+        message, packing = self._packed(requests)
+        with self._lock:
+            self._revive()
+            numbers = self._open_requests(self._batch + 1, requests)
+            try:
+                return self._answers(numbers, requests, *self._run(message, packing))
+            except NONSENSE as error:
+                self._broke(error)
+            except BaseException:
+                self._forget(numbers)
+                raise
+
+    def send_requests(self, requests: Sequence[ModelRequest], watch: Watch) -> bool:
+        """Send a small batch to a process that lives. See `Handler`."""
+        if sum([_size(array) for request in requests for array in request.inputs.values()]) > _SMALL:
+            return False
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._sent = self._send(requests, watch)
+        except (MmeError, OSError):  # `execute_requests` will meet it again, and tell
+            return False
+        finally:
+            if self._sent is None:
+                self._lock.release()
+        return self._sent is not None
+
+    def take_answers(self) -> list[ModelResponse | MmeError | None] | None:
+        """Take the answers if they are there, and as they should be. See `Handler`."""
+        sent = self._batch_sent()
+        reply = self._child.heard()
+        if reply is None:
+            return None
+        try:
+            answers = self._received(sent, reply)
+        except NONSENSE:
+            sent.reply = reply
+            return None
+        except MmeError:
+            self._forget(sent.numbers)
+            self._take_back()
+            raise
+        self._take_back()
+        return answers
+
+    def await_answers(self) -> list[ModelResponse | MmeError | None]:
+        """Wait for the answers, or for the end of the process. See `Handler`."""
+        sent = self._batch_sent()
+        try:
+            return self._received(sent, sent.reply or self._child.answer(EXECUTING))
+        except NONSENSE as error:
+            self._broke(error)
+        except ChildDiedError as death:
+            self._bury(death)
+            raise
+        except BaseException:
+            self._forget(sent.numbers)
+            raise
+        finally:
+            self._take_back()
+
+    def _send(self, requests: Sequence[ModelRequest], watch: Watch) -> _Sent | None:
+        if not self._child.alive or (self._unheard is not None and self._unheard[0] is self._child):
+            return None
+        message, packing = self._packed(requests)
+        watch(self._child.descriptors)
+        segment, fds = self._write(message, packing)
+        numbers = self._open_requests(self._batch, requests)
+        begun = False
+        try:
+            begun = self._child.begin(message, fds, self.patience)
+        finally:
+            if not begun:
+                self._forget(numbers)
+                self._unwrite(message, segment, fds)
+        return _Sent(requests, numbers, segment) if begun else None
+
+    def _batch_sent(self) -> _Sent:
+        if self._sent is None:
+            raise MmeError(Kind.INTERNAL, f"model '{self.config.name}': answers without a batch that was sent")
+        return self._sent
+
+    def _take_back(self) -> None:
+        self._sent = None
+        self._lock.release()
+
+    def _received(self, sent: _Sent, reply: Message) -> list[ModelResponse | MmeError | None]:
+        return self._answers(sent.numbers, sent.requests, reply, self._accept(reply, sent.segment))
+
+    def _packed(self, requests: Sequence[ModelRequest]) -> tuple[Message, Packing]:
         packing = Packing()
         fields = [
             {
@@ -61,27 +178,21 @@ class IsolatedRequestsHandler(IsolatedHandler):
             }
             for request in requests
         ]
-        with self._lock:
-            self._revive()
-            numbers = self._open_requests(requests)
-            try:
-                return self._answers(numbers, requests, *self._run({"requests": fields}, packing))
-            except NONSENSE as error:
-                self._broke(error)
-            except BaseException:
-                for number in numbers:
-                    self._open.pop(number, None)
-                raise
+        return {"requests": fields}, packing
 
-    def _open_requests(self, requests: Sequence[ModelRequest]) -> range:
-        """Call the requests of the next batch by their numbers."""
-        numbers = range(request_number(self._batch + 1, 0), request_number(self._batch + 1, len(requests)))
+    def _open_requests(self, batch: int, requests: Sequence[ModelRequest]) -> range:
+        """Call the requests of a batch by their numbers."""
+        numbers = range(request_number(batch, 0), request_number(batch, len(requests)))
         for number, request in zip(numbers, requests, strict=True):
             if request.responder is not None:
                 self._open[number] = request
                 if self._hears:
                     self._watch(number, request.responder)
         return numbers
+
+    def _forget(self, numbers: range) -> None:
+        for number in numbers:
+            self._open.pop(number, None)
 
     def _answers(
         self, numbers: range, requests: Sequence[ModelRequest], reply: Message, shared: Array
@@ -199,3 +310,8 @@ class IsolatedRequestsHandler(IsolatedHandler):
 def _respond(request: ModelRequest, response: ModelResponse | MmeError | None, *, final: bool) -> None:
     if request.responder is not None:
         request.responder.send(response, final=final)
+
+
+def _size(array: Array) -> int:
+    """Bytes that will be copied, about."""
+    return array.nbytes if array.dtype.kind != "O" else sum(map(len, array.flat))

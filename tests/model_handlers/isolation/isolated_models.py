@@ -2,6 +2,7 @@
 """Models to put into processes: each does one thing, good or bad. Imported by the children as `isolated_models`."""
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -119,6 +120,25 @@ def _nonsense(model, inputs):
     time.sleep(5)
 
 
+def _forge(model, inputs):
+    """An answer of our own making, whose form is right and whose tensor lies nowhere."""
+    fields = {
+        "ran": 1,
+        "end": 0,
+        "size": 65536,
+        "kept": False,
+        "answers": [{"outputs": {"y": ["FP32", 1 << 20, 8, [2]]}}],
+    }
+    body = json.dumps({**fields, "answers": [{**fields["answers"][0], "parameters": {}}]}).encode()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                os.write(int(fd), len(body).to_bytes(4, "little") + body)
+        except OSError:
+            continue
+    time.sleep(5)
+
+
 def _raise_memory(model, inputs):
     raise MemoryError("no more room")
 
@@ -158,6 +178,7 @@ DEEDS = {
     "close all": _close_all,
     "keep": _keep,
     "nonsense": _nonsense,
+    "forge": _forge,
     "memory": _raise_memory,
     "typed": _raise_typed,
     "raise": _raise,
@@ -211,6 +232,14 @@ class Requests(Model):
             return ModelResponse({"y": np.zeros(1, "c8")})
         seen = f"{request.id} {sorted(request.parameters.items())} {request.timeout_us} {','.join(request.outputs)}"
         return ModelResponse({"y": request.inputs["x"] * 2, "seen": np.array([seen.encode()], object)})
+
+
+class RequestsMisbehave(Requests):
+    """Does first what the first request's id says, where that names a function above."""
+
+    def execute_requests(self, requests):
+        DEEDS.get(requests[0].id, DEEDS["nothing"])(self, requests[0].inputs)
+        return super().execute_requests(requests)
 
 
 class TooFewAnswers(Requests):

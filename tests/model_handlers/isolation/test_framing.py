@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
@@ -28,6 +28,7 @@ def packed(*arrays, start=0):
     return np.frombuffer(bytes(memory), np.uint8), places
 
 
+@settings(deadline=None)
 @given(st.lists(st.dictionaries(st.text(max_size=5), st.integers(-5, 5)), max_size=5), st.data())
 def test_messages_survive_any_cut(messages, data):
     """However a stream is cut into pieces, the same messages come out in the same order."""

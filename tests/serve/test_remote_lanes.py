@@ -1,0 +1,306 @@
+"""A model in a process of its own is sent its batches by the event loop, and no request is lost or hurt by that."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import uvloop
+
+from model_handlers.base import CPU
+from model_handlers.config import DynamicBatching
+from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.fork_client import FORKS
+from model_handlers.isolation.listener import Channel
+from model_handlers.isolation.start import start_isolated
+from model_handlers.python.handler import PythonHandler
+from model_handlers.tensor import FP32, TensorSpec
+from serve.model import Model
+from serve.request import InferenceRequest, Layout
+from serve.stats import ModelStats
+
+CODE = """
+import os, signal, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request, len(requests)) for request in requests]
+
+    def answer(self, request, count):
+        x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        deed = request.request_id()
+        if deed == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if deed == "hang":
+            signal.pause()
+        if deed == "raise":
+            raise ValueError("not this one")
+        y = x * 2 + (np.float32(os.getpid()) if deed == "pid" else 0)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", y), pb_utils.Tensor("batch", np.full_like(x, count))])
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server():
+    """It and the listening thread are there for all tests."""
+    FORKS.ensure_running()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        Channel(ours, lambda *_: None, lambda _: None).close()
+    yield
+    FORKS.stop()
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request):
+    """Runs a coroutine on a loop of either kind; fails the test whose callbacks raised on it."""
+
+    def run(main):
+        problems = []
+
+        async def guarded():
+            asyncio.get_running_loop().set_exception_handler(lambda _loop, context: problems.append(context))
+            async with asyncio.timeout(60):
+                await main
+
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(guarded())
+        assert problems == []
+
+    return run
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    """The model, in a repository's folder."""
+    file = tmp_path / "m/1/model.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(CODE)
+    return file
+
+
+def sockets():
+    """Those that this process has."""
+    links = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the list itself
+            links.add(str(descriptor.readlink()))
+    return {link for link in links if link.startswith("socket:")}
+
+
+@contextlib.asynccontextmanager
+async def serving(toys, model_file, *, lanes=1, batches=False, **parameters):
+    """A started model whose lanes have processes; closed afterwards, with nothing left on the loop."""
+    config = toys.config(
+        max_batch_size=8 if batches else 0,
+        dynamic_batching=DynamicBatching((8,)) if batches else None,
+        parameters=parameters,
+        inputs=(TensorSpec("x", FP32, (-1,)),),
+        outputs=(TensorSpec("y", FP32, (-1,)), TensorSpec("batch", FP32, (-1,))),
+    )
+    before = sockets()
+    names = [f"m_{index}" for index in range(lanes)]
+    handlers = [(name, start_isolated(PythonHandler, config, model_file, CPU, name)) for name in names]
+    model = Model("m", 1, handlers, ModelStats(), asyncio.get_running_loop())
+    model.start()
+    try:
+        yield model, [handler for _, handler in handlers]
+        assert model.outstanding == 0
+    finally:
+        await asyncio.to_thread(model.close)
+        await asyncio.sleep(0)
+        assert sockets() == before
+
+
+async def ask(model, deed="", shape=(2,)):
+    """One request's first output, or the error that it got."""
+    answered = asyncio.get_running_loop().create_future()
+    x = np.ones(shape, np.float32)
+    layout = Layout((("x", FP32, x.shape),), ())
+    model.submit(InferenceRequest(layout, [x], lambda _, result: answered.set_result(result), deed))
+    result = await answered
+    return result if isinstance(result, MmeError) else result.outputs[0][2].copy()
+
+
+def forbid_threads(handler, monkeypatch):
+    """From now on a batch that a lane's thread executes, or waits for, fails."""
+
+    def refuse(*_):
+        raise MmeError(Kind.INTERNAL, "on a thread")
+
+    monkeypatch.setattr(handler, "execute_requests", refuse)
+    monkeypatch.setattr(handler, "await_answers", refuse)
+
+
+def count_threads(handler, monkeypatch):
+    """What a lane's thread is asked for."""
+    calls = []
+    for name in ("execute_requests", "await_answers"):
+        method = getattr(handler, name)
+        monkeypatch.setattr(
+            handler, name, lambda *args, name=name, method=method: (calls.append(name), method(*args))[1]
+        )
+    return calls
+
+
+async def at_rest(model, calls):
+    """Ask until the lane's thread has no part in it: who buries a process may be busy with that for a moment longer."""
+    before = None
+    while before != len(calls):
+        before = len(calls)
+        assert (await ask(model)).tolist() == [2, 2]
+
+
+async def ended(pid):
+    """Wait until a process is gone."""
+    while psutil.pid_exists(pid):  # noqa: ASYNC110 - nothing tells
+        await asyncio.sleep(0.001)
+
+
+def test_small_batches_need_no_thread(run, toys, model_file, monkeypatch):
+    """Requests are answered one after another and side by side without the lane's thread; a failed one is no exception."""
+
+    async def main():
+        async with serving(toys, model_file) as (model, [handler]):
+            forbid_threads(handler, monkeypatch)
+            for _ in range(3):
+                assert (await ask(model)).tolist() == [2, 2]
+            results = await asyncio.gather(*[ask(model, shape=(size,)) for size in range(1, 30)])
+            assert [len(result) for result in results] == list(range(1, 30))
+            error = await ask(model, "raise")
+            assert error.kind is Kind.EXECUTION_FAILED
+            assert "not this one" in error.message
+            assert (await ask(model)).tolist() == [2, 2]
+            assert (model.stats.success.count, model.stats.execution_count) == (33, 33)
+
+    run(main())
+
+
+def test_large_batches_take_the_thread_and_leave_it(run, toys, model_file, monkeypatch):
+    """What would keep the loop is the thread's; small batches are sent again after it, even while requests wait."""
+
+    async def main():
+        async with serving(toys, model_file) as (model, [handler]):
+            calls = count_threads(handler, monkeypatch)
+            sizes = [2, 50_000, 2, 2, 50_000, 2]
+            results = await asyncio.gather(*[ask(model, shape=(size,)) for size in sizes])
+            assert [len(result) for result in results] == sizes
+            assert calls == ["execute_requests"] * 2
+
+    run(main())
+
+
+def test_lanes_answer_side_by_side(run, toys, model_file, monkeypatch):
+    """Each lane has a batch of its own under way: one that hangs keeps nobody who has another lane."""
+
+    async def main():
+        async with serving(toys, model_file, lanes=2) as (model, handlers):
+            for handler in handlers:
+                count_threads(handler, monkeypatch)
+            hanging = asyncio.ensure_future(ask(model, "hang"))
+            await asyncio.sleep(0)
+            for _ in range(5):
+                assert (await ask(model)).tolist() == [2, 2]
+            for handler in handlers:
+                os.kill(handler._child.pid, signal.SIGKILL)
+            assert "SIGKILL" in (await hanging).message
+
+    run(main())
+
+
+def test_a_death_under_way_costs_its_batch_alone(run, toys, model_file, monkeypatch):
+    """The request whose model dies gets the error; those that wait behind it are answered by a new process."""
+
+    async def main():
+        async with serving(toys, model_file) as (model, [handler]):
+            calls = count_threads(handler, monkeypatch)
+            results = await asyncio.gather(ask(model), ask(model, "die"), ask(model), ask(model))
+            assert "SIGKILL" in results[1].message
+            assert [result.tolist() for result in results if not isinstance(result, MmeError)] == [[2, 2]] * 3
+            assert calls[:2] == ["await_answers", "execute_requests"]
+            await at_rest(model, calls)
+
+    run(main())
+
+
+def test_a_death_while_idle_costs_nothing(run, toys, model_file, monkeypatch):
+    """A process that dies between batches is heard; the next request finds a new one."""
+
+    async def main():
+        async with serving(toys, model_file) as (model, [handler]):
+            assert (await ask(model)).tolist() == [2, 2]
+            first = handler._child.pid
+            os.kill(first, signal.SIGKILL)
+            await ended(first)
+            calls = count_threads(handler, monkeypatch)
+            assert (await ask(model)).tolist() == [2, 2]
+            assert calls == ["execute_requests"]
+            await at_rest(model, calls)
+
+    run(main())
+
+
+def test_patience_ends(run, toys, model_file):
+    """A batch without an answer is ended when its time is over, not when the time of one before it was."""
+
+    async def main():
+        async with serving(toys, model_file, MME_EXECUTION_TIMEOUT="0.3") as (model, _):
+            assert (await ask(model)).tolist() == [2, 2]
+            began = asyncio.get_running_loop().time()
+            error = await ask(model, "hang")
+            assert "gave no answer within 0.3 s" in error.message
+            assert asyncio.get_running_loop().time() - began >= 0.3
+            assert (await ask(model)).tolist() == [2, 2]
+
+    run(main())
+
+
+def test_a_timer_that_finds_everybody_in_time_goes_on(run, toys, model_file, monkeypatch):
+    """The time of each batch counts from its own start, however many were answered since somebody last looked."""
+
+    async def main():
+        async with serving(toys, model_file, MME_EXECUTION_TIMEOUT="0.2") as (model, [handler]):
+            calls = count_threads(handler, monkeypatch)
+            until = asyncio.get_running_loop().time() + 0.5
+            while asyncio.get_running_loop().time() < until:
+                assert (await ask(model)).tolist() == [2, 2]
+            assert calls == []
+            assert "gave no answer within 0.2 s" in (await ask(model, "hang")).message
+
+    run(main())
+
+
+def test_a_process_has_its_next_batch_before_the_last_is_answered(run, toys, model_file):
+    """Who takes an answer finds the next batch sent already: the process does not wait for clients to be served."""
+
+    async def main():
+        async with serving(toys, model_file) as (model, [handler]):
+            under_way = []
+            resolve = model._resolve
+            model._resolve = lambda execution: (under_way.append(handler._sent is not None), resolve(execution))
+            await asyncio.gather(ask(model), ask(model))
+            assert under_way == [True, False]
+
+    run(main())
+
+
+def test_batches_form_while_the_process_is_busy(run, toys, model_file):
+    """With dynamic batching, what comes while a batch is under way leaves as one."""
+
+    async def main():
+        async with serving(toys, model_file, batches=True) as (model, _):
+            first = asyncio.ensure_future(ask(model, shape=(1, 2)))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            results = await asyncio.gather(*[ask(model, shape=(1, 2)) for _ in range(9)])
+            assert [result.tolist() for result in [await first, *results]] == [[[2, 2]]] * 10
+            assert (model.stats.success.count, model.stats.execution_count) == (10, 3)
+
+    run(main())
