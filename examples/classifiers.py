@@ -14,6 +14,7 @@ Everything is seeded: the same packages give the same models. Knows nothing of r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from sklearn.model_selection import train_test_split  # type: ignore[import-unty
 from sklearn.neural_network import MLPClassifier  # type: ignore[import-untyped]
 from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
 from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,10 +100,13 @@ def split_data(name: str) -> Split:
     return Split(train_x, train_y, held_x, held_y, tuple(str(label) for label in data.target_names))
 
 
+@cache
 def train(name: str) -> Classifier:
-    """Train the classifier of that name and convert it."""
+    """Train the classifier of that name and convert it; a second call answers the same one."""
     split = split_data(name)
-    estimator = RECIPES[name].estimator().fit(split.train_features, split.train_labels)
+    # The matrices are so small that BLAS's threads would wait for one another longer than they work.
+    with threadpool_limits(1):
+        estimator = RECIPES[name].estimator().fit(split.train_features, split.train_labels)
     width = split.train_features.shape[1]
     model = to_onnx(
         estimator,
