@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 
@@ -89,8 +90,11 @@ def test_boto3_is_told_of_a_failure_in_the_middle(server, runtime):
     """As the error that ends an event stream."""
     streamed = runtime(server).invoke_endpoint_with_response_stream(EndpointName="e", Body=told(pieces=3, fail_at=1))
 
-    with pytest.raises(botocore.exceptions.EventStreamError, match="in the middle"):
-        list(streamed["Body"])
+    with (
+        contextlib.closing(streamed["Body"]) as events,
+        pytest.raises(botocore.exceptions.EventStreamError, match="in the middle"),
+    ):
+        list(events)
 
 
 def test_a_client_that_leaves_ends_the_generator(server, tmp_path):
