@@ -6,6 +6,7 @@ are to be under way at the same time.
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -148,7 +149,8 @@ def read_digits(endpoint: Endpoint, console: Console) -> None:
             csv = call_script.as_csv(pixels[:count])
             digits, took = _timed(lambda csv=csv: call_script.read_digits(endpoint.runtime, csv))
             sent = "1 row of CSV, which loads the model" if loads else f"{count} rows of CSV, {len(csv):,} bytes"
-            table.add(call_script.TARGET, sent, f"JSON of {len(digits)} digits", took, loads=loads)
+            came_back = json.dumps(digits[0]) if loads else f"JSON of {len(digits)} digits"
+            table.add(call_script.TARGET, sent, came_back, took, loads=loads)
     labels = [digit["label"] for digit in digits]
     captions = [
         f"{digit['label']} ({digit['probability']:.0%}), is {true}" for digit, true in zip(digits, truth, strict=False)
