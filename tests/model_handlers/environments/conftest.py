@@ -24,6 +24,23 @@ def patience():
     return Patience("m", 60, lambda: False)
 
 
+@pytest.fixture
+def ends_once():
+    """Patience that ends by a deadline or a cancellation as soon as a condition holds."""
+
+    def ends_once(condition, why):
+        def look():
+            over = bool(condition())
+            if over and why == "deadline":
+                patience._deadline = 0
+            return over and why == "cancelled"
+
+        patience = Patience("m", 60, look)
+        return patience
+
+    return ends_once
+
+
 def member_of(name, content=b"", **fields):
     """A member of an archive; `fields` are those of its header."""
     member = tarfile.TarInfo(name)

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -251,14 +250,6 @@ def test_what_a_kill_left_goes_with_the_next_run(folder, archive, source, tmp_pa
         assert names(folder) == sorted([name, f"{name}.complete", "installed-1", "installed-1.lock"])
 
 
-def waiting(condition):
-    """Until it holds."""
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 HANGS = """
 import subprocess, sys, time
 with open({log!r}, "w") as log:
@@ -268,21 +259,17 @@ time.sleep(3600)
 
 
 @pytest.mark.parametrize("why", ["cancelled", "deadline"])
-def test_who_gives_up_ends_what_runs(folder, source, tmp_path, why):
+def test_who_gives_up_ends_what_runs(folder, source, tmp_path, ends_once, why):
     """At the deadline, or when nobody wants the model any more: script and what it started are gone, nothing is left."""
     log = tmp_path / "log"
     archive = with_script(source, tmp_path, HANGS.format(log=str(log)))
-    started = lambda: log.exists() and log.read_text()  # noqa: E731 - one condition
-    patience = Patience("m", 60, lambda: bool(started()))
-    if why == "deadline":
-        patience = Patience("m", 3, lambda: False)
-    error = refused(folder, archive, patience)
+    error = refused(folder, archive, ends_once(lambda: log.exists() and log.read_text(), why))
 
-    assert not psutil.pid_exists(int(started()))
+    assert not psutil.pid_exists(int(log.read_text()))
     assert error.kind is (Kind.CANCELLED if why == "cancelled" else Kind.INVALID_MODEL)
     if why == "deadline":
         assert error.message == (
-            "model 'm': its environment was not there within 3 s; give it more by the parameter 'MME_LOAD_TIMEOUT'"
+            "model 'm': its environment was not there within 60 s; give it more by the parameter 'MME_LOAD_TIMEOUT'"
         )
 
 

@@ -96,6 +96,7 @@ def test_the_interpreter_may_be_a_link_out_of_it(unpacked, archives, name, to):
         ("etc", "/etc"),
         ("lib/x", "../../outside/secret"),
         ("x", ".."),
+        ("x", "../root beside"),
         ("bin/pip", "/usr/bin/pip"),
         ("lib/python", "/usr/bin/python"),
         ("bin/python3.11-config", "/usr/bin/python3.11-config"),
