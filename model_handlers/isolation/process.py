@@ -240,6 +240,8 @@ class Child:
                 self._messages.feed(data)
             elif self._leash.over:
                 raise EOFError
+        if not self.pid:  # who answers has one: the news is on its way
+            self._leash.read()
         return message
 
     def _closed_control(self) -> bool:

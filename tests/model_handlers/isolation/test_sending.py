@@ -1,8 +1,6 @@
 """Batches sent without waiting: answers are taken when they are there, and whatever else is heard is left to a thread."""
 
-import os
 import select
-import signal
 import socket
 import threading
 import time
@@ -84,7 +82,7 @@ def test_nothing_is_taken_before_it_is_there(start, ears):
     handler = start(RequestsMisbehave)
     assert handler.send_requests([request("hang")], ears)
     assert handler.take_answers() is None
-    os.kill(handler._child.pid, signal.SIGKILL)
+    psutil.Process(handler._child.pid).kill()
     with pytest.raises(MmeError, match="SIGKILL"):
         handler.await_answers()
 
@@ -144,7 +142,7 @@ def test_nothing_is_sent_while_a_batch_is_under_way(start, ears):
         assert not handler.send_requests([request()], ears)
     assert handler.send_requests([request("hang")], ears)
     assert not handler.send_requests([request()], ears)
-    os.kill(handler._child.pid, signal.SIGKILL)
+    psutil.Process(handler._child.pid).kill()
     with pytest.raises(MmeError, match="SIGKILL"):
         handler.await_answers()
 
@@ -217,7 +215,7 @@ def test_half_a_message_is_never_left(start, ears):
     """Where the system takes only a part of a message, its process is given up, and the batch done by a new one."""
     handler = start(RequestsMisbehave)
     first = handler._child.pid
-    os.kill(first, signal.SIGSTOP)  # it reads nothing meanwhile
+    psutil.Process(first).suspend()  # it reads nothing meanwhile
     handler._child._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     assert refused(handler, ears, ModelRequest({"x": X}, ("y",), "x" * 60_000))
     assert handler._child.pid != first
