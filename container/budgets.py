@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 from container.settings.values import SettingsError, Share, to_text
@@ -26,6 +27,18 @@ def memory_budget(settings: Settings) -> Footprint:
         _bytes("MME_GPU_MEMORY_BUDGET", settings.gpu_memory_budget, gpu.total, _DEVICE_SHARE) for gpu in devices.gpus()
     )
     return Footprint(host, sum(each))
+
+
+def disk_budget(settings: Settings) -> int | None:
+    """Bytes for all unpacked archives, a share being one of the file system; None where nothing is set.
+
+    Raises:
+        SettingsError: when a reserve leaves nothing.
+    """
+    if settings.disk_budget is None:
+        return None
+    there = next(folder for folder in (settings.cache_dir, *settings.cache_dir.parents) if folder.is_dir())
+    return _bytes("MME_DISK_BUDGET", settings.disk_budget, shutil.disk_usage(there).total, 1.0)
 
 
 def _bytes(variable: str, setting: MemoryBudget, available: int, default_share: float) -> int:

@@ -175,3 +175,8 @@ class _Collector:
             family.add_metric(["host"], footprint.host)
             family.add_metric(["device"], footprint.device)
             yield family
+        disk = self._engine.disk_room
+        if disk is not None:
+            yield GaugeMetricFamily("mme_disk_budget_bytes", "Disk budget for unpacked archives", disk.budget)
+            yield GaugeMetricFamily("mme_disk_used_bytes", "Disk used by unpacked archives", disk.used)
+            yield CounterMetricFamily("mme_disk_evictions", "Archives that left the disk for others", disk.evictions)

@@ -11,7 +11,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from container.budgets import memory_budget
+from container.budgets import disk_budget, memory_budget
 from container.dashboard.document import Documents
 from container.dashboard.watcher import Watcher
 from container.emf import EmfReporter
@@ -118,6 +118,7 @@ def engine_options(settings: Settings) -> EngineOptions:
     return EngineOptions(
         budget=memory_budget(settings),
         cache_directory=settings.cache_dir,
+        disk_budget=disk_budget(settings) if settings.mode is Mode.STORE else None,
         evicts=settings.mode is not Mode.PLATFORM,
         eviction=Rules(settings.eviction, settings.pins, settings.min_residency),
         store=settings.model_store if settings.mode is Mode.STORE else "",

@@ -67,3 +67,9 @@ def disk_errors(what: str) -> Iterator[None]:
                 f"{what}: the disk is full; free some of it or give the directory a larger one"
             ) from error
         raise MmeError(Kind.INTERNAL, f"{what}: {error}; check the directory and its permissions") from error
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error of `disk_errors` says that the disk is full."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _DISK_FULL

@@ -48,6 +48,7 @@ def extract(
     *,
     name: str,
     limits: ExtractLimits | None = None,
+    claim: Callable[[int], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Extracted:
     """Unpack the .tar.gz that `stream` delivers into the new directory `destination`, whose parent exists.
@@ -60,6 +61,7 @@ def extract(
         destination: must not exist, or be empty.
         name: the archive's name, for errors.
         limits: what the archive may unpack to; the defaults of `ExtractLimits` if None.
+        claim: called before each file is written, with its bytes; what it raises ends the unpacking.
         cancelled: polled about twenty times a second.
 
     Raises:
@@ -69,7 +71,7 @@ def extract(
     with stream, disk_errors(f"archive '{name}' cannot be unpacked into {destination.parent}"):
         with staging_directory(destination.parent) as staging:
             with InflatedStream(stream, name, cancelled) as source:
-                unpacking = _Unpacking(name, staging, limits or ExtractLimits())
+                unpacking = _Unpacking(name, staging, limits or ExtractLimits(), claim)
                 unpacking.run(source)
             _publish(unpacking, destination)
         return Extracted(unpacking.files, unpacking.bytes)
@@ -96,12 +98,13 @@ def _publish(unpacking: _Unpacking, destination: Path) -> None:
 class _Unpacking:
     """One archive on its way into one directory: what it may still hold and what it has put there."""
 
-    def __init__(self, archive: str, root: Path, limits: ExtractLimits) -> None:
+    def __init__(self, archive: str, root: Path, limits: ExtractLimits, claim: Callable[[int], None]) -> None:
         self.root = root
         self.files = 0
         self.bytes = 0
         self._archive = archive
         self._limits = limits
+        self._claim = claim
         self._members = 0
         self._claimed = 0  # bytes of all members, skipped ones too
         self._made: dict[tuple[str, ...], bool] = {}  # path -> whether it is a directory
@@ -163,6 +166,7 @@ class _Unpacking:
         if parts in self._made:
             raise self._refused(f"has member {shown(member)} twice")
         self._made[parts] = False
+        self._claim(member.size)
         self._write(self.root.joinpath(*parts), member, source)
 
     def _count(self, member: tarfile.TarInfo) -> None:

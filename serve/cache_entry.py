@@ -13,6 +13,7 @@ from serve.lifecycle import Event, State, step
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from serve.loader import Prepared
     from serve.request import LoadReport
     from serve.stats import TargetStats
 
@@ -40,15 +41,17 @@ class Entry(Generic[T]):
         name, source: which model, and where it comes from.
         state, reason: where it stands, and why it is UNAVAILABLE.
         resident: what was loaded; None unless READY or UNLOADING.
+        prepared: what it was loaded from, as long as that is needed.
         footprint: bytes it takes; zero unless `resident`.
         leases: requests that use it now.
         loaded_at, last_used: `time.monotonic()` of its last load and of its last use.
-        reload_ns: what its last load took, without the download and without waiting.
+        reload_ns, download_ns: what its last load took without waiting, and its last download.
         pinned: whether it stays in memory whoever needs the room.
         age: see `serve/ranking.py`.
         stats: what the cache did for it.
         task, waiters: the load under way, and who is owed a lease when it is done.
         loading_since: `time.monotonic()` when the last load was asked for.
+        orphan: a load that was given up and has not ended; no other begins meanwhile.
         closing: the unload under way, or the removal of what was unpacked; a load waits for it.
         abandoned: whether it is being unloaded for good.
         evicted: whether it left memory for another, or to be loaded anew, and comes back with its next request.
@@ -61,6 +64,7 @@ class Entry(Generic[T]):
         "abandoned",
         "age",
         "closing",
+        "download_ns",
         "evicted",
         "footprint",
         "last_used",
@@ -68,7 +72,9 @@ class Entry(Generic[T]):
         "loaded_at",
         "loading_since",
         "name",
+        "orphan",
         "pinned",
+        "prepared",
         "reason",
         "reload_ns",
         "resident",
@@ -87,11 +93,13 @@ class Entry(Generic[T]):
         self.state = State.UNAVAILABLE
         self.reason = ""
         self.resident: T | None = None
+        self.prepared: Prepared | None = None
         self.footprint = Footprint()
         self.leases = 0
         self.loaded_at = 0.0
         self.last_used = 0.0
         self.reload_ns = 0
+        self.download_ns = 0
         self.pinned = False
         self.age = 0.0
         self.stats = stats
@@ -99,6 +107,7 @@ class Entry(Generic[T]):
         self.abandoned = False
         self.evicted = False
         self.task: asyncio.Task[LoadReport] | None = None
+        self.orphan: asyncio.Task[None] | None = None
         self.waiters: list[asyncio.Future[LoadReport]] = []
         self.loading_since = 0.0
         self.closing: asyncio.Future[None] | None = None
@@ -124,8 +133,10 @@ class Entry(Generic[T]):
 
     def left(self, reason: str) -> None:
         """It is out of memory."""
+        if self.prepared is not None:
+            self.prepared.release()
         self.closing = None
-        self.resident, self.footprint = None, Footprint()
+        self.resident, self.prepared, self.footprint = None, None, Footprint()
         self.state, self.reason = step(self.state, Event.UNLOADED), reason
         self._used_before = self.stats.hits + self.stats.misses - len(self.waiters)
 

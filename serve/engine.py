@@ -16,10 +16,11 @@ import logging
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.base import Footprint
 from model_handlers.body import takes_body
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError, invalid_argument
@@ -41,22 +42,26 @@ from serve.state_file import LazyFile, StateFile
 from serve.stats import ModelStats, TargetStats
 from serve.store import open_store, validate_name
 from serve.target import ModelLoader, PreparedTarget, Target
+from serve.threads import ThreadPerTask
 from serve.weights.mode import Weights
 from serve.weights.store import WeightStore
 from serve.weights.tiering import Tiering
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from model_handlers.base import Footprint
     from model_handlers.config import ModelConfig
     from serve.cache_entry import Entry
+    from serve.disk_room import DiskRoom
     from serve.request import InferenceRequest, LoadReport
     from serve.target import AnyModel
 
 _log = logging.getLogger("mme.engine")
 _LOADER_NICENESS = 10
+_GRACE_SECONDS = 5.0  # SageMaker waits for 360, of which a load may take 350
+_SPARE = 16  # threads that stand in for those in which a framework hangs while it closes a model
+_LET_GO_SECONDS = 30.0  # for a model that nobody uses to be closed
 _FOOTPRINT_SECONDS = 2.0  # from a measurement to the file
 _USELESS = {Kind.INVALID_MODEL, Kind.UNSUPPORTED}  # errors that say that what was unpacked is good for nothing
 ARCHIVE_SUFFIX = ".tar.gz"
@@ -69,14 +74,16 @@ class EngineOptions:
     Attributes:
         budget: memory for all models together.
         cache_directory: where unpacked archives live, and environments that models bring.
+        disk_budget: bytes for all of those archives; None for a share of what is free.
         evicts: whether we make room ourselves; False where a platform manages the models.
         eviction: whom we evict then, and whom never.
         store: URI of the archives that requests may name, or "".
         repository: folder of models that requests may name, or None.
         folders: models that requests may name, by their own folders.
         scripts: what is the same for all inference scripts.
-        load_threads: fetches at a time, environments made at a time, loads at a time, unloads at a time.
-        load_patience: seconds that anybody waits for a load.
+        load_threads: fetches at a time, environments made at a time, loads at a time.
+        load_patience: seconds that a load may take, and anybody waits for one.
+        unload_patience: seconds that anybody waits for an unload.
         drain_patience: seconds that an unload waits for requests under way.
         inline_ns: executions expected to take at most this long run on the event loop.
         require_gpu: whether KIND_GPU without a GPU is an error.
@@ -85,6 +92,7 @@ class EngineOptions:
 
     budget: Footprint
     cache_directory: Path
+    disk_budget: int | None = None
     evicts: bool = True
     eviction: Rules = DEFAULT_RULES
     store: str = ""
@@ -93,6 +101,7 @@ class EngineOptions:
     scripts: Scripts = DEFAULT_SCRIPTS
     load_threads: int = 2
     load_patience: float = 350.0
+    unload_patience: float = 350.0
     drain_patience: float = 25.0
     inline_ns: int = 200_000
     require_gpu: bool = False
@@ -110,12 +119,16 @@ class Engine:
     def __init__(self, options: EngineOptions, loop: asyncio.AbstractEventLoop) -> None:
         self.options = options
         self.stats: dict[tuple[str, int], ModelStats] = {}
-        self._artifacts = Artifacts(open_store(options.store), options.cache_directory) if options.store else None
+        self._loop = loop
+        self._artifacts: Artifacts | None = None
+        if options.store:
+            self._artifacts = Artifacts(
+                open_store(options.store), options.cache_directory, budget=options.disk_budget, let_go=self._let_go
+            )
         self._script = SharedScript(options.scripts, options.cache_directory)
-        # A third of them fetch while another one makes environments and the last one loads.
-        self._loads = ThreadPoolExecutor(3 * options.load_threads, "load", initializer=_lower_priority)
+        self._loads = ThreadPerTask("load", _lower_priority)
         # Threads of their own: an unload must not queue behind the downloads it would make room for.
-        self._unloads = ThreadPoolExecutor(options.load_threads, "unload", initializer=_lower_priority)
+        self._unloads = ThreadPoolExecutor(options.load_threads + _SPARE, "unload", initializer=_lower_priority)
         # Of one thread: what a stuck load would keep from being written.
         self._writes = ThreadPoolExecutor(1, "state")
         file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
@@ -130,7 +143,7 @@ class Engine:
             require_gpu=options.require_gpu,
             outside=functools.partial(EngineOutside, self, loop),
             scripts=self._script.scripts,
-            rescue=Rescue(lambda entry: self.cache.relieve(entry, "execution")) if options.evicts else None,
+            rescue=Rescue(self._relieve) if options.evicts else None,
             environments=Environments(options.cache_directory / "environments"),
             store=self._store,
             weights=options.weights,
@@ -144,6 +157,7 @@ class Engine:
             turns=options.load_threads,
             rules=_with_suffixes(options.eviction) if options.store else options.eviction,
             evicts=options.evicts,
+            load_patience=options.load_patience,
             drain_patience=options.drain_patience,
         )
         self._tiering = Tiering(self._store, self.cache, loader.scales, loop, _lower_priority)
@@ -153,9 +167,15 @@ class Engine:
         self.body_takers: set[str] = set()
         self.cache.events.listen(self._note)
         self._aliases: dict[str, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"<Engine {self.cache!r}>"
+
+    @property
+    def disk_room(self) -> DiskRoom | None:
+        """What unpacked archives take of the disk; None where there are none."""
+        return self._artifacts.room if self._artifacts is not None else None
 
     def _begins_to_serve(self, target: Target) -> None:
         self._tiering.watch(target)
@@ -234,19 +254,13 @@ class Engine:
         entry = self._entry(name)
         began = time.perf_counter_ns()
         try:
-            async with asyncio.timeout(self.options.load_patience):
+            async with self._patience(name, "its load goes on, try again later"):
                 report = await self.cache.acquire(entry)
-        except TimeoutError:
-            raise MmeError(
-                Kind.UNAVAILABLE,
-                f"model '{name}' did not load within {self.options.load_patience:.0f} s; "
-                "its load goes on, try again later",
-            ) from None
         except MmeError as error:
             if error.kind is Kind.UNKNOWN_MODEL:
                 self._forget(entry)
             elif error.kind in _USELESS:
-                await self._discard(entry)
+                await self._discard(entry, error)
             raise
         if report.load:
             waited = time.perf_counter_ns() - began
@@ -299,11 +313,7 @@ class Engine:
         entry = self._registered(name, source_of(url) if url else self._find(name))
         if alias and alias != name:
             self._aliases[alias] = name
-        try:
-            await self.cache.load(entry)
-        except MmeError as error:
-            await self._give_up(entry, error)
-            raise
+        await self._load_or_give_up(entry, self.cache.load(entry))
 
     async def reload(self, name: str) -> None:
         """Load a model anew from where it came: what is in memory goes first. A load under way will do.
@@ -312,24 +322,64 @@ class Engine:
             MmeError: UNKNOWN_MODEL, or why it can't be loaded, and then it is not registered any more.
         """
         entry = self._entry(name)
+        await self._load_or_give_up(entry, self.cache.reload(entry))
+
+    async def _load_or_give_up(self, entry: Entry[Target], loading: Coroutine[Any, Any, LoadReport]) -> None:
+        """Load a model that nobody but who asks for it now wants: if it does not load in time, it is unloaded."""
         try:
-            await self.cache.reload(entry)
+            async with self._patience(entry.name, "it is unloaded again; try later"):
+                await loading
         except MmeError as error:
-            await self._give_up(entry, error)
+            if entry.task is not None:
+                self._begin(self._unload(entry))
+            else:
+                await self._give_up(entry, error)
             raise
+
+    @contextlib.asynccontextmanager
+    async def _patience(self, name: str, then: str) -> AsyncIterator[None]:
+        """Wait for a load no longer than that may take, and a moment: the load's own end comes first if it can."""
+        seconds = self.options.load_patience
+        try:
+            async with asyncio.timeout(seconds + _GRACE_SECONDS) as timer:
+                yield
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise MmeError(Kind.UNAVAILABLE, f"model '{name}' did not load within {seconds:.0f} s; {then}") from None
 
     async def unload(self, name: str) -> None:
         """Unregister a model; return when its memory was given back.
 
         Raises:
-            MmeError: UNKNOWN_MODEL when it is not registered.
+            MmeError: UNKNOWN_MODEL when it is not registered; UNAVAILABLE when it still executes or loads after a long
+                time. Then its memory comes back when that ends.
         """
         entry = self.cache.entries.get(name)
         if entry is None or entry.abandoned:
             raise _unknown(name)
+        seconds = self.options.unload_patience
+        try:
+            async with asyncio.timeout(seconds):
+                await self._unload(entry)
+        except TimeoutError:
+            self._begin(self._unload(entry))
+            raise MmeError(
+                Kind.UNAVAILABLE,
+                f"model '{name}' still executes or loads after {seconds:.0f} s; nobody is served by it any more, and "
+                "its memory comes back when that ends",
+            ) from None
+
+    async def _unload(self, entry: Entry[Target]) -> None:
         await self.cache.unload(entry)
         if entry.abandoned:
             await self._drop(entry)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Go on with what nobody waits for any more."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def registered(self) -> list[tuple[str, str]]:
         """(name, url) of every registered model, by name: those in memory, and those that we put out of it."""
@@ -398,6 +448,8 @@ class Engine:
         await self.cache.close()
         self._loads.shutdown(wait=True)
         self._unloads.shutdown(wait=True)
+        if self._artifacts is not None:
+            self._artifacts.room.close()
         await self._footprints.flush()
         self._writes.shutdown(wait=True)
 
@@ -407,6 +459,21 @@ class Engine:
         self._footprints.changed()
         config = self.cache.entries[event.name].leased().latest.config
         (self.body_takers.add if takes_body(config) else self.body_takers.discard)(event.name)
+
+    # -- room for others ------------------------------------------------------------------------------------------
+
+    async def _relieve(self, entry: Entry[Target]) -> tuple[str, ...]:
+        """Room for a request that ran out of memory."""
+        return await self.cache.relieve(entry.name, entry.footprint, "execution")
+
+    def _let_go(self, archive: str) -> bool:
+        """Put one model out of memory, so that its archive may leave the disk for another. On a load thread."""
+        relief = asyncio.run_coroutine_threadsafe(self.cache.relieve(archive, Footprint(1), "disk"), self._loop)
+        try:
+            return bool(relief.result(_LET_GO_SECONDS))
+        except (TimeoutError, CancelledError):  # the server ends
+            relief.cancel()
+            return False
 
     # -- where models come from ----------------------------------------------------------------------------------
 
@@ -451,7 +518,7 @@ class Engine:
         if isinstance(entry.source, Unpacked) or error.kind is Kind.UNKNOWN_MODEL:
             await self._drop(entry)
         elif error.kind in _USELESS:
-            await self._discard(entry)
+            await self._discard(entry, error)
 
     async def _drop(self, entry: Entry[Target]) -> None:
         """Unregister a model, and remove what was unpacked for it; not if it is being loaded again meanwhile."""
@@ -461,13 +528,19 @@ class Engine:
             for alias in [alias for alias, name in self._aliases.items() if name == entry.name]:
                 del self._aliases[alias]
 
-    async def _discard(self, entry: Entry[Target]) -> None:
-        """Remove what was unpacked for a model that is not in memory; a load that begins meanwhile waits."""
+    async def _discard(self, entry: Entry[Target], error: MmeError | None = None) -> None:
+        """Remove what was unpacked for a model that is not in memory; a load that begins meanwhile waits.
+
+        With an error it is what was unpacked last that goes, being good for nothing; else all.
+        """
         source = entry.source
         if not isinstance(source, Archived) or entry.busy or self.cache.entries.get(entry.name) is not entry:
             return
-        loop = asyncio.get_running_loop()
-        entry.closing = loop.run_in_executor(self._unloads, source.artifacts.discard, source.name)
+        artifacts, name = source.artifacts, source.name
+        removal = (
+            functools.partial(artifacts.condemn, name, error) if error else functools.partial(artifacts.discard, name)
+        )
+        entry.closing = asyncio.get_running_loop().run_in_executor(self._unloads, removal)
         try:
             await asyncio.shield(entry.closing)
         finally:

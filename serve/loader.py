@@ -23,6 +23,8 @@ class Prepared(Protocol):
         download_ns: what fetching took, 0 when it was on disk.
         pinned: whether its author wants it never to be evicted.
         equipped: whether nothing is left to be done that takes long and needs no memory. See `Loader.equip`.
+        alone: whether it is measured by what the whole process or a device takes more, so that no other such model may
+            be loaded at the same time.
     """
 
     @property
@@ -33,13 +35,21 @@ class Prepared(Protocol):
     def pinned(self) -> bool: ...  # noqa: D102
     @property
     def equipped(self) -> bool: ...  # noqa: D102
+    @property
+    def alone(self) -> bool: ...  # noqa: D102
+
+    def release(self) -> None:
+        """Its files are not needed any more: it was not loaded, or what was loaded is closed. On the event loop."""
 
 
 P = TypeVar("P", bound=Prepared)
 
 
 class Loader(Protocol[P, T_co]):
-    """Turns a name into something resident. All methods run on a load thread."""
+    """Turns a name into something resident. All methods run on a load thread.
+
+    `cancelled` is to be polled: nobody wants what is being made any more.
+    """
 
     def prepare(self, name: str, source: Any, cancelled: Callable[[], bool]) -> P:
         """Fetch and open the model's artifact; no memory to speak of is taken."""
@@ -47,5 +57,8 @@ class Loader(Protocol[P, T_co]):
     def equip(self, prepared: P, cancelled: Callable[[], bool]) -> P:
         """Make what the model brings and needs around it, where it is not equipped; that may take minutes."""
 
-    def load(self, prepared: P) -> tuple[T_co, Footprint]:
+    def load(self, prepared: P, cancelled: Callable[[], bool]) -> tuple[T_co, Footprint]:
         """Load it; return what was loaded and what it takes, measured."""
+
+    def overrule(self) -> None:
+        """A load was given up and may never end: others must not wait for it to be measured. On the event loop."""

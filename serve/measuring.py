@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from model_handlers import devices
 from model_handlers.base import Footprint
+from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 R = TypeVar("R")
 _THREADS = Path("/proc/self/task")
+_POLL_SECONDS = 0.05
 
 
 class Scales:
@@ -27,14 +29,34 @@ class Scales:
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
-    def weigh(self, load: Callable[[], R]) -> tuple[R, Footprint]:
-        """Call `load`; return what it does, and the bytes that it took: private ones on the host, anybody's on GPUs."""
-        with self._lock:
+    def weigh(self, load: Callable[[], R], cancelled: Callable[[], bool] = lambda: False) -> tuple[R, Footprint]:
+        """Call `load`; return what it does, and the bytes that it took: private ones on the host, anybody's on GPUs.
+
+        Raises:
+            MmeError: CANCELLED while it waited for its turn.
+        """
+        with self._turn(cancelled):
             threads = _threads()
             before = _memory_taken()
             loaded = load()
             _restore_priority(threads)
             return loaded, _memory_taken() - before
+
+    @contextlib.contextmanager
+    def _turn(self, cancelled: Callable[[], bool]) -> Iterator[None]:
+        lock = self._lock
+        while not lock.acquire(timeout=_POLL_SECONDS):
+            if cancelled():
+                raise MmeError(Kind.CANCELLED, "the load was cancelled while it waited to be measured")
+            lock = self._lock  # another one, if who holds the first was overruled
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def overrule(self) -> None:
+        """Whoever has its turn may never end it: others need not wait, though what it takes be counted as theirs."""
+        self._lock = threading.Lock()
 
 
 def _memory_taken() -> Footprint:

@@ -8,7 +8,7 @@ acts off it:
        │ not resident: one load per name, everybody who asks meanwhile waits for that one
        ▼
     prepare (thread) ─► reserve ─► load (thread) ─► commit: the measured footprint replaces the estimate
-    equip   (thread)    (room.py)             └──► abort:  the bytes are given back, everybody gets the error
+    equip   (thread)    (room.py)  (loading.py)  └─► abort:  the bytes are given back, everybody gets the error
 
 A *lease* keeps a model in memory while a request uses it: a leased model is never a victim. Whoever waited for a load
 holds a lease before anybody else can evict the model again, so two models that fit only one at a time take turns.
@@ -28,24 +28,23 @@ from model_handlers.errors import Kind, MmeError
 from serve import eviction
 from serve.cache_entry import Entry
 from serve.cache_events import CacheEvent, CacheEvents, Deed
+from serve.charges import Charges
 from serve.lifecycle import Event, State, step
 from serve.loader import P, T
+from serve.loading import Loading, unloaded
 from serve.ranking import Ranking
 from serve.request import LoadReport
 from serve.room import Room, megabytes
-from serve.shared_bytes import SharedBytes
-from serve.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from concurrent.futures import Executor
 
     from serve.loader import Loader
+    from serve.shared_bytes import SharedBytes
     from serve.stats import TargetStats
 
 _log = logging.getLogger("mme.cache")
 _now = time.perf_counter_ns
-_ATTEMPTS = 3  # at a load whose model turns out larger than was reserved for it
 
 
 class ModelCache(Generic[P, T]):
@@ -60,6 +59,7 @@ class ModelCache(Generic[P, T]):
         closers: threads for closing, those of the loader if None.
         turns: preparations at a time, equipments at a time, and loads at a time; who waits for one of them, or for
             room, holds up no other.
+        load_patience: seconds that fetching and loading may take.
         memory_patience: seconds that a load waits for leased models to become free before it gives up.
         drain_patience: seconds that an unload waits for requests under way.
     """
@@ -74,6 +74,7 @@ class ModelCache(Generic[P, T]):
         turns: int = 2,
         rules: eviction.Rules = eviction.DEFAULT_RULES,
         evicts: bool = True,
+        load_patience: float = 350.0,
         memory_patience: float = 60.0,
         drain_patience: float = 25.0,
     ) -> None:
@@ -90,18 +91,27 @@ class ModelCache(Generic[P, T]):
             patience=memory_patience,
         )
         self._ready: dict[str, Entry[T]] = {}  # the READY ones, for one look-up a request
-        self._loader = loader
-        self._pool = pool
-        self._closers = closers or pool
-        self._fetch_turns = asyncio.Semaphore(turns)
-        self._equip_turns = Turns(turns)
-        self._load_turns = asyncio.Semaphore(turns)
-        self.shared = SharedBytes()
+        self._charges = Charges(self.entries)
+        self._loading = Loading(
+            loader,
+            self.room,
+            self._charges,
+            rules,
+            pool=pool,
+            closers=closers or pool,
+            turns=turns,
+            patience=load_patience,
+        )
         self._closed = False
         self._drain_patience = drain_patience
 
     def __repr__(self) -> str:
         return f"<ModelCache {len(self._ready)} ready of {len(self.entries)} known, {self.room!r}>"
+
+    @property
+    def shared(self) -> SharedBytes:
+        """Files that several models map."""
+        return self._charges.shared
 
     @property
     def resident_count(self) -> int:
@@ -173,21 +183,22 @@ class ModelCache(Generic[P, T]):
         """
         entry.abandoned, entry.evicted = True, False
         if entry.task is not None:
-            self.room.refuse(entry.name, _unloaded(entry.name))
-            self._equip_turns.refuse(entry.name, _unloaded(entry.name))
+            self.room.refuse(entry.name, unloaded(entry.name))
+            self._loading.refuse(entry.name, unloaded(entry.name))
             await asyncio.wait([entry.task])
         if entry.state is State.READY:
             self._start_closing(entry, "unloaded")
         if entry.closing is not None:
             await asyncio.shield(entry.closing)
 
-    async def relieve(self, entry: Entry[T], reason: str) -> tuple[str, ...]:
-        """Put out others that hold about as much memory as a model does that ran short of it.
+    async def relieve(self, name: str, need: Footprint, reason: str) -> tuple[str, ...]:
+        """Put out others that hold about so much memory, for a model that is short of what no budget here counts.
 
         Returns:
             their names, when their memory was given back; () if there is nobody who may go.
         """
-        victims = self.room.relieve(entry.name, entry.footprint, reason)
+        residents = self._ranking.residents(and_from_disk=reason == "disk")
+        victims = self.room.relieve(name, residents, need, reason)
         closings = [closing for name in victims if (closing := self.entries[name].closing) is not None]
         if closings:
             await asyncio.wait(closings)
@@ -221,82 +232,19 @@ class ModelCache(Generic[P, T]):
     # -- one load ------------------------------------------------------------------------------------------------
 
     async def _load(self, entry: Entry[T]) -> LoadReport:
-        evicted: list[str] = []
         try:
             if entry.closing is not None:
                 await asyncio.wait([entry.closing])  # however that ends
             entry.state, entry.reason = step(entry.state, Event.LOAD), ""
-            async with self._fetch_turns:
-                began = _now()
-                _must_go_on(entry)
-                prepared = await _aside(
-                    self._pool, self._loader.prepare, entry.name, entry.source, lambda: entry.abandoned
-                )
-            if not prepared.equipped:
-                async with self._equip_turns.taken(entry.name):
-                    _must_go_on(entry)
-                    prepared = await _aside(self._pool, self._loader.equip, prepared, lambda: entry.abandoned)
-            await self._load_prepared(entry, prepared, evicted)
+            report = await self._loading.run(entry)
         except BaseException as error:
             failure = _as_ours(entry, error)
             self._failed(entry, failure)
             if isinstance(error, asyncio.CancelledError) or failure is error:
                 raise
             raise failure from error
-        report = LoadReport(prepared.download_ns, _now() - began - prepared.download_ns, tuple(evicted))
         self._loaded(entry, report)
         return report
-
-    async def _load_prepared(self, entry: Entry[T], prepared: P, evicted: list[str]) -> None:
-        """Reserve, load and measure. A model that takes more than was reserved, and finds the rest taken, begins again.
-
-        Nothing is waited for with memory in hand, so that no two loads can wait for each other.
-        """
-        need = prepared.estimate
-        for _ in range(_ATTEMPTS):
-            claimed = self._counted(need)
-            evicted += await self.room.reserve(entry.name, claimed)
-            taken = await self._load_reserved(entry, prepared, claimed, evicted)
-            if taken is None:
-                return
-            need = taken
-        raise MmeError(
-            Kind.UNAVAILABLE,
-            f"model '{entry.name}' takes more memory each time it is loaded, and other models hold the rest; try again",
-        )
-
-    async def _load_reserved(
-        self, entry: Entry[T], prepared: P, need: Footprint, evicted: list[str]
-    ) -> Footprint | None:
-        """Load within a reservation; commit, or give everything back. What it takes, when that was too small."""
-        reserved = need
-        footprint: Footprint
-        try:
-            async with self._load_turns:
-                _must_go_on(entry)
-                began = _now()
-                resident, footprint = await _aside(self._pool, self._loader.load, prepared)
-                entry.reload_ns = _now() - began
-            try:
-                _must_go_on(entry)
-                whole = self._counted(footprint)
-                more = await self.room.extend(entry.name, need, whole)
-                if more is not None:
-                    reserved = need + whole.beyond(need)
-                    resident.start()
-            except BaseException:
-                await self._close_resident(entry, resident)
-                raise
-            if more is None:
-                await self._close_resident(entry, resident)
-                return footprint
-            evicted += more
-            entry.resident = resident
-            self._charge(entry, footprint)
-            entry.pinned = prepared.pinned or self._rules.pins_name(entry.name)
-            return None
-        finally:
-            self.room.give_back(reserved)
 
     def _loaded(self, entry: Entry[T], report: LoadReport) -> None:
         """Everybody who waits has a lease before anybody else can evict the model again."""
@@ -315,21 +263,9 @@ class ModelCache(Generic[P, T]):
 
     def remeasured(self, entry: Entry[T], footprint: Footprint) -> None:
         """A resident takes more or less than before."""
-        self._discharge(entry)
-        self._charge(entry, footprint)
+        self._charges.discharge(entry)
+        self._charges.charge(entry, footprint)
         self.room.settle()
-
-    def _counted(self, footprint: Footprint) -> Footprint:
-        """What a model would be charged for: files that others map already cost nothing."""
-        return Footprint(footprint.host + self.shared.beyond(footprint.shared), footprint.device)
-
-    def _charge(self, entry: Entry[T], footprint: Footprint) -> None:
-        charge = self.shared.map(entry.name, footprint.shared)
-        entry.footprint = Footprint(footprint.host + charge, footprint.device)
-
-    def _discharge(self, entry: Entry[T]) -> None:
-        for heir, size in self.shared.unmap(entry.name).items():
-            self.entries[heir].footprint += Footprint(size)
 
     def _failed(self, entry: Entry[T], error: MmeError) -> None:
         entry.task = None
@@ -399,8 +335,8 @@ class ModelCache(Generic[P, T]):
         if not done:
             resident.refuse_waiting()
             await entry.drained()
-        await self._close_resident(entry, resident)
-        self._discharge(entry)
+        await self._loading.close(entry, resident)
+        self._charges.discharge(entry)
         footprint = entry.footprint
         entry.left(reason)
         took = _now() - began
@@ -408,27 +344,11 @@ class ModelCache(Generic[P, T]):
         self.events.tell(CacheEvent(Deed.UNLOADED, entry.name, took, footprint=footprint, why=reason))
         self.room.settle()
 
-    async def _close_resident(self, entry: Entry[T], resident: T) -> None:
-        """Have it give its memory back; it is gone for us whatever happens."""
-        try:
-            await _aside(self._closers, resident.close)
-        except Exception:  # noqa: BLE001 - whatever a framework has against it, whoever waits for its room must go on
-            _log.exception("closing failed; it may still hold memory", extra={"target_model": entry.name})
-
-
-async def _aside(pool: Executor, function: Callable[..., Any], *args: Any) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
-
-
-def _must_go_on(entry: Entry[Any]) -> None:
-    if entry.abandoned:
-        raise _unloaded(entry.name)
-
 
 def _as_ours(entry: Entry[Any], error: BaseException) -> MmeError:
     """What those who wait for a load are told about its end."""
     if entry.abandoned:
-        return _unloaded(entry.name)
+        return unloaded(entry.name)
     if isinstance(error, MmeError):
         return error
     if isinstance(error, asyncio.CancelledError):
@@ -437,10 +357,6 @@ def _as_ours(entry: Entry[Any], error: BaseException) -> MmeError:
         )
     _log.error("load failed in a way we do not know", exc_info=error, extra={"target_model": entry.name})
     return MmeError(Kind.INTERNAL, f"model '{entry.name}' failed to load: {type(error).__name__}: {error}")
-
-
-def _unloaded(name: str) -> MmeError:
-    return MmeError(Kind.UNAVAILABLE, f"model '{name}' was unloaded while it was loading; load it again")
 
 
 def _observe(task: asyncio.Task[LoadReport]) -> None:

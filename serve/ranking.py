@@ -37,15 +37,15 @@ class Ranking:
         """The order in which models go."""
         return self._rules.policy
 
-    def residents(self) -> list[eviction.Resident]:
-        """Everybody in memory."""
+    def residents(self, *, and_from_disk: bool = False) -> list[eviction.Resident]:
+        """Everybody in memory. Who leaves the disk as well costs a download too when it comes back."""
         return [
             eviction.Resident(
                 entry.name,
                 entry.footprint,
                 entry.last_used,
                 entry.uses,
-                entry.reload_ns / 1e9,
+                (entry.reload_ns + (entry.download_ns if and_from_disk else 0)) / 1e9,
                 self._age_at_last_use(entry),
                 self._keep_until(entry),
                 entry.leases > 0,

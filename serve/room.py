@@ -139,14 +139,16 @@ class Room:
             raise
         return claim.evicted
 
-    def relieve(self, name: str, need: Footprint, reason: str) -> tuple[str, ...]:
-        """Begin to put out residents that hold `need` bytes together, or all who may go if they hold less.
+    def relieve(
+        self, name: str, residents: Iterable[eviction.Resident], need: Footprint, reason: str
+    ) -> tuple[str, ...]:
+        """Begin to put out those residents that hold `need` bytes together, or all who may go if they hold less.
 
-        It is for model `name`, which is short of what no budget counts. Where nobody is put out, nobody is.
+        It is for model `name`, which is short of what no budget here counts. Where nobody is put out, nobody is.
         """
         if not self._evicts:
             return ()
-        plan = eviction.relief(self._residents(), need, self.budget, self._policy, time.monotonic())
+        plan = eviction.relief(residents, need, self.budget, self._policy, time.monotonic())
         if plan.victims:
             self._evict(plan, name, reason)
         return plan.victims

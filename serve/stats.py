@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 # Triton's reasons for a failed request.
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
-# Why a model left memory for another: that one's load, that it turned out larger than was reserved for it, or that an
-# execution of it ran out of memory.
-EVICTION_REASONS = ("load", "growth", "execution")
+# Why a model left memory for another: that one's load, that it turned out larger than was reserved for it, that an
+# execution of it ran out of memory, or that its archive found no room on disk.
+EVICTION_REASONS = ("load", "growth", "execution", "disk")
 _REASON_OF_KIND = {
     Kind.QUEUE_FULL: "REJECTED",
     Kind.QUEUE_TIMEOUT: "REJECTED",

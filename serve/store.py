@@ -49,6 +49,15 @@ class StoredObject:
     etag: str
 
 
+class UnreachableError(MmeError):
+    """The store can't be asked now; what it said before may hold still. Kind UNAVAILABLE."""
+
+    __slots__ = ()
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Kind.UNAVAILABLE, message)
+
+
 class Store(Protocol):
     """A place that holds archives."""
 
@@ -61,7 +70,7 @@ class Store(Protocol):
 
         Raises:
             MmeError: INVALID_ARGUMENT for a name that can't be one, UNKNOWN_MODEL when there is none, UNAVAILABLE
-                when the store cannot be asked.
+                when the store refuses to say; as an `UnreachableError` when it cannot be asked.
         """
 
     def open(self, obj: StoredObject) -> BinaryIO:
@@ -182,12 +191,16 @@ class LocalStore:
         try:
             yield
         except (FileNotFoundError, NotADirectoryError) as error:
+            if not self._directory.is_dir():
+                raise UnreachableError(f"the folder {self.uri} is not there: mount it again") from error
             raise _unknown_model(name, self.uri) from error
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
                 raise _unknown_model(name, self.uri) from error
             reason = f"model '{name}' in {self.uri} cannot be opened: {error.strerror}; check its permissions"
-            raise MmeError(Kind.UNAVAILABLE, reason) from error
+            if isinstance(error, PermissionError):
+                raise MmeError(Kind.UNAVAILABLE, reason) from error
+            raise UnreachableError(reason) from error
 
 
 # What S3 answers, by its code; HEAD has no body and gives the status as the code.
@@ -207,6 +220,7 @@ _DENIED = (
     "403",
 )
 _ARCHIVED = ("InvalidObjectState",)
+_BUSY = (429, *range(500, 600))  # statuses that say nothing about what was asked for
 
 
 class S3Store:
@@ -314,7 +328,7 @@ class S3Store:
             raise MmeError(Kind.UNAVAILABLE, reason) from error
         except BotoCoreError as error:
             reason = f"the store {self.uri} cannot be reached, check network, endpoint and region: {error}"
-            raise MmeError(Kind.UNAVAILABLE, reason) from error
+            raise UnreachableError(reason) from error
 
     def _refused(self, error: ClientError, name: str) -> MmeError:
         """What an error that S3 answered means."""
@@ -334,6 +348,8 @@ class S3Store:
             reason = f"{self.uri}{name} is archived in a cold storage class: restore it first"
         else:
             reason = f"S3 answered {code or 'an error'} for {self.uri}{name}: try again"
+            if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) in _BUSY:
+                return UnreachableError(reason)
         return MmeError(Kind.UNAVAILABLE, reason)
 
     def _has_bucket(self) -> bool:

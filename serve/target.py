@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from model_handlers.base import Device
     from model_handlers.environments.cache import Environments
     from model_handlers.outside import Outside
+    from serve.disk_room import Hold
     from serve.rescue import RescueRequest
     from serve.weights.store import WeightStore
 
@@ -144,6 +145,7 @@ class PreparedTarget:
         brought: the environments of its versions.
         forms: that it is loaded from; None where that is the model's files.
         members: the other models of the archive.
+        hold: keeps the files on disk, where they came out of an archive.
     """
 
     target: str
@@ -156,15 +158,28 @@ class PreparedTarget:
     identity: str
     on_disk: Footprint
     estimate: Footprint
-    download_ns: int
     pinned: bool
     forms: TargetForms | None = None
+    download_ns: int = 0
     members: tuple[PreparedTarget, ...] = ()
+    hold: Hold | None = None
 
     @property
     def equipped(self) -> bool:
         """Whether every environment is there that the target's models bring."""
         return self.brought.complete and all(member.equipped for member in self.members)
+
+    @property
+    def alone(self) -> bool:
+        """Whether any of its models is measured by what the process or the GPUs take more."""
+        inside = self.handler is not None and self.placement is Placement.INLINE
+        on_gpu = any(device != CPU for _, device in self.lanes)
+        return inside or on_gpu or any(member.alone for member in self.members)
+
+    def release(self) -> None:
+        """The files may go."""
+        if self.hold is not None:
+            self.hold.release()
 
     def start(self, version: int, config: ModelConfig, device: Device, lane: str) -> Handler:
         """Load one instance where it is to execute, from its form if it has one, and warm it up."""
@@ -232,20 +247,32 @@ class ModelLoader:
 
     def prepare(self, name: str, source: Source, cancelled: Callable[[], bool]) -> PreparedTarget:
         """Fetch the archive, if it is one, and understand what is in it."""
-        began = time.perf_counter_ns()
-        download_ns = 0
         scripts = self._scripts()
-        if isinstance(source, Archived):
-            artifact = source.artifacts.fetch(source.name, cancelled)
-            directory, content = open_target(artifact.path, name, scripts), artifact.etag
-            if artifact.downloaded:
-                download_ns = time.perf_counter_ns() - began
-        else:
+        if not isinstance(source, Archived):
             opener = open_model if isinstance(source, InRepository) else open_target
             directory = opener(source.path, name, scripts)
-            content = directory.fingerprint()
-        prepared = self._understood(directory, name, content, download_ns, cancelled)
-        members = tuple(self._understood(m, name, f"{content}/{m.path.name}", 0, cancelled) for m in directory.members)
+            return self._prepared(directory, name, directory.fingerprint(), cancelled)
+        began = time.perf_counter_ns()
+        artifact = source.artifacts.fetch(source.name, cancelled)
+        download_ns = time.perf_counter_ns() - began if artifact.downloaded else 0
+        try:
+            directory = open_target(artifact.path, name, scripts)
+            prepared = self._prepared(directory, name, artifact.identity, cancelled)
+        except BaseException:
+            artifact.hold.release()
+            raise
+        return replace(prepared, download_ns=download_ns, hold=artifact.hold)
+
+    def overrule(self) -> None:
+        """See `Scales`."""
+        self.scales.overrule()
+
+    def _prepared(
+        self, directory: ModelDirectory, name: str, content: str, cancelled: Callable[[], bool]
+    ) -> PreparedTarget:
+        """The model of a target and its members."""
+        prepared = self._understood(directory, name, content, cancelled)
+        members = tuple(self._understood(m, name, f"{content}/{m.path.name}", cancelled) for m in directory.members)
         estimate = sum((member.estimate for member in members), prepared.estimate)
         return replace(prepared, members=members, estimate=estimate)
 
@@ -260,19 +287,14 @@ class ModelLoader:
         )
 
     def _understood(
-        self,
-        directory: ModelDirectory,
-        target: str,
-        content: str,
-        download_ns: int,
-        cancelled: Callable[[], bool],
+        self, directory: ModelDirectory, target: str, content: str, cancelled: Callable[[], bool]
     ) -> PreparedTarget:
         """One model of a target, and how it is to be loaded."""
         name = directory.name
         if directory.config.ensemble:
             none = Footprint()
             return PreparedTarget(
-                target, directory, None, [], Placement.INLINE, Brought(), content, none, none, download_ns, pinned=False
+                target, directory, None, [], Placement.INLINE, Brought(), content, none, none, pinned=False
             )
         backend = find_backend(directory.config.backend, directory.config.platform, name)
         handler = handler_for(backend, name)
@@ -299,7 +321,6 @@ class ModelLoader:
             identity,
             on_disk,
             estimate,
-            download_ns,
             pinned,
             forms,
         )
@@ -315,35 +336,43 @@ class ModelLoader:
         files = {version: directory.model_file(version) for version in directory.versions}
         return TargetForms(self._store, handler, weights, directory.config, files)
 
-    def load(self, prepared: PreparedTarget) -> tuple[Target, Footprint]:
+    def load(self, prepared: PreparedTarget, cancelled: Callable[[], bool] = lambda: False) -> tuple[Target, Footprint]:
         """Load every selected version on its devices, members first, warm it up, measure, and remember."""
         members: dict[str, Target] = {}
         try:
             for member in in_order(prepared.members, prepared.directory.name):
-                members[member.directory.path.name] = self._load(member, members, {})
-            target = self._load(prepared, members, members)
+                members[member.directory.path.name] = self._load(member, members, {}, cancelled)
+            target = self._load(prepared, members, members, cancelled)
         except BaseException:
             for loaded in members.values():
                 loaded.close()
             raise
         return target, target.takes()
 
-    def _load(self, prepared: PreparedTarget, parts: dict[str, Target], members: dict[str, Target]) -> Target:
+    def _load(
+        self,
+        prepared: PreparedTarget,
+        parts: dict[str, Target],
+        members: dict[str, Target],
+        cancelled: Callable[[], bool],
+    ) -> Target:
         """One model of a target; ensembles consist of the `parts` that are loaded already."""
         name, forms = prepared.directory.name, prepared.forms
         if prepared.handler is None:
             return Target(name, self._ensembles(prepared, parts), members, started=self._started)
-        models, taken = self._load_measured(prepared)
+        models, taken = self._load_measured(prepared, cancelled)
         self._footprints.measured(prepared.identity, prepared.handler.backend, prepared.on_disk, taken.whole())
         forms = forms if forms is not None and forms.known else None
         return Target(name, models, members, forms=forms, footprint=taken, started=self._started)
 
-    def _load_measured(self, prepared: PreparedTarget) -> tuple[dict[int, AnyModel], Footprint]:
-        """A model in a process of its own tells what it takes, so any number of those may load side by side."""
+    def _load_measured(
+        self, prepared: PreparedTarget, cancelled: Callable[[], bool]
+    ) -> tuple[dict[int, AnyModel], Footprint]:
+        """All versions, and what they take. A model in a process of its own tells that; for others see `alone`."""
         if prepared.placement is Placement.PROCESS:
-            models = self._load_versions(prepared)
+            models = self._load_versions(prepared, cancelled)
             return models, sum((model.memory() for model in models.values()), Footprint())
-        models, taken = self.scales.weigh(lambda: self._load_versions(prepared))
+        models, taken = self.scales.weigh(lambda: self._load_versions(prepared, cancelled), cancelled)
         if prepared.forms is not None:
             return models, prepared.forms.weighed(taken)
         # A heap page that an unloaded model left behind may be used again without being seen: never less than the file.
@@ -368,11 +397,12 @@ class ModelLoader:
             for version in directory.versions
         }
 
-    def _load_versions(self, prepared: PreparedTarget) -> dict[int, AnyModel]:
+    def _load_versions(self, prepared: PreparedTarget, cancelled: Callable[[], bool]) -> dict[int, AnyModel]:
         """All selected versions, or none."""
         loaded: dict[int, AnyModel] = {}
         try:
             for version in prepared.directory.versions:
+                _must_go_on(prepared, cancelled)
                 loaded[version] = self._load_version(prepared, version)
         except BaseException:
             for model in loaded.values():
@@ -423,6 +453,11 @@ def in_order(members: tuple[PreparedTarget, ...], target: str) -> list[PreparedT
             raise invalid_model(f"circular dependency between ensembles of '{target}': {' -> '.join(left)}")
         ordered += [left.pop(name) for name in ready]
     return ordered
+
+
+def _must_go_on(prepared: PreparedTarget, cancelled: Callable[[], bool]) -> None:
+    if cancelled():
+        raise MmeError(Kind.CANCELLED, f"the load of model '{prepared.target}' was cancelled")
 
 
 def _is_pinned(config: ModelConfig) -> bool:

@@ -75,6 +75,7 @@ class Settings:
         require_gpu: whether KIND_GPU without a GPU refuses.
         weights: how models hold their weights whose configuration does not say.
         cache_dir: where archives are unpacked; environments of Python models, and weights to be mapped, are kept.
+        disk_budget: what archives may take there, as the other budgets; None for as much as the file system leaves.
         load_threads, load_timeout: loads at once; seconds for each.
         max_body_bytes: the largest request body.
         request_timeout, idle_timeout, header_timeout, body_timeout: seconds.
@@ -113,6 +114,7 @@ class Settings:
     require_gpu: bool = False
     weights: Weights = Weights.AUTO
     cache_dir: Path = field(default_factory=lambda: _user_cache_dir({}))
+    disk_budget: MemoryBudget = None
     load_threads: int = 2
     load_timeout: float = 350.0
     max_body_bytes: int = DEFAULT_MAX_BODY

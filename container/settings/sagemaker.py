@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
 _KILL_AFTER_SECONDS = 30  # SageMaker's patience between SIGTERM and SIGKILL
 _DRAIN_MARGIN_SECONDS = 3
+_LOAD_SECONDS = 360  # SageMaker's patience with a load
 
 # tritonserver's flags that mean something here, by the variable that says the same.
 _ARGUMENTS = {
@@ -99,6 +100,7 @@ def apply_rules(reading: Reading) -> None:
     _choose_log_level(reading)
     _raise_max_body(reading)
     _check_drain(reading)
+    _check_load_timeout(reading)
     _choose_emf(reading)
 
 
@@ -181,6 +183,13 @@ def _choose_emf(reading: Reading) -> None:
             "CloudWatch metrics name this endpoint 'unknown', as those of every endpoint whose MME_ENDPOINT_NAME is "
             "not set; SageMaker does not tell its containers"
         )
+
+
+def _check_load_timeout(reading: Reading) -> None:
+    timeout = reading.parsed.get("MME_LOAD_TIMEOUT", 0)
+    if reading.fields["mode"] is Mode.PLATFORM and timeout >= _LOAD_SECONDS:
+        label = reading.label("MME_LOAD_TIMEOUT")
+        reading.problems.append(f"{label}={timeout:g}: SageMaker gives up on a load after {_LOAD_SECONDS} s; give less")
 
 
 class SingleModel(NamedTuple):

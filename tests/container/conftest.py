@@ -199,12 +199,15 @@ class Running:
 
     @contextlib.contextmanager
     def loads_held_up(self):
-        """While it lasts, no load and no unload begins: all threads for them are busy."""
-        over = threading.Event()
+        """While it lasts, no load and no unload begins: threads for loads wait, all those for unloads are busy."""
+        over, loads = threading.Event(), self.engine._loads
         busy = [pool.submit(over.wait, PATIENCE) for pool in pools_of(self.engine) for _ in range(pool._max_workers)]
+        begin = loads._initializer
+        loads._initializer = lambda: over.wait(PATIENCE) and begin()
         try:
             yield
         finally:
+            loads._initializer = begin
             over.set()
             assert all(each.result(PATIENCE) for each in busy)
 

@@ -1,8 +1,10 @@
 """Budgets in bytes, out of what a machine has and what the operator wants of it."""
 
+import shutil
+
 import pytest
 
-from container.budgets import memory_budget
+from container.budgets import disk_budget, memory_budget
 from container.settings import Settings, SettingsError
 from container.settings.values import Share
 from model_handlers import devices
@@ -55,3 +57,16 @@ def test_a_reserve_that_leaves_nothing_refuses_to_start(machine, name):
     variable = f"MME_{name.upper()}"
     with pytest.raises(SettingsError, match=f"{variable}=0.9-900: that leaves nothing of 1000 bytes"):
         memory_budget(Settings(**setting))
+
+
+def test_a_disk_budget_is_bytes_or_a_share_of_the_file_system(tmp_path):
+    """Of the one on which the cache directory will lie, though it is not there yet; unset, the disk tier decides."""
+    cache = tmp_path / "not" / "there"
+    total = shutil.disk_usage(tmp_path).total
+
+    assert disk_budget(Settings(cache_dir=cache)) is None
+    assert disk_budget(Settings(cache_dir=cache, disk_budget=123)) == 123
+    assert disk_budget(Settings(cache_dir=cache, disk_budget=0.5)) == total // 2
+    assert disk_budget(Settings(cache_dir=cache, disk_budget=Share(1.0, 1000))) == total - 1000
+    with pytest.raises(SettingsError, match="MME_DISK_BUDGET"):
+        disk_budget(Settings(cache_dir=cache, disk_budget=Share(1.0, 10**18)))

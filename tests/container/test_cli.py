@@ -120,7 +120,7 @@ def test_the_only_model_of_a_single_endpoint_is_named_for_the_server(became, mon
 def test_bad_settings_are_a_line_each_and_exit_code_two(became, monkeypatch, capsys):
     """Every problem is a line on standard error; nothing is started."""
     monkeypatch.setenv("MME_PROT", "1")
-    code = run("serve", "--model-store", "s3://bucket", "--port", "http", "--load-timeout", "400")
+    code = run("serve", "--model-store", "s3://bucket", "--port", "http", "--load-timeout", "0")
 
     lines = capsys.readouterr().err.splitlines()
     assert code == 2

@@ -67,6 +67,15 @@ def test_platform_mode_refuses_models_to_load():
     assert "MME_LOAD_MODEL" in sentence
 
 
+def test_a_platform_gives_up_after_360_seconds():
+    """A load may take longer only where nobody else waits for it."""
+    (sentence,) = problems(SAGEMAKER_MULTI_MODEL="true", MME_LOAD_TIMEOUT="360")
+    assert "SageMaker gives up" in sentence
+
+    assert Settings.from_environ({"SAGEMAKER_MULTI_MODEL": "true", "MME_LOAD_TIMEOUT": "359"}).load_timeout == 359
+    assert Settings.from_environ({"MME_MODEL_STORE": "s3://bucket/p", "MME_LOAD_TIMEOUT": "3600"}).load_timeout == 3600
+
+
 def test_every_problem_is_told_at_once():
     """Three mistakes make three sentences, each with the variable's name and what it may be."""
     found = problems(MME_PORT="http", MME_MEMORY_BUDGET="lots", SAGEMAKER_TRITON_THREAD_COUNT="0")
@@ -155,9 +164,10 @@ BAD_VALUES = [
     ("MME_LOAD_MODEL", "a,,b"),
     ("MME_EVICTION", "fifo"),
     ("MME_PIN", "a,,b"),
+    ("MME_DISK_BUDGET", "much"),
     ("MME_MIN_RESIDENCY", "3601"),
     ("MME_LOAD_THREADS", "0"),
-    ("MME_LOAD_TIMEOUT", "360"),
+    ("MME_LOAD_TIMEOUT", "86401"),
     ("MME_IDLE_TIMEOUT", "nan"),
     ("MME_DRAIN_SECONDS", "-1"),
     ("MME_INLINE_MICROSECONDS", "-1"),
@@ -484,6 +494,7 @@ SAMPLES = {
     "MME_WEIGHTS": st.sampled_from(["auto", "MAPPED", "packed", "plain"]),
     "MME_EVICTION": st.sampled_from(["lru", "LFU", "gdsf"]),
     "MME_PIN": st.sampled_from(["bert-*", "a, tenant/b?"]),
+    "MME_DISK_BUDGET": st.sampled_from(["10GB", "50%", "90%-1GiB"]),
     "MME_MIN_RESIDENCY": st.sampled_from(["0", "1.5", "3600"]),
     "MME_MAX_BODY": st.sampled_from(["1", "10MB"]),
     "MME_IDLE_TIMEOUT": st.floats(0.1, 3600).map(lambda value: f"{value:.3f}"),

@@ -202,6 +202,44 @@ def test_a_pinned_model_stays_when_memory_fills(serve, runtime, archives):
     assert "cache;desc=hit" in timing(invoke(client, "heavy-0"))
 
 
+def test_the_disk_budget_holds(serve, runtime, archives):
+    """Archives leave the disk least recently used first, with the models that they hold in memory; all are answered."""
+    budget = 3 * HEAVY_MEGABYTES * 1_000_000
+    server = serve({"MME_MODEL_STORE": str(archives), "MME_DISK_BUDGET": f"{budget + 100_000}"})
+    client = runtime(server)
+    for number in (*range(9), 0):
+        answer = invoke(client, f"heavy-{number}.tar.gz")
+        assert models.y(json.load(answer["Body"])) == [1, 2, 3, 4]
+        assert "download;dur=0.00" not in timing(answer)
+        assert server.metric("mme_disk_used_bytes") <= server.metric("mme_disk_budget_bytes") == budget + 100_000
+        assert len(server.unpacked()) == min(number + 1, 3) or not number
+    assert server.metric("mme_disk_evictions_total") == 7
+    assert server.metric("mme_model_evictions_total", model="heavy-1.tar.gz", reason="disk") == 1
+    assert "cache;desc=hit" in timing(invoke(client, "heavy-8.tar.gz"))
+
+
+def test_models_on_disk_are_served_while_s3_is_away(serve, gate, runtime, bucket, s3, archives, aws, tmp_path):
+    """After a restart without S3, what was unpacked before is loaded and answers, with one warning; the rest does not."""
+    for number in (1, 2):
+        s3.upload_file(str(archives / f"plus-{number}.tar.gz"), bucket, f"away/plus-{number}.tar.gz")
+    environ = {"MME_MODEL_STORE": f"s3://{bucket}/away", "MME_CACHE_DIR": str(tmp_path / "cache")}
+    before = serve({**environ, **aws(gate.url)})
+    for number in (1, 2):
+        invoke(runtime(before), f"plus-{number}.tar.gz")
+    assert before.stop() == 0
+
+    server = serve({**environ, **aws("http://127.0.0.1:9")})
+    client = runtime(server)
+    for number in (1, 2):
+        answer = invoke(client, f"plus-{number}.tar.gz")
+        assert models.y(json.load(answer["Body"])) == [1 + number, 2 + number, 3 + number, 4 + number]
+    with pytest.raises(client.exceptions.ServiceUnavailable):
+        invoke(client, "plus-3.tar.gz")
+    warnings = [line for line in server.lines if "served from disk" in line["message"]]
+    assert [line["level"] for line in warnings] == ["warning"]
+    assert server.ask("GET", "/ping").status == 200
+
+
 @pytest.mark.parametrize("platform", [False, True], ids=["self-managed", "platform"])
 def test_a_request_that_finds_no_memory_does_not_hurt_its_model(serve, tmp_path, platform):
     """What asks for too much is a 507, and the model goes on; only where nobody else decides, others left for it."""

@@ -11,6 +11,7 @@ import pytest
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
+from model_handlers.onnx import OnnxHandler
 from serve.engine import Engine, EngineOptions
 from serve.eviction import Plan, Rules
 from serve.lifecycle import State
@@ -84,13 +85,20 @@ def failure(caught):
 
 @contextlib.contextmanager
 def held_loads(engine):
-    """No load gets further than its files while this lasts: somebody else's is being measured."""
-    lock = engine.cache._loader.scales._lock
-    lock.acquire()
+    """No load gets further than its files while this lasts."""
+    loader, go = engine.cache._loading._loader, threading.Event()
+    load = loader.load
+
+    def held(*args):
+        assert go.wait(60)
+        return load(*args)
+
+    loader.load = held
     try:
         yield
     finally:
-        lock.release()
+        del loader.load
+        go.set()
 
 
 async def until(condition):
@@ -206,17 +214,38 @@ def test_a_client_that_leaves_while_its_model_loads_leaks_nothing(run, toys, tmp
     run(main())
 
 
-def test_patience_with_a_load_ends_and_the_load_goes_on(run, toys, tmp_path, repository):
-    """A load that takes too long is UNAVAILABLE to who waited, and there for the next."""
+def test_a_load_whose_time_is_over_is_given_up(run, toys, tmp_path, repository):
+    """Whoever waits is told so; the next request begins anew, once what was stuck has come back."""
 
     async def main():
-        async with engine_of(tmp_path, repository=repository, load_patience=0.01) as engine:
+        async with engine_of(tmp_path, repository=repository, load_patience=0.05) as engine:
             with held_loads(engine):
-                with pytest.raises(MmeError, match="did not load within") as caught:
+                with pytest.raises(MmeError, match="did not load within 0 s") as caught:
                     await ask(engine, toys.Call(1))
                 assert failure(caught) is Kind.UNAVAILABLE
-            await until(lambda: engine.is_ready("a"))
+                assert not engine.is_ready("a")
+            await until(lambda: engine.cache.entries["a"].orphan is None)
+            engine.cache._loading._patience = 350.0
             assert await answered(engine, toys) == 2
+
+    run(main())
+
+
+def test_patience_with_a_load_ends_and_the_load_goes_on(run, toys, tmp_path, repository, monkeypatch):
+    """A load that waited for its turn has its time still before it: whoever asked for it may ask again."""
+    monkeypatch.setattr("serve.engine._GRACE_SECONDS", 0.0)
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository, load_patience=0.05, load_threads=1) as engine:
+            engine.cache._loading._patience = 350.0
+            with held_loads(engine):
+                first = asyncio.create_task(ask(engine, toys.Call(1), "a"))
+                second = asyncio.create_task(ask(engine, toys.Call(1), "b"))
+                for task in (first, second):
+                    with pytest.raises(MmeError, match="its load goes on"):
+                        await task
+            await until(lambda: engine.is_ready("a") and engine.is_ready("b"))
+            assert await answered(engine, toys, "b") == 2
 
     run(main())
 
@@ -311,7 +340,7 @@ def test_a_restart_does_not_forget_what_models_take(run, toys, tmp_path, store):
             await answered(engine, toys, name)
             measured = engine.cache.entries[name].footprint
         async with engine_of(tmp_path, store=str(store)) as engine:
-            prepared = engine.cache._loader.prepare(name, engine._find(name), lambda: False)
+            prepared = engine.cache._loading._loader.prepare(name, engine._find(name), lambda: False)
             assert prepared.estimate == measured
 
     run(main())
@@ -716,6 +745,130 @@ def test_a_reload_that_fails_says_why_and_unregisters(run, toys, tmp_path, repos
     run(main())
 
 
+# -- what hangs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stuck(monkeypatch):
+    """A framework that hangs while it loads the model `a`, until the test lets it go on: an event for each side."""
+    load = OnnxHandler.load
+
+    class Stuck:
+        begun, go = threading.Event(), threading.Event()
+
+    def hang(config, *args):
+        if config.name == "a":
+            Stuck.begun.set()
+            assert Stuck.go.wait(60)
+        return load(config, *args)
+
+    monkeypatch.setattr(OnnxHandler, "load", staticmethod(hang))
+    yield Stuck
+    Stuck.go.set()
+
+
+def test_a_load_that_hangs_keeps_no_other_from_loading(run, toys, tmp_path, repository, stuck):
+    """Its time over, whoever waits is told, and others load, though only one may be measured at a time.
+
+    Until it comes back it is not begun again, and what it may hold stays reserved.
+    """
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository, load_patience=0.2, load_threads=1) as engine:
+            hanging = asyncio.create_task(ask(engine, toys.Call(1), "a"))
+            await until(stuck.begun.is_set)
+            waiting = asyncio.create_task(ask(engine, toys.Call(1), "b"))
+            with pytest.raises(MmeError, match="did not load within") as caught:
+                await hanging
+            assert failure(caught) is Kind.UNAVAILABLE
+            engine.cache._loading._patience = 350.0
+            await waiting
+            assert await answered(engine, toys, "c") == 2
+            with pytest.raises(MmeError, match="was given up has not ended"):
+                await ask(engine, toys.Call(1), "a")
+            assert engine.cache.room.reserved != Footprint()
+            stuck.go.set()
+            await until(lambda: engine.cache.entries["a"].orphan is None)
+            assert engine.cache.room.reserved == Footprint()
+            assert await answered(engine, toys, "a") == 2
+
+    run(main())
+
+
+def test_an_explicit_load_that_takes_too_long_registers_nothing(run, toys, tmp_path, unpacked, stuck, monkeypatch):
+    """A platform that asks for a load is answered in time; then the model is unknown, as after any failed load."""
+    monkeypatch.setattr("serve.engine._GRACE_SECONDS", 0.0)
+
+    async def main():
+        async with engine_of(tmp_path, evicts=False, load_patience=0.05) as engine:
+            engine.cache._loading._patience = 350.0
+            with pytest.raises(MmeError, match="did not load within") as caught:
+                await engine.load("a", unpacked["a"])
+            assert failure(caught) is Kind.UNAVAILABLE
+            assert engine.registered() == []
+            stuck.go.set()
+            await until(lambda: "a" not in engine.cache.entries)
+            await engine.load("a", unpacked["a"])
+            assert await answered(engine, toys) == 2
+
+    run(main())
+
+
+def test_an_unload_during_a_load_stops_it_at_its_next_step(
+    run, toys, tmp_path, unpacked, write_repository_model, stuck
+):
+    """Of a model with two versions, the second is not loaded any more once somebody unloads it."""
+    write_repository_model(tmp_path / "many" / "a", "version_policy { all {} }", versions=(1, 2))
+
+    async def main():
+        async with engine_of(tmp_path, repository=tmp_path / "many") as engine:
+            loading = asyncio.create_task(engine.load("a"))
+            await until(stuck.begun.is_set)
+            unloading = asyncio.create_task(engine.unload("a"))
+            await asyncio.sleep(0)
+            stuck.begun.clear()
+            stuck.go.set()
+            with pytest.raises(MmeError, match="was unloaded while it was loading"):
+                await loading
+            await unloading
+            assert not stuck.begun.is_set()
+
+    run(main())
+
+
+def test_an_unload_waits_no_longer_than_it_may(run, toys, tmp_path, repository, monkeypatch):
+    """While an execution hangs, an unload is answered in time; others unload; the memory comes back with the end."""
+    execute, begun, go = OnnxHandler.execute, threading.Event(), threading.Event()
+
+    def hang(self, inputs, outputs):
+        if self.config.name == "a" and inputs["x"].any():
+            begun.set()
+            assert go.wait(60)
+        return execute(self, inputs, outputs)
+
+    monkeypatch.setattr(OnnxHandler, "execute", hang)
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository, unload_patience=0.05, drain_patience=0.01) as engine:
+            call = toys.Call(1)
+            await answered(engine, toys, "b")
+            await ask(engine, call, "a")
+            await until(begun.is_set)
+            with pytest.raises(MmeError, match="still executes or loads") as caught:
+                await engine.unload("a")
+            assert failure(caught) is Kind.UNAVAILABLE
+            assert not engine.is_ready("a")
+            assert [name for name, _ in engine.registered()] == ["b"]
+            await engine.unload("b")
+            assert engine.cache.room.used() != Footprint()
+            go.set()
+            await until(lambda: engine.cache.room.used() == Footprint() and not engine._tasks)
+            assert call.kind is None
+            assert await answered(engine, toys, "a") == 2
+
+    run(main())
+
+
 # -- archives ----------------------------------------------------------------------------------------------------------
 
 
@@ -802,6 +955,101 @@ def test_requests_during_the_unload_of_an_archive_are_answered(run, toys, tmp_pa
     run(main())
 
 
+@pytest.mark.parametrize("content", [b"no tar at all", b""], ids=["no archive", "no model"])
+def test_what_is_good_for_nothing_is_downloaded_once_in_a_while(run, toys, tmp_path, store, targz_bytes, content):
+    """Refused while it is unpacked or while it is opened: the next requests get the same error without a download."""
+
+    async def main():
+        bad = gzip.compress(content) if content else targz_bytes(("1/model.onnx", b"no model"))
+        (store / "bad.tar.gz").write_bytes(bad)
+        async with engine_of(tmp_path, store=str(store)) as engine:
+            sentences = []
+            for _ in range(3):
+                with pytest.raises(MmeError) as caught:
+                    await ask(engine, toys.Call(1), "bad.tar.gz")
+                assert failure(caught) is Kind.INVALID_MODEL
+                sentences.append(caught.value.message)
+            assert ["last 60 s" in sentence for sentence in sentences] == [False, True, True]
+            assert sentences[1].startswith(sentences[0])
+            assert copies(tmp_path) == []
+            os.utime(store / "bad.tar.gz", (1, 1))  # another etag
+            with pytest.raises(MmeError) as caught:
+                await ask(engine, toys.Call(1), "bad.tar.gz")
+            assert "last 60 s" not in caught.value.message
+            assert await answered(engine, toys, "a.tar.gz") == 2
+
+    run(main())
+
+
+def test_a_broken_successor_does_not_condemn_what_was_good(run, toys, tmp_path, store, targz_bytes):
+    """An archive replaced by a broken one is refused; put back as it was, it is served at once, from disk."""
+
+    async def main():
+        good = (store / "a.tar.gz").read_bytes()
+        status = (store / "a.tar.gz").stat()
+        async with engine_of(tmp_path, store=str(store)) as engine:
+            await answered(engine, toys, "a.tar.gz")
+            (store / "a.tar.gz").write_bytes(targz_bytes(("1/model.onnx", b"no model")))
+            with pytest.raises(MmeError):
+                await engine.reload("a.tar.gz")
+            (store / "a.tar.gz").write_bytes(good)
+            os.utime(store / "a.tar.gz", ns=(status.st_atime_ns, status.st_mtime_ns))
+            assert await answered(engine, toys, "a.tar.gz") == 2
+            assert engine.target_stats["a.tar.gz"].download.count == 1
+
+    run(main())
+
+
+def test_a_disk_that_models_in_memory_fill_has_them_leave(run, toys, tmp_path, store):
+    """With room on disk for one archive, each next model has the one before leave memory and disk; all are answered."""
+
+    async def main():
+        async with engine_of(tmp_path, store=str(store)) as engine:
+            await answered(engine, toys, "a.tar.gz")
+            size = engine.disk_room.used
+        async with engine_of(tmp_path, store=str(store), disk_budget=size * 3 // 2) as engine:
+            for name in ("b.tar.gz", "a.tar.gz", "b.tar.gz"):
+                assert await answered(engine, toys, name) == 2
+                assert len(copies(tmp_path)) == 1
+                assert engine.disk_room.used <= engine.disk_room.budget
+            assert engine.target_stats["b.tar.gz"].evictions == {"disk": 1}
+            assert engine.target_stats["a.tar.gz"].evictions == {"disk": 1}
+            assert {name for name, _ in engine.registered()} == {"a.tar.gz", "b.tar.gz"}
+        async with engine_of(
+            tmp_path, store=str(store), disk_budget=size * 3 // 2, eviction=Rules(pins=("*",))
+        ) as engine:
+            assert await answered(engine, toys, "b.tar.gz") == 2
+            with pytest.raises(MmeError, match="finds no room on disk") as caught:
+                await ask(engine, toys.Call(1), "a.tar.gz")
+            assert failure(caught) is Kind.OUT_OF_MEMORY
+            assert await answered(engine, toys, "b.tar.gz") == 2
+
+    run(main())
+
+
+@pytest.mark.parametrize("step", ["prepare", "reserve", "load"])
+def test_an_archive_whose_load_failed_is_not_held(run, toys, tmp_path, store, step, monkeypatch):
+    """Wherever a load ends, its files may leave the disk afterwards."""
+
+    async def main():
+        budget = Footprint(1) if step == "reserve" else PLENTY
+        async with engine_of(tmp_path, budget, store=str(store)) as engine:
+            if step != "reserve":
+                place = "serve.target.placement_of" if step == "prepare" else "serve.target.ModelLoader._load_version"
+
+                def fail(*_):
+                    raise MmeError(Kind.UNAVAILABLE, "not now")
+
+                monkeypatch.setattr(place, fail)
+            with pytest.raises(MmeError):
+                await ask(engine, toys.Call(1), "a.tar.gz")
+            assert len(copies(tmp_path)) == 1
+            assert engine.disk_room._users == {}
+            monkeypatch.undo()
+
+    run(main())
+
+
 def test_a_broken_archive_is_refused_and_leaves_nothing(run, toys, tmp_path, store):
     """Neither memory nor files nor a registered name stay of it, and the next archive is served."""
 
@@ -865,7 +1113,8 @@ def test_loaders_yield_to_lanes(run, toys, tmp_path, repository):
                 thread.name.partition("_")[0]: os.getpriority(os.PRIO_PROCESS, thread.native_id)
                 for thread in threading.enumerate()
             }
+            load = engine._loads.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
             own = os.getpriority(os.PRIO_PROCESS, 0)
-            assert (nice["load"], nice["unload"], nice["a"]) == (10, 10, own)
+            assert (load.result(), nice["unload"], nice["a"]) == (10, 10, own)
 
     run(main())

@@ -6,9 +6,10 @@ have finished is the test's choice, so that every interleaving can be had and no
 
 import asyncio
 import contextlib
+import functools
 import time
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 import pytest
@@ -39,7 +40,7 @@ class Desk(Executor):
         """Lay it on the pile."""
         future = Future()
         future.set_running_or_notify_cancel()  # a thread has it: it can't be cancelled any more
-        self.work.append((future, function, args))
+        self.work.append((future, _piece(function, args), function, args))
         if self.deserted:
             self.do()
         return future
@@ -53,12 +54,12 @@ class Desk(Executor):
     @property
     def pending(self):
         """What lies there: 'prepare a', 'load a', 'close a'."""
-        return [f"{function.__name__} {_subject(function, args)}" for _, function, args in self.work]
+        return [piece for _, piece, _, _ in self.work]
 
     def do(self, what=0):
         """One piece, by its place or by its name."""
         index = self.pending.index(what) if isinstance(what, str) else what
-        future, function, args = self.work.pop(index)
+        future, _, function, args = self.work.pop(index)
         try:
             result = function(*args)
         except BaseException as error:  # noqa: BLE001 - as executors do
@@ -67,10 +68,12 @@ class Desk(Executor):
             future.set_result(result)
 
 
-def _subject(function, args):
-    if isinstance(function.__self__, Held):
-        return function.__self__.name
-    return args[0].name if isinstance(args[0], Artifact) else args[0]
+def _piece(function, args):
+    """What it is, and of which model."""
+    if isinstance(function, functools.partial):
+        function, args = function.func, function.args
+    subject = function.__self__ if isinstance(function.__self__, Held) else args[0]
+    return f"{function.__name__} {getattr(subject, 'name', subject)}"
 
 
 @dataclass
@@ -82,6 +85,12 @@ class Artifact:
     download_ns: int = 0
     pinned: bool = False
     equipped: bool = True
+    alone: bool = False
+    released: int = 0
+
+    def release(self):
+        """The loader would let its files go."""
+        self.released += 1
 
 
 class Held:
@@ -117,18 +126,22 @@ class Press:
 
     Attributes:
         sizes: name → (estimate, what it really takes); 60 MB each if not named.
-        pinned: names of models whose authors want them to stay.
+        pinned, alone: names of models whose authors want them to stay, and of those that must be loaded alone.
         bare: names of models that are yet to be equipped.
         failures: (step, name) → errors that it raises next, in order.
-        made: everything ever loaded.
+        prepared, made: everything ever fetched, and loaded.
         in_memory: bytes that are really taken.
     """
 
     def __init__(self):
         self.sizes = {}
         self.pinned = set()
+        self.alone = set()
         self.measured = {}  # a loader remembers
         self.bare = set()
+        self.overruled = 0
+        self.prepared = []
+        self.deaf = False  # to whoever cancels a fetch
         self.failures = {}
         self.made = []
         self.in_memory = Footprint()
@@ -143,21 +156,34 @@ class Press:
     def prepare(self, name, source, cancelled):
         """See `Loader`."""
         self.sources.append(source)
-        if cancelled():
+        if cancelled() and not self.deaf:
             raise MmeError(Kind.CANCELLED, f"the fetch of '{name}' was cancelled")
         self.fail("prepare", name)
         estimate, _ = self.sizes.get(name, (mb(60), mb(60)))
-        pinned, equipped = name in self.pinned, name not in self.bare
-        return Artifact(name, self.measured.get(name, estimate), pinned=pinned, equipped=equipped)
+        self.prepared.append(
+            Artifact(
+                name,
+                self.measured.get(name, estimate),
+                pinned=name in self.pinned,
+                equipped=name not in self.bare,
+                alone=name in self.alone,
+            )
+        )
+        return self.prepared[-1]
 
     def equip(self, prepared, cancelled):
         """See `Loader`."""
         if cancelled():
             raise MmeError(Kind.CANCELLED, f"the equipment of '{prepared.name}' was cancelled")
         self.fail("equip", prepared.name)
-        return replace(prepared, equipped=True)
+        prepared.equipped = True
+        return prepared
 
-    def load(self, prepared):
+    def overrule(self):
+        """See `Loader`."""
+        self.overruled += 1
+
+    def load(self, prepared, cancelled):  # noqa: ARG002 - inside a framework nobody looks
         """See `Loader`."""
         self.fail("load", prepared.name)
         _, footprint = self.sizes.get(prepared.name, (mb(60), mb(60)))
@@ -189,6 +215,8 @@ class World:
             assert entry.footprint == entry.resident.footprint + Footprint(cache.shared.charge(entry.name))
             assert not (entry.leases and entry.resident.closed)
         assert all(held.closed <= 1 for held in self.press.made)
+        needed = [entry.prepared for entry in residents]
+        assert all(artifact.released == 0 for artifact in needed)
 
     async def turn(self):
         """Let the loop do all it can without threads; audit."""
@@ -229,6 +257,7 @@ class World:
         assert self.cache.room.used() == Footprint()
         assert self.press.in_memory == Footprint()
         assert all(held.closed == 1 for held in self.press.made)
+        assert all(artifact.released == 1 for artifact in self.press.prepared)
         assert {entry.state for entry in self.cache.entries.values()} <= {State.UNAVAILABLE}
 
 
@@ -391,6 +420,26 @@ def test_the_first_load_comes_to_its_end_before_others_begin(play):
         assert failure(tasks[3]) is Kind.UNAVAILABLE
         assert [held.name for held in world.press.made] == ["a", "b", "c", "e"]
         for name in "abce":
+            world.entry(name).release()
+
+    play(scene, turns=2)
+
+
+def test_models_that_are_measured_together_load_one_after_the_other(play):
+    """Those that must be alone wait for each other, and meanwhile hold up nobody who need not be."""
+
+    async def scene(world):
+        world.press.sizes = {name: (mb(20), mb(20)) for name in "abcd"}
+        world.press.alone = {"a", "b"}
+        tasks = [await world.begin(name) for name in "abcd"]
+        await world.do("prepare a", "prepare b", "prepare c", "prepare d")
+        assert world.desk.pending == ["load a", "load c"]
+        await world.do("load c")
+        assert world.desk.pending == ["load a", "load d"]
+        await world.do("load a", "load b")
+        await world.do_all()
+        for task, name in zip(tasks, "abcd", strict=True):
+            await task
             world.entry(name).release()
 
     play(scene, turns=2)
@@ -1118,13 +1167,14 @@ def test_a_cancelled_load_leaves_nothing_and_tells_those_who_wait(play, stage):
             await world.do("close a")
             assert world.desk.pending == ["load b"]
         world.entry("b").task.cancel()
-        await world.do_all()
+        await world.turn()
         assert failure(waiting) is Kind.UNAVAILABLE
         assert world.entry("b").state is State.UNAVAILABLE
+        if stage == "load":  # a thread can't be interrupted: what it may have taken stays reserved until it comes back
+            assert world.cache.room.reserved == mb(60)
+        await world.do_all()
         assert world.cache.room.reserved == Footprint()
-        if stage == "load":  # a thread can't be interrupted, and nobody waits for it: what it made is let go of
-            world.press.made.pop().close()
-        else:
+        if stage != "load":
             lease.release()
         assert world.press.in_memory == world.cache.room.used()
         again = await world.begin("b")
@@ -1133,6 +1183,101 @@ def test_a_cancelled_load_leaves_nothing_and_tells_those_who_wait(play, stage):
         world.entry("b").release()
 
     play(scene)
+
+
+# -- what hangs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stage", "deaf"), [("prepare", False), ("prepare", True), ("load", False)])
+def test_a_load_whose_time_is_over_is_given_up(play, stage, deaf):
+    """Whoever waits is told; others load; what it may hold stays taken, and nobody begins it anew, until it is back."""
+
+    async def scene(world):
+        world.press.deaf = deaf
+        waiting = [await world.begin("slow") for _ in range(2)]
+        if stage == "load":
+            await world.do("prepare slow")
+        for task in waiting:
+            with contextlib.suppress(MmeError):
+                await task
+        assert [failure(task) for task in waiting] == [Kind.UNAVAILABLE] * 2
+        assert "did not load within" in str(waiting[0].exception())
+        assert world.desk.pending == [f"{stage} slow"]
+        assert world.press.overruled == (stage == "load")
+        world.cache._loading._patience = 3600.0
+        world.press.sizes["other"] = (mb(30), mb(30))
+        other = await world.begin("other")
+        await world.do("prepare other", "load other")
+        await other
+        world.entry("other").release()
+        if stage == "load":
+            assert world.cache.room.used() == mb(90)
+            again = await world.begin("slow")
+            assert failure(again) is Kind.UNAVAILABLE
+            assert "has not ended" in str(again.exception())
+        await world.do(f"{stage} slow")
+        assert world.desk.pending == (["close slow"] if stage == "load" else [])
+        await world.do_all()
+        assert world.cache.room.used() == mb(30)
+        released = [artifact.released for artifact in world.press.prepared if artifact.name == "slow"]
+        assert released == ([1] if deaf or stage == "load" else [])
+        again = await world.begin("slow")
+        await world.do_all()
+        await again
+        world.entry("slow").release()
+
+    play(scene, load_patience=0.01, turns=1)
+
+
+def test_a_load_is_told_that_nobody_wants_it_any_more(play):
+    """What runs on a load thread may ask; it is told when the model was unloaded, and when its time was over."""
+
+    async def scene(world):
+        unwanted = []
+        prepare, load = world.press.prepare, world.press.load
+
+        def asking(step):
+            def run(*args):
+                unwanted.append((step.__name__, args[-1]()))
+                return step(*args)
+
+            run.__name__, run.__self__ = step.__name__, world.press
+            return run
+
+        world.press.prepare, world.press.load = asking(prepare), asking(load)
+        for _ in range(2):
+            task = await world.begin("a")
+            await world.do("prepare a")
+            if len(unwanted) > 1:
+                world.entry("a").abandoned = True
+            await world.do("load a")
+            await world.do_all()
+            await asyncio.wait([task])
+            if not task.exception():
+                world.entry("a").release()
+                unload = await world.begin("a", "unload")
+                await world.do_all()
+                await unload
+        assert unwanted == [("prepare", False), ("load", False), ("prepare", False), ("load", True)]
+
+    play(scene)
+
+
+def test_an_orphan_that_fails_is_the_end_of_it(play, caplog):
+    """A load that was given up and then fails leaves nothing; its error is in the log."""
+
+    async def scene(world):
+        world.press.failures["load", "slow"] = [ValueError("after an hour")]
+        task = await world.begin("slow")
+        await world.do("prepare slow")
+        with contextlib.suppress(MmeError):
+            await task
+        await world.do("load slow")
+        assert world.cache.room.used() == Footprint()
+        assert world.entry("slow").orphan is None
+
+    play(scene, load_patience=0.01)
+    assert "after an hour" in caplog.text
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
@@ -1217,7 +1362,7 @@ def test_repr_is_fit_for_logs(play):
 
 NAMES = "abcd"
 ACTIONS = st.one_of(
-    st.tuples(st.sampled_from(["acquire", "acquire", "lease", "load", "unload"]), st.sampled_from(NAMES)),
+    st.tuples(st.sampled_from(["acquire", "acquire", "lease", "load", "unload", "cut"]), st.sampled_from(NAMES)),
     st.tuples(st.sampled_from(["release", "release", "leave", "work", "work", "work", "turn"]), st.integers(0, 30)),
 )
 SIZES = st.sampled_from([(mb(20), mb(20)), (mb(45), mb(45)), (mb(60), mb(60)), (mb(100), mb(100)), (mb(101), mb(101))])
@@ -1240,7 +1385,7 @@ STEPS = st.tuples(st.sampled_from(["prepare", "equip", "load", "start", "close"]
 def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
     toys, actions, sizes, wrong_sizes, failures, evicts, policy, pins, min_residency, bare
 ):
-    """Loads, unloads, leases, clients that leave, failures, threads that finish in any order, under any policy.
+    """Loads, unloads, leases, clients that leave, failures, loads given up, threads that finish in any order.
 
     At every step the books agree with what is in memory; no leased model is closed, and no pinned one evicted; with
     honest estimates the budget is never exceeded, in the books or really. In the end everybody was answered and
@@ -1280,6 +1425,8 @@ def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
                 clients[number] = asyncio.create_task(client(number, argument))
             elif action in {"load", "unload"}:
                 clients[next(ids)] = asyncio.create_task(getattr(world.cache, action)(world.entry(argument)))
+            elif action == "cut" and argument in world.cache.entries and world.entry(argument).task:
+                world.entry(argument).task.cancel()  # as its time being over does
             elif action == "lease":
                 entry = world.cache.lease(argument)
                 held += [entry] if entry is not None else []

@@ -217,7 +217,7 @@ def test_a_relief_that_fails_is_the_first_error(serving, toys, shortage, monkeyp
     """Whatever goes wrong while room is made, the request is answered: with the error that it had."""
 
     async def scene(engine):
-        async def broken(entry, reason):
+        async def broken(name, need, reason):
             raise RuntimeError("no such thing")
 
         monkeypatch.setattr(engine.cache, "relieve", broken)

@@ -202,11 +202,11 @@ def test_relief_puts_out_as_much_as_was_asked_for_whatever_is_free(run, evicts, 
 
     async def main():
         house = House(10, 10, 10, evicts=evicts)
-        assert house.room.relieve("short", mb(15), "execution") == expected
+        assert house.room.relieve("short", house.residents.values(), mb(15), "execution") == expected
         assert house.evicted == [(name, "short") for name in expected]
         assert house.reasons == ["execution"] * bool(expected)
-        assert house.room.relieve("short", mb(15), "execution") == (("r2",) if evicts else ())
-        assert house.room.relieve("short", mb(15), "execution") == ()
+        assert house.room.relieve("short", house.residents.values(), mb(15), "execution") == (("r2",) if evicts else ())
+        assert house.room.relieve("short", house.residents.values(), mb(15), "execution") == ()
 
     run(main())
 

@@ -5,11 +5,12 @@ import asyncio
 import contextlib
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
 from model_handlers import onnx
-from model_handlers.base import CPU, Footprint
+from model_handlers.base import CPU, Device, Footprint, Placement
 from model_handlers.errors import Kind, MmeError
 from serve import measuring
 from serve.model import Model
@@ -132,6 +133,37 @@ def test_a_footprint_is_never_less_than_the_file(run, tmp_path, write_repository
         assert size <= footprint.host
         assert footprint.device == 0
         await asyncio.to_thread(resident.close)
+
+    run(main())
+
+
+@pytest.mark.parametrize(("placement", "alone"), [("inline", True), ("process", False)])
+def test_what_is_measured_by_this_process_is_loaded_alone(run, tmp_path, write_repository_model, placement, alone):
+    """A model in a process of its own tells what it takes; others could not be told apart."""
+
+    async def main():
+        config = f'parameters {{ key: "MME_PLACEMENT" value {{ string_value: "{placement}" }} }}'
+        folder = write_repository_model(tmp_path / "m", config)
+        prepared = ModelLoader(asyncio.get_running_loop(), {}).prepare("m", InRepository(folder), lambda: False)
+        assert prepared.alone is alone
+        assert replace(prepared, lanes=[("m_0", Device("gpu", 0))]).alone
+        inline = replace(prepared, placement=Placement.INLINE)
+        assert replace(prepared, members=(inline,)).alone
+
+    run(main())
+
+
+def test_a_load_that_nobody_wants_any_more_stops_between_versions(run, tmp_path, write_repository_model, counted):
+    """What was loaded by then is closed."""
+
+    async def main():
+        folder = write_repository_model(tmp_path / "m", "version_policy { all {} }", versions=(1, 2, 3))
+        loader = ModelLoader(asyncio.get_running_loop(), {})
+        prepared = loader.prepare("m", InRepository(folder), lambda: False)
+        with pytest.raises(MmeError) as caught:
+            loader.load(prepared, lambda: counted.loaded == 2)
+        assert caught.value.kind is Kind.CANCELLED
+        assert (counted.loaded, counted.closed) == (2, 2)
 
     run(main())
 

@@ -1,0 +1,246 @@
+"""What the disk tier makes of a network and a service that fail in every way they can."""
+
+import os
+
+import pytest
+
+from model_handlers.errors import Kind, MmeError
+from serve.artifacts import Artifacts
+from serve.store import S3Store, UnreachableError
+from tests.serve import faulty_s3
+from tests.serve.faulty_s3 import FaultyS3
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+NAME = "t/a.tar.gz"
+PARTS = 5
+
+
+class Setup:
+    """An archive in S3 behind the proxy, and a tier on disk.
+
+    Attributes:
+        s3: the proxy.
+        artifacts: the tier.
+    """
+
+    def __init__(self, s3, artifacts, put):
+        self.s3 = s3
+        self.artifacts = artifacts
+        self.put = put
+
+    def fetch(self):
+        """The first byte of the model's file, and whether it was downloaded."""
+        artifact = self.artifacts.fetch(NAME)
+        artifact.hold.release()
+        return (artifact.path / "1" / "model.onnx").read_bytes()[:1], artifact.downloaded
+
+    def left(self):
+        """Everything on disk that is no finished archive."""
+        folder = self.artifacts._directory
+        return [path.name for path in folder.iterdir() if path.name.startswith(".") and path.name != ".locks"]
+
+
+@pytest.fixture
+def setup(s3_url, s3_bucket, s3_client, monkeypatch, tmp_path, targz_bytes):
+    """See `Setup`."""
+
+    def put(first):
+        data = targz_bytes(("config.pbtxt", b"x"), ("1/model.onnx", first + os.urandom(500_000)))
+        s3_client.put_object(Bucket=s3_bucket, Key=f"models/{NAME}", Body=data)
+
+    put(b"1")
+    with FaultyS3(s3_url) as s3:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
+        store = S3Store(s3_bucket, "models", part_size=500_000 // PARTS + 1, parts_ahead=3, attempts=1)
+        artifacts = Artifacts(store, tmp_path / "disk")
+        yield Setup(s3, artifacts, put)
+        artifacts.room.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "fault", "kind", "words"),
+    [
+        ("HEAD", faulty_s3.status(403), Kind.UNAVAILABLE, "denies access"),
+        ("HEAD", faulty_s3.status(404), Kind.UNKNOWN_MODEL, "is not in the store"),
+        ("HEAD", faulty_s3.status(500), Kind.UNAVAILABLE, "500"),
+        ("HEAD", faulty_s3.hung_up, Kind.UNAVAILABLE, "cannot be reached"),
+        ("HEAD", faulty_s3.silent, Kind.UNAVAILABLE, "cannot be reached"),
+        ("GET", faulty_s3.status(403, "AccessDenied"), Kind.UNAVAILABLE, "denies access"),
+        ("GET", faulty_s3.status(404, "NoSuchKey"), Kind.UNKNOWN_MODEL, "is not in the store"),
+        ("GET", faulty_s3.status(500, "InternalError"), Kind.UNAVAILABLE, "InternalError"),
+        ("GET", faulty_s3.status(503, "SlowDown"), Kind.UNAVAILABLE, "SlowDown"),
+        ("GET", faulty_s3.reset_after(0), Kind.UNAVAILABLE, None),
+        ("GET", faulty_s3.claiming(1), Kind.UNAVAILABLE, "replaced while it was downloaded"),
+        ("GET", faulty_s3.claiming(-1), Kind.UNAVAILABLE, "replaced while it was downloaded"),
+        ("GET", faulty_s3.garbled, Kind.INVALID_MODEL, NAME),
+    ],
+)
+def test_a_fault_is_one_error_and_leaves_nothing(setup, method, fault, kind, words):
+    """Whatever goes wrong between HEAD and the last byte: one error of the right kind, no half archive, no thread.
+
+    When the fault is over and the archive is another one, it is downloaded and whole.
+    """
+    setup.s3.faults[method] = fault
+    with pytest.raises(MmeError, match=words) as caught:
+        setup.fetch()
+    assert caught.value.kind is kind
+    assert setup.left() == []
+    setup.s3.faults.clear()
+    setup.put(b"2")
+
+    assert setup.fetch() == (b"2", True)
+
+
+def test_an_announced_length_is_not_believed(setup):
+    """An object that is said to be longer or shorter than it is never becomes an archive with bytes that are not its."""
+    for difference in (-1000, 1000):
+        setup.s3.faults["HEAD"] = faulty_s3.claiming(difference)
+        with pytest.raises(MmeError):
+            setup.fetch()
+        assert setup.left() == []
+    setup.s3.faults.clear()
+    setup.put(b"2")
+    assert setup.fetch() == (b"2", True)
+
+
+def test_connections_that_break_and_crawl_only_cost_time(setup):
+    """Parts whose connection is reset in the middle go on where it broke; slow ones are waited for."""
+    resets = iter(range(PARTS))
+
+    def flaky(client, answer):
+        if next(resets, None) is None:
+            return faulty_s3.slowly(5)(client, answer)
+        return faulty_s3.reset_after(40_000)(client, answer)
+
+    setup.s3.faults["GET"] = flaky
+
+    assert setup.fetch() == (b"1", True)
+    assert setup.s3.count("GET") > PARTS
+
+
+def test_an_archive_replaced_in_the_middle_is_never_mixed(setup):
+    """A new etag between two parts is an error; the next fetch has the new archive, whole."""
+    gets = []
+
+    def replace(method):
+        if method == "GET":
+            gets.append(method)
+            if len(gets) == 3:
+                setup.put(b"2")
+
+    setup.s3.before = replace
+    with pytest.raises(MmeError, match="replaced while it was downloaded") as caught:
+        setup.fetch()
+    assert caught.value.kind is Kind.UNAVAILABLE
+    assert setup.left() == []
+
+    assert setup.fetch() == (b"2", True)
+
+
+# -- the store is away -------------------------------------------------------------------------------------------------
+
+AWAY = {
+    "500": faulty_s3.status(500),
+    "503": faulty_s3.status(503),
+    "429": faulty_s3.status(429),
+    "reset": faulty_s3.hung_up,
+    "silence": faulty_s3.silent,
+}
+
+
+@pytest.mark.parametrize("fault", AWAY.values(), ids=AWAY)
+def test_what_is_on_disk_is_served_while_the_store_is_away(setup, fault, caplog):
+    """An archive on disk needs no store: one warning, no second question for a while; others are errors still."""
+    assert setup.fetch() == (b"1", True)
+    setup.s3.faults["HEAD"] = fault
+    asked = setup.s3.count("HEAD")
+
+    for _ in range(3):
+        assert setup.fetch() == (b"1", False)
+    assert setup.s3.count("HEAD") == asked + 1
+    with pytest.raises(UnreachableError):
+        setup.artifacts.fetch("other.tar.gz")
+    assert [record.levelname for record in caplog.records if "served from disk" in record.message] == ["WARNING"]
+
+
+def test_when_the_store_is_back_it_is_believed_again(setup, monkeypatch, caplog):
+    """After a while it is asked again, and an archive that was replaced meanwhile is downloaded."""
+    monkeypatch.setattr("serve.artifacts._OUTAGE_SECONDS", 0.0)
+    setup.fetch()
+    setup.put(b"2")
+    setup.s3.faults["HEAD"] = faulty_s3.status(500)
+    for _ in range(2):
+        assert setup.fetch() == (b"1", False)
+    setup.s3.faults.clear()
+
+    with caplog.at_level("INFO"):
+        assert setup.fetch() == (b"2", True)
+    assert [record.message for record in caplog.records if "served from disk" in record.message] != []
+    assert "can be asked again" in caplog.text
+    setup.s3.faults["HEAD"] = faulty_s3.status(500)
+    assert setup.fetch() == (b"2", False)
+
+
+@pytest.mark.parametrize(("code", "kind"), [(403, Kind.UNAVAILABLE), (404, Kind.UNKNOWN_MODEL)])
+def test_a_store_that_answers_is_believed(setup, code, kind):
+    """Who may not read an archive any more, or took it away, does not get it from the disk."""
+    setup.fetch()
+    setup.s3.faults["HEAD"] = faulty_s3.status(code)
+
+    with pytest.raises(MmeError) as caught:
+        setup.fetch()
+    assert caught.value.kind is kind
+
+
+def test_only_one_asks_whether_the_store_is_back(setup, monkeypatch):
+    """While one load waits for a store that may not answer, others are served from disk at once."""
+    setup.fetch()
+    setup.s3.faults["HEAD"] = faulty_s3.status(500)
+    setup.fetch()
+    setup.artifacts._outage_until = 1.0  # long ago
+    asked = setup.s3.count("HEAD")
+    inside = []
+
+    def others(method):
+        if method == "HEAD" and not inside:
+            inside.append(setup.artifacts._find(NAME)[0])
+
+    setup.s3.before = others
+    setup.fetch()
+
+    assert inside == [None]
+    assert setup.s3.count("HEAD") == asked + 1
+
+
+# -- broken archives ---------------------------------------------------------------------------------------------------
+
+
+def test_a_broken_archive_is_downloaded_once_in_a_while(setup, monkeypatch):
+    """For a time its error is remembered, by its etag; another archive in its place is downloaded at once."""
+    setup.s3.faults["GET"] = faulty_s3.garbled
+    with pytest.raises(MmeError) as first:
+        setup.fetch()
+    downloads = setup.s3.count("GET")
+    for _ in range(3):
+        with pytest.raises(MmeError, match="within the last 60 s") as again:
+            setup.fetch()
+        assert again.value.kind is first.value.kind is Kind.INVALID_MODEL
+        assert again.value.message.startswith(first.value.message)
+    assert setup.s3.count("GET") == downloads
+    setup.s3.faults.clear()
+    setup.put(b"2")
+    assert setup.fetch() == (b"2", True)
+
+
+def test_a_broken_archive_is_tried_again_after_a_while(setup):
+    """When the time is over, it is downloaded as if it had never been."""
+    setup.s3.faults["GET"] = faulty_s3.garbled
+    with pytest.raises(MmeError):
+        setup.fetch()
+    setup.s3.faults.clear()
+    with pytest.raises(MmeError, match="within the last 60 s"):
+        setup.fetch()
+    setup.artifacts._broken.expire(setup.artifacts._broken.timer() + 61)
+
+    assert setup.fetch() == (b"1", True)

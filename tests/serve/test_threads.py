@@ -1,0 +1,49 @@
+"""Work that may never come back has threads of its own."""
+
+import threading
+
+import pytest
+
+from serve.threads import ThreadPerTask
+
+
+def test_work_that_hangs_is_in_nobodys_way():
+    """However many hang, the next one runs; each on a thread that was prepared, and that ends with it."""
+    prepared = []
+    threads = ThreadPerTask("load", lambda: prepared.append(threading.current_thread().name))
+    go = threading.Event()
+    stuck = [threads.submit(go.wait, 60) for _ in range(50)]
+
+    assert threads.submit(lambda a, b: (a + b, threading.current_thread().name), 1, b=2).result() == (3, "load_50")
+    assert not any(future.done() for future in stuck)
+    go.set()
+    assert [future.result() for future in stuck] == [True] * 50
+    threads.shutdown()
+    assert sorted(prepared) == sorted(f"load_{number}" for number in range(51))
+    assert threads._threads == set()
+
+
+def test_what_is_raised_is_the_futures():
+    """An exception of the work, whatever it is, is its result."""
+    threads = ThreadPerTask("load")
+    for error in (ValueError("no"), KeyboardInterrupt()):
+
+        def fail(error=error):
+            raise error
+
+        assert threads.submit(fail).exception() is error
+    threads.shutdown()
+
+
+def test_a_shutdown_waits_for_what_runs_and_takes_nothing_on():
+    """With everything done it returns; unless it need not wait."""
+    threads = ThreadPerTask("load")
+    go = threading.Event()
+    running = threads.submit(go.wait, 60)
+    threads.shutdown(wait=False)
+    with pytest.raises(RuntimeError, match="after the shutdown"):
+        threads.submit(int)
+    assert not running.done()
+    threading.Timer(0.01, go.set).start()
+    threads.shutdown()
+    assert running.done()
