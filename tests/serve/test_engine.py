@@ -808,6 +808,7 @@ def test_an_explicit_load_that_takes_too_long_registers_nothing(run, toys, tmp_p
             assert engine.registered() == []
             stuck.go.set()
             await until(lambda: "a" not in engine.cache.entries)
+            engine.options = replace(engine.options, load_patience=350.0)
             await engine.load("a", unpacked["a"])
             assert await answered(engine, toys) == 2
 
