@@ -6,6 +6,7 @@ import gzip
 import os
 import shutil
 import threading
+from dataclasses import replace
 
 import pytest
 
