@@ -1,8 +1,8 @@
 """Statistics → Prometheus text, on the same port. A Flask blueprint; the numbers are read on the event loop.
 
 Inference counters carry Triton's names and labels, so that dashboards made for it go on working; what a multi-model
-cache adds is named `mme_…`. Nothing is counted here: the collector turns the engine's counters into families when
-somebody scrapes.
+cache adds is named `mme_…`, and what the code of models counts as its authors name it. Nothing is counted here: the
+collector turns the engine's counters, and the models', into families when somebody scrapes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from flask import Blueprint, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.utils import floatToGoString
 
+from model_handlers.metric_checks import MetricKind
+from model_handlers.metrics import METRICS
 from serve.stats import BOUNDS_SECONDS, EVICTION_REASONS, FAILURE_REASONS
 
 if TYPE_CHECKING:
@@ -23,9 +26,11 @@ if TYPE_CHECKING:
     from container.on_loop import OnLoop
     from container.service import Service
     from container.views import View
+    from model_handlers.metrics import Family, Reading
     from serve.engine import Engine
     from serve.stats import ModelStats
 
+_TOTAL = "_total"
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _DURATIONS = {
     "nv_inference_request_duration_us": "success",
@@ -62,6 +67,7 @@ class _Collector:
         yield from self._cache()
         yield from self._cache_times()
         yield from self._memory()
+        yield from _of_models()
 
     def _models(self) -> list[tuple[list[str], ModelStats]]:
         return [([name, str(version)], stats) for (name, version), stats in sorted(self._engine.stats.items())]
@@ -180,3 +186,29 @@ class _Collector:
             yield GaugeMetricFamily("mme_disk_budget_bytes", "Disk budget for unpacked archives", disk.budget)
             yield GaugeMetricFamily("mme_disk_used_bytes", "Disk used by unpacked archives", disk.used)
             yield CounterMetricFamily("mme_disk_evictions", "Archives that left the disk for others", disk.evictions)
+
+
+def _of_models() -> Iterator[Metric]:
+    """What the code of models counts."""
+    for family, readings in METRICS.read():
+        text = family.description or f"A {family.kind.value} of a model"
+        if family.kind is MetricKind.HISTOGRAM:
+            yield _histogram(family, text, readings)
+            continue
+        shown = Metric(family.name, text, "gauge" if family.kind is MetricKind.GAUGE else "unknown")
+        if family.kind is MetricKind.COUNTER and family.name.endswith(_TOTAL):  # others are written as untyped, as ours
+            shown = Metric(family.name.removesuffix(_TOTAL), text, "counter")
+        for reading in readings:
+            shown.add_sample(family.name, reading.labels, reading.value)
+        yield shown
+
+
+def _histogram(family: Family, text: str, readings: list[Reading]) -> Metric:
+    shown = Metric(family.name, text, "histogram")
+    for reading in readings:
+        bounds = (*map(floatToGoString, reading.buckets), "+Inf")
+        for bound, count in zip(bounds, accumulate(reading.counts), strict=True):
+            shown.add_sample(f"{family.name}_bucket", {**reading.labels, "le": bound}, count)
+        shown.add_sample(f"{family.name}_count", reading.labels, sum(reading.counts))
+        shown.add_sample(f"{family.name}_sum", reading.labels, reading.value)
+    return shown

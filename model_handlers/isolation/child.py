@@ -31,7 +31,9 @@ from model_handlers.isolation.framing import (
     unpack,
 )
 from model_handlers.isolation.outside import OutsideInChild
+from model_handlers.isolation.reports import Reports
 from model_handlers.isolation.segments import SIZES, Segment
+from model_handlers.metrics import METRICS
 
 if TYPE_CHECKING:
     from model_handlers.base import Handler, ModelResponse
@@ -54,10 +56,12 @@ def main(control: socket.socket, events: socket.socket) -> int:
         return 0
     said = Events(events, handler.config.name)
     handler.outside = OutsideInChild(said)
+    reports = Reports(said)
     worker = _Worker(handler, side, said)
     while (message := side.receive()) is not None:
         if message["do"] == "close":
             handler.close()
+            reports.tell()
             return 0
         worker.run(message)
     return 0  # the serving process is gone, and nobody waits for a clean end
@@ -207,7 +211,9 @@ class _Worker:
         for answer, responder in zip(answers, responders, strict=True):
             if answer is not None:
                 responder.forget()
-        return {"answers": [self._request_answer(answer, packing) for answer in answers]}
+        counted = METRICS.changes()
+        told = {} if counted is None else {"metrics": counted}
+        return {"answers": [self._request_answer(answer, packing) for answer in answers], **told}
 
     def _check_count(self, answers: int, requests: int) -> None:
         if answers != requests:

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, ClassVar
 from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.channel import Frame
+from model_handlers.isolation.counted import Counted
 from model_handlers.isolation.framing import Packing, ProtocolError, checked_parameters, error_from, request_number
 from model_handlers.isolation.handler import EXECUTING, IDLE, NONSENSE, IsolatedHandler
 from model_handlers.isolation.listener import Channel, DeafError
 from model_handlers.isolation.process import ChildDiedError
 from model_handlers.isolation.questions import Questions
+from model_handlers.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,6 +72,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._channel: Channel
         self._questions: Questions
         self._sent: _Sent | None = None
+        self._counted: Counted
         super().__init__(load, config, lane, uses_gpu=uses_gpu, program=program)
         self.patience = self._deadlines.execution
 
@@ -198,6 +201,8 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self, numbers: range, requests: Sequence[ModelRequest], reply: Message, shared: Array
     ) -> list[ModelResponse | MmeError | None]:
         """The batch's answers, without those of requests that had their last response before."""
+        if "metrics" in reply:
+            self._counted.take(reply["metrics"])
         answers = [self._answer(shared, answer) for answer in reply["answers"]]
         return [
             None
@@ -223,6 +228,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         child, config = super()._begin()
         self._channel = Channel(child.take_events(), self._take, functools.partial(self._lost, child))
         self._questions = Questions(config.name, self._channel)
+        self._counted = Counted(METRICS, config.name)
         self._hears = False
         try:
             self._channel.start()
@@ -240,11 +246,14 @@ class IsolatedRequestsHandler(IsolatedHandler):
         while self._open:
             _respond(self._open.popitem()[1], why, final=True)
         self._questions.drop_all()
+        self._counted.close()
 
     def _take(self, message: Message, shared: Array) -> None:
         """A frame came. What it raises ends the channel."""
         if "respond" in message:
             self._responded(message, shared)
+        elif "metrics" in message:
+            self._counted.take(message["metrics"])
         elif "hear" in message:
             self._hear()
         elif {"call", "ask", "drop"} & message.keys():

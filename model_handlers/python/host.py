@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.config_json import config_json
 from model_handlers.errors import Kind, MmeError
+from model_handlers.metrics import METRICS
 from model_handlers.python.answers import answers, inside
 from model_handlers.python.completion import complete
 from model_handlers.python.coroutines import LoopThread
@@ -101,6 +102,7 @@ class Host:
                 if self._loop is not None:
                     self._loop.close()
                 self._module.unload()
+                METRICS.release(self._hosted)
                 del self._author, self._module
 
     def _initialized(self, file: ModelFile, device: Device) -> Any:

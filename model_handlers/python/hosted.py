@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from model_handlers.outside import Outside
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Hosted:
     """A model as its own code may ask about it.
 

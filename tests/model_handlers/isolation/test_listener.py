@@ -172,6 +172,7 @@ def test_close_in_the_middle(owners):
     assert owner.channel.close()
     assert not owner.channel.close()
     owner.channel.post(large(0))
+    owner.channel.drain()
 
     assert owner.ends == []
     assert not owner.channel._unsent

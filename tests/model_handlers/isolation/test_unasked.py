@@ -393,6 +393,8 @@ NONSENSE = {
     'say {"call": {}, "model": "m"}': "KeyError('correlation_id')",
     'say {"ask": 1, "what": "dance", "model": "m"}': "a question about nothing",
     'say {"ask": 1, "what": "ready", "model": "m", "version": []}': "int()",
+    'say {"metrics": [1, [[7, "add", 1]]]}': "KeyError(7)",
+    'say {"metrics": [1, [[7, "new", "a", "", "counter", {}, []], [7, "add", -1]]]}': "-1 to add to a counter",
     'say {"drop": []}': "a frame of another form: TypeError",
 }
 
@@ -412,6 +414,20 @@ def test_nonsense_ends_the_process(start, deed):
     assert client.end() == [error]
     assert ask(handler, "answer 1") == 1
     assert not psutil.pid_exists(first)
+
+
+def test_a_batch_buries_a_process_that_said_nonsense(start, monkeypatch):
+    """Whoever executes next does not wait for the thread that would."""
+    handler = start(Unasked)
+    monkeypatch.setattr(handler, "_mourn", lambda: None)
+    first = handler._child.pid
+    _, [held] = execute(handler, "say {}")
+    wait_for(lambda: not handler._channel._open)
+    assert held.got == []
+
+    assert ask(handler, "answer 1") == 1
+    assert "a frame about nothing" in held.end()[0].message
+    assert handler._child.pid != first
 
 
 def test_nonsense_from_a_process_that_hangs(start):

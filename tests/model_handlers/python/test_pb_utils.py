@@ -279,7 +279,7 @@ def test_metrics_are_kept():
     times = pb_utils.MetricFamily("t_times", "times", pb_utils.MetricFamily.HISTOGRAM).Metric(buckets=[1, 10])
     for value in (0.5, 1, 5, 50):
         times.observe(value)
-    assert times.counts == [2, 1, 1]
+    assert times._metric.counts == [2, 1, 1]
 
 
 def test_metrics_refuse_what_they_are_not():

@@ -1,0 +1,303 @@
+"""Numbers that the code of models counts for operators: families by name, metrics of a family by their labels.
+
+There is one set of them in each process. As in Triton, where all models live in one process, equal names and labels
+mean one metric, whoever counts: in the serving process the counts of all models' processes come together. There
+counters and histograms add up; a gauge stands where somebody set it last, raised by all who raised it since.
+
+A process of a model tells from time to time what has changed, see `changes`:
+
+    [n, [[7, "new", name, description, kind, labels, buckets], [7, "add", 2.0], [9, "set", 1.5], [4, "observe", …]]]
+
+Metrics go by numbers that the process gave them. What it tells crosses on two ways, with its batches' answers and
+between them, so that tellings are numbered as well. `isolation.counted` is where they arrive.
+
+How long a metric lives: counters and histograms as long as the server, so that neither an eviction nor a death makes
+them fall; a gauge, which says how things are, until the last process that told about it has ended, and what a process
+raised it by until that one has.
+
+Threads may count at the same time, also in the middle of counting: a collection of garbage runs code of models.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.errors import invalid_argument
+from model_handlers.metric_checks import MetricKind, check_buckets, check_family, check_labels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    Change = list[Any]
+
+_MOST_METRICS = 10_000  # of a process, all families together
+
+
+class Metric:
+    """The numbers of one set of labels.
+
+    Attributes:
+        family: what it belongs to.
+        labels: by name.
+        buckets: a histogram's upper bounds, ascending; () for others.
+        counts: observations up to each bound and over the one before it; the last is of those over all.
+        value: where a counter or gauge stands; the sum of a histogram's observations.
+    """
+
+    __slots__ = (
+        "_added",
+        "_metrics",
+        "_number",
+        "_set",
+        "_shares",
+        "_told",
+        "buckets",
+        "counts",
+        "family",
+        "labels",
+        "value",
+    )
+
+    def __init__(self, metrics: Metrics, family: Family, labels: Mapping[str, str], buckets: Sequence[float]) -> None:
+        self._metrics = metrics
+        self.family = family
+        self.labels = dict(labels)
+        self.buckets = tuple(buckets)
+        self.counts = [0] * (len(self.buckets) + 1)
+        self.value = 0.0
+        self._number = 0  # what the other side calls it, 0 while it does not know it
+        self._set = False  # a gauge, since the last change was told
+        self._added = 0.0
+        self._shares: dict[object, float] = {}  # by whom a gauge was raised since it was last set, and by how much
+        self._told = [0] * len(self.counts)
+
+    def add(self, value: float, owner: object = None) -> None:
+        """Raise a counter or a gauge; a gauge for as long as the owner is there, if one is named."""
+        with self._metrics.lock:
+            self.value += value
+            self._added += value
+            if owner is not None and self.family.kind is MetricKind.GAUGE:
+                self._shares[owner] = self._shares.get(owner, 0.0) + value
+            self._metrics.changed(self)
+
+    def set(self, value: float) -> None:
+        """Set a gauge."""
+        with self._metrics.lock:
+            self.value = value
+            self._set = True
+            self._shares.clear()
+            self._metrics.changed(self)
+
+    def release(self, owner: object) -> None:
+        """An owner has ended: what it raised a gauge by goes with it."""
+        with self._metrics.lock:
+            self.value -= self._shares.pop(owner, 0.0)
+
+    def observe(self, value: float) -> None:
+        """Count a value into a histogram."""
+        with self._metrics.lock:
+            self.counts[bisect_left(self.buckets, value)] += 1
+            self.value += value
+            self._added += value
+            self._metrics.changed(self)
+
+    def merge(self, counts: Sequence[int], total: float) -> None:
+        """Count what another histogram of the same buckets has counted."""
+        with self._metrics.lock:
+            self.counts = [mine + theirs for mine, theirs in zip(self.counts, counts, strict=True)]
+            self.value += total
+
+    def take_changes(self, number: int) -> list[Change]:
+        """What has changed since this was last called; `number` is what it is called from the first time on."""
+        changes: list[Change] = []
+        if not self._number:
+            self._number, family = number, self.family
+            changes.append(
+                [number, "new", family.name, family.description, family.kind.value, self.labels, list(self.buckets)]
+            )
+        if self.family.kind is MetricKind.HISTOGRAM:
+            counted = [now - told for now, told in zip(self.counts, self._told, strict=True)]
+            changes.append([self._number, "observe", counted, _sent(self._added)])
+            self._told = list(self.counts)
+        elif self._set:
+            changes.append([self._number, "set", _sent(self.value)])
+        else:
+            changes.append([self._number, "add", _sent(self._added)])
+        self._set, self._added = False, 0.0
+        return changes
+
+
+@dataclass(slots=True)
+class Family:
+    """Metrics of one name.
+
+    Attributes:
+        name, description, kind: as whoever made it first says.
+        metrics: by their labels, sorted.
+    """
+
+    name: str
+    description: str
+    kind: MetricKind
+    metrics: dict[tuple[tuple[str, str], ...], Metric]
+
+    def series(self) -> set[str]:
+        """What its samples are called."""
+        if self.kind is MetricKind.HISTOGRAM:
+            return {f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count"}
+        return {self.name}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a metric stood at when somebody looked; fields as `Metric`'s."""
+
+    labels: dict[str, str]
+    value: float
+    buckets: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+class Metrics:
+    """All families of one process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._families: dict[str, Family] = {}
+        self._series: dict[str, str] = {}  # a sample's name → its family's
+        self._count = 0
+        self._dirty: dict[Metric, None] = {}
+        self._numbers = self._tellings = 0
+        self._when_dirty: Callable[[], None] | None = None
+        self._gauges: dict[object, dict[Metric, None]] = {}
+
+    def family(self, name: str, description: str, kind: MetricKind) -> Family:
+        """The family of a name, a new one if there is none.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT for a name that is none, that is the server's, or that is another's already.
+        """
+        check_family(name, description)
+        with self.lock:
+            known = self._families.get(name)
+            if known is None:
+                return self._new_family(Family(name, description, kind, {}))
+        if known.kind is not kind:
+            raise invalid_argument(f"metric family '{name}' is a {known.kind.value} already")
+        return known
+
+    def _new_family(self, family: Family) -> Family:
+        for series in family.series():
+            if series in self._series:
+                raise invalid_argument(
+                    f"metric family '{family.name}' would show '{series}', which family '{self._series[series]}' has"
+                )
+        self._check_room()
+        self._series.update(dict.fromkeys(family.series(), family.name))
+        self._families[family.name] = family
+        self._count += 1
+        return family
+
+    def metric(
+        self, family: Family, labels: Mapping[str, str], buckets: Sequence[float] = (), owner: object = None
+    ) -> Metric:
+        """The metric of these labels: the same one each time.
+
+        Args:
+            family: what it belongs to.
+            labels: values by names.
+            buckets: a histogram's upper bounds.
+            owner: whose end is the end of a gauge, see `release`; None for nobody.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT for labels or buckets that are none, and for other buckets than it has.
+        """
+        check_labels(family.name, family.kind, labels)
+        check_buckets(family.name, family.kind, buckets)
+        key = _key(labels)
+        with self.lock:
+            metric = family.metrics.get(key)
+            if metric is None:
+                self._check_room()
+                metric = family.metrics[key] = Metric(self, family, labels, buckets)
+                self._count += 1
+            if owner is not None and family.kind is MetricKind.GAUGE:
+                self._gauges.setdefault(owner, {})[metric] = None
+        if metric.buckets != tuple(buckets):
+            raise invalid_argument(f"metric '{family.name}' has buckets {list(metric.buckets)} already")
+        return metric
+
+    def _check_room(self) -> None:
+        if self._count >= _MOST_METRICS:
+            raise invalid_argument(
+                f"there are {self._count} metrics already: labels are for a few values, not for each request's"
+            )
+
+    def release(self, owner: object) -> None:
+        """Whoever told about gauges has ended: those go that nobody else tells about."""
+        with self.lock:
+            gone = self._gauges.pop(owner, {})
+            for metric in gone:
+                metric.release(owner)
+                if not any(metric in others for others in self._gauges.values()):
+                    del metric.family.metrics[_key(metric.labels)]
+                    self._count -= 1
+
+    # -- what has changed ----------------------------------------------------------------------------------------
+
+    def when_dirty(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called whenever there are changes again, on any thread, in the middle of anything."""
+        self._when_dirty = tell
+        if self._dirty:
+            tell()
+
+    def changed(self, metric: Metric) -> None:
+        """A metric has changed. Under the lock."""
+        first = not self._dirty
+        self._dirty[metric] = None
+        if first and self._when_dirty is not None:
+            self._when_dirty()
+
+    def changes(self) -> list[Any] | None:
+        """What has changed since this was last called; None for nothing."""
+        if not self._dirty:
+            return None
+        found: list[Change] = []
+        with self.lock:
+            dirty, self._dirty = self._dirty, {}
+            for metric in dirty:
+                self._numbers += 1
+                found += metric.take_changes(self._numbers)
+            self._tellings += 1
+            return [self._tellings, found]
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    def read(self) -> list[tuple[Family, list[Reading]]]:
+        """Every family that has metrics, by name, and where they stand."""
+        with self.lock:
+            return [
+                (family, [_reading(metric) for _, metric in sorted(family.metrics.items())])
+                for _, family in sorted(self._families.items())
+                if family.metrics
+            ]
+
+
+def _key(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(labels.items()))
+
+
+def _sent(value: float) -> float | str:
+    """JSON has no form for what is not finite."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _reading(metric: Metric) -> Reading:
+    return Reading(metric.labels, metric.value, metric.buckets, tuple(metric.counts))
+
+
+METRICS = Metrics()  # one a process

@@ -1,0 +1,364 @@
+"""Numbers that models count: one metric a name and its labels, whoever counts, from wherever."""
+
+import gc
+import random
+import threading
+
+import pytest
+
+from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.counted import Counted
+from model_handlers.metric_checks import MetricKind
+from model_handlers.metrics import Metrics
+
+COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
+
+
+def counter(metrics, name="hits", **labels):
+    """A counter of that name."""
+    return metrics.metric(metrics.family(name, "so many", COUNTER), labels)
+
+
+def gauge(metrics, name="level", owner=None, **labels):
+    """A gauge of that name."""
+    return metrics.metric(metrics.family(name, "so high", GAUGE), labels, owner=owner)
+
+
+def histogram(metrics, name="sizes", buckets=(1.0, 10.0), **labels):
+    """A histogram of that name."""
+    return metrics.metric(metrics.family(name, "so large", HISTOGRAM), labels, buckets)
+
+
+def standing(metrics):
+    """Where everything stands."""
+    return {
+        (family.name, *sorted(reading.labels.items())): reading.value
+        if family.kind is not HISTOGRAM
+        else (list(reading.counts), reading.value)
+        for family, readings in metrics.read()
+        for reading in readings
+    }
+
+
+def refused(action, *arguments, **keywords):
+    """The sentence that refuses this."""
+    with pytest.raises(MmeError) as raised:
+        action(*arguments, **keywords)
+    assert raised.value.kind is Kind.INVALID_ARGUMENT
+    return raised.value.message
+
+
+# -- one process -------------------------------------------------------------------------------------------------------
+
+
+def test_equal_names_and_labels_are_one_metric():
+    """Whatever the order of the labels, and whoever asks."""
+    metrics = Metrics()
+    counter(metrics, a="1", b="2").add(2)
+    counter(metrics, b="2", a="1").add(0.5)
+    counter(metrics).add(7)
+    gauge(metrics).set(3)
+    gauge(metrics).add(-1)
+    for value in (0.5, 1, 5, 50):
+        histogram(metrics, model="m").observe(value)
+
+    assert standing(metrics) == {
+        ("hits",): 7,
+        ("hits", ("a", "1"), ("b", "2")): 2.5,
+        ("level",): 2,
+        ("sizes", ("model", "m")): ([2, 1, 1], 56.5),
+    }
+
+
+BAD_NAMES = ["", "1st", "a-b", "a b", "ä", "a\n", None, 3, "x" * 1001, "\ud800"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
+def test_names_that_prometheus_cannot_read_are_refused(name):
+    """Of families and of labels alike."""
+    metrics = Metrics()
+    assert refused(metrics.family, name, "", COUNTER)
+    family = metrics.family("fine", "", COUNTER)
+    assert refused(metrics.metric, family, {name: "x"})
+    assert standing(metrics) == {}
+
+
+@pytest.mark.parametrize("value", [None, 3, "x" * 1001, "\ud800"], ids=ascii)
+def test_values_of_labels_are_texts(value):
+    """Of characters that everybody can be told of."""
+    metrics = Metrics()
+    assert "must be texts" in refused(counter, metrics, a=value)
+
+
+@pytest.mark.parametrize(
+    "name", ["mme_hits", "nv_inference_count", "nv_gpu_utilization", "nv_cache_num_hits_per_model"]
+)
+def test_the_servers_own_names_are_refused(name):
+    """So that a model can neither hide nor forge what the server tells."""
+    assert "are the server's own" in refused(Metrics().family, name, "", COUNTER)
+
+
+def test_what_does_not_go_together_is_refused():
+    """Another kind, other buckets, names that would show the same series, labels that histograms have themselves."""
+    metrics = Metrics()
+    counter(metrics)
+    histogram(metrics)
+    assert "is a counter already" in refused(metrics.family, "hits", "", GAUGE)
+    assert "has buckets [1.0, 10.0] already" in refused(histogram, metrics, buckets=(1.0, 2.0))
+    assert "would show 'sizes_sum', which family 'sizes' has" in refused(metrics.family, "sizes_sum", "", COUNTER)
+    metrics.family("times_count", "", GAUGE)
+    assert "would show 'times_count'" in refused(metrics.family, "times", "", HISTOGRAM)
+    assert "'le' is that of" in refused(histogram, metrics, le="1")
+    assert "begin with a digit or '__'" in refused(counter, metrics, __name__="x")
+    assert "at most 32" in refused(counter, metrics, **{f"l{n}": "" for n in range(33)})
+
+
+@pytest.mark.parametrize(
+    ("buckets", "words"),
+    [
+        ((), "histograms need buckets"),
+        ((2.0, 1.0), "must ascend"),
+        ((1.0, 1.0), "must ascend"),
+        ((1.0, float("inf")), "must ascend"),
+        ((float("nan"),), "must ascend"),
+        (tuple(map(float, range(201))), "at most 200"),
+    ],
+    ids=str,
+)
+def test_buckets_that_are_none(buckets, words):
+    """Bounds are finite and ascend; the last bucket is everybody's."""
+    assert words in refused(histogram, Metrics(), buckets=buckets)
+    assert "others have none" in refused(Metrics().metric, Metrics().family("x", "", COUNTER), {}, (1.0,))
+
+
+def test_there_is_room_for_so_many():
+    """A label of ever new values does not grow without end; those that there are go on counting."""
+    metrics = Metrics()
+    for number in range(9999):
+        counter(metrics, n=str(number)).add(1)
+    assert "labels are for a few values" in refused(counter, metrics, n="x")
+    assert "labels are for a few values" in refused(counter, metrics, "another")
+    first = counter(metrics, n="0")
+    first.add(1)
+
+    assert first.value == 2
+    assert len(standing(metrics)) == 9999
+
+
+def test_threads_count_together():
+    """Nothing is lost."""
+    metrics = Metrics()
+
+    def count():
+        for number in range(5000):
+            counter(metrics).add(1)
+            gauge(metrics).add(-1)
+            histogram(metrics).observe(number % 20)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    told = standing(metrics)
+    assert told[("hits",)] == 20_000
+    assert told[("level",)] == -20_000
+    assert sum(told[("sizes",)][0]) == 20_000
+
+
+def test_code_that_counts_when_it_is_collected_waits_for_nothing():
+    """A collection may come in the middle of counting."""
+    metrics = Metrics()
+
+    class Counts:
+        def __init__(self):
+            self.cycle = self
+
+        def __del__(self):
+            counter(metrics, "collected").add(1)
+
+    gc.set_threshold(1)
+    try:
+        for number in range(2000):
+            Counts()
+            counter(metrics, n=str(number % 7)).add(1)
+            metrics.changes()
+    finally:
+        gc.set_threshold(700)
+    gc.collect()
+
+    assert standing(metrics)[("collected",)] == 2000
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """A process of a model, and what the server knows of it."""
+
+    def __init__(self, server, model="m"):
+        self.metrics = Metrics()
+        self.counted = Counted(server, model)
+
+    def tell(self):
+        """Its changes arrive."""
+        changes = self.metrics.changes()
+        if changes is not None:
+            self.counted.take(changes)
+
+
+def test_counts_of_processes_add_up():
+    """Counters and histograms of several instances, told now and then."""
+    server = Metrics()
+    processes = [Process(server) for _ in range(3)]
+    for round_ in range(4):
+        for number, process in enumerate(processes):
+            counter(process.metrics, model="m").add(number + 0.5)
+            histogram(process.metrics).observe(number * 7)
+            if round_ % 2:
+                process.tell()
+
+    assert standing(server) == {("hits", ("model", "m")): 4 * 4.5, ("sizes",): ([4, 4, 4], 4 * 21)}
+    assert [process.metrics.changes() for process in processes] == [None] * 3
+
+
+def test_the_last_word_about_a_gauge_counts_and_what_raises_it_adds_up():
+    """As if there were one gauge for all processes."""
+    server = Metrics()
+    first, second = Process(server), Process(server)
+    for process in (first, second):
+        gauge(process.metrics).add(2)
+        process.tell()
+    assert standing(server) == {("level",): 4}
+    gauge(first.metrics).set(10)
+    gauge(first.metrics).add(1)
+    first.tell()
+    gauge(second.metrics).add(-3)
+    second.tell()
+    assert standing(server) == {("level",): 8}
+    gauge(second.metrics).set(float("nan"))
+    second.tell()
+    assert standing(server)[("level",)] != standing(server)[("level",)]
+    gauge(first.metrics).set(float("-inf"))
+    first.tell()
+
+    assert standing(server) == {("level",): float("-inf")}
+
+
+def test_what_is_told_out_of_order_is_taken_in_order():
+    """Changes come on two ways, and the last word must be the last."""
+    server = Metrics()
+    process = Process(server)
+    tellings = []
+    for number in range(50):
+        gauge(process.metrics).set(number)
+        counter(process.metrics).add(1)
+        tellings.append(process.metrics.changes())
+    shuffled = tellings[:]
+    random.Random(3).shuffle(shuffled)
+    for telling in shuffled:
+        process.counted.take(telling)
+
+    assert standing(server) == {("level",): 49, ("hits",): 50}
+    for number in range(100):
+        process.counted.take([number + 100, []])
+    with pytest.raises(ValueError, match="metrics out of turn: told 200 behind 50"):
+        process.counted.take([200, []])
+    with pytest.raises(ValueError, match="metrics out of turn: told 50 behind 50"):
+        process.counted.take([50, []])
+
+
+def test_what_a_process_counted_outlives_it_and_its_gauges_do_not():
+    """Unless another one tells about the same gauge."""
+    server = Metrics()
+    first, second = Process(server), Process(server)
+    for process in (first, second):
+        gauge(process.metrics, "both").set(1)
+        counter(process.metrics).add(1)
+        process.tell()
+    gauge(first.metrics, "alone").set(1)
+    first.tell()
+    gauge(second.metrics, "both").add(10)
+    second.tell()
+    gauge(first.metrics, "both").add(100)
+    first.tell()
+    assert standing(server) == {("both",): 111, ("alone",): 1, ("hits",): 2}
+    first.counted.close()  # and what it raised the other one by goes with it
+    assert standing(server) == {("both",): 11, ("hits",): 2}
+    second.counted.close()
+    assert standing(server) == {("hits",): 2}
+
+    third = Process(server)
+    gauge(third.metrics, "both").add(5)
+    counter(third.metrics).add(1)
+    third.tell()
+    assert standing(server) == {("both",): 5, ("hits",): 3}
+
+
+def test_metrics_that_the_server_refuses_are_not_shown(caplog):
+    """Another model's name of another kind, and the thousandth label; a few lines of the log tell, and all else counts."""
+    server = Metrics()
+    first, second = Process(server, "first"), Process(server, "second")
+    counter(first.metrics, "mine").add(1)
+    first.tell()
+    gauge(second.metrics, "mine").set(5)
+    counter(second.metrics).add(1)
+    second.tell()
+    assert standing(server) == {("mine",): 1, ("hits",): 1}
+    assert [(record.target_model, "is a counter already" in record.message) for record in caplog.records] == [
+        ("second", True)
+    ]
+    for number in range(2000):
+        counter(second.metrics, "many", n=str(number)).add(1)
+    second.tell()
+
+    assert len(standing(server)) == 1000
+    assert len(caplog.records) == 10
+
+
+NONSENSE = [
+    3,
+    None,
+    [],
+    [1],
+    ["x", []],
+    [1, 7],
+    [1, [[1]]],
+    [1, [[1, "add", 1]]],
+    [1, [[1, "dance"]]],
+    [1, [[[], "add", 1]]],
+    [1, [[1, "new"]]],
+    [1, [[1, "new", "a", "", "meter", {}, []]]],
+    [1, [[1, "new", "a", "", "counter", 3, []]]],
+    [1, [[1, "new", "a", "", "histogram", {}, ["x"]]]],
+    [1, [[1, "new", "a", "", "counter", {}, []], [1, "add", -1]]],
+    [1, [[1, "new", "a", "", "counter", {}, []], [1, "add", "inf"]]],
+    [1, [[1, "new", "a", "", "counter", {}, []], [1, "add", "nan"]]],
+    [1, [[1, "new", "a", "", "counter", {}, []], [1, "add", 10**400]]],
+    [1, [[1, "new", "a", "", "counter", {}, []], [1, "set", 1]]],
+    [1, [[1, "new", "a", "", "gauge", {}, []], [1, "observe", [1], 1]]],
+    [1, [[1, "new", "a", "", "histogram", {}, [1]], [1, "add", 1]]],
+    [1, [[1, "new", "a", "", "histogram", {}, [1]], [1, "observe", [1], 1]]],
+    [1, [[1, "new", "a", "", "histogram", {}, [1]], [1, "observe", [1, -1], 1]]],
+    [1, [[1, "new", "a", "", "histogram", {}, [1]], [1, "observe", [1, 0.5], 1]]],
+]
+
+
+@pytest.mark.parametrize("telling", NONSENSE, ids=lambda telling: str(telling)[:60])
+def test_nonsense_is_an_error_of_who_tells_it(telling):
+    """One of those that end a process; what stood before stands."""
+    server = Metrics()
+    counter(server).add(1)
+    with pytest.raises((LookupError, TypeError, ValueError, OverflowError)):
+        Counted(server, "m").take(telling)
+
+    assert standing(server)[("hits",)] == 1
+
+
+def test_a_process_cannot_make_the_server_grow_by_numbers():
+    """However many metrics it makes up."""
+    counted = Counted(Metrics(), "m")
+    counted.take([1, [[number, "new", "-", "", "counter", {}, []] for number in range(20_000)]])
+    with pytest.raises(ValueError, match="more than 20000 metrics"):
+        counted.take([2, [[20_000, "new", "-", "", "counter", {}, []]]])
