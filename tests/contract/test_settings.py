@@ -86,9 +86,10 @@ def test_log_lines_are_json_where_nobody_reads_them(serve, tmp_path):
 def test_log_lines_are_text_on_a_terminal(tmp_path):
     """On a terminal the log is text for people."""
     master, terminal = pty.openpty()
+    ours = {"SAGEMAKER_MULTI_MODEL": "true", "MME_HOST": "127.0.0.1", "MME_PORT": "0"}
     process = subprocess.Popen(
         [SCRIPTS / "serve"],
-        env=clean_environment(tmp_path, SAGEMAKER_MULTI_MODEL="true", MME_HOST="127.0.0.1", MME_PORT="0", TERM="xterm"),
+        env=clean_environment(tmp_path, TERM="xterm", MME_CACHE_DIR=str(tmp_path / "cache"), **ours),
         stdin=subprocess.DEVNULL,
         stdout=terminal,
         stderr=terminal,
