@@ -26,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 PATIENCE = 60.0  # seconds until a test gives up on something that takes a moment on an idle machine
 SCRIPTS = Path(sys.executable).parent
 _LISTENING = re.compile(r"Listening at: http://[^ ]+:(\d+)")
+_ARCHIVE = re.compile(r"[0-9a-f]{24}-[0-9a-f]{16}")
 _INHERITED = ("PATH", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
 
 
@@ -202,7 +203,7 @@ class Server:
 
     def unpacked(self) -> list[str]:
         """The archives that the cache folder holds."""
-        return sorted(path.name for path in self.cache.iterdir() if path.is_dir()) if self.cache.exists() else []
+        return sorted(path.name for path in self.cache.glob("*") if _ARCHIVE.fullmatch(path.name))
 
     def shown_home(self) -> list[str]:
         """What lies in its home directory."""
