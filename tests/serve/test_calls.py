@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from model_handlers.base import Footprint
-from model_handlers.errors import MmeError
+from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.fork_client import FORKS
 from model_handlers.tensor import BF16, BOOL, BYTES, DATA_TYPES, INT32
 from serve.engine import Engine, EngineOptions
@@ -678,6 +678,41 @@ def test_a_model_that_is_unloaded_while_it_is_called(server, gated, caller):
     assert code == UNAVAILABLE
     assert "is being unloaded" in words
     assert len(first) == 1
+
+
+# Never answers what it is asked.
+HOLDS = execute(
+    """
+    self.held = [*getattr(self, "held", []), *(request.get_response_sender() for request in requests)]
+    self.held[-1].send(out(1))
+    """
+)
+
+
+@pytest.mark.parametrize("placement", ["", INLINE], ids=["process", "inline"])
+def test_a_decoupled_model_that_never_ends_a_request_can_be_unloaded(server, caller, placement):
+    """When patience is over its clients and callers are told, behind what they have got, and its memory is given back."""
+    name = f"holds-{caller}-{bool(placement)}"
+    server.write(name, HOLDS, PLAIN + DECOUPLED + placement)
+    got, told = [], []
+    _, answers = server.begin(name, ("N", INT32, np.zeros(1, np.int32)), on_response=lambda _, each: got.append(each))
+    wait_for(lambda: got)
+    code = f"""
+        responses = {stream_of(0, name)}.exec(decoupled=True)
+        told = [short(response) for response in responses]
+    """
+    calling = threading.Thread(target=lambda: told.append(server.tell(caller, code)))
+    calling.start()
+    wait_for(lambda: next(m for n, m in server.engine.resident_models() if n == name).outstanding == 2)
+    server.on_loop(lambda: server.engine.unload(name))
+    calling.join(SECONDS)
+
+    [error] = answers
+    assert (error.kind, len(got)) == (Kind.UNAVAILABLE, 1)
+    [[*responses, [code, words]]] = told
+    assert (code, len(responses)) == (UNAVAILABLE, 1)
+    assert "is being unloaded" in words
+    assert name not in [n for n, _ in server.engine.resident_models()]
 
 
 # -- loads and unloads -------------------------------------------------------------------------------------------------
