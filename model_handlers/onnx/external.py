@@ -104,7 +104,7 @@ class _Surgeon:
         if elements is None or (elements.length < SMALLEST and not entries):
             return self._window.read(tensor.value, tensor.end)
         if elements.length < SMALLEST:
-            return b"".join([*kept, bytes_field(_TENSOR_RAW, *elements.pieces())])
+            return b"".join([*kept, bytes_field(_TENSOR_RAW, elements.file.read(elements.offset, elements.length))])
         return b"".join([*kept, *_outside(self._draft.put(elements), elements.length)])
 
     def _entry(self, entry: Field) -> tuple[str, str]:

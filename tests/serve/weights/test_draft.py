@@ -9,7 +9,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.file_span import PIECE, Span
 from serve.weights.draft import Draft
 
-BIG = os.urandom(PIECE + 12_345)
+BIG = os.urandom(2 * PIECE + 12_345)
 
 
 @pytest.fixture
@@ -87,12 +87,13 @@ def test_other_bytes_of_the_same_checksum_and_length_are_another_blob(draft, spa
     assert names(files) == taken
 
 
-def test_a_blob_that_a_crash_cut_is_not_taken(draft, span, files):
+@pytest.mark.parametrize("length", [100, PIECE])
+def test_a_blob_that_a_crash_cut_is_not_taken(draft, span, files, length):
     """A file of the right name without the right bytes is left alone, and another is made."""
     one, other = draft("one"), draft("other")
     name = one.put(span(one, BIG))
     (files / name).unlink()
-    (files / name).write_bytes(BIG[:100])
+    (files / name).write_bytes(BIG[:length])
 
     taken = other.put(span(other, BIG))
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -573,7 +574,7 @@ def test_a_model_that_leaves_while_it_changes_over_leaves_nothing(run, serving, 
 
 
 def test_closing_ends_what_is_being_refined(run, serving, write, until, monkeypatch):
-    """An engine that is closed in the middle of everything leaves no process and no thread; see the fixture."""
+    """An engine that is closed in the middle of everything ends it, and waits for nothing to be finished."""
     write()
     popen = subprocess.Popen
     begun = []
@@ -585,7 +586,7 @@ def test_closing_ends_what_is_being_refined(run, serving, write, until, monkeypa
             await until(lambda: begun)
 
     run(main())
-    assert [process.returncode for process in begun] != [None]
+    assert [process.returncode for process in begun] == [-signal.SIGKILL]
 
 
 def test_models_in_memory_are_swept_without_harm(run, serving, write, expected, tmp_path):
