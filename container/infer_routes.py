@@ -207,7 +207,7 @@ class InferRoutes:
                 "(TargetModel in boto3)",
             )
         if route.model and header and route.flavor is Flavor.SAGEMAKER:
-            self.engine.check_alias(name, header)
+            self.engine.register.check_alias(name, header)
         return self.engine.canonical(name)
 
     def _aside(self, call: Call, name: str, submission: Coroutine[None, None, LoadReport]) -> None:

@@ -19,7 +19,8 @@ from container.infer_routes import InferRoutes
 from container.settings import Mode, PingMode, Settings, choose_single_model
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.segments import SIZES
-from serve.engine import Engine, EngineOptions
+from serve.engine import Engine
+from serve.engine_options import EngineOptions
 from serve.eviction import Rules
 
 if TYPE_CHECKING:
@@ -36,11 +37,18 @@ class Service:
         dashboard: what the page at /dashboard shows, None where it is switched off.
     """
 
-    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, life: str = "") -> None:
+        """Make the engine.
+
+        Args:
+            settings: the operator's.
+            loop: the event loop that it lives on.
+            life: see `EngineOptions`.
+        """
         self.settings = settings
         self._start_models: tuple[str, ...] = settings.load_models
         default_model = ""
-        options = engine_options(settings)
+        options = replace(engine_options(settings), life=life)
         if settings.mode is Mode.SINGLE:
             model = choose_single_model(settings.model_dir, settings.default_model_name, settings.scripts)
             default_model = model.name
@@ -82,6 +90,8 @@ class Service:
         names = self._start_models
         if self.settings.mode is Mode.REPOSITORY and not names:
             names = tuple(await asyncio.get_running_loop().run_in_executor(None, self.engine.find_all))
+        unloaded = self.engine.register.unloaded  # from the worker before this one
+        names = tuple(name for name in names if self.engine.canonical(name) not in unloaded)
         results = await asyncio.gather(*(self._load(name) for name in names))
         if all(results):
             self.routes.starting = False

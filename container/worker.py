@@ -30,6 +30,7 @@ from container.service import Service
 from container.settings import Settings
 from container.wsgi import call_application
 from model_handlers.devices import return_large_blocks
+from serve.life import life_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +75,7 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             loop.add_signal_handler(number, self._stop_asked, number, stop)
         loop.add_signal_handler(signal.SIGUSR1, self.log.reopen_files)
         settings = Settings.from_environ(os.environ)
-        service = Service(settings, loop)
+        service = Service(settings, loop, life_of(self.ppid))
         front = _Front(service, loop)
         http = Http1Server(front.handle, http_limits(settings), loop)
         listeners = [await loop.create_server(http.protocol_factory, sock=sock.sock) for sock in self.sockets]

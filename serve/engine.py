@@ -17,44 +17,44 @@ import os
 import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Footprint
 from model_handlers.body import takes_body
 from model_handlers.environments.cache import Environments
-from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.errors import Kind, MmeError
 from serve import footprints
 from serve.artifacts import Artifacts
 from serve.cache_events import CacheEvent, CacheTimes, Deed
-from serve.eviction import DEFAULT_RULES, Rules
 from serve.footprints import Footprints
 from serve.index import index_rows
+from serve.journal import Journal
 from serve.lifecycle import State
 from serve.model_cache import ModelCache
 from serve.outside import EngineOutside
+from serve.register import Register, unknown
 from serve.repository import list_models
 from serve.rescue import Rescue
-from serve.scripts import DEFAULT_SCRIPTS, Scripts
 from serve.shared_script import SharedScript
-from serve.source import Archived, InRepository, Source, Unpacked, is_plain, source_of
+from serve.source import Archived, Unpacked, source_of
 from serve.state_file import LazyFile, StateFile
-from serve.stats import ModelStats, TargetStats
-from serve.store import open_store, validate_name
+from serve.store import ARCHIVE_SUFFIX, open_store
 from serve.target import ModelLoader, PreparedTarget, Target
 from serve.threads import ThreadPerTask
-from serve.weights.mode import Weights
 from serve.weights.store import WeightStore
 from serve.weights.tiering import Tiering
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 
     from model_handlers.config import ModelConfig
     from serve.cache_entry import Entry
     from serve.disk_room import DiskRoom
+    from serve.engine_options import EngineOptions
+    from serve.eviction import Rules
     from serve.request import InferenceRequest, LoadReport
+    from serve.stats import ModelStats
     from serve.target import AnyModel
 
 _log = logging.getLogger("mme.engine")
@@ -64,56 +64,15 @@ _SPARE = 16  # threads that stand in for those in which a framework hangs while 
 _LET_GO_SECONDS = 30.0  # for a model that nobody uses to be closed
 _FOOTPRINT_SECONDS = 2.0  # from a measurement to the file
 _USELESS = {Kind.INVALID_MODEL, Kind.UNSUPPORTED}  # errors that say that what was unpacked is good for nothing
-ARCHIVE_SUFFIX = ".tar.gz"
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """How the engine is to behave.
-
-    Attributes:
-        budget: memory for all models together.
-        cache_directory: where unpacked archives live, and environments that models bring.
-        disk_budget: bytes for all of those archives; None for a share of what is free.
-        evicts: whether we make room ourselves; False where a platform manages the models.
-        eviction: whom we evict then, and whom never.
-        store: URI of the archives that requests may name, or "".
-        repository: folder of models that requests may name, or None.
-        folders: models that requests may name, by their own folders.
-        scripts: what is the same for all inference scripts.
-        load_threads: fetches at a time, environments made at a time, loads at a time.
-        load_patience: seconds that a load may take, and anybody waits for one.
-        unload_patience: seconds that anybody waits for an unload.
-        drain_patience: seconds that an unload waits for requests under way.
-        inline_ns: executions expected to take at most this long run on the event loop.
-        require_gpu: whether KIND_GPU without a GPU is an error.
-        weights: how models hold their weights whose configuration does not say.
-    """
-
-    budget: Footprint
-    cache_directory: Path
-    disk_budget: int | None = None
-    evicts: bool = True
-    eviction: Rules = DEFAULT_RULES
-    store: str = ""
-    repository: Path | None = None
-    folders: Mapping[str, Path] = field(default_factory=dict)
-    scripts: Scripts = DEFAULT_SCRIPTS
-    load_threads: int = 2
-    load_patience: float = 350.0
-    unload_patience: float = 350.0
-    drain_patience: float = 25.0
-    inline_ns: int = 200_000
-    require_gpu: bool = False
-    weights: Weights = Weights.AUTO
 
 
 class Engine:
     """All models of one server process. Made and used on one event loop.
 
     Attributes:
-        body_takers: the names of known models whose input is a request's body as it came, in memory or not: what was
-            found when they were last loaded.
+        stats: (name, version) → counters of requests; target_stats: name → what the cache did for it.
+        register: which names mean what.
+        body_takers: see `Register`.
     """
 
     def __init__(self, options: EngineOptions, loop: asyncio.AbstractEventLoop) -> None:
@@ -161,12 +120,18 @@ class Engine:
             drain_patience=options.drain_patience,
         )
         self._tiering = Tiering(self._store, self.cache, loader.scales, loop, _lower_priority)
-        self.target_stats: dict[str, TargetStats] = {}
+        self.register = Register(
+            self.cache,
+            artifacts=self._artifacts,
+            repository=options.repository,
+            folders=options.folders,
+            journal=Journal(options.cache_directory, options.life, self.cache.entries, self._writes),
+        )
+        self.target_stats = self.register.stats
+        self.body_takers = self.register.body_takers
         self.times = CacheTimes()
         self.cache.events.listen(self.times.hear)
-        self.body_takers: set[str] = set()
         self.cache.events.listen(self._note)
-        self._aliases: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -251,18 +216,19 @@ class Engine:
             raise
 
     async def _acquire(self, name: str) -> tuple[Entry[Target], LoadReport]:
-        entry = self._entry(name)
+        entry = self.register.entry(name)
         began = time.perf_counter_ns()
         try:
             async with self._patience(name, "its load goes on, try again later"):
                 report = await self.cache.acquire(entry)
         except MmeError as error:
             if error.kind is Kind.UNKNOWN_MODEL:
-                self._forget(entry)
+                self.register.forget(entry)
             elif error.kind in _USELESS:
                 await self._discard(entry, error)
             raise
         if report.load:
+            self.register.note(entry)
             waited = time.perf_counter_ns() - began
             entry.stats.wait.add(waited)
             self.cache.events.tell(CacheEvent(Deed.WAITED, name, waited))
@@ -272,28 +238,11 @@ class Engine:
 
     def canonical(self, name: str) -> str:
         """The registered name that a client means: aliases resolved, a store's archives with or without suffix."""
-        if name in self.cache.entries:
-            return name
-        if name in self._aliases:
-            return self._aliases[name]
-        if self._artifacts is not None and not name.endswith(ARCHIVE_SUFFIX):
-            return name + ARCHIVE_SUFFIX
-        return name
+        return self.register.canonical(name)
 
     def aliases(self) -> dict[str, str]:
         """Registered name → the alias that clients know it by, where they know one: a platform's names are opaque."""
-        return {name: alias for alias, name in self._aliases.items()}
-
-    def check_alias(self, name: str, alias: str) -> None:
-        """Refuse a request that names one model in its path and another in its header.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT.
-        """
-        if alias != name and self._aliases.get(alias) != name:
-            raise invalid_argument(
-                f"X-Amzn-SageMaker-Target-Model is '{alias}', which is not the target model that '{name}' was loaded as"
-            )
+        return {name: alias for alias, name in self.register.aliases.items()}
 
     async def load(self, name: str, url: str = "", alias: str = "") -> None:
         """Register a model and load it.
@@ -310,9 +259,8 @@ class Engine:
         known = self.cache.entries.get(name)
         if known is not None and not known.abandoned and (known.state is State.READY or known.task is not None):
             raise MmeError(Kind.ALREADY_EXISTS, f"model '{name}' is already loaded; unload it first to load it anew")
-        entry = self._registered(name, source_of(url) if url else self._find(name))
-        if alias and alias != name:
-            self._aliases[alias] = name
+        entry = self.register.add(name, source_of(url) if url else self.register.find(name))
+        self.register.call(name, alias)
         await self._load_or_give_up(entry, self.cache.load(entry))
 
     async def reload(self, name: str) -> None:
@@ -321,7 +269,7 @@ class Engine:
         Raises:
             MmeError: UNKNOWN_MODEL, or why it can't be loaded, and then it is not registered any more.
         """
-        entry = self._entry(name)
+        entry = self.register.entry(name)
         await self._load_or_give_up(entry, self.cache.reload(entry))
 
     async def _load_or_give_up(self, entry: Entry[Target], loading: Coroutine[Any, Any, LoadReport]) -> None:
@@ -335,6 +283,8 @@ class Engine:
             else:
                 await self._give_up(entry, error)
             raise
+        finally:
+            await self.register.noted(entry)
 
     @contextlib.asynccontextmanager
     async def _patience(self, name: str, then: str) -> AsyncIterator[None]:
@@ -357,7 +307,7 @@ class Engine:
         """
         entry = self.cache.entries.get(name)
         if entry is None or entry.abandoned:
-            raise _unknown(name)
+            raise unknown(name)
         seconds = self.options.unload_patience
         try:
             async with asyncio.timeout(seconds):
@@ -374,6 +324,7 @@ class Engine:
         await self.cache.unload(entry)
         if entry.abandoned:
             await self._drop(entry)
+        await self.register.noted(entry)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Go on with what nobody waits for any more."""
@@ -393,7 +344,7 @@ class Engine:
         """
         entry = self.cache.entries.get(name)
         if entry is None or not entry.registered:
-            raise _unknown(name)
+            raise unknown(name)
         url: str = entry.source.url
         return url
 
@@ -451,6 +402,8 @@ class Engine:
         if self._artifacts is not None:
             self._artifacts.room.close()
         await self._footprints.flush()
+        await self._footprints.close()
+        await self.register.close()
         self._writes.shutdown(wait=True)
 
     def _note(self, event: CacheEvent) -> None:
@@ -475,42 +428,7 @@ class Engine:
             relief.cancel()
             return False
 
-    # -- where models come from ----------------------------------------------------------------------------------
-
-    def _entry(self, name: str) -> Entry[Target]:
-        """The entry of a name, registering what store or repository has under it."""
-        entry = self.cache.entries.get(name)
-        if entry is not None and not (entry.abandoned and isinstance(entry.source, Unpacked)):
-            return entry
-        return self._registered(name, self._find(name))
-
-    def _find(self, name: str) -> Source:
-        """Where a name that nobody gave a url for would come from."""
-        if self._artifacts is not None:
-            return Archived(self._artifacts, validate_name(name))
-        if name in self.options.folders:
-            return InRepository(self.options.folders[name])
-        folder = self.options.repository
-        # Path.is_dir would raise for a name that is too long.
-        if folder is not None and is_plain(name) and os.path.isdir(folder / name):  # noqa: PTH112
-            return InRepository(folder / name)
-        raise _unknown(name)
-
-    def _registered(self, name: str, source: Source) -> Entry[Target]:
-        entry = self.cache.entries.get(name)
-        if entry is None:
-            return self.cache.add(name, source, self.target_stats.setdefault(name, TargetStats()))
-        entry.source = source
-        return entry
-
-    def _forget(self, entry: Entry[Target]) -> None:
-        """Names that nobody has must not pile up, however many are asked for."""
-        self.cache.forget(entry)
-        if entry.name in self.cache.entries:
-            return
-        self.body_takers.discard(entry.name)
-        if not entry.stats.loads:
-            self.target_stats.pop(entry.name, None)
+    # -- what is left of models -----------------------------------------------------------------------------------
 
     async def _give_up(self, entry: Entry[Target], error: MmeError) -> None:
         """Unregister; but the index goes on saying why of what store or repository has."""
@@ -523,10 +441,7 @@ class Engine:
     async def _drop(self, entry: Entry[Target]) -> None:
         """Unregister a model, and remove what was unpacked for it; not if it is being loaded again meanwhile."""
         await self._discard(entry)
-        self._forget(entry)
-        if entry.name not in self.cache.entries:
-            for alias in [alias for alias, name in self._aliases.items() if name == entry.name]:
-                del self._aliases[alias]
+        self.register.forget(entry)
 
     async def _discard(self, entry: Entry[Target], error: MmeError | None = None) -> None:
         """Remove what was unpacked for a model that is not in memory; a load that begins meanwhile waits.
@@ -551,10 +466,6 @@ def _with_suffixes(rules: Rules) -> Rules:
     """As names of a store's archives, pins may leave out the suffix."""
     pins = dict.fromkeys(name for pin in rules.pins for name in (pin, pin + ARCHIVE_SUFFIX))
     return replace(rules, pins=tuple(pins))
-
-
-def _unknown(name: str) -> MmeError:
-    return MmeError(Kind.UNKNOWN_MODEL, f"Request for unknown model: '{name}' is not found")
 
 
 def _lower_priority() -> None:

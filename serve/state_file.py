@@ -98,6 +98,7 @@ class LazyFile:
         self._delay = delay
         self._changes = 0
         self._written = 0  # changes that are in the file
+        self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
 
@@ -112,8 +113,16 @@ class LazyFile:
         while self._written < wanted:
             await asyncio.shield(self._writing or self._begin())
 
+    async def close(self) -> None:
+        """Write nothing more, but for what is being written."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+
     def _write_later(self) -> None:
-        if self._timer is None and self._writing is None:
+        if self._timer is None and self._writing is None and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(self._delay, self._begin)
 
     def _begin(self) -> asyncio.Task[None]:

@@ -15,7 +15,8 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.fork_client import FORKS
 from model_handlers.tensor import BF16, BOOL, BYTES, DATA_TYPES, INT32
-from serve.engine import Engine, EngineOptions
+from serve.engine import Engine
+from serve.engine_options import EngineOptions
 from serve.request import InferenceRequest, Layout
 
 SECONDS = 120  # a hang, not a measure of speed

@@ -13,7 +13,8 @@ import pytest
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
-from serve.engine import Engine, EngineOptions
+from serve.engine import Engine
+from serve.engine_options import EngineOptions
 from serve.eviction import Plan, Rules
 from serve.lifecycle import State
 
@@ -341,7 +342,7 @@ def test_a_restart_does_not_forget_what_models_take(run, toys, tmp_path, store):
             await answered(engine, toys, name)
             measured = engine.cache.entries[name].footprint
         async with engine_of(tmp_path, store=str(store)) as engine:
-            prepared = engine.cache._loading._loader.prepare(name, engine._find(name), lambda: False)
+            prepared = engine.cache._loading._loader.prepare(name, engine.register.find(name), lambda: False)
             assert prepared.estimate == measured
 
     run(main())
@@ -435,10 +436,10 @@ def test_an_alias_means_the_model_it_was_loaded_with_until_that_goes(run, toys, 
         async with engine_of(tmp_path, evicts=False) as engine:
             await engine.load("hash", unpacked["a"], "a.tar.gz")
             assert [engine.canonical(name) for name in ("hash", "a.tar.gz", "b.tar.gz")] == ["hash", "hash", "b.tar.gz"]
-            engine.check_alias("hash", "a.tar.gz")
-            engine.check_alias("hash", "hash")
+            engine.register.check_alias("hash", "a.tar.gz")
+            engine.register.check_alias("hash", "hash")
             with pytest.raises(MmeError, match=r"'b\.tar\.gz', which is not the target model") as caught:
-                engine.check_alias("hash", "b.tar.gz")
+                engine.register.check_alias("hash", "b.tar.gz")
             assert failure(caught) is Kind.INVALID_ARGUMENT
             await engine.unload("hash")
             assert engine.canonical("a.tar.gz") == "a.tar.gz"
@@ -768,6 +769,15 @@ def stuck(monkeypatch):
     Stuck.go.set()
 
 
+@contextlib.asynccontextmanager
+async def let_go(stuck):
+    """Whatever becomes of the test, an engine that is closed must not wait for what it holds up."""
+    try:
+        yield
+    finally:
+        stuck.go.set()
+
+
 def test_a_load_that_hangs_keeps_no_other_from_loading(run, toys, tmp_path, repository, stuck):
     """Its time over, whoever waits is told, and others load, though only one may be measured at a time.
 
@@ -775,7 +785,10 @@ def test_a_load_that_hangs_keeps_no_other_from_loading(run, toys, tmp_path, repo
     """
 
     async def main():
-        async with engine_of(tmp_path, repository=repository, load_patience=0.2, load_threads=1) as engine:
+        async with (
+            engine_of(tmp_path, repository=repository, load_patience=1.5, load_threads=1) as engine,
+            let_go(stuck),
+        ):
             hanging = asyncio.create_task(ask(engine, toys.Call(1), "a"))
             await until(stuck.begun.is_set)
             waiting = asyncio.create_task(ask(engine, toys.Call(1), "b"))
@@ -801,7 +814,7 @@ def test_an_explicit_load_that_takes_too_long_registers_nothing(run, toys, tmp_p
     monkeypatch.setattr("serve.engine._GRACE_SECONDS", 0.0)
 
     async def main():
-        async with engine_of(tmp_path, evicts=False, load_patience=0.05) as engine:
+        async with engine_of(tmp_path, evicts=False, load_patience=0.05) as engine, let_go(stuck):
             engine.cache._loading._patience = 350.0
             with pytest.raises(MmeError, match="did not load within") as caught:
                 await engine.load("a", unpacked["a"])
@@ -823,7 +836,7 @@ def test_an_unload_during_a_load_stops_it_at_its_next_step(
     write_repository_model(tmp_path / "many" / "a", "version_policy { all {} }", versions=(1, 2))
 
     async def main():
-        async with engine_of(tmp_path, repository=tmp_path / "many") as engine:
+        async with engine_of(tmp_path, repository=tmp_path / "many") as engine, let_go(stuck):
             loading = asyncio.create_task(engine.load("a"))
             await until(stuck.begun.is_set)
             unloading = asyncio.create_task(engine.unload("a"))

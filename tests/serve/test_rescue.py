@@ -8,7 +8,8 @@ import pytest
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, out_of_memory
 from model_handlers.onnx import OnnxHandler
-from serve.engine import Engine, EngineOptions
+from serve.engine import Engine
+from serve.engine_options import EngineOptions
 from serve.eviction import Rules
 from serve.lifecycle import State
 

@@ -168,3 +168,21 @@ def test_a_change_during_a_write_is_written_after_it(lazily):
         assert file.read() == {"number": known["number"]}
 
     lazily(scene, delay=3600.0)
+
+
+def test_a_closed_file_is_not_written_any_more(lazily):
+    """What is being written is waited for; changes that are not written by then never are."""
+
+    async def scene(lazy, file, known):
+        known["number"] = 1
+        lazy.changed()
+        writing = asyncio.create_task(lazy.flush())
+        await asyncio.sleep(0)
+        await lazy.close()
+        await writing
+        known["number"] = 2
+        lazy.changed()
+        await asyncio.sleep(0.01)
+        assert (file.written, file.read()["number"]) == ([1], 1)
+
+    lazily(scene, delay=0.0)

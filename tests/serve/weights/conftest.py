@@ -13,7 +13,8 @@ from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
 from model_handlers.onnx.runtime import onnx_runtime
 from model_handlers.tensor import FP32
-from serve.engine import Engine, EngineOptions
+from serve.engine import Engine
+from serve.engine_options import EngineOptions
 from serve.request import InferenceRequest, Layout
 from serve.weights import heat, tiering
 from serve.weights.mode import Tier

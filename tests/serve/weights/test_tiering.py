@@ -124,7 +124,9 @@ def test_a_reload_finds_what_was_refined(run, serving, write, expected, tmp_path
         [name] = kept(tmp_path)
         assert "-" in name
         async with serving() as served:
-            estimates = served.cache._loading._loader.prepare("m", served.engine._find("m"), lambda: False).estimate
+            estimates = served.cache._loading._loader.prepare(
+                "m", served.engine.register.find("m"), lambda: False
+            ).estimate
             assert sum(estimates.shared.values()) == settings.backbone
             assert estimates.host < settings.backbone
             np.testing.assert_allclose(await served.ask(), expected, rtol=1e-4, atol=1e-4)
@@ -207,7 +209,7 @@ def test_a_model_in_a_process_of_its_own_is_loaded_plainly(run, serving, write, 
 
     async def main():
         async with serving() as served:
-            prepared = served.cache._loading._loader.prepare("m", served.engine._find("m"), lambda: False)
+            prepared = served.cache._loading._loader.prepare("m", served.engine.register.find("m"), lambda: False)
             assert prepared.forms is None
 
     run(main())

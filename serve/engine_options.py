@@ -1,0 +1,59 @@
+"""How an engine is to behave: values, decided by whoever makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from serve.eviction import DEFAULT_RULES, Rules
+from serve.scripts import DEFAULT_SCRIPTS, Scripts
+from serve.weights.mode import Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from model_handlers.base import Footprint
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How the engine is to behave.
+
+    Attributes:
+        budget: memory for all models together.
+        cache_directory: where unpacked archives live, environments that models bring, and what outlives a worker.
+        life: of the process that starts workers, whose next one is to know what is registered; "" for no such thing.
+        disk_budget: bytes for all of those archives; None for a share of what is free.
+        evicts: whether we make room ourselves; False where a platform manages the models.
+        eviction: whom we evict then, and whom never.
+        store: URI of the archives that requests may name, or "".
+        repository: folder of models that requests may name, or None.
+        folders: models that requests may name, by their own folders.
+        scripts: what is the same for all inference scripts.
+        load_threads: fetches at a time, environments made at a time, loads at a time.
+        load_patience: seconds that a load may take, and anybody waits for one.
+        unload_patience: seconds that anybody waits for an unload.
+        drain_patience: seconds that an unload waits for requests under way.
+        inline_ns: executions expected to take at most this long run on the event loop.
+        require_gpu: whether KIND_GPU without a GPU is an error.
+        weights: how models hold their weights whose configuration does not say.
+    """
+
+    budget: Footprint
+    cache_directory: Path
+    life: str = ""
+    disk_budget: int | None = None
+    evicts: bool = True
+    eviction: Rules = DEFAULT_RULES
+    store: str = ""
+    repository: Path | None = None
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    scripts: Scripts = DEFAULT_SCRIPTS
+    load_threads: int = 2
+    load_patience: float = 350.0
+    unload_patience: float = 350.0
+    drain_patience: float = 25.0
+    inline_ns: int = 200_000
+    require_gpu: bool = False
+    weights: Weights = Weights.AUTO

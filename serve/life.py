@@ -1,0 +1,28 @@
+"""Which process, of all that ever had its number: a name for one life, that says later whether it goes on.
+
+Linux only: a process is known by its number and the tick of its start, in one run of the system.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PROC = Path("/proc")
+_START = 19  # the field of /proc/<pid>/stat that says when it started, counted behind the name of the program
+
+
+def life_of(pid: int) -> str:
+    """A name for the life of a process that lives now, fit for a file; "" if it does not."""
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text()[:8]
+        # The program's name stands in brackets and may hold anything, brackets too.
+        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        return f"{boot}-{pid}-{int(fields[_START])}"
+    except (OSError, IndexError, ValueError):
+        return ""
+
+
+def goes_on(life: str) -> bool:
+    """Whether that life has not ended."""
+    pid = life.split("-")[1] if life.count("-") == 2 else ""
+    return pid.isdigit() and life_of(int(pid)) == life

@@ -1,0 +1,222 @@
+"""The register: which names mean a model, where it comes from, and what else it is called. On the event loop only.
+
+A name is registered when its next request is answered: the model is in memory, or was and comes back. The register
+keeps a journal of that, so that the next worker answers the same names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.errors import Kind, MmeError, invalid_argument
+from serve.journal import Row, clock
+from serve.source import Archived, InRepository, Source, Unpacked, is_plain, source_of
+from serve.stats import TargetStats
+from serve.store import ARCHIVE_SUFFIX, validate_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from serve.artifacts import Artifacts
+    from serve.cache_entry import Entry
+    from serve.journal import Journal
+    from serve.model_cache import ModelCache
+
+_log = logging.getLogger("mme.engine")
+_USE_SECONDS = 60.0
+_REPLACED = "not loaded since the worker was replaced"
+
+
+class Register:
+    """Names over a cache.
+
+    Attributes:
+        stats: name → what the cache did for it.
+        body_takers: names of models whose input is a request's body as it came, in memory or not.
+        unloaded: names that somebody unloaded, though store or repository have them.
+
+    Args:
+        cache: holds the entries of names.
+        artifacts: archives that requests may name, or None.
+        repository: a folder of models that they may name, or None.
+        folders: models that they may name, by their own folders.
+        journal: what is registered; what it holds was registered by the worker before.
+    """
+
+    def __init__(
+        self,
+        cache: ModelCache[Any, Any],
+        *,
+        artifacts: Artifacts | None = None,
+        repository: Path | None = None,
+        folders: Mapping[str, Path],
+        journal: Journal,
+    ) -> None:
+        self.stats: dict[str, TargetStats] = {}
+        self.body_takers: set[str] = set()
+        self._cache = cache
+        self._artifacts = artifacts
+        self._repository = repository
+        self._folders = folders
+        self._journal = journal
+        self._noted_use = 0.0
+        self._restore()
+        self._watch_use()
+
+    def _restore(self) -> None:
+        """Register what the worker before had registered."""
+        rows, aliases = self._journal.rows, self._journal.aliases
+        for row in list(rows.values()):
+            try:
+                self._restore_row(row)
+            except MmeError as error:
+                _log.warning("model '%s' is not registered any more: %s", row.name, error)
+                del rows[row.name]
+        for alias in [alias for alias, name in aliases.items() if name not in rows]:
+            del aliases[alias]
+        if rows:
+            _log.info("%d models are registered that the worker before had registered", len(rows))
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    def canonical(self, name: str) -> str:
+        """The registered name that a client means: aliases resolved, a store's archives with or without suffix."""
+        if name in self._cache.entries:
+            return name
+        if name in self._journal.aliases:
+            return self._journal.aliases[name]
+        if self._artifacts is not None and not name.endswith(ARCHIVE_SUFFIX):
+            return name + ARCHIVE_SUFFIX
+        return name
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Other name → registered name."""
+        return self._journal.aliases
+
+    def check_alias(self, name: str, alias: str) -> None:
+        """Refuse a request that names one model in its path and another in its header.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT.
+        """
+        if alias != name and self.aliases.get(alias) != name:
+            raise invalid_argument(
+                f"X-Amzn-SageMaker-Target-Model is '{alias}', which is not the target model that '{name}' was loaded as"
+            )
+
+    def call(self, name: str, alias: str) -> None:
+        """Give a model another name, if that is one."""
+        if alias and alias != name:
+            self._journal.aliases[alias] = name
+            self._journal.changed()
+
+    # -- entries -------------------------------------------------------------------------------------------------
+
+    def entry(self, name: str) -> Entry[Any]:
+        """The entry of a name, made of what store or repository has under it if need be.
+
+        Raises:
+            MmeError: UNKNOWN_MODEL.
+        """
+        entry = self._cache.entries.get(name)
+        if entry is not None and not (entry.abandoned and isinstance(entry.source, Unpacked)):
+            return entry
+        return self.add(name, self.find(name))
+
+    def add(self, name: str, source: Source) -> Entry[Any]:
+        """The entry of a name, which from now on comes from there."""
+        entry = self._cache.entries.get(name)
+        if entry is None:
+            return self._cache.add(name, source, self.stats.setdefault(name, TargetStats()))
+        entry.source = source
+        return entry
+
+    def find(self, name: str) -> Source:
+        """Where a name that nobody gave a url for would come from.
+
+        Raises:
+            MmeError: UNKNOWN_MODEL.
+        """
+        if self._artifacts is not None:
+            return Archived(self._artifacts, validate_name(name))
+        if name in self._folders:
+            return InRepository(self._folders[name])
+        folder = self._repository
+        # Path.is_dir would raise for a name that is too long.
+        if folder is not None and is_plain(name) and os.path.isdir(folder / name):  # noqa: PTH112
+            return InRepository(folder / name)
+        raise unknown(name)
+
+    def forget(self, entry: Entry[Any]) -> None:
+        """Names that nobody has must not pile up, however many are asked for."""
+        self._cache.forget(entry)
+        if entry.name in self._cache.entries:
+            return
+        self.body_takers.discard(entry.name)
+        if not entry.stats.loads:
+            self.stats.pop(entry.name, None)
+        for alias in [alias for alias, name in self.aliases.items() if name == entry.name]:
+            del self._journal.aliases[alias]
+            self._journal.changed()
+
+    # -- the journal ---------------------------------------------------------------------------------------------
+
+    @property
+    def unloaded(self) -> frozenset[str]:
+        """Names that somebody unloaded, though store or repository have them."""
+        return frozenset(self._journal.unloaded)
+
+    def note(self, entry: Entry[Any]) -> None:
+        """It may have been registered, or not be any more."""
+        journal, name = self._journal, entry.name
+        if entry.registered:
+            url = entry.source.url if isinstance(entry.source, Unpacked) else ""
+            row = Row(name, url, name in self.body_takers)
+            if journal.rows.get(name) == row:
+                return
+            journal.rows[name] = row
+            journal.unloaded.discard(name)
+        elif name in journal.rows:
+            del journal.rows[name]
+            if entry.abandoned and not isinstance(entry.source, Unpacked):
+                journal.unloaded.add(name)
+        else:
+            return
+        journal.changed()
+
+    async def noted(self, entry: Entry[Any]) -> None:
+        """The same for somebody who relies on it: return when it is written."""
+        self.note(entry)
+        await self._journal.flush()
+
+    async def close(self) -> None:
+        """Note nothing more: the next worker may have begun to keep the journal."""
+        self._timer.cancel()
+        await self._journal.close()
+
+    def _watch_use(self) -> None:
+        """Last uses are written once in a while, if there were any."""
+        last = max((entry.last_used for entry in self._cache.entries.values()), default=0.0)
+        if last > self._noted_use:
+            self._noted_use = last
+            self._journal.changed()
+        self._timer = asyncio.get_running_loop().call_later(_USE_SECONDS, self._watch_use)
+
+    def _restore_row(self, row: Row) -> None:
+        entry = self.add(row.name, source_of(row.url) if row.url else self.find(row.name))
+        entry.evicted, entry.reason = True, _REPLACED
+        entry.last_used = row.used - clock() if row.used else 0.0
+        if row.body:
+            self.body_takers.add(row.name)
+        if isinstance(entry.source, Archived) and row.used:
+            entry.source.artifacts.used(row.name, row.used)
+
+
+def unknown(name: str) -> MmeError:
+    """There is no such model."""
+    return MmeError(Kind.UNKNOWN_MODEL, f"Request for unknown model: '{name}' is not found")

@@ -1,0 +1,173 @@
+"""A worker that is killed costs the requests in flight and nothing else: what was registered answers again."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.client import HTTPException
+
+import pytest
+
+from tests.contract import models
+from tests.contract.server import PATIENCE, eventually
+
+TARGET = "X_Amzn_SageMaker_Target_Model"
+
+
+def kill(server):
+    """SIGKILL the worker; return when the next one answers."""
+    dead = server.worker
+    dead.send_signal(signal.SIGKILL)
+    eventually(lambda: not dead.is_running() or dead.status() == "zombie", "its end")
+    eventually(lambda: alive(server), "another worker")
+    assert server.worker.pid != dead.pid
+
+
+def alive(server):
+    """Whether a ping is answered."""
+    try:
+        return server.ask("GET", "/ping").status == 200
+    except (OSError, HTTPException):
+        return False
+
+
+@contextmanager
+def load(server, paths):
+    """Clients that never stop asking these models; yields what they were told: statuses, and errors of connections."""
+    over, told = threading.Event(), []
+
+    def ask(path):
+        while not over.is_set():
+            try:
+                told.append(server.ask("POST", path, models.ONE).status)
+            except (OSError, HTTPException) as error:
+                told.append(type(error).__name__)
+
+    with ThreadPoolExecutor(len(paths)) as pool:
+        asking = [pool.submit(ask, path) for path in paths]
+        try:
+            yield told
+        finally:
+            over.set()
+            for each in asking:
+                each.result(PATIENCE)
+
+
+def listed(server):
+    """The registered models, by GET /models."""
+    return {row["modelName"]: row["modelUrl"] for row in server.ask("GET", "/models").json["models"]}
+
+
+def wait_for(told, status):
+    """Until somebody was told this after now."""
+    before = len(told)
+    eventually(lambda: status in told[before:], f"a {status}")
+
+
+def test_a_platforms_models_survive_their_worker(serve, tmp_path):
+    """Killed twice under load: every model that was posted answers without another POST, by both of its names.
+
+    Requests get an answer or an error of their connection; what was unloaded stays unloaded; a new server knows nothing.
+    """
+    environ = {"SAGEMAKER_MULTI_MODEL": "true", "MME_CACHE_DIR": str(tmp_path / "cache")}
+    server = serve(environ)
+    urls = {}
+    for number in range(1, 5):
+        urls[f"hash-{number}"] = url = str(models.lay_out(tmp_path / f"m{number}/model", models.plus(number)))
+        body = {"model_name": f"hash-{number}", "url": url}
+        assert server.ask("POST", "/models", body, **{TARGET: f"m{number}.tar.gz"}).status == 200
+    assert server.ask("DELETE", "/models/hash-4").status == 200
+    del urls["hash-4"]
+
+    for _ in range(2):
+        with load(server, [f"/models/hash-{number}/invoke" for number in (1, 2)]) as told:
+            wait_for(told, 200)
+            kill(server)
+            wait_for(told, 200)
+        assert {each for each in told if isinstance(each, int)} == {200}
+        assert listed(server) == urls
+        for number in (1, 2, 3):
+            answer = server.ask("POST", f"/models/hash-{number}/invoke", models.ONE)
+            assert models.y(answer.json) == [1 + number, 2 + number, 3 + number, 4 + number]
+            answer = server.ask("POST", "/invocations", models.ONE, **{TARGET: f"m{number}.tar.gz"})
+            assert models.y(answer.json) == [1 + number, 2 + number, 3 + number, 4 + number]
+        assert server.ask("POST", "/models/hash-4/invoke", models.ONE).status == 404
+        assert server.ask("POST", "/models", {"model_name": "hash-1", "url": urls["hash-1"]}).status == 409
+    assert server.stop() == 0
+
+    anew = serve(environ)
+    assert listed(anew) == {}
+    assert anew.ask("POST", "/models/hash-1/invoke", models.ONE).status == 404
+    assert len(list((tmp_path / "cache").glob("journal-*"))) <= 1
+
+
+def test_what_is_answered_is_kept(serve, tmp_path):
+    """A worker killed the moment that a load or an unload was answered has done it for good."""
+    server = serve({"SAGEMAKER_MULTI_MODEL": "true"})
+    for number in range(1, 4):
+        url = str(models.lay_out(tmp_path / f"m{number}/model", models.plus(number)))
+        assert server.ask("POST", "/models", {"model_name": f"m{number}", "url": url}).status == 200
+        kill(server)
+        assert list(listed(server)) == [f"m{each}" for each in range(1, number + 1)]
+    assert server.ask("DELETE", "/models/m2").status == 200
+    kill(server)
+    assert list(listed(server)) == ["m1", "m3"]
+
+
+@pytest.mark.parametrize("mode", ["store", "repository"])
+def test_self_managed_models_survive_their_worker(serve, tmp_path, mode):
+    """What requests and KServe's repository API loaded is registered and ready; what they unloaded is not loaded again."""
+    for number in (1, 2, 3):
+        folder = models.lay_out(tmp_path / "models" / f"m{number}", models.plus(number))
+        models.pack(folder, tmp_path / "archives" / f"m{number}.tar.gz")
+    environ = {"MME_MODEL_REPOSITORY": str(tmp_path / "models"), "MME_PING_MODE": "ready"}
+    if mode == "store":
+        environ = {"MME_MODEL_STORE": str(tmp_path / "archives"), "MME_LOAD_MODEL": "m1,m3", "MME_PING_MODE": "ready"}
+    server = serve(environ)
+    for name in ("m1", "m2"):
+        assert server.ask("POST", f"/v2/repository/models/{name}/load").status == 200
+    assert server.ask("POST", "/v2/repository/models/m3/unload").status == 200
+    before = listed(server)
+    assert len(before) == 2
+
+    with load(server, ["/v2/models/m1/infer"]) as told:
+        wait_for(told, 200)
+        kill(server)
+        wait_for(told, 200)
+    assert {each for each in told if isinstance(each, int)} == {200}
+    assert listed(server) == before
+    for number in (1, 2):
+        assert server.ask("GET", f"/v2/models/m{number}/ready").status == 200
+        assert models.y(server.ask("POST", f"/v2/models/m{number}/infer", models.ONE).json)[0] == 1 + number
+    states = {
+        row["name"].partition(".")[0]: row.get("state") for row in server.ask("POST", "/v2/repository/index").json
+    }
+    assert states["m3"] != "READY"
+    assert models.y(server.ask("POST", "/v2/models/m3/infer", models.ONE).json)[0] == 4
+
+
+def test_a_journal_that_can_not_be_written_costs_nothing_else(serve, tmp_path):
+    """A server whose cache directory is no directory serves, and says once that the next worker will know nothing."""
+    (tmp_path / "cache").touch()
+    server = serve({"SAGEMAKER_MULTI_MODEL": "true", "MME_CACHE_DIR": str(tmp_path / "cache")})
+    for number in (1, 2):
+        url = str(models.lay_out(tmp_path / f"m{number}/model", models.plus(number)))
+        assert server.ask("POST", "/models", {"model_name": f"m{number}", "url": url}).status == 200
+    assert models.y(server.ask("POST", "/models/m1/invoke", models.ONE).json) == [2, 3, 4, 5]
+    assert server.log.count("won't know what this one knows") <= 2  # the journal, and the footprints
+
+
+def test_a_reload_of_the_master_keeps_what_is_registered(serve, tmp_path):
+    """SIGHUP starts another worker beside the old one: it knows every model."""
+    server = serve({"SAGEMAKER_MULTI_MODEL": "true"})
+    url = str(models.lay_out(tmp_path / "m/model", models.plus(1)))
+    assert server.ask("POST", "/models", {"model_name": "m", "url": url}).status == 200
+    old = server.worker
+    server.process.send_signal(signal.SIGHUP)
+    eventually(lambda: not old.is_running() or old.status() == "zombie", "the old worker to end")
+    eventually(lambda: alive(server), "another worker")
+
+    assert listed(server) == {"m": url}
+    assert models.y(server.ask("POST", "/models/m/invoke", models.ONE).json) == [2, 3, 4, 5]

@@ -1,0 +1,182 @@
+"""What one worker had registered is there for the next of the same master, and for nobody else."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from serve.journal import Journal, Row
+from serve.life import goes_on, life_of
+
+OWN = life_of(os.getpid())
+
+
+# -- lives -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_life_has_one_name_as_long_as_it_lasts():
+    """The name of a process is always the same, goes on while it lives, and ends with it."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        life = life_of(process.pid)
+        assert life == life_of(process.pid) != OWN
+        assert goes_on(life)
+        assert str(process.pid) in life
+    finally:
+        process.communicate()
+    assert not goes_on(life)
+    assert life_of(process.pid) == ""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "",
+        "nonsense",
+        "a-b-c",
+        OWN + "1",
+        OWN.replace(OWN.split("-", maxsplit=1)[0], "00000000"),
+        f"{OWN.split('-', maxsplit=1)[0]}-0-1",
+        "--",
+    ],
+    ids=[
+        "none",
+        "nonsense",
+        "no numbers",
+        "same number, started later",
+        "before the system started",
+        "nobody",
+        "dashes",
+    ],
+)
+def test_another_life_under_the_same_number_is_not_this_one(other):
+    """Numbers of processes come again; start and system tell them apart."""
+    assert not goes_on(other)
+
+
+def test_a_program_may_be_called_anything(tmp_path):
+    """Brackets and spaces in a program's name do not confuse who reads its start."""
+    program = tmp_path / "a) 1 2 (b"
+    program.symlink_to(sys.executable)
+    process = subprocess.Popen([program, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        start = life_of(process.pid).rpartition("-")[2]
+        assert int(start) >= int(OWN.rpartition("-")[2])
+    finally:
+        process.communicate()
+
+
+# -- journals ----------------------------------------------------------------------------------------------------------
+
+
+class Used:
+    """An entry, as far as a journal looks at it."""
+
+    def __init__(self, last_used):
+        self.last_used = last_used
+
+
+@pytest.fixture
+def journals(run, tmp_path):
+    """Runs a scene with a function that opens journals in one directory."""
+
+    def play(scene):
+        async def main():
+            with ThreadPoolExecutor(1) as pool:
+
+                def opened(life=OWN, entries=None):
+                    return Journal(tmp_path, life, entries if entries is not None else {}, pool)
+
+                await scene(opened)
+
+        run(main())
+
+    return play
+
+
+def test_the_next_worker_knows_what_this_one_knew(journals, tmp_path):
+    """Rows, other names, what was unloaded by hand, and when each model was used last."""
+
+    async def scene(opened):
+        entries = {"a": Used(0.0), "b": Used(5.0)}
+        journal = opened(entries=entries)
+        journal.rows = {"a": Row("a", "/models/a", body=True, used=7.0), "b": Row("b")}
+        journal.aliases["other"] = "a"
+        journal.unloaded.add("c")
+        journal.changed()
+        await journal.flush()
+
+        again = opened()
+        assert again.rows["a"] == journal.rows["a"]
+        assert again.rows["b"].used > 1e9
+        assert (list(again.rows), again.aliases, again.unloaded) == (["a", "b"], {"other": "a"}, {"c"})
+        assert repr(again) == "<Journal of 2 models, 1 aliases>"
+        assert [path.name for path in tmp_path.iterdir()] == [f"journal-{OWN}.json"]
+
+    journals(scene)
+
+
+def test_a_server_started_anew_knows_nothing(journals, tmp_path):
+    """Journals of lives that are over are removed, those of servers that live stay; a journal of nobody is not kept."""
+
+    async def scene(opened):
+        (tmp_path / f"journal-{OWN}1.json").write_text("{}")
+        (tmp_path / "journal-.json").write_text("{}")
+        parent = life_of(os.getppid())
+        (tmp_path / f"journal-{parent}.json").write_text('{"form": "mme journal 1", "models": [{"name": "a"}]}')
+        assert opened().rows == {}
+        assert [path.name for path in tmp_path.iterdir()] == [f"journal-{parent}.json"]
+        assert list(opened(parent).rows) == ["a"]
+        nobodys = opened("")
+        nobodys.changed()
+        await nobodys.flush()
+        assert [path.name for path in tmp_path.iterdir()] == [f"journal-{parent}.json"]
+
+    journals(scene)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"models": [{"name": "a", "colour": "red"}]},
+        {"models": [{"url": "/a"}]},
+        {"models": 7},
+        {"models": [7]},
+        {"models": [{"name": "a"}], "aliases": [1]},
+    ],
+)
+def test_a_journal_that_makes_no_sense_is_ignored(journals, tmp_path, document, caplog):
+    """With a warning; the worker starts without it."""
+
+    async def scene(opened):
+        (tmp_path / f"journal-{OWN}.json").write_text(json.dumps({"form": "mme journal 1", **document}))
+        journal = opened()
+        assert (journal.rows, journal.aliases, journal.unloaded) == ({}, {}, set())
+        assert "is ignored" in caplog.text
+        journal.rows["b"] = Row("b")
+        journal.changed()
+        await journal.flush()
+        assert list(opened().rows) == ["b"]
+
+    journals(scene)
+
+
+def test_changes_that_nobody_waits_for_are_written_as_well(journals, tmp_path, monkeypatch):
+    """Before long, and together."""
+    monkeypatch.setattr("serve.journal._DELAY", 0.01)
+
+    async def scene(opened):
+        journal = opened()
+        for name in "abc":
+            journal.rows[name] = Row(name)
+            journal.changed()
+        while not Path(tmp_path / f"journal-{OWN}.json").exists():  # noqa: ASYNC110, ASYNC240 - a timer's doing
+            await asyncio.sleep(0.001)
+        assert list(opened().rows) == ["a", "b", "c"]
+
+    journals(scene)
