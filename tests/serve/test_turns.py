@@ -77,25 +77,18 @@ def test_who_is_cancelled_keeps_no_turn(run, idle, when):
 
     async def main():
         line = Line(1)
-        a, b = line.begin("a", "b")
-        await idle()
-        line.leave("a")
-        if when == "waiting":
-            b.cancel()
+        async with line.turns.taken("a"):
+            [b] = line.begin("b")
             await idle()
-        elif when == "at its turn":
+            if when == "waiting":
+                b.cancel()
+                await idle()
+        if when == "at its turn":
             await idle()
             assert line.having == ["b"]
-        else:
-            await asyncio.wait([a])
         b.cancel()
         await idle()
         assert b.cancelled()
-        line.having.clear()
-        [c] = line.begin("c")
-        await idle()
-        assert line.having == ["c"]
-        line.leave("c")
-        await asyncio.gather(a, c)
+        assert repr(line.turns) == "<Turns: 1 free, 0 waiting>"
 
     run(main())

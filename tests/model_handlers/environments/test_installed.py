@@ -208,7 +208,8 @@ def test_what_is_asked_for_makes_another_environment(want, tmp_path, wheels, pat
     def name(text="greeting==1.0\n", wheels=wheels):
         return Environments(tmp_path)._place(want(text, wheels), patience).prefix.name
 
-    seen = [name(), name("greeting>=1.0\n"), name("-r more.txt\n"), name(wheels=None)]
+    (tmp_path / "none").mkdir()
+    seen = [name(), name("greeting>=1.0\n"), name("-r more.txt\n"), name(wheels=None), name(wheels=tmp_path / "none")]
     (tmp_path / "m/more.txt").write_text("greeting==2.0\n")
     seen.append(name("-r more.txt\n"))
     write_wheel(wheels, "voice")
