@@ -654,6 +654,8 @@ def test_a_coroutine_that_is_cancelled_drops_its_call(server, gated, caller):
         told = run(main)
     """
     assert server.tell(caller, code) == "gave up"
+    queue = next(model for each, model in server.engine.resident_models() if each == name)._queue
+    wait_for(lambda: all(waiting.cancelled for waiting in queue._everybody()))
     (folder / "open").touch()
     wait_for(lambda: first)
     wait_for(lambda: server.stats(name).failures["CANCELED"] == 1)
