@@ -54,6 +54,33 @@ class Signature:
         self.outputs = {spec.name: spec for spec in config.outputs}
         self.output_names = tuple(self.outputs)
 
+    def rows(self, batch: Batch) -> int:
+        """How many rows a batch is executed with: the sum of its requests' batch dimensions."""
+        size = 0
+        for request in batch:
+            size += request.batch_size
+        return size
+
+    def gather(self, batch: Batch) -> tuple[dict[str, Array], tuple[str, ...]]:
+        """What a handler is given for a batch: an array an input, and the names of the outputs."""
+        return collate(self, batch), wanted(self, batch)
+
+    def hand_out(
+        self, batch: Batch, names: tuple[str, ...], arrays: list[Array], rows: int
+    ) -> list[InferenceResponse]:
+        """Each request's share of what it returned. See `scatter`."""
+        return scatter(self, batch, names, arrays, rows)
+
+    def present(self, batch: Batch, post: Post | None) -> list[ModelRequest]:
+        """What a handler that sees requests is given for a batch."""
+        return present(self, batch, post)
+
+    def collect(
+        self, batch: Batch, answers: list[ModelResponse | MmeError | None]
+    ) -> list[InferenceResponse | MmeError | None]:
+        """What it answered to each request."""
+        return collect(self, batch, answers)
+
     def response(self, request: InferenceRequest, answer: ModelResponse) -> InferenceResponse:
         """What a handler that sees requests answered to one of them."""
         outputs = [
@@ -101,24 +128,23 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
     """Run one batch. Never raises: what goes wrong becomes the error of every request in the batch."""
     start = collated = executed = _now()
     processor = time.thread_time_ns()
-    size = _size(batch)
+    size = signature.rows(batch)
     uniform = False
     try:
         results: Sequence[InferenceResponse | MmeError | None]
         if handler.sees_requests:
-            requests = present(signature, batch, post)
+            requests = signature.present(batch, post)
             collated = executed = _now()
             answers = handler.execute_requests(requests)
             executed = _now()
-            results = collect(signature, batch, answers)
+            results = signature.collect(batch, answers)
             uniform = _all_responses(results)
         else:
-            names = _wanted(signature, batch)
-            inputs = collate(signature, batch)
+            inputs, names = signature.gather(batch)
             collated = executed = _now()
             arrays = handler.execute(inputs, names)
             executed = _now()
-            results = scatter(signature, batch, names, arrays, size)
+            results = signature.hand_out(batch, names, arrays, size)
             uniform = True
     except Exception as error:  # noqa: BLE001 - a lane must survive whatever a framework throws, or its model stands still
         results = [_failure(signature, error)] * len(batch)
@@ -129,13 +155,6 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
     if took > _BRIEF_NS:
         took = time.thread_time_ns() - processor
     return Execution(batch, results, size, timings, took, uniform=uniform)
-
-
-def _size(batch: Batch) -> int:
-    size = 0
-    for request in batch:
-        size += request.batch_size
-    return size
 
 
 def _all_responses(results: Sequence[InferenceResponse | MmeError | None]) -> bool:
@@ -158,7 +177,7 @@ def _failure(signature: Signature, error: Exception) -> MmeError:
     return MmeError(Kind.INTERNAL, f"model '{signature.name}' failed: {type(error).__name__}: {error}")
 
 
-def _wanted(signature: Signature, batch: Batch) -> tuple[str, ...]:
+def wanted(signature: Signature, batch: Batch) -> tuple[str, ...]:
     """The outputs that anybody in the batch asked for, in the model's order."""
     first = batch[0].layout.outputs
     if not first:
@@ -291,6 +310,7 @@ class Instance:
         pull: asks for the next batch; marks the lane idle and returns [] when there is none.
         report: takes a finished execution; called on the lane's thread.
         post: takes what the model answers unasked; called on any thread. None where nobody would take it.
+        number: which of its model's lanes it is.
 
     Attributes:
         handler: may be replaced at any time; an execution under way goes on with the one it began with.
@@ -305,8 +325,10 @@ class Instance:
         pull: Callable[[Instance], Batch],
         report: Callable[[Execution], None],
         post: Post | None = None,
+        number: int = 0,
     ) -> None:
         self.name = name
+        self.number = number
         self.handler = handler
         self.turn = 0
         self._signature = signature
@@ -338,7 +360,7 @@ class Instance:
     def send(self, batch: Batch, watch: Watch) -> bool:
         """Send a batch to the handler's process, whose answers `receive` takes; False where it is not sent so."""
         start = _now()
-        if not self.handler.send_requests(present(self._signature, batch, self._post), watch):
+        if not self.handler.send_requests(self._signature.present(batch, self._post), watch):
             return False
         self._sent = batch, start, _now()
         return True
@@ -369,10 +391,10 @@ class Instance:
         if isinstance(answers, Exception):
             results = [_failure(self._signature, answers)] * len(batch)
         else:
-            results = collect(self._signature, batch, answers)
+            results = self._signature.collect(batch, answers)
         timings = Timings(start, sent - start, executed - sent, _now() - executed)
         _time(results, timings)
-        return Execution(batch, results, _size(batch), timings, 0, uniform=_all_responses(results))
+        return Execution(batch, results, self._signature.rows(batch), timings, 0, uniform=_all_responses(results))
 
     def stop(self) -> None:
         """End the thread after what it is doing, and wait for it. Never called on the event loop."""

@@ -28,8 +28,8 @@ from serve.layout_check import Checked, check_layout
 from serve.open_request import Posts
 from serve.remote_lanes import RemoteLanes
 from serve.request import InferenceResponse, Timings
-from serve.scheduling.batch_queue import BatchQueue, Take
 from serve.scheduling.ordering import InOrder
+from serve.scheduling.queues import keeps_order, queue_for
 
 if TYPE_CHECKING:
     import asyncio
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from serve.open_request import OpenRequest
     from serve.request import InferenceRequest
     from serve.rescue import RescueRequest
+    from serve.scheduling.batch_queue import Take
+    from serve.scheduling.queues import Queue
     from serve.stats import ModelStats
 
 _now = time.perf_counter_ns
@@ -85,22 +87,21 @@ class Model:
         self._signature = signature = Signature(name, version, self.config)
         self._posts = Posts(loop, self._respond)
         self._lanes = [
-            Instance(lane, handler, signature, self._pull, self._report, self._posts.post) for lane, handler in handlers
+            Instance(lane, handler, signature, self._pull, self._report, self._posts.post, number)
+            for number, (lane, handler) in enumerate(handlers)
         ]
-        self._idle = list(self._lanes)
+        self._idle = list(range(len(self._lanes)))
         self._remote = RemoteLanes([lane for lane in self._lanes if lane.handler.patience], loop, self._received)
         self._executed: list[Execution] = []
-        self._queue: BatchQueue[InferenceRequest] = BatchQueue(
-            name, self.config.max_batch_size, self.config.dynamic_batching
-        )
+        self._queue: Queue[InferenceRequest] = queue_for(name, self.config, len(self._lanes))
         self._lock = threading.Lock()
         self._checked: dict[object, Checked] = {}
         self._dispatch_asked = False
         self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = 0
         self._inline_ns = inline_ns if all(handler.inline for _, handler in handlers) else 0
         self._costs = Costs(self._inline_ns)
-        ordered = self.config.dynamic_batching is not None and self.config.dynamic_batching.preserve_ordering
-        self._order: InOrder[Execution] | None = InOrder() if ordered and len(handlers) > 1 else None
+        self._order: InOrder[Execution] | None = InOrder() if keeps_order(self.config, len(handlers)) else None
         self._tickets: dict[int, int] = {}
         self._ticket = itertools.count()
         self._decoupled = self.config.decoupled
@@ -177,17 +178,18 @@ class Model:
                 if not self._idle:
                     wake_at = self._queue.next_deadline()
                     break
-                take = self._queue.take(_now())
-                lane = self._idle.pop() if take.batch else None
-                if lane is not None:
+                take = self._queue.take(_now(), self._idle)
+                if take.batch:
+                    self._idle.remove(take.lane)
                     self._ticket_for(take.batch)
             wake_at = take.wake_at
             if take.expired or take.cancelled:
                 self._drop(take)
-            if lane is not None:
-                self._start(lane, take.batch)
+            if take.batch:
+                self._start(self._lanes[take.lane], take.batch)
             elif not take.cancelled:
                 break
+        wake_at = wake_at or self._queue.next_deadline()
         if wake_at or self._timer is not None:
             self._set_timer(wake_at)
         executed, self._executed = self._executed, []
@@ -198,33 +200,38 @@ class Model:
         cost_class = input_class(batch)
         if self._inline_ns and self._costs.quick(cost_class):
             execution = lane.execute(batch)
-            with self._lock:
-                self._idle.append(lane)
+            self._rest(lane)
             self._costs.learn(cost_class, execution.processor_ns)
             self._hand_over(execution)
         elif not self._remote.send(lane, batch):
             lane.run(batch)
 
+    def _rest(self, lane: Instance) -> None:
+        """A lane has nothing to do until it is given a batch."""
+        with self._lock:
+            self._queue.returned(lane.number, _now())
+            self._idle.append(lane.number)
+
     def _received(self, lane: Instance, execution: Execution) -> None:
         """A process has answered. On the loop, which gives it its next batch before it answers this one."""
-        with self._lock:
-            self._idle.append(lane)
+        self._rest(lane)
         self._executed.append(execution)
         self._ask_for_dispatch()
 
     def _pull(self, lane: Instance) -> Batch:
         """The lane's next batch; [] makes it idle. On the lane's thread, which leaves dropped requests to the loop."""
         if lane.handler.patience:  # the loop sends it its next batch
-            with self._lock:
-                self._idle.append(lane)
+            self._rest(lane)
             self._loop.call_soon_threadsafe(self._dispatch)
             return []
         with self._lock:
-            take = self._queue.take(_now())
+            now = _now()
+            self._queue.returned(lane.number, now)
+            take = self._queue.take(now, (lane.number,))
             if take.batch:
                 self._ticket_for(take.batch)
             else:
-                self._idle.append(lane)
+                self._idle.append(lane.number)
         if take.expired or take.cancelled or take.wake_at:
             self._loop.call_soon_threadsafe(self._pulled, take)
         return take.batch
@@ -338,7 +345,7 @@ class Model:
 
     def _drop(self, take: Take[InferenceRequest]) -> None:
         for request in take.expired:
-            self._refuse(request, MmeError(Kind.QUEUE_TIMEOUT, f"Request timeout expired for model '{self.name}'"))
+            self._refuse(request, MmeError(Kind.QUEUE_TIMEOUT, f"{self._queue.expiry} for model '{self.name}'"))
         for request in take.cancelled:
             self._refuse(request, MmeError(Kind.CANCELLED, f"the client of model '{self.name}' left"))
 
@@ -348,18 +355,21 @@ class Model:
         request.resolve(error)
 
     def _set_timer(self, wake_at: int) -> None:
+        """Wake at that time (ns), never for 0. One that wakes earlier will do: it looks, and sets another."""
         if self._timer is not None:
+            if 0 < self._wakes_at <= wake_at:
+                return
             self._timer.cancel()
             self._timer = None
         if wake_at:
+            self._wakes_at = wake_at
             self._timer = self._loop.call_later(max(wake_at - _now(), 0) / 1e9, self._wake)
 
     def _wake(self) -> None:
         self._timer = None
         with self._lock:
-            expired = None if self._idle else self._queue.take_expired(_now())
-        if expired is not None:
-            self._drop(expired)
+            expired = self._queue.take_expired(_now())
+        self._drop(expired)
         self._dispatch()
 
     def refuse_waiting(self) -> None:

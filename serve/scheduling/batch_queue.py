@@ -23,13 +23,13 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from model_handlers.config import DynamicBatching, TimeoutAction
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable, Iterator, Sequence
 
 
 class Queued(Protocol):
@@ -53,15 +53,17 @@ class Take(Generic[R]):
 
     Attributes:
         batch: requests to execute together, [] when there is nothing to do now.
+        lane: which lane is to execute it.
         wake_at: when to ask again (ns), 0 for: when something changes.
         expired: requests whose time in the queue is over; each is owed a Kind.QUEUE_TIMEOUT.
         cancelled: requests that nobody waits for.
     """
 
-    __slots__ = ("batch", "cancelled", "expired", "wake_at")
+    __slots__ = ("batch", "cancelled", "expired", "lane", "wake_at")
 
-    def __init__(self) -> None:
+    def __init__(self, lane: int = 0) -> None:
         self.batch: list[R] = []
+        self.lane = lane
         self.wake_at = 0
         self.expired: list[R] = []
         self.cancelled: list[R] = []
@@ -75,6 +77,8 @@ class BatchQueue(Generic[R]):
         max_batch_size: the sum of batch sizes that one execution may have; 0 and 1 mean one request each.
         batching: the dynamic batcher's settings, None to run each request alone.
     """
+
+    expiry: ClassVar[str] = "Request timeout expired"
 
     def __init__(self, model: str, max_batch_size: int, batching: DynamicBatching | None) -> None:
         self._model = model
@@ -114,9 +118,9 @@ class BatchQueue(Generic[R]):
         request.deadline_ns = request.arrival_ns + timeout_us * 1000 if timeout_us else 0
         self._waiting.append(request)
 
-    def take(self, now: int) -> Take[R]:
-        """The next batch, if it is time for one."""
-        take: Take[R] = Take()
+    def take(self, now: int, lanes: Sequence[int] = (0,)) -> Take[R]:
+        """The next batch, if it is time for one, for the last of the `lanes`, which are free."""
+        take: Take[R] = Take(lanes[-1])
         waiting = self._waiting
         if self._hurries and len(waiting) == 1 and not self._delayed and not waiting[0].cancelled:
             take.batch = [waiting.popleft()]  # what the rest comes to for one request, and most of its cost
@@ -128,6 +132,9 @@ class BatchQueue(Generic[R]):
         if not take.batch and (deadline := self.next_deadline()):
             take.wake_at = min(take.wake_at or deadline, deadline)
         return take
+
+    def returned(self, lane: int, now: int) -> None:
+        """A lane has executed its batch, which concerns nobody who waits."""
 
     def next_deadline(self) -> int:
         """The nearest time (ns) at which a request's queue time is over, 0 for none."""

@@ -1,0 +1,63 @@
+"""Which queue a model's requests wait in, and what its lanes may ask of any of them. PURE.
+
+Times are nanoseconds of one monotonic clock. No queue is thread-safe: its model's lock guards it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from serve.scheduling.batch_queue import BatchQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from model_handlers.config import ModelConfig
+    from serve.scheduling.batch_queue import Queued, Take
+
+R = TypeVar("R", bound="Queued")
+
+
+class Queue(Protocol[R]):
+    """Requests that wait for lanes, which are known by their numbers.
+
+    Attributes:
+        expiry: what the requests of `Take.expired` are told.
+    """
+
+    expiry: ClassVar[str]
+
+    def __len__(self) -> int:
+        """How many wait."""
+
+    def push(self, request: R) -> None:
+        """Accept a request; its `arrival_ns` is set.
+
+        Raises:
+            MmeError: it can't be accepted.
+        """
+
+    def take(self, now: int, lanes: Sequence[int]) -> Take[R]:
+        """The next batch for one of these lanes, which are free, and who is to be dropped."""
+
+    def returned(self, lane: int, now: int) -> None:
+        """A lane has executed the batch that it was given."""
+
+    def next_deadline(self) -> int:
+        """When something is over though nothing happens (ns), 0 for never."""
+
+    def take_expired(self, now: int) -> Take[R]:
+        """Only those who are to be dropped by now."""
+
+    def clear(self) -> list[R]:
+        """Everybody still waiting, who must be told that nobody will run them."""
+
+
+def queue_for(model: str, config: ModelConfig, lanes: int) -> Queue[Any]:  # noqa: ARG001 - for queues that know lanes
+    """The queue that a configuration asks for."""
+    return BatchQueue(model, config.max_batch_size, config.dynamic_batching)
+
+
+def keeps_order(config: ModelConfig, lanes: int) -> bool:
+    """Whether responses must leave in the order in which their batches left the queue, and might not."""
+    return lanes > 1 and config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering
