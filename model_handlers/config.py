@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from model_handlers.tensor import TensorSpec
 
 _NO_STRINGS: Mapping[str, str] = MappingProxyType({})
+_NO_POLICIES: Mapping[int, QueuePolicy] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,25 @@ class DynamicBatching:
             They mean nothing to a model without a batch dimension.
         max_queue_delay_us: microseconds that the oldest request may wait for a preferred size.
         preserve_ordering: whether responses leave in the order in which requests came.
-        queue_policy: limits of the queue.
+        queue_policy: limits of the queue; with priority levels, of those that have no limits of their own.
+        priority_levels: how many there are, 1 being served first; 0 for no such thing.
+        default_priority_level: that of requests that name none, or none of those there are; 0 without levels.
+        priority_policies: level → its own limits.
     """
 
     preferred_batch_sizes: tuple[int, ...]
     max_queue_delay_us: int = 0
     preserve_ordering: bool = False
     queue_policy: QueuePolicy = field(default_factory=QueuePolicy)
+    priority_levels: int = 0
+    default_priority_level: int = 0
+    priority_policies: Mapping[int, QueuePolicy] = field(default_factory=lambda: _NO_POLICIES)
+
+    @property
+    def policies(self) -> tuple[QueuePolicy, ...]:
+        """The limits of each level, from the first that is served to the last; of the one queue without levels."""
+        levels = range(1, self.priority_levels + 1)
+        return tuple(self.priority_policies.get(level, self.queue_policy) for level in levels) or (self.queue_policy,)
 
 
 @dataclass(frozen=True, slots=True)

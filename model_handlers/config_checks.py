@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from model_handlers.config import DynamicBatching, InstanceGroup, ModelConfig
     from model_handlers.tensor import TensorSpec
 
+_MOST_LEVELS = 1024  # each is a queue that is looked at when a batch is formed
 _WHOLE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 
@@ -123,8 +124,23 @@ def _batching(config: ModelConfig, batching: DynamicBatching) -> DynamicBatching
         sizes = sizes or [config.max_batch_size]
         if sizes[-1] > config.max_batch_size:
             raise invalid_model(f"dynamic batching preferred size must be <= max batch size for {config.name}")
-    if batching.preserve_ordering and batching.queue_policy.timeout_action is TimeoutAction.DELAY:
-        raise invalid_model(
-            f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {config.name}"
-        )
+    _check_priorities(config.name, batching)
     return replace(batching, preferred_batch_sizes=tuple(sizes))
+
+
+def _check_priorities(model: str, batching: DynamicBatching) -> None:
+    levels = batching.priority_levels
+    if levels and not 1 <= batching.default_priority_level <= levels:
+        raise invalid_model(f"default priority level must be in range [1, {levels}] for {model}")
+    if levels and any(not 1 <= level <= levels for level in batching.priority_policies):
+        raise invalid_model(f"priority queue policy must have priority level in range [1, {levels}] for {model}")
+    if levels > _MOST_LEVELS:
+        raise invalid_model(
+            f"dynamic batching has {levels} priority levels, must be at most {_MOST_LEVELS} for {model}"
+        )
+    if batching.preserve_ordering and levels > 1:
+        raise invalid_model(f"Only one priority level is allowed when 'preserve_ordering' is true for {model}")
+    if batching.preserve_ordering and any(p.timeout_action is TimeoutAction.DELAY for p in batching.policies):
+        raise invalid_model(
+            f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {model}"
+        )

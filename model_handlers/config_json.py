@@ -101,15 +101,18 @@ def _optimization(level: int) -> Json:
 def _dynamic_batching(batching: DynamicBatching | None) -> Json:
     if batching is None:
         return {}
+    policy = batching.queue_policy
     return {
         "dynamic_batching": {
             "preferred_batch_size": list(batching.preferred_batch_sizes),
             "max_queue_delay_microseconds": batching.max_queue_delay_us,
             "preserve_ordering": batching.preserve_ordering,
-            "priority_levels": 0,
-            "default_priority_level": 0,
-            **_queue_policy(batching.queue_policy),
-            "priority_queue_policy": {},
+            "priority_levels": batching.priority_levels,
+            "default_priority_level": batching.default_priority_level,
+            **({} if policy == QueuePolicy() else {"default_queue_policy": _queue_policy(policy)}),
+            "priority_queue_policy": {
+                str(level): _queue_policy(policy) for level, policy in batching.priority_policies.items()
+            },
         }
     }
 
@@ -135,15 +138,11 @@ def _ensemble(steps: tuple[EnsembleStep, ...]) -> Json:
 
 
 def _queue_policy(policy: QueuePolicy) -> Json:
-    if policy == QueuePolicy():
-        return {}
     return {
-        "default_queue_policy": {
-            "timeout_action": policy.timeout_action.name,
-            "default_timeout_microseconds": policy.default_timeout_us,
-            "allow_timeout_override": policy.allow_timeout_override,
-            "max_queue_size": policy.max_queue_size,
-        }
+        "timeout_action": policy.timeout_action.name,
+        "default_timeout_microseconds": policy.default_timeout_us,
+        "allow_timeout_override": policy.allow_timeout_override,
+        "max_queue_size": policy.max_queue_size,
     }
 
 

@@ -14,17 +14,15 @@ from typing import Any
 from google.protobuf import text_format
 
 from model_handlers.config import (
-    DynamicBatching,
     EnsembleStep,
     InstanceGroup,
     InstanceKind,
     ModelConfig,
-    QueuePolicy,
-    TimeoutAction,
     VersionPolicy,
 )
 from model_handlers.config_checks import normalise
 from model_handlers.errors import invalid_model
+from model_handlers.pbtxt_batching import dynamic_batching, dynamic_batching_message
 from model_handlers.pbtxt_fields import check_fields
 from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.tensor import BY_NUMBER, DataType, TensorSpec
@@ -67,7 +65,7 @@ def parse_config(text: str, *, model: str, strict_name: bool = False) -> ModelCo
             outputs=tuple(_output(tensor, model) for tensor in message.output),
             version_policy=_version_policy(message, model),
             instance_groups=tuple(_instance_group(group) for group in message.instance_group),
-            dynamic_batching=_dynamic_batching(message),
+            dynamic_batching=dynamic_batching(message),
             default_model_filename=message.default_model_filename,
             optimization_level=message.optimization.graph.level,
             parameters=MappingProxyType({key: value.string_value for key, value in message.parameters.items()}),
@@ -107,7 +105,7 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
         parameters={key: pb.ModelParameter(string_value=value) for key, value in config.parameters.items()},
     )
     if config.dynamic_batching is not None:
-        message.dynamic_batching.CopyFrom(_dynamic_batching_message(config.dynamic_batching))
+        message.dynamic_batching.CopyFrom(dynamic_batching_message(config.dynamic_batching))
     if config.ensemble:
         message.ensemble_scheduling.CopyFrom(_ensemble_message(config.ensemble))
     if config.decoupled:
@@ -218,41 +216,6 @@ def _version_policy_message(policy: VersionPolicy) -> pb.ModelVersionPolicy:
 def _instance_group(group: pb.ModelInstanceGroup) -> InstanceGroup:
     # 0 is how the message says that no count is given; a negative one is left for the checks to refuse.
     return InstanceGroup(group.name, InstanceKind(group.kind), group.count or 1, tuple(group.gpus))
-
-
-def _dynamic_batching(message: pb.ModelConfig) -> DynamicBatching | None:
-    if not message.HasField("dynamic_batching"):
-        return None
-    batching = message.dynamic_batching
-    policy = batching.default_queue_policy
-    return DynamicBatching(
-        preferred_batch_sizes=tuple(batching.preferred_batch_size),
-        max_queue_delay_us=batching.max_queue_delay_microseconds,
-        preserve_ordering=batching.preserve_ordering,
-        queue_policy=QueuePolicy(
-            timeout_action=TimeoutAction(policy.timeout_action),
-            default_timeout_us=policy.default_timeout_microseconds,
-            allow_timeout_override=policy.allow_timeout_override,
-            max_queue_size=policy.max_queue_size,
-        ),
-    )
-
-
-def _dynamic_batching_message(batching: DynamicBatching) -> pb.ModelDynamicBatching:
-    policy = batching.queue_policy
-    return pb.ModelDynamicBatching(
-        preferred_batch_size=batching.preferred_batch_sizes,
-        max_queue_delay_microseconds=batching.max_queue_delay_us,
-        preserve_ordering=batching.preserve_ordering,
-        default_queue_policy=None
-        if policy == QueuePolicy()
-        else pb.ModelQueuePolicy(
-            timeout_action=pb.ModelQueuePolicy.TimeoutAction.Value(policy.timeout_action.name),
-            default_timeout_microseconds=policy.default_timeout_us,
-            allow_timeout_override=policy.allow_timeout_override,
-            max_queue_size=policy.max_queue_size,
-        ),
-    )
 
 
 def _step(step: pb.ModelEnsembling.Step) -> EnsembleStep:

@@ -50,7 +50,6 @@ def _refused(reason: str) -> Rule:
 
 _HONOURED = Rule(Fate.HONOURED)
 _SPEED = _harmless("it changes speed, never results")
-_PRIORITIES = _refused("all requests of a model wait in one queue")
 _TENSORRT = _refused("only TensorRT engines have it")
 _ACCELERATOR = _refused("execution providers are chosen by the device alone")
 _RATE_LIMITER = _refused("instances execute as soon as they are free")
@@ -145,10 +144,10 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "preferred_batch_size": _HONOURED,
         "max_queue_delay_microseconds": _HONOURED,
         "preserve_ordering": _HONOURED,
-        "priority_levels": _PRIORITIES,
-        "default_priority_level": _PRIORITIES,
+        "priority_levels": _HONOURED,
+        "default_priority_level": _HONOURED,
         "default_queue_policy": _HONOURED,
-        "priority_queue_policy": _PRIORITIES,
+        "priority_queue_policy": _HONOURED,
     },
     "ModelQueuePolicy": {
         "timeout_action": _HONOURED,

@@ -177,6 +177,7 @@ class _Journey:
         layout = layout_of(tuple((name, kind, array.shape) for name, kind, array in tensors), outputs)
         arrays = [array for _, _, array in tensors]
         step = InferenceRequest(layout, arrays, complete, request.id, request.parameters, request.timeout_us)
+        step.priority = request.priority
         step.correlation_id, step.flags = request.correlation_id, request.flags
         step.callers = (*request.callers, ensemble.name)
         if member.config.decoupled:

@@ -63,6 +63,7 @@ class InferenceRequest:
         id: the client's request id, or "".
         parameters: what the client sent beside tensors (never the reserved keys, which have fields of their own).
         timeout_us: the client's own queue timeout in microseconds, 0 for none.
+        priority: the level that the client asks for, 1 being served first; 0 for the model's default.
         correlation_id, flags: the sequence that it belongs to, 0 for none, and where in it: see `ModelRequest`.
         callers: the models that wait for its answer, the outermost first.
         on_complete: called exactly once, on the event loop, with the response or the error; with None where a decoupled
@@ -96,6 +97,7 @@ class InferenceRequest:
         "on_response",
         "order",
         "parameters",
+        "priority",
         "signature",
         "timeout_us",
     )
@@ -115,6 +117,7 @@ class InferenceRequest:
         self.id = id
         self.parameters = parameters
         self.timeout_us = timeout_us
+        self.priority = 0
         self.correlation_id: int | str = 0
         self.flags = 0
         self.callers: tuple[str, ...] = ()

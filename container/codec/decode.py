@@ -50,7 +50,18 @@ class _Tensor:
 class _Plan:
     """What a header means."""
 
-    __slots__ = ("correlation_id", "flags", "id", "layout", "parameters", "reply", "size", "tensors", "timeout_us")
+    __slots__ = (
+        "correlation_id",
+        "flags",
+        "id",
+        "layout",
+        "parameters",
+        "priority",
+        "reply",
+        "size",
+        "tensors",
+        "timeout_us",
+    )
 
     def __init__(
         self, layout: Layout, tensors: list[_Tensor | Array], size: int, reply: Reply, own: RequestFields
@@ -62,6 +73,7 @@ class _Plan:
         self.id = own.id
         self.parameters = own.parameters
         self.timeout_us = own.timeout_us
+        self.priority = own.priority
         self.correlation_id = own.correlation_id
         self.flags = own.flags
 
@@ -108,6 +120,7 @@ class Decoder:
         request = InferenceRequest(
             plan.layout, inputs, on_complete, plan.id or request_id, plan.parameters, plan.timeout_us
         )
+        request.priority = plan.priority
         if plan.correlation_id:
             request.correlation_id, request.flags = plan.correlation_id, plan.flags
         return request, plan.reply

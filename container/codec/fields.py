@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_RESERVED = frozenset({"timeout", "binary_data_output", "sequence_id", "sequence_start", "sequence_end"})
+_RESERVED = frozenset({"priority", "timeout", "binary_data_output", "sequence_id", "sequence_start", "sequence_end"})
 
 
 class RequestFields:
@@ -22,14 +22,14 @@ class RequestFields:
     Attributes:
         id: the client's id of it, or "".
         binary: whether outputs are binary by default, None where it says nothing.
-        timeout_us, correlation_id, flags: as in `InferenceRequest`.
+        timeout_us, priority, correlation_id, flags: as in `InferenceRequest`.
         parameters: the others, which are the client's own.
 
     Raises:
         MmeError: INVALID_ARGUMENT naming the parameter that is reserved, or of another type.
     """
 
-    __slots__ = ("binary", "correlation_id", "flags", "id", "parameters", "timeout_us")
+    __slots__ = ("binary", "correlation_id", "flags", "id", "parameters", "priority", "timeout_us")
 
     def __init__(self, request_id: str, parameters: Mapping[str, Any]) -> None:
         for key, value in parameters.items():
@@ -40,7 +40,8 @@ class RequestFields:
             if not isinstance(value, str | int | bool | float):
                 raise invalid_argument(f"parameter '{key}' must be a string, a number or a boolean")
         self.id = request_id
-        self.timeout_us = _timeout(parameters)
+        self.timeout_us = _natural(parameters, "timeout", "a number of microseconds")
+        self.priority = _natural(parameters, "priority", "a priority level")
         self.binary = boolean_field(parameters, "binary_data_output", "the request")
         self.correlation_id = _correlation_id(parameters)
         self.flags = FLAG_SEQUENCE_START * bool(boolean_field(parameters, "sequence_start", "the request"))
@@ -103,10 +104,10 @@ def boolean_field(parameters: Mapping[str, Any], key: str, where: str) -> bool |
     return value
 
 
-def _timeout(parameters: Mapping[str, Any]) -> int:
-    value = parameters.get("timeout", 0)
+def _natural(parameters: Mapping[str, Any], key: str, what: str) -> int:
+    value = parameters.get(key, 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise invalid_argument("parameter 'timeout' must be a number of microseconds, 0 or more")
+        raise invalid_argument(f"parameter '{key}' must be {what}, 0 or more")
     return value
 
 

@@ -47,6 +47,7 @@ def decode_generate(body: bytes, config: ModelConfig, layouts: Layouts, on_compl
     layout = layouts.intern(tuple((spec.name, spec.data_type, array.shape) for spec, array in inputs), ())
     arrays = [array for _, array in inputs]
     request = InferenceRequest(layout, arrays, on_complete, own.id, own.parameters, own.timeout_us)
+    request.priority = own.priority
     if own.correlation_id:
         request.correlation_id, request.flags = own.correlation_id, own.flags
     return request

@@ -38,7 +38,9 @@ def _plain(value: Any) -> Any:
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    return dict(value) if isinstance(value, MappingProxyType) else value
+    if isinstance(value, MappingProxyType):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value
 
 
 def config_from(plain: dict[str, Any]) -> ModelConfig:
@@ -82,6 +84,10 @@ def _group(plain: dict[str, Any]) -> InstanceGroup:
 
 
 def _batching(plain: dict[str, Any]) -> DynamicBatching:
-    policy = plain["queue_policy"]
-    queue_policy = QueuePolicy(**{**policy, "timeout_action": TimeoutAction[policy["timeout_action"]]})
-    return DynamicBatching(**{**_tuples(plain), "queue_policy": queue_policy})
+    policies = {int(level): _policy(policy) for level, policy in plain["priority_policies"].items()}
+    fields = {"queue_policy": _policy(plain["queue_policy"]), "priority_policies": MappingProxyType(policies)}
+    return DynamicBatching(**{**_tuples(plain), **fields})
+
+
+def _policy(plain: dict[str, Any]) -> QueuePolicy:
+    return QueuePolicy(**{**plain, "timeout_action": TimeoutAction[plain["timeout_action"]]})

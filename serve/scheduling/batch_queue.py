@@ -4,7 +4,7 @@ Theory of operation. Instances *pull*: one that is free calls `take(now)`, so a 
 busy, and no timer is needed unless `max_queue_delay` asks for one. `take` looks at the front of the queue and
 
 1. drops what nobody waits for any more (cancelled), and what waited longer than its queue policy allows (REJECT), or
-   moves the latter behind everybody who still has time (DELAY);
+   moves the latter behind everybody of its level who still has time (DELAY);
 2. walks on while requests fit together: same shapes apart from the batch dimension, at most `max_batch_size` in all;
 3. remembers the last point at which the size was a preferred one;
 4. hands out the preferred batch if it met one and the oldest can still wait; else all it walked over, if no more can
@@ -16,6 +16,9 @@ busy, and no timer is needed unless `max_queue_delay` asks for one. `take` looks
     [r1 r2 r3 r4 r5 r6 | r7: other shape or too many, r8 ...]           [d1 d2: delayed]
                   ^ preferred size reached here: cut
 
+With priority levels the front of the queue is that of the first level in which anybody waits, and behind the delayed
+of each level begins the next one: a batch is filled from them in their order.
+
 Times are nanoseconds of one monotonic clock. The queue is not thread-safe: its model's lock guards it.
 """
 
@@ -23,28 +26,15 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import chain, islice
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
-from model_handlers.config import DynamicBatching, TimeoutAction
-from model_handlers.errors import Kind, MmeError
+from model_handlers.config import DynamicBatching
+from serve.scheduling.queue_level import Level, R
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-
-class Queued(Protocol):
-    """What the queue has to know of a request."""
-
-    batch_size: int
-    arrival_ns: int
-    timeout_us: int
-    cancelled: bool
-    signature: Hashable
-    deadline_ns: int
-
-
-R = TypeVar("R", bound=Queued)
-
+_NOBODY: deque[Any] = deque()
 UNBATCHED = DynamicBatching(preferred_batch_sizes=(1,))
 
 
@@ -88,61 +78,70 @@ class BatchQueue(Generic[R]):
         self._preferred = frozenset(settings.preferred_batch_sizes)
         self._max_preferred = max(self._preferred, default=max_batch_size)
         self._delay_ns = settings.max_queue_delay_us * 1000
-        self._policy = settings.queue_policy
-        self._hurries = not self._delay_ns and not self._policy.default_timeout_us
-        self._waiting: deque[R] = deque()
-        self._delayed: deque[R] = deque()
+        self._levels: tuple[Level[R], ...] = tuple(Level(model, policy) for policy in settings.policies)
+        self._default_level = self._levels[max(settings.default_priority_level - 1, 0)]
+        self._only = self._default_level if len(self._levels) == 1 else None
+        self._has_deadlines = any(level.policy.default_timeout_us for level in self._levels)
+        self._hurries = not self._delay_ns and not self._has_deadlines
+        self._free = self._only.waiting if self._only is not None and not self._only.limited else None
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._delayed)
+        return len(self._free) if self._free is not None else sum(map(len, self._levels))
 
     def __repr__(self) -> str:
-        return f"<BatchQueue {self._model}: {len(self._waiting)} waiting, {len(self._delayed)} delayed>"
+        waiting = "+".join(str(len(level.waiting)) for level in self._levels)
+        delayed = "+".join(str(len(level.delayed)) for level in self._levels)
+        return f"<BatchQueue {self._model}: {waiting} waiting, {delayed} delayed>"
 
     def push(self, request: R) -> None:
         """Accept a request; its `arrival_ns` is set.
 
         Raises:
-            MmeError: QUEUE_FULL when `max_queue_size` requests wait already.
+            MmeError: QUEUE_FULL when `max_queue_size` requests of its level wait already.
         """
-        policy = self._policy
-        if policy.max_queue_size and len(self) >= policy.max_queue_size:
-            raise MmeError(
-                Kind.QUEUE_FULL,
-                f"Exceeds maximum queue size: model '{self._model}' has {len(self)} requests waiting, "
-                f"max_queue_size is {policy.max_queue_size}; try again later",
-            )
-        timeout_us = policy.default_timeout_us
-        if timeout_us and policy.allow_timeout_override and 0 < request.timeout_us < timeout_us:
-            timeout_us = request.timeout_us
-        request.deadline_ns = request.arrival_ns + timeout_us * 1000 if timeout_us else 0
-        self._waiting.append(request)
+        if self._free is not None:
+            request.deadline_ns = 0
+            self._free.append(request)
+        else:
+            self._level_of(request).push(request)
+
+    def _level_of(self, request: R) -> Level[R]:
+        """The level that a request names; the default one, if there is no such level."""
+        if 1 <= request.priority <= len(self._levels):
+            return self._levels[request.priority - 1]
+        return self._default_level
 
     def take(self, now: int, lanes: Sequence[int] = (0,)) -> Take[R]:
         """The next batch, if it is time for one, for the last of the `lanes`, which are free."""
         take: Take[R] = Take(lanes[-1])
-        waiting = self._waiting
-        if self._hurries and len(waiting) == 1 and not self._delayed and not waiting[0].cancelled:
-            take.batch = [waiting.popleft()]  # what the rest comes to for one request, and most of its cost
-            return take
+        if self._hurries:  # then nobody is delayed
+            waiting = self._free or self._all_waiting()
+            if len(waiting) == 1 and not waiting[0].cancelled:
+                take.batch = [waiting.popleft()]  # what the rest comes to for one request, and most of its cost
+                return take
         self._expire(now, take)
-        self._drop_cancelled(take)
-        if self._waiting or self._delayed:
+        if not self._free or self._free[0].cancelled:
+            for level in self._levels:
+                take.cancelled += level.drop_cancelled()
+        if len(self):
             self._cut(now, take)
         if not take.batch and (deadline := self.next_deadline()):
             take.wake_at = min(take.wake_at or deadline, deadline)
         return take
+
+    def _all_waiting(self) -> deque[R]:
+        """The line in which everybody waits; an empty one where that is no single one."""
+        occupied = [level.waiting for level in self._levels if level.waiting]
+        return occupied[0] if len(occupied) == 1 else _NOBODY
 
     def returned(self, lane: int, now: int) -> None:
         """A lane has executed its batch, which concerns nobody who waits."""
 
     def next_deadline(self) -> int:
         """The nearest time (ns) at which a request's queue time is over, 0 for none."""
-        if not self._policy.default_timeout_us or not self._waiting:
+        if not self._has_deadlines:
             return 0
-        if not self._policy.allow_timeout_override:  # then who came first runs out of time first
-            return self._waiting[0].deadline_ns
-        return min(request.deadline_ns for request in self._waiting)
+        return min((deadline for level in self._levels if (deadline := level.next_deadline())), default=0)
 
     def take_expired(self, now: int) -> Take[R]:
         """Only those whose time is over, while no lane is free to take a batch."""
@@ -153,26 +152,14 @@ class BatchQueue(Generic[R]):
     def clear(self) -> list[R]:
         """Everybody still waiting, who must be told that nobody will run them."""
         everybody = list(self._everybody())
-        self._waiting.clear()
-        self._delayed.clear()
+        for level in self._levels:
+            level.clear()
         return everybody
 
     def _expire(self, now: int, take: Take[R]) -> None:
-        nearest = self.next_deadline()
-        if not nearest or nearest > now:
-            return
-        late = [request for request in self._waiting if request.deadline_ns <= now]
-        self._waiting = deque(request for request in self._waiting if request.deadline_ns > now)
-        if self._policy.timeout_action is TimeoutAction.DELAY:
-            self._delayed.extend(late)
-        else:
-            take.expired = late
-
-    def _drop_cancelled(self, take: Take[R]) -> None:
-        """From both fronts; one in the middle is met by `_cut` or gets to the front in time."""
-        for queue in (self._waiting, self._delayed):
-            while queue and queue[0].cancelled:
-                take.cancelled.append(queue.popleft())
+        if self._has_deadlines:
+            for level in self._levels:
+                take.expired += level.expire(now)
 
     def _cut(self, now: int, take: Take[R]) -> None:
         if not self._batches:
@@ -186,23 +173,25 @@ class BatchQueue(Generic[R]):
         elif not (closed or patience_over or total >= self._max_preferred):
             take.wake_at = send_at
             return
-        members = [self._pop() for _ in range(count)]
+        pop = self._free.popleft if self._free is not None else self._pop
+        members = [pop() for _ in range(count)]
         take.cancelled += [request for request in members if request.cancelled]
         take.batch = [request for request in members if not request.cancelled]
 
     def _pop(self) -> R:
-        return (self._waiting or self._delayed).popleft()
+        level = self._only
+        return (level if level is not None else next(level for level in self._levels if level)).pop()
 
     def _send_at(self, count: int) -> int:
         """When the oldest of the first `count` has waited long enough. A delayed one is older than those before it."""
         return self._delay_ns + min(request.arrival_ns for request in islice(self._everybody(), count))
 
     def _everybody(self) -> Iterator[R]:
-        return chain(self._waiting, self._delayed)
+        return iter(self._only) if self._only is not None else chain.from_iterable(self._levels)
 
     def _walk(self) -> tuple[int, int, bool, int]:
         """Over the requests that fit together: how many, their size, whether no more can join, the preferred cut."""
-        signature = (self._waiting or self._delayed)[0].signature
+        signature = next(self._everybody()).signature
         count = total = preferred_count = 0
         for request in self._everybody():
             if request.cancelled:

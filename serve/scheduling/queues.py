@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from model_handlers.config import ModelConfig
-    from serve.scheduling.batch_queue import Queued, Take
+    from serve.scheduling.batch_queue import Take
+    from serve.scheduling.queue_level import Queued
 
 R = TypeVar("R", bound="Queued")
 

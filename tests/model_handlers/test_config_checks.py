@@ -45,6 +45,18 @@ BROKEN = {
     "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for bert": {
         "dynamic_batching": batching(preserve_ordering=True, queue_policy=DELAYING)
     },
+    "Only one priority level is allowed when 'preserve_ordering' is true for bert": {
+        "dynamic_batching": batching(preserve_ordering=True, priority_levels=2, default_priority_level=1)
+    },
+    "default priority level must be in range [1, 2] for bert": {
+        "dynamic_batching": batching(priority_levels=2, default_priority_level=3)
+    },
+    "priority queue policy must have priority level in range [1, 2] for bert": {
+        "dynamic_batching": batching(priority_levels=2, default_priority_level=1, priority_policies={3: DELAYING})
+    },
+    "dynamic batching has 4096 priority levels, must be at most 1024 for bert": {
+        "dynamic_batching": batching(priority_levels=4096, default_priority_level=1)
+    },
     "instance group bert_0 of model bert has kind KIND_CPU but specifies one or more GPUs": {
         "instance_groups": (InstanceGroup("", InstanceKind.CPU, gpus=(0,)),)
     },

@@ -172,7 +172,6 @@ def test_the_sentence_about_broken_unicode_can_be_sent():
     [
         ('ensemble_scheduling { step { model_namespace: "a" } }', "ensemble_scheduling.step[0].model_namespace"),
         ("sequence_batching { oldest { } }", "sequence_batching"),
-        ("max_batch_size: 4 dynamic_batching { priority_levels: 3 }", "dynamic_batching.priority_levels"),
         ("response_cache { enable: true }", "response_cache.enable"),
         ("input { } input { allow_ragged_batch: true }", "input[1].allow_ragged_batch"),
     ],
@@ -229,6 +228,20 @@ def test_dynamic_batching_may_be_asked_for_without_a_batch_dimension():
     batching = parse_config(text, model="bert").dynamic_batching
 
     assert batching == DynamicBatching((), queue_policy=QueuePolicy(TimeoutAction.DELAY, max_queue_size=2))
+
+
+def test_priority_levels_have_policies_of_their_own():
+    """A level that names no policy has the default one."""
+    text = """dynamic_batching { priority_levels: 3 default_priority_level: 2 default_queue_policy { max_queue_size: 7 }
+      priority_queue_policy { key: 1 value { } }
+      priority_queue_policy { key: 3 value {
+        timeout_action: DELAY default_timeout_microseconds: 50 allow_timeout_override: true max_queue_size: 1 } } }"""
+
+    batching = parse_config(text, model="bert").dynamic_batching
+
+    assert batching == LEVELS
+    assert batching.policies == (QueuePolicy(), LEVELS.queue_policy, LEVELS.priority_policies[3])
+    assert DynamicBatching((), queue_policy=QueuePolicy(max_queue_size=7)).policies == (QueuePolicy(max_queue_size=7),)
 
 
 def test_the_result_can_not_be_changed_by_who_reads_it():
@@ -310,6 +323,20 @@ INPUTS = st.builds(TensorSpec, NAMES, TYPES, DIMS, optional=st.booleans()).map(
     lambda spec: replace(spec, reshape=(1, *spec.dims) if spec.optional else None)
 )
 OUTPUTS = st.builds(TensorSpec, NAMES, TYPES, DIMS, labels=st.sampled_from(["", "labels.txt"]))
+LEVELS = DynamicBatching(
+    (),
+    queue_policy=QueuePolicy(max_queue_size=7),
+    priority_levels=3,
+    default_priority_level=2,
+    priority_policies={1: QueuePolicy(), 3: QueuePolicy(TimeoutAction.DELAY, 50, True, 1)},
+)
+
+
+def levelled(batching):
+    """The settings, with priority levels where those can be."""
+    return batching if batching.preserve_ordering else replace(LEVELS, max_queue_delay_us=batching.max_queue_delay_us)
+
+
 MAPS = st.dictionaries(NAMES, NAMES, max_size=3)
 CONFIGS = st.builds(
     ModelConfig,
@@ -346,7 +373,7 @@ CONFIGS = st.builds(
             allow_timeout_override=st.booleans(),
             max_queue_size=st.integers(0, 2**31),
         ),
-    ),
+    ).map(levelled),
     default_model_filename=st.sampled_from(["", "model.onnx", "a/b"]),
     optimization_level=st.integers(-1, 2),
     parameters=MAPS,

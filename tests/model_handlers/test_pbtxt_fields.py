@@ -77,7 +77,7 @@ def descend(message, path):
         message = getattr(message, name)
         if index:
             key = index.rstrip("]")
-            message = message[key.strip("'")] if key.startswith("'") else message[int(key)]
+            message = message[key.strip("'")] if key == "'k'" else message[int(key.strip("'"))]
     return message
 
 

@@ -302,6 +302,22 @@ def test_a_timeout_must_be_microseconds(timeout, decode, refusal, input_):
     assert "'timeout'" in sentence
 
 
+@pytest.mark.parametrize("priority", [-1, 1.5, "1", True])
+def test_a_priority_must_be_a_level(priority, decode, refusal, input_):
+    """What is no natural number is refused; which levels there are the model knows."""
+    sentence = refusal(decode, {"parameters": {"priority": priority}, "inputs": [input_(data=[1, 2])]})
+    assert sentence == "parameter 'priority' must be a priority level, 0 or more"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "priority"), [({}, 0), ({"priority": 0}, 0), ({"priority": 2**64 - 1}, 2**64 - 1)]
+)
+def test_a_request_has_its_priority(parameters, priority, decode, input_):
+    """It is a field of its own, and no parameter of the client's."""
+    request, _ = decode({"parameters": {**parameters, "mine": 1}, "inputs": [input_(data=[1, 2])]})
+    assert (request.priority, request.parameters) == (priority, {"mine": 1})
+
+
 @pytest.mark.parametrize("value", [None, [], {}, [1]])
 def test_a_parameter_must_be_a_scalar(value, decode, refusal, input_):
     """Composite parameters are refused by name."""

@@ -352,6 +352,7 @@ def test_parameters_are_an_object(value, refusal):
         ("triton_k", 1, "parameter keys starting with 'triton_' are reserved"),
         ("timeout", -1, "parameter 'timeout' must be a number of microseconds"),
         ("timeout", "1", "parameter 'timeout' must be a number of microseconds"),
+        ("priority", -1, "parameter 'priority' must be a priority level, 0 or more"),
         ("sequence_id", -1, "parameter 'sequence_id' must be a string or a number, 0 or more"),
         ("sequence_id", True, "parameter 'sequence_id' must be a string or a number, 0 or more"),
         ("sequence_start", 1, "parameter 'sequence_start' of the request must be true or false"),

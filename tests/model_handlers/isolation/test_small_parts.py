@@ -26,6 +26,7 @@ from model_handlers.isolation.parameters import Deadlines, placement_of
 from model_handlers.onnx import OnnxHandler
 from model_handlers.tensor import BF16, BYTES, TensorSpec
 
+_LEVELS = MappingProxyType({1: QueuePolicy(TimeoutAction.DELAY, 2)})
 FULL = ModelConfig(
     name="m",
     backend="b",
@@ -35,7 +36,7 @@ FULL = ModelConfig(
     outputs=(TensorSpec("y", BYTES, (), labels="labels.txt"), TensorSpec("z", BYTES, (1,), reshape=())),
     version_policy=VersionPolicy(latest=0, all=True, specific=(1, 3)),
     instance_groups=(InstanceGroup("g", InstanceKind.GPU, 2, (0, 1)),),
-    dynamic_batching=DynamicBatching((2, 4), 5, True, QueuePolicy(TimeoutAction.DELAY, 1, True, 2)),
+    dynamic_batching=DynamicBatching((2, 4), 5, True, QueuePolicy(TimeoutAction.DELAY, 1, True, 2), 3, 2, _LEVELS),
     default_model_filename="f",
     optimization_level=-1,
     parameters=MappingProxyType({"a": "ä"}),

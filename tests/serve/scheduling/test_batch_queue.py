@@ -23,6 +23,7 @@ class Request:
     batch_size: int = 1
     signature: object = None
     timeout_us: int = 0
+    priority: int = 0
     cancelled: bool = False
     arrival_ns: int = 0
     deadline_ns: int = field(default=-1)
@@ -454,6 +455,100 @@ def test_a_queue_tells_how_long_it_is():
     assert repr(clocked.queue) == "<BatchQueue m: 2 waiting, 1 delayed>"
 
 
+# -- priority levels -------------------------------------------------------------------------------------------------
+
+REJECTING = QueuePolicy(default_timeout_us=50)
+DELAYING = QueuePolicy(TimeoutAction.DELAY, default_timeout_us=50)
+
+
+def levelled(levels, default=1, max_batch_size=8, delay=0, queue_policy=None, **policies):
+    """A queue of so many priority levels; `level_2=` is the policy of the second."""
+    own = {int(name.removeprefix("level_")): policy for name, policy in policies.items()}
+    clocked = Clocked(max_batch_size)
+    batching = DynamicBatching((max_batch_size,), delay, False, queue_policy or QueuePolicy(), levels, default, own)
+    clocked.queue = BatchQueue("m", max_batch_size, batching)
+    return clocked
+
+
+def of(*priorities, size=1):
+    """Requests of these priorities, named by priority and place."""
+    return [Request(f"p{priority}.{index}", size, priority=priority) for index, priority in enumerate(priorities)]
+
+
+def test_a_lower_number_is_served_first():
+    """Batches are filled from the first level on, each level in the order of arrival."""
+    clocked = levelled(3, max_batch_size=2)
+    clocked.push(*of(3, 2, 1, 2, 1, 1))
+
+    assert [clocked.batch() for _ in range(4)] == [["p1.2", "p1.4"], ["p1.5", "p2.1"], ["p2.3", "p3.0"], []]
+
+
+@pytest.mark.parametrize("priority", [0, 4, 2**64 - 1])
+def test_a_priority_that_is_no_level_is_the_default_one(priority):
+    """Neither 0 nor a number past the last level is refused; such a request waits with those of the default level."""
+    clocked = levelled(3, default=2, max_batch_size=1)
+    clocked.push(*of(3, priority, 2, 1))
+
+    assert [clocked.batch()[0].partition(".")[0] for _ in range(4)] == ["p1", f"p{priority}", "p2", "p3"]
+
+
+def test_without_levels_a_priority_means_nothing():
+    """First come, first served."""
+    clocked = Clocked(1)
+    clocked.push(*of(3, 1))
+
+    assert [clocked.batch() for _ in range(2)] == [["p3.0"], ["p1.1"]]
+
+
+def test_a_level_may_have_a_size_and_a_timeout_of_its_own():
+    """A full level refuses, the others have room; whose time is over is told by the policy of its level."""
+    clocked = levelled(3, queue_policy=REJECTING, level_1=QueuePolicy(max_queue_size=1), level_3=DELAYING)
+    first, second, third = clocked.push(*of(1, 2, 3))
+    with pytest.raises(MmeError, match="max_queue_size is 1"):
+        clocked.push(*of(1))
+    take = clocked.take(at=50)
+
+    assert take.expired == [second]
+    assert take.batch == [first, third]
+
+
+def test_the_delayed_of_a_level_go_before_the_next_level():
+    """Out of time is not out of one's level."""
+    clocked = levelled(2, max_batch_size=1, level_1=DELAYING)
+    clocked.push(*of(2, 1, 1))
+    [late] = clocked.push(*of(1), at=30)
+
+    assert [clocked.batch(at=60) for _ in range(4)] == [[late.name], ["p1.1"], ["p1.2"], ["p2.0"]]
+
+
+def test_the_delay_of_a_batch_counts_from_its_oldest_of_any_level():
+    """One of low priority that came first is not made to wait longer because others came behind it."""
+    clocked = levelled(2, delay=100)
+    clocked.push(*of(2), at=0)
+    clocked.push(*of(1), at=60)
+
+    assert clocked.take(at=60).wake_at == 100 * US
+    assert clocked.batch(at=100) == ["p1.0", "p2.0"]
+
+
+def test_the_nearest_deadline_is_that_of_any_level():
+    """Whoever waits on a timer waits for the level whose time is over first."""
+    clocked = levelled(2, queue_policy=QueuePolicy(default_timeout_us=500), level_2=REJECTING)
+    clocked.push(*of(1, 2))
+
+    assert clocked.queue.next_deadline() == 50 * US
+
+
+def test_a_queue_of_levels_tells_how_long_each_is():
+    """Its `repr` is fit for a log line."""
+    clocked = levelled(2, level_1=DELAYING)
+    clocked.push(*of(1, 2, 2))
+    clocked.queue.take_expired(60 * US)
+
+    assert repr(clocked.queue) == "<BatchQueue m: 0+2 waiting, 1+0 delayed>"
+    assert len(clocked.queue) == 3
+
+
 # -- against the algorithm written out -------------------------------------------------------------------------------
 
 
@@ -513,34 +608,62 @@ class QueueLife(RuleBasedStateMachine):
         self.now = 1
         self.inside = []  # in the order of arrival
         self.names = count()
+        self.delayed = []  # in the order in which their time was found to be over
 
     @initialize(
         max_batch_size=st.integers(0, 8),
         fractions=st.sets(st.floats(0.01, 1), max_size=2),
         delay=st.sampled_from([0, 0, 50]),
         policy=policies,
+        levels=st.sampled_from([0, 0, 1, 3]),
+        own=st.dictionaries(st.integers(1, 3), policies, max_size=2),
+        default=st.integers(1, 3),
         batches=st.sampled_from([True, True, True, False]),
     )
-    def make(self, max_batch_size, fractions, delay, policy, batches):
+    def make(self, max_batch_size, fractions, delay, policy, levels, own, default, batches):
         """Begin with any settings."""
         largest = max(max_batch_size, 1)
         preferred = sorted({max(1, int(fraction * largest)) for fraction in fractions}) or [largest]
         self.largest = max_batch_size if batches and max_batch_size > 1 else 1
         self.delay = delay * US if self.largest > 1 else 0
-        self.policy = policy if batches else QueuePolicy()
-        batching = DynamicBatching(tuple(preferred), delay, queue_policy=policy) if batches else None
-        self.queue = BatchQueue("m", max_batch_size, batching)
+        self.levels = levels if batches else 0
+        self.default = min(default, levels)
+        own = {level: policy for level, policy in own.items() if level <= levels}
+        batching = DynamicBatching(tuple(preferred), delay, False, policy, levels, self.default, own)
+        self.policies = batching.policies if batches else (QueuePolicy(),)
+        self.queue = BatchQueue("m", max_batch_size, batching if batches else None)
+
+    def level(self, request):
+        """Which level it waits in, from 0."""
+        if not self.levels:
+            return 0
+        return (request.priority if 1 <= request.priority <= self.levels else self.default) - 1
+
+    def policy(self, request):
+        """The limits of its level."""
+        return self.policies[self.level(request)]
+
+    def rejects(self, request):
+        """Whether its level rejects who is out of time."""
+        return self.policy(request).timeout_action is TimeoutAction.REJECT
 
     def late(self, request):
         """Whether its time in the queue is over."""
         return 0 < request.deadline_ns <= self.now
 
-    @rule(size=st.integers(1, 8), signature=st.sampled_from("aab"), timeout=st.sampled_from([0, 10, 500]))
-    def push(self, size, signature, timeout):
+    @rule(
+        size=st.integers(1, 8),
+        signature=st.sampled_from("aab"),
+        timeout=st.sampled_from([0, 10, 500]),
+        priority=st.integers(0, 4),
+    )
+    def push(self, size, signature, timeout, priority):
         """A request comes, and is refused only by a full queue."""
-        request = Request(f"r{next(self.names)}", min(size, self.largest), signature, timeout, arrival_ns=self.now)
-        limit = self.policy.max_queue_size
-        if limit and len(self.inside) >= limit:
+        request = Request(f"r{next(self.names)}", min(size, self.largest), signature, timeout, priority)
+        request.arrival_ns = self.now
+        limit = self.policy(request).max_queue_size
+        peers = [other for other in self.inside if self.level(other) == self.level(request)]
+        if limit and len(peers) >= limit:
             with pytest.raises(MmeError):
                 self.queue.push(request)
         else:
@@ -561,11 +684,13 @@ class QueueLife(RuleBasedStateMachine):
     @rule()
     def expire(self):
         """No lane is free."""
+        self.note_late()
         self.leave(self.queue.take_expired(self.now), lane=False)
 
     @rule()
     def take(self):
         """A lane is free."""
+        self.note_late()
         take = self.queue.take(self.now)
         self.check_batch(take.batch)
         self.leave(take, lane=True)
@@ -577,15 +702,26 @@ class QueueLife(RuleBasedStateMachine):
         assert sum(request.batch_size for request in batch) <= self.largest
         assert len({request.signature for request in batch}) <= 1
         assert not any(request.cancelled for request in batch)
-        reject = self.policy.timeout_action is TimeoutAction.REJECT
-        assert not (reject and any(self.late(request) for request in batch))
-        # Those with time left come first, each group in the order of arrival, and nobody who fits was overtaken.
-        assert batch == sorted(batch, key=lambda request: (self.late(request), self.inside.index(request)))
-        waiting = [request for request in self.inside if not request.cancelled and not self.late(request)]
-        punctual = [request for request in batch if not self.late(request)]
-        assert punctual == waiting[: len(punctual)]
-        if batch and len(punctual) < len(batch):
-            assert len(punctual) == len(waiting)
+        assert not any(self.late(request) and self.rejects(request) for request in batch)
+        # Level by level, those with time left first, each group in its order, and nobody who fits was overtaken.
+        assert batch == self.in_line()[: len(batch)]
+
+    def note_late(self):
+        """The queue is about to look at the time."""
+        late = [r for r in self.inside if self.late(r) and not self.rejects(r) and r not in self.delayed]
+        self.delayed += late
+
+    def in_line(self):
+        """Who may be executed, in the order in which they are to be."""
+        candidates = [r for r in self.inside if not r.cancelled and not (self.late(r) and self.rejects(r))]
+        return sorted(
+            candidates,
+            key=lambda r: (
+                self.level(r),
+                r in self.delayed,
+                self.delayed.index(r) if r in self.delayed else self.inside.index(r),
+            ),
+        )
 
     def check_wait(self, take):
         """No batch: there must be a reason, and a time to ask again that lies ahead."""
@@ -596,38 +732,34 @@ class QueueLife(RuleBasedStateMachine):
         assert take.wake_at > self.now
         oldest = min(request.arrival_ns for request in self.inside)
         assert take.wake_at <= max(oldest, self.now) + self.delay
-        if self.policy.default_timeout_us:
-            deadlines = [request.deadline_ns for request in self.inside if not self.late(request)]
-            assert take.wake_at <= min(deadlines, default=take.wake_at)
+        deadlines = [r.deadline_ns for r in self.inside if r.deadline_ns and not self.late(r)]
+        assert take.wake_at <= min(deadlines, default=take.wake_at)
 
     def leave(self, take, *, lane):
         """Everybody leaves once, for a reason that holds."""
         assert lane or not (take.batch or take.cancelled)
         assert all(request.cancelled for request in take.cancelled)
         assert all(self.late(request) for request in take.expired)
-        assert not take.expired or self.policy.timeout_action is TimeoutAction.REJECT
+        assert all(self.rejects(request) for request in take.expired)
         for request in [*take.batch, *take.cancelled, *take.expired]:
             self.inside.remove(request)  # a ValueError for one that left before
-        if self.policy.timeout_action is TimeoutAction.REJECT:
-            assert not any(self.late(request) for request in self.inside)
+        assert not any(self.late(request) and self.rejects(request) for request in self.inside)
 
     @invariant()
     def nobody_is_lost(self):
         """The queue holds those who came and did not leave."""
         if hasattr(self, "queue"):
             assert len(self.queue) == len(self.inside)
-            waiting = [request for request in self.inside if not self.late(request)]
+            waiting = [r.deadline_ns for r in self.inside if r.deadline_ns and not self.late(r)]
             nearest = self.queue.next_deadline()
-            if self.policy.default_timeout_us and waiting:
-                assert 0 < nearest <= min(request.deadline_ns for request in waiting)
-            elif not self.policy.default_timeout_us:
-                assert nearest == 0
+            assert 0 < nearest <= min(waiting) if waiting else nearest <= self.now
 
     def teardown(self):
         """Nobody starves: with a lane that is always free, asking when told to empties the queue."""
         if not hasattr(self, "queue"):
             return
         for _ in range(3 * len(self.inside) + 3):
+            self.note_late()
             take = self.queue.take(self.now)
             self.check_batch(take.batch)
             self.leave(take, lane=True)

@@ -1,0 +1,59 @@
+"""How requests are batched, out of a ModelConfig message and back into one. Translates alone; see `pbtxt`."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from model_handlers.config import DynamicBatching, QueuePolicy, TimeoutAction
+from model_handlers.proto import model_config_pb2 as pb
+
+
+def dynamic_batching(message: pb.ModelConfig) -> DynamicBatching | None:
+    """The dynamic batcher's settings, None where none are given."""
+    if not message.HasField("dynamic_batching"):
+        return None
+    batching = message.dynamic_batching
+    policies = {int(level): _queue_policy(policy) for level, policy in batching.priority_queue_policy.items()}
+    return DynamicBatching(
+        preferred_batch_sizes=tuple(batching.preferred_batch_size),
+        max_queue_delay_us=batching.max_queue_delay_microseconds,
+        preserve_ordering=batching.preserve_ordering,
+        queue_policy=_queue_policy(batching.default_queue_policy),
+        priority_levels=batching.priority_levels,
+        default_priority_level=batching.default_priority_level,
+        priority_policies=MappingProxyType(policies),
+    )
+
+
+def dynamic_batching_message(batching: DynamicBatching) -> pb.ModelDynamicBatching:
+    """The message that says the same."""
+    policy = batching.queue_policy
+    return pb.ModelDynamicBatching(
+        preferred_batch_size=batching.preferred_batch_sizes,
+        max_queue_delay_microseconds=batching.max_queue_delay_us,
+        preserve_ordering=batching.preserve_ordering,
+        default_queue_policy=None if policy == QueuePolicy() else _queue_policy_message(policy),
+        priority_levels=batching.priority_levels,
+        default_priority_level=batching.default_priority_level,
+        priority_queue_policy={
+            level: _queue_policy_message(policy) for level, policy in batching.priority_policies.items()
+        },
+    )
+
+
+def _queue_policy(policy: pb.ModelQueuePolicy) -> QueuePolicy:
+    return QueuePolicy(
+        timeout_action=TimeoutAction(policy.timeout_action),
+        default_timeout_us=policy.default_timeout_microseconds,
+        allow_timeout_override=policy.allow_timeout_override,
+        max_queue_size=policy.max_queue_size,
+    )
+
+
+def _queue_policy_message(policy: QueuePolicy) -> pb.ModelQueuePolicy:
+    return pb.ModelQueuePolicy(
+        timeout_action=pb.ModelQueuePolicy.TimeoutAction.Value(policy.timeout_action.name),
+        default_timeout_microseconds=policy.default_timeout_us,
+        allow_timeout_override=policy.allow_timeout_override,
+        max_queue_size=policy.max_queue_size,
+    )
