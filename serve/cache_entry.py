@@ -49,12 +49,14 @@ class Entry(Generic[T]):
         pinned: whether it stays in memory whoever needs the room.
         age: see `serve/ranking.py`.
         stats: what the cache did for it.
+        successor: the one that is being loaded to take its place.
+        predecessor: the one whose place it is to take, until it has.
         task, waiters: the load under way, and who is owed a lease when it is done.
         loading_since: `time.monotonic()` when the last load was asked for.
         orphan: a load that was given up and has not ended; no other begins meanwhile.
         closing: the unload under way, or the removal of what was unpacked; a load waits for it.
         abandoned: whether it is being unloaded for good.
-        evicted: whether it left memory for another, or to be loaded anew, and comes back with its next request.
+        evicted: whether it left memory for another, and comes back with its next request.
     """
 
     __slots__ = (
@@ -74,6 +76,7 @@ class Entry(Generic[T]):
         "name",
         "orphan",
         "pinned",
+        "predecessor",
         "prepared",
         "reason",
         "reload_ns",
@@ -81,6 +84,7 @@ class Entry(Generic[T]):
         "source",
         "state",
         "stats",
+        "successor",
         "task",
         "waiters",
     )
@@ -103,9 +107,11 @@ class Entry(Generic[T]):
         self.pinned = False
         self.age = 0.0
         self.stats = stats
-        self._used_before = 0
+        self._used_before = stats.hits + stats.misses
         self.abandoned = False
         self.evicted = False
+        self.successor: Entry[T] | None = None
+        self.predecessor: Entry[T] | None = None
         self.task: asyncio.Task[LoadReport] | None = None
         self.orphan: asyncio.Task[None] | None = None
         self.waiters: list[asyncio.Future[LoadReport]] = []
@@ -147,12 +153,12 @@ class Entry(Generic[T]):
         return self.resident
 
     def share(self) -> None:
-        """One more lease, for whoever works for the holder of one.
+        """One more lease, for whoever works for the holder of one, or of one on the model whose place it took.
 
         Raises:
-            MmeError: UNAVAILABLE when nobody holds one: the model may be on its way out of memory.
+            MmeError: UNAVAILABLE when nobody holds one and the model is on its way out of memory.
         """
-        if not self.leases:
+        if not self.leases and self.state is not State.READY:
             raise MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again")
         self.leases += 1
 

@@ -8,8 +8,6 @@ from model_handlers.base import Footprint
 from serve.shared_bytes import SharedBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from serve.cache_entry import Entry
 
 
@@ -18,14 +16,10 @@ class Charges:
 
     Attributes:
         shared: those files.
-
-    Args:
-        entries: every model that the cache knows.
     """
 
-    def __init__(self, entries: Mapping[str, Entry[Any]]) -> None:
-        self.shared = SharedBytes()
-        self._entries = entries
+    def __init__(self) -> None:
+        self.shared: SharedBytes[Entry[Any]] = SharedBytes()
 
     def counted(self, footprint: Footprint) -> Footprint:
         """What a model would be charged for: files that others map already cost nothing."""
@@ -33,10 +27,10 @@ class Charges:
 
     def charge(self, entry: Entry[Any], footprint: Footprint) -> None:
         """A model takes this from now on."""
-        charge = self.shared.map(entry.name, footprint.shared)
+        charge = self.shared.map(entry, footprint.shared)
         entry.footprint = Footprint(footprint.host + charge, footprint.device)
 
     def discharge(self, entry: Entry[Any]) -> None:
         """It takes nothing any more; what it was charged for and others map still, they are charged for."""
-        for heir, size in self.shared.unmap(entry.name).items():
-            self._entries[heir].footprint += Footprint(size)
+        for heir, size in self.shared.unmap(entry).items():
+            heir.footprint += Footprint(size)

@@ -264,27 +264,38 @@ class Engine:
         await self._load_or_give_up(entry, self.cache.load(entry))
 
     async def reload(self, name: str) -> None:
-        """Load a model anew from where it came: what is in memory goes first. A load under way will do.
+        """Load a model as it is now where it comes from. One in memory serves until the new one does.
+
+        A load under way will do.
 
         Raises:
-            MmeError: UNKNOWN_MODEL, or why it can't be loaded, and then it is not registered any more.
+            MmeError: UNKNOWN_MODEL, or why it can't be loaded. Then it is not registered any more, unless it was in
+                memory and had not to leave for the new one: that one goes on serving.
         """
         entry = self.register.entry(name)
-        await self._load_or_give_up(entry, self.cache.reload(entry))
+        await self._load_or_give_up(entry, self.cache.reload(entry, self.register.source(entry)))
 
     async def _load_or_give_up(self, entry: Entry[Target], loading: Coroutine[Any, Any, LoadReport]) -> None:
-        """Load a model that nobody but who asks for it now wants: if it does not load in time, it is unloaded."""
+        """Load a model that nobody but who asks for it now wants: if it does not load in time, it is unloaded.
+
+        One that serves already goes on.
+        """
+        goes_on = entry.state is State.READY
+        then = "the one that serves goes on" if goes_on else "it is unloaded again; try later"
         try:
-            async with self._patience(entry.name, "it is unloaded again; try later"):
+            async with self._patience(entry.name, then):
                 await loading
         except MmeError as error:
+            entry = self.cache.entries.get(entry.name, entry)
+            if goes_on and entry.resident is not None:
+                raise
             if entry.task is not None:
                 self._begin(self._unload(entry))
             else:
                 await self._give_up(entry, error)
             raise
         finally:
-            await self.register.noted(entry)
+            await self.register.noted(self.cache.entries.get(entry.name, entry))
 
     @contextlib.asynccontextmanager
     async def _patience(self, name: str, then: str) -> AsyncIterator[None]:
@@ -322,6 +333,7 @@ class Engine:
 
     async def _unload(self, entry: Entry[Target]) -> None:
         await self.cache.unload(entry)
+        entry = self.cache.entries.get(entry.name, entry)
         if entry.abandoned:
             await self._drop(entry)
         await self.register.noted(entry)

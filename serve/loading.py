@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from serve.loader import Loader
     from serve.room import Room
 
+    GiveWay = Callable[[Entry[Any]], None]
+
 _log = logging.getLogger("mme.cache")
 _now = time.perf_counter_ns
 _ATTEMPTS = 3  # at a load whose model turns out larger than was reserved for it
@@ -51,6 +53,7 @@ class Loading(Generic[P, T]):
         closers: threads for closing.
         turns: fetches at a time, equipments at a time, and loads at a time.
         patience: seconds that fetching and loading may take.
+        give_way: has the model begin to leave whose place the one it is given is to take.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Loading(Generic[P, T]):
         closers: Executor,
         turns: int,
         patience: float,
+        give_way: GiveWay,
     ) -> None:
         self._loader = loader
         self._room = room
@@ -76,6 +80,7 @@ class Loading(Generic[P, T]):
         self._load_turns = asyncio.Semaphore(turns)
         self._alone = asyncio.Lock()
         self._patience = patience
+        self._give_way = give_way
 
     async def run(self, entry: Entry[T]) -> LoadReport:
         """Load a model; it is in its entry when this returns.
@@ -83,7 +88,7 @@ class Loading(Generic[P, T]):
         Raises:
             MmeError: why it can't be loaded; nothing of it is in memory then.
         """
-        if entry.orphan is not None:
+        if entry.orphan is not None and not entry.orphan.done():
             raise MmeError(
                 Kind.UNAVAILABLE, f"a load of model '{entry.name}' that was given up has not ended; try again later"
             )
@@ -150,6 +155,7 @@ class Loading(Generic[P, T]):
         need = prepared.estimate
         for _ in range(_ATTEMPTS):
             claimed = self._charges.counted(need)
+            self._make_way(entry, claimed)
             evicted += await self._room.reserve(entry.name, claimed)
             taken = await self._load_reserved(entry, prepared, claimed, left, evicted)
             if taken is None:
@@ -159,6 +165,13 @@ class Loading(Generic[P, T]):
             Kind.UNAVAILABLE,
             f"model '{entry.name}' takes more memory each time it is loaded, and other models hold the rest; try again",
         )
+
+    def _make_way(self, entry: Entry[T], need: Footprint) -> None:
+        """A model that takes another's place is loaded beside it, unless only its leaving makes the room for that."""
+        if entry.predecessor is None or self._room.fits_beside(entry.name, need):
+            return
+        if self._room.fits_instead(entry.name, need):
+            self._give_way(entry)
 
     async def _load_reserved(
         self, entry: Entry[T], prepared: P, need: Footprint, left: float, evicted: list[str]

@@ -13,6 +13,11 @@ acts off it:
 A *lease* keeps a model in memory while a request uses it: a leased model is never a victim. Whoever waited for a load
 holds a lease before anybody else can evict the model again, so two models that fit only one at a time take turns.
 
+A model that is *loaded anew* has a successor: an entry of its own, loaded beside the one that serves. When it is ready
+it takes the name, in one step of the loop, and the other is *retiring*: nobody leases it any more, and it closes after
+the last lease. Whoever holds a lease holds it on one of the two. A successor that fails leaves everything as it was.
+Only where memory has no room for both, the old one goes first, and requests wait for the new one as for any load.
+
 In platform-managed mode (`evicts=False`) the platform chooses victims: what does not fit is out of memory at once.
 """
 
@@ -37,6 +42,7 @@ from serve.request import LoadReport
 from serve.room import Room, megabytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from concurrent.futures import Executor
 
     from serve.loader import Loader
@@ -81,7 +87,8 @@ class ModelCache(Generic[P, T]):
         self.entries: dict[str, Entry[T]] = {}
         self.events = CacheEvents()
         self._rules = rules
-        self._ranking = Ranking(self.entries, rules)
+        self._retiring: set[Entry[T]] = set()
+        self._ranking = Ranking(self._everybody, rules)
         self.room = Room(
             budget,
             self._ranking.residents,
@@ -91,7 +98,7 @@ class ModelCache(Generic[P, T]):
             patience=memory_patience,
         )
         self._ready: dict[str, Entry[T]] = {}  # the READY ones, for one look-up a request
-        self._charges = Charges(self.entries)
+        self._charges = Charges()
         self._loading = Loading(
             loader,
             self.room,
@@ -101,6 +108,7 @@ class ModelCache(Generic[P, T]):
             closers=closers or pool,
             turns=turns,
             patience=load_patience,
+            give_way=self._take_place,
         )
         self._closed = False
         self._drain_patience = drain_patience
@@ -109,7 +117,7 @@ class ModelCache(Generic[P, T]):
         return f"<ModelCache {len(self._ready)} ready of {len(self.entries)} known, {self.room!r}>"
 
     @property
-    def shared(self) -> SharedBytes:
+    def shared(self) -> SharedBytes[Entry[T]]:
         """Files that several models map."""
         return self._charges.shared
 
@@ -122,6 +130,11 @@ class ModelCache(Generic[P, T]):
         """Make a model known, not loaded."""
         entry = self.entries[name] = Entry(name, source, stats, self.room.lease_ended)
         return entry
+
+    def _everybody(self) -> Iterator[Entry[T]]:
+        """Every entry that may be in memory: those that names mean, and those whose names mean others by now."""
+        yield from self.entries.values()
+        yield from self._retiring
 
     def lease(self, name: str) -> Entry[T] | None:
         """The model if it is in memory, leased; else None. The one look-up of a request for a resident model."""
@@ -159,12 +172,29 @@ class ModelCache(Generic[P, T]):
         """Bring a model into memory without leasing it. The load goes on though its caller be cancelled."""
         return await asyncio.shield(self._start_load(entry))
 
-    async def reload(self, entry: Entry[T]) -> LoadReport:
-        """Load anew what is in memory; requests that come meanwhile wait for that. As `load` for all others."""
-        if entry.state is State.READY:
-            entry.evicted = True
-            self._start_closing(entry, "loaded anew")
-        return await self.load(entry)
+    async def reload(self, entry: Entry[T], source: Any) -> LoadReport:
+        """Load a model from a source, anew if it is in memory; it serves until it is replaced. See `load`.
+
+        A load from that source that is under way will do; one from another is waited for.
+
+        Raises:
+            MmeError: why it can't be loaded. If it was in memory it goes on as it was, but for where the new one had
+                room only in its place.
+        """
+        while (loading := entry.successor or entry).task is not None and loading.source != source:
+            await asyncio.wait([loading.task])
+            entry = self.entries.setdefault(entry.name, entry)
+        if loading.task is None:
+            if entry.state is State.READY:
+                loading = self._successor(entry, source)
+            entry.source = source if loading is entry else entry.source
+        return await self.load(loading)
+
+    def _successor(self, entry: Entry[T], source: Any) -> Entry[T]:
+        successor: Entry[T] = Entry(entry.name, source, entry.stats, self.room.lease_ended)
+        successor.predecessor, entry.successor = entry, successor
+        successor.orphan = entry.orphan
+        return successor
 
     def _start_load(self, entry: Entry[T]) -> asyncio.Task[LoadReport]:
         if self._closed:
@@ -181,15 +211,18 @@ class ModelCache(Generic[P, T]):
 
         A load under way is abandoned, and whoever waits for it is told.
         """
-        entry.abandoned, entry.evicted = True, False
-        if entry.task is not None:
+        loading = entry.successor or entry
+        entry.abandoned, entry.evicted, loading.abandoned = True, False, True
+        if loading.task is not None:
             self.room.refuse(entry.name, unloaded(entry.name))
             self._loading.refuse(entry.name, unloaded(entry.name))
-            await asyncio.wait([entry.task])
-        if entry.state is State.READY:
-            self._start_closing(entry, "unloaded")
-        if entry.closing is not None:
-            await asyncio.shield(entry.closing)
+            await asyncio.wait([loading.task])
+        going = {entry, loading, *(retiring for retiring in self._retiring if retiring.name == entry.name)}
+        for one in going:
+            if one.state is State.READY:
+                self._start_closing(one, "unloaded")
+        for closing in [one.closing for one in going if one.closing is not None]:
+            await asyncio.shield(closing)
 
     async def relieve(self, name: str, need: Footprint, reason: str) -> tuple[str, ...]:
         """Put out others that hold about so much memory, for a model that is short of what no budget here counts.
@@ -215,12 +248,12 @@ class ModelCache(Generic[P, T]):
         Raises:
             AssertionError: it does not.
         """
-        for entry in self.entries.values():
+        for entry in self._everybody():
             held = entry.state in {State.READY, State.UNLOADING}
             assert (entry.resident is not None) == held, entry  # noqa: S101
             assert held or entry.footprint == Footprint(), entry  # noqa: S101
             assert entry.leases >= 0, entry  # noqa: S101
-            assert entry.footprint.host >= self.shared.charge(entry.name), entry  # noqa: S101
+            assert entry.footprint.host >= self.shared.charge(entry), entry  # noqa: S101
             assert (self._ready.get(entry.name) is entry) == (entry.state is State.READY), entry  # noqa: S101
         assert Footprint().fits(self.room.reserved), self.room  # noqa: S101
 
@@ -228,6 +261,7 @@ class ModelCache(Generic[P, T]):
         """Unload everything; from now on nothing is loaded."""
         self._closed = True
         await asyncio.gather(*(self.unload(entry) for entry in self.entries.values()))
+        await asyncio.gather(*(entry.closing for entry in self._retiring if entry.closing is not None))
 
     # -- one load ------------------------------------------------------------------------------------------------
 
@@ -248,6 +282,7 @@ class ModelCache(Generic[P, T]):
 
     def _loaded(self, entry: Entry[T], report: LoadReport) -> None:
         """Everybody who waits has a lease before anybody else can evict the model again."""
+        self._take_place(entry)
         entry.task = None
         entry.evicted = False
         entry.state = step(entry.state, Event.LOADED)
@@ -261,6 +296,19 @@ class ModelCache(Generic[P, T]):
         self._report(entry, report)
         self.room.settle()
 
+    def _take_place(self, entry: Entry[T]) -> None:
+        """From here on the name means this entry; the one that it meant closes, if it is in memory."""
+        before = entry.predecessor
+        if before is None:
+            return
+        entry.predecessor, before.successor = None, None
+        entry.evicted = True  # registered all the time
+        self.entries[entry.name] = entry
+        if before.state is State.READY:
+            self._start_closing(before, "loaded anew")
+        if before.closing is not None:
+            self._retiring.add(before)
+
     def remeasured(self, entry: Entry[T], footprint: Footprint) -> None:
         """A resident takes more or less than before."""
         self._charges.discharge(entry)
@@ -269,6 +317,8 @@ class ModelCache(Generic[P, T]):
 
     def _failed(self, entry: Entry[T], error: MmeError) -> None:
         entry.task = None
+        if entry.predecessor is not None:
+            entry.predecessor.successor, entry.predecessor.orphan = None, entry.orphan
         if entry.state is State.LOADING:  # else it was cancelled before it began
             entry.state, entry.reason = step(entry.state, Event.FAILED), str(error)
         entry.stats.load_failures += 1
@@ -323,7 +373,8 @@ class ModelCache(Generic[P, T]):
     def _start_closing(self, entry: Entry[T], reason: str) -> None:
         """From here on nobody gets a lease."""
         entry.state = step(entry.state, Event.UNLOAD)
-        del self._ready[entry.name]
+        if self._ready.get(entry.name) is entry:
+            del self._ready[entry.name]
         entry.closing = asyncio.get_running_loop().create_task(self._close(entry, reason), name=f"close {entry.name}")
 
     async def _close(self, entry: Entry[T], reason: str) -> None:
@@ -339,6 +390,7 @@ class ModelCache(Generic[P, T]):
         self._charges.discharge(entry)
         footprint = entry.footprint
         entry.left(reason)
+        self._retiring.discard(entry)
         took = _now() - began
         entry.stats.unload.add(took)
         self.events.tell(CacheEvent(Deed.UNLOADED, entry.name, took, footprint=footprint, why=reason))

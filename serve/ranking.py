@@ -13,21 +13,24 @@ from serve import eviction
 from serve.lifecycle import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from serve.cache_entry import Entry
+
+
+_REPLACED_SECONDS = 1.0  # until it is looked at again whether a model that is being replaced may leave for others
 
 
 class Ranking:
     """Who is in memory, in terms of an eviction plan.
 
     Args:
-        entries: every model that the cache knows.
+        everybody: every model that may be in memory.
         rules: what the operator decided.
     """
 
-    def __init__(self, entries: Mapping[str, Entry[Any]], rules: eviction.Rules) -> None:
-        self._entries = entries
+    def __init__(self, everybody: Callable[[], Iterable[Entry[Any]]], rules: eviction.Rules) -> None:
+        self._everybody = everybody
         self._rules = rules
         self._age = 0.0
         self._aged_at = 0.0
@@ -63,7 +66,7 @@ class Ranking:
         self._age, self._aged_at = age, time.monotonic()
 
     def _residing(self) -> Iterable[Entry[Any]]:
-        return (entry for entry in self._entries.values() if entry.resident is not None)
+        return (entry for entry in self._everybody() if entry.resident is not None)
 
     def _age_at_last_use(self, entry: Entry[Any]) -> float:
         return self._age if entry.last_used > self._aged_at else entry.age
@@ -71,4 +74,6 @@ class Ranking:
     def _keep_until(self, entry: Entry[Any]) -> float:
         if entry.pinned:
             return eviction.FOR_EVER
+        if entry.successor is not None:  # it serves until that one does
+            return time.monotonic() + _REPLACED_SECONDS
         return entry.loaded_at + self._rules.min_residency

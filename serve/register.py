@@ -136,6 +136,15 @@ class Register:
         entry.source = source
         return entry
 
+    def source(self, entry: Entry[Any]) -> Source:
+        """Where a model comes from when it is loaded anew.
+
+        Raises:
+            MmeError: UNKNOWN_MODEL when it is not there any more.
+        """
+        unpacked: bool = isinstance(entry.source, Unpacked)
+        return entry.source if unpacked else self.find(entry.name)
+
     def find(self, name: str) -> Source:
         """Where a name that nobody gave a url for would come from.
 

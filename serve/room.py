@@ -115,6 +115,22 @@ class Room:
         except _NotNowError:
             return None
 
+    def fits_beside(self, name: str, need: Footprint) -> bool:
+        """Whether there could be room for `need` bytes while the model of that name that is in memory stays there."""
+        stays = [resident.footprint for resident in self._residents() if resident.name == name and not resident.leaving]
+        return need.fits(self.budget - self._kept(name) - sum(stays, Footprint()))
+
+    def fits_instead(self, name: str, need: Footprint) -> bool:
+        """Whether there could be if it left."""
+        return need.fits(self.budget - self._kept(name))
+
+    def _kept(self, name: str) -> Footprint:
+        """Bytes that nobody gives back for the model of that name, itself not counted."""
+        others = [resident for resident in self._residents() if resident.name != name and not resident.leaving]
+        if not self._evicts:
+            return sum((resident.footprint for resident in others), self.reserved)
+        return sum((other.footprint for other in others if other.keep_until == eviction.FOR_EVER), Footprint())
+
     def spare(self, need: Footprint) -> bool:
         """Have `need` bytes promised if they are free and nobody waits for them; to be given back."""
         if self._claims or not need.fits(self.budget - self.used()):

@@ -7,19 +7,21 @@ take, and a model that comes to files which are there already costs only what is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+M = TypeVar("M")
 
-class SharedBytes:
+
+class SharedBytes(Generic[M]):
     """Files by name, their bytes, and the models that map them, in the order in which they came."""
 
     def __init__(self) -> None:
         self._bytes: dict[str, int] = {}
-        self._users: dict[str, dict[str, None]] = {}
-        self._files: dict[str, list[str]] = {}  # of each model
+        self._users: dict[str, dict[M, None]] = {}
+        self._files: dict[M, list[str]] = {}  # of each model
 
     def __repr__(self) -> str:
         return f"<SharedBytes {len(self._files)} models map {sum(self._bytes.values()) / 1e6:.1f} MB>"
@@ -28,7 +30,7 @@ class SharedBytes:
         """Bytes of those files that nobody maps yet."""
         return sum(size for file, size in files.items() if file not in self._users)
 
-    def map(self, model: str, files: Mapping[str, int]) -> int:
+    def map(self, model: M, files: Mapping[str, int]) -> int:
         """A model, which maps nothing so far, maps these files; returns the bytes that it is charged for."""
         if not files:
             return 0
@@ -39,9 +41,9 @@ class SharedBytes:
             self._users.setdefault(file, {})[model] = None
         return charge
 
-    def unmap(self, model: str) -> dict[str, int]:
+    def unmap(self, model: M) -> dict[M, int]:
         """A model maps nothing any more; returns who is charged for how many bytes more from now on."""
-        heirs: dict[str, int] = {}
+        heirs: dict[M, int] = {}
         for file in self._files.pop(model, ()):
             users = self._users[file]
             was_charged = next(iter(users)) == model
@@ -53,6 +55,6 @@ class SharedBytes:
                 heirs[heir] = heirs.get(heir, 0) + self._bytes[file]
         return heirs
 
-    def charge(self, model: str) -> int:
+    def charge(self, model: M) -> int:
         """Bytes that a model is charged for now."""
         return sum(self._bytes[file] for file in self._files.get(model, ()) if next(iter(self._users[file])) == model)

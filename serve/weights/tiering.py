@@ -202,7 +202,8 @@ class Tiering:
             return
         if not forms.refined:
             if not await self._aside(self._refining, forms.refine, self._refiner):
-                await self._cache.reload(self._cache.entries[watched.root.name])
+                entry = self._cache.entries[watched.root.name]
+                await self._cache.reload(entry, entry.source)
                 return
             await self._turn(watched, forms.tier)
         watched.settled = True

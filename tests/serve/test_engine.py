@@ -702,7 +702,7 @@ def test_a_reload_serves_what_is_on_disk_now(run, toys, tmp_path, repository, wr
 
 
 def test_a_reload_under_traffic_costs_no_request(run, toys, tmp_path, unpacked):
-    """Clients that never stop are all answered while their model is loaded anew, whoever loads it first."""
+    """Clients that never stop are all answered while their model is loaded anew, and none waits for a load."""
 
     async def main():
         async with engine_of(tmp_path, evicts=False) as engine:
@@ -712,6 +712,7 @@ def test_a_reload_under_traffic_costs_no_request(run, toys, tmp_path, unpacked):
             async def client():
                 answers = 0
                 while not done:
+                    assert engine.is_resident("a")
                     assert await answered(engine, toys) == 2
                     assert engine.registered() == [("a", unpacked["a"])]
                     answers += 1
@@ -730,8 +731,8 @@ def test_a_reload_under_traffic_costs_no_request(run, toys, tmp_path, unpacked):
     run(main())
 
 
-def test_a_reload_that_fails_says_why_and_unregisters(run, toys, tmp_path, repository):
-    """What was in memory is gone, and the error is the new file's."""
+def test_a_reload_that_fails_says_why_and_the_old_one_serves(run, toys, tmp_path, repository, write_onnx):
+    """The error is the new file's; what was in memory goes on until a reload succeeds."""
 
     async def main():
         async with engine_of(tmp_path, repository=repository) as engine:
@@ -740,9 +741,53 @@ def test_a_reload_that_fails_says_why_and_unregisters(run, toys, tmp_path, repos
             with pytest.raises(MmeError) as caught:
                 await engine.reload("a")
             assert failure(caught) is Kind.INVALID_MODEL
-            assert engine.registered() == []
+            assert [name for name, _ in engine.registered()] == ["a"]
+            assert await answered(engine, toys) == 2
             [row] = [row for row in engine.index() if row["name"] == "a"]
-            assert (row["state"], row["reason"]) == ("UNAVAILABLE", caught.value.message)
+            assert row["state"] == "READY"
+            write_onnx(repository / "a" / "1" / "model.onnx", 7.0)
+            await engine.reload("a")
+            assert await answered(engine, toys) == 7
+
+    run(main())
+
+
+@pytest.mark.parametrize("serving", [False, True])
+def test_a_model_that_left_the_repository_is_not_loaded_anew(run, toys, tmp_path, repository, serving):
+    """It is unknown; where it is in memory it goes on."""
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository) as engine:
+            if serving:
+                await engine.reload("a")
+            shutil.rmtree(repository / "a")
+            with pytest.raises(MmeError) as caught:
+                await engine.reload("a")
+            assert failure(caught) is Kind.UNKNOWN_MODEL
+            assert (await answered(engine, toys) == 2) if serving else not engine.cache.entries
+
+    run(main())
+
+
+def test_a_reload_serves_other_versions_and_instances(run, toys, tmp_path, repository, write_onnx):
+    """Versions that were added and removed, under a new policy, and another number of lanes."""
+    folder = repository / "a"
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository) as engine:
+            await engine.reload("a")
+            write_onnx(folder / "3" / "model.onnx", 3.0)
+            write_onnx(folder / "2" / "model.onnx", 9.0)
+            (folder / "config.pbtxt").write_text("version_policy { all {} } instance_group { count: 3 kind: KIND_CPU }")
+            await engine.reload("a")
+            assert engine.versions("a") == [1, 2, 3]
+            assert await answered(engine, toys) == 3
+            assert await answered(engine, toys, version=2) == 9
+            async with engine.leased("a") as model:
+                assert len(model._lanes) == 3
+            shutil.rmtree(folder / "3")
+            await engine.reload("a")
+            assert engine.versions("a") == [1, 2]
 
     run(main())
 

@@ -208,11 +208,11 @@ class World:
         """The books agree with themselves and with what really is in memory."""
         cache = self.cache
         cache.check_integrity()
-        residents = [entry for entry in cache.entries.values() if entry.resident is not None]
+        residents = [entry for entry in cache._everybody() if entry.resident is not None]
         assert sum((entry.footprint for entry in residents), cache.room.reserved) == cache.room.used()
         for entry in residents:
             assert entry.resident.started == 1
-            assert entry.footprint == entry.resident.footprint + Footprint(cache.shared.charge(entry.name))
+            assert entry.footprint == entry.resident.footprint + Footprint(cache.shared.charge(entry))
             assert not (entry.leases and entry.resident.closed)
         assert all(held.closed <= 1 for held in self.press.made)
         needed = [entry.prepared for entry in residents]
@@ -237,10 +237,23 @@ class World:
             await self.do(0)
 
     async def begin(self, name, what="acquire"):
-        """A task that acquires, loads or unloads, as far as it gets on its own."""
-        task = asyncio.create_task(getattr(self.cache, what)(self.entry(name)))
+        """A task that acquires, loads, reloads or unloads, as far as it gets on its own."""
+        task = asyncio.create_task(self.task(name, what))
         await self.turn()
         return task
+
+    def task(self, name, what, source=None):
+        """The coroutine of it; a reload comes from the source that there is, or from another."""
+        entry = self.entry(name)
+        return (
+            self.cache.reload(entry, source or entry.source) if what == "reload" else getattr(self.cache, what)(entry)
+        )
+
+    def cut(self, name):
+        """End a load of that name, if one is under way, as its time being over does."""
+        loading = self.entry(name).successor or self.entry(name)
+        if loading.task:
+            loading.task.cancel()
 
     async def resident(self, *names):
         """Models in memory, unleased, least recently used first."""
@@ -631,34 +644,187 @@ def test_a_model_nobody_used_yet_is_as_recent_as_its_load(play):
     play(scene)
 
 
-def test_a_model_loaded_anew_is_waited_for(play):
-    """A reload closes and loads; who asks meanwhile waits, and the model counts as registered all the time."""
+# -- being loaded anew --------------------------------------------------------------------------------------------------
+
+
+def test_a_model_loaded_anew_serves_until_the_new_one_does(play):
+    """Leases are had all the time; the old one closes after the last of its own, though the new one is in use."""
 
     async def scene(world):
         await world.resident("a")
-        entry = world.cache.lease("a")
+        old = world.cache.lease("a")
         reload = await world.begin("a", "reload")
-        waiting = await world.begin("a")
-        assert (waiting.done(), entry.registered) == (False, True)
-        entry.release()
+        await world.do("prepare a")
+        assert world.cache.lease("a") is old
+        await world.do("load a")
+        await reload
+        new = world.cache.lease("a")
+        assert new is not old
+        assert (old.state, new.state) == (State.UNLOADING, State.READY)
+        assert world.cache.room.used() == mb(80)
+        old.release()
         await world.turn()
-        for piece in ("close a", "prepare a", "load a"):
-            assert not reload.done()
-            assert entry.registered
-            await world.do(piece)
+        assert world.desk.pending == []
+        old.release()
+        await world.turn()
+        await world.do("close a")
+        assert [held.closed for held in world.press.made] == [1, 0]
+        assert world.cache.room.used() == mb(40)
+        new.release()
+
+    play(_of_40(scene))
+
+
+def _of_40(scene):
+    """The scene in a world whose models take 40 MB: there is room for two."""
+
+    async def smaller(world):
+        world.press.sizes = dict.fromkeys("abc", (mb(40), mb(40)))
+        await scene(world)
+
+    return smaller
+
+
+@pytest.mark.parametrize("step", ["prepare", "load", "start"])
+def test_a_successor_that_fails_leaves_the_old_one_serving(play, step):
+    """Whoever asked for it is told; nobody else notices, and the next try may succeed."""
+
+    async def scene(world):
+        await world.resident("a")
+        old = world.entry("a")
+        world.press.failures[step, "a"] = [MmeError(Kind.INVALID_MODEL, "bad")]
+        reload = await world.begin("a", "reload")
+        await world.do_all()
+        assert failure(reload) is Kind.INVALID_MODEL
+        assert world.entry("a") is old
+        assert (old.state, old.registered, old.reason) == (State.READY, True, "")
+        again = await world.begin("a", "reload")
+        await world.do_all()
+        await again
+        assert world.entry("a") is not old
+
+    play(_of_40(scene))
+
+
+@pytest.mark.parametrize("evicts", [True, False])
+def test_where_memory_has_no_room_for_both_the_old_one_goes_first(play, evicts):
+    """Who asks meanwhile waits for the new one, and the model counts as registered all the time."""
+
+    async def scene(world):
+        await world.resident("a")
+        old = world.cache.lease("a")
+        reload = await world.begin("a", "reload")
+        await world.do("prepare a")
+        assert old.state is State.UNLOADING
+        waiting = await world.begin("a")
+        assert (waiting.done(), world.entry("a").registered) == (False, True)
+        old.release()
+        await world.turn()
+        await world.do("close a", "load a")
         await reload
         await waiting
         assert [held.closed for held in world.press.made] == [1, 0]
-        entry.release()
+        world.entry("a").release()
+
+    play(scene, evicts=evicts)
+
+
+def test_others_leave_for_a_successor_before_the_one_that_it_replaces(play):
+    """No request is lost for want of room as long as somebody idle can make it."""
+
+    async def scene(world):
+        await world.resident("a", "b")
+        old = world.cache.lease("a")
+        reload = await world.begin("a", "reload")
+        await world.do("prepare a")
+        assert (old.state, world.entry("b").state) == (State.READY, State.UNLOADING)
+        await world.do("close b", "load a")
+        await reload
+        old.release()
+        await world.do_all()
+
+    play(_of_40(scene))
+
+
+def test_what_is_too_large_at_all_costs_nobody_his_place(play):
+    """A successor larger than the budget is out of memory, and the old one serves."""
+
+    async def scene(world):
+        await world.resident("a")
+        world.press.measured["a"] = mb(101)
+        reload = await world.begin("a", "reload")
+        await world.do_all()
+        assert failure(reload) is Kind.OUT_OF_MEMORY
+        assert world.entry("a").state is State.READY
+
+    play(scene)
+
+
+def test_a_model_that_is_being_replaced_is_no_victim(play):
+    """Another model's load waits until the successor is there, then the retiring one's room is its own."""
+
+    async def scene(world):
+        await world.resident("a")
+        reload = await world.begin("a", "reload")
+        await world.do("prepare a")
+        other = await world.begin("b")
+        await world.do("prepare b")
+        assert world.entry("a").state is State.READY
+        await world.do("load a")
+        await reload
+        await world.do("close a", "load b")
+        await other
+        world.entry("b").release()
+
+    play(_of_40(scene))
+
+
+def test_reloads_of_one_source_share_a_load_and_one_of_another_comes_after_it(play):
+    """What was asked for last is what serves in the end."""
+
+    async def scene(world):
+        await world.resident("a")
+        one = await world.begin("a", "reload")
+        same = await world.begin("a", "reload")
+        other = asyncio.create_task(world.task("a", "reload", "elsewhere"))
+        await world.do_all()
+        await asyncio.gather(one, same, other)
+        assert world.press.sources == ["source of a", "source of a", "elsewhere"]
+        assert world.entry("a").source == "elsewhere"
+
+    play(_of_40(scene))
+
+
+@pytest.mark.parametrize("stage", [[], ["prepare a"], ["prepare a", "load a"]])
+def test_unloading_what_is_being_loaded_anew_unloads_both(play, stage):
+    """The successor is given up, or closed if it has come that far; whoever waits for it is told."""
+
+    async def scene(world):
+        await world.resident("a")
+        old = world.cache.lease("a")
+        reload = await world.begin("a", "reload")
+        await world.do(*stage)
         unload = await world.begin("a", "unload")
-        assert not entry.registered
+        assert not world.entry("a").registered
+        old.release()
         await world.do_all()
         await unload
+        assert world.press.in_memory == Footprint()
+        if len(stage) < 2:
+            assert failure(reload) is Kind.UNAVAILABLE
+
+    play(_of_40(scene))
+
+
+def test_what_is_not_in_memory_is_loaded_from_the_new_source(play):
+    """A reload of a model that nobody has loaded is a load."""
+
+    async def scene(world):
         cold = await world.begin("a", "reload")
-        assert not entry.registered
+        assert not world.entry("a").registered
         await world.do_all()
         await cold
-        assert entry.registered
+        assert world.entry("a").registered
 
     play(scene)
 
@@ -1362,7 +1528,10 @@ def test_repr_is_fit_for_logs(play):
 
 NAMES = "abcd"
 ACTIONS = st.one_of(
-    st.tuples(st.sampled_from(["acquire", "acquire", "lease", "load", "unload", "cut"]), st.sampled_from(NAMES)),
+    st.tuples(
+        st.sampled_from(["acquire", "acquire", "lease", "load", "reload", "anew", "unload", "cut"]),
+        st.sampled_from(NAMES),
+    ),
     st.tuples(st.sampled_from(["release", "release", "leave", "work", "work", "work", "turn"]), st.integers(0, 30)),
 )
 SIZES = st.sampled_from([(mb(20), mb(20)), (mb(45), mb(45)), (mb(60), mb(60)), (mb(100), mb(100)), (mb(101), mb(101))])
@@ -1400,7 +1569,7 @@ def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
         finally:
             world.desk.desert()
 
-    async def live(world):
+    async def live(world):  # noqa: PLR0915 - as above
         world.press.sizes = {**dict(zip(NAMES, sizes, strict=True)), **wrong_sizes}
         world.press.bare = set(bare)
         for number, (step, name) in enumerate(failures):
@@ -1409,8 +1578,10 @@ def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
         clients, held, ids = {}, [], count()
 
         async def client(number, name):
-            await world.cache.acquire(world.entry(name))
-            held.append(world.entry(name))
+            entry = world.entry(name)
+            await world.cache.acquire(entry)
+            assert entry.state is not State.LOADING
+            held.append(entry)
 
         def check():
             world.audit()
@@ -1423,10 +1594,13 @@ def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
             if action == "acquire":
                 number = next(ids)
                 clients[number] = asyncio.create_task(client(number, argument))
-            elif action in {"load", "unload"}:
-                clients[next(ids)] = asyncio.create_task(getattr(world.cache, action)(world.entry(argument)))
-            elif action == "cut" and argument in world.cache.entries and world.entry(argument).task:
-                world.entry(argument).task.cancel()  # as its time being over does
+            elif action in {"load", "unload", "reload"}:
+                clients[next(ids)] = asyncio.create_task(world.task(argument, action))
+            elif action == "anew":
+                number = next(ids)
+                clients[number] = asyncio.create_task(world.task(argument, "reload", f"source {number}"))
+            elif action == "cut" and argument in world.cache.entries:
+                world.cut(argument)
             elif action == "lease":
                 entry = world.cache.lease(argument)
                 held += [entry] if entry is not None else []
@@ -1452,7 +1626,10 @@ def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
         for task in clients.values():
             if not task.cancelled():
                 assert isinstance(task.exception(), MmeError | type(None))
-        assert [entry for entry in world.cache.entries.values() if entry.leases or entry.waiters or entry.task] == []
+        left = [entry for entry in world.cache._everybody() if entry.leases or entry.waiters or entry.task]
+        assert left == []
+        assert world.cache._retiring == set()
+        assert not any(entry.successor or entry.predecessor for entry in world.cache.entries.values())
 
     toys.run(main())
 
