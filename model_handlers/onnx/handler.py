@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from model_handlers.completion import complete
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.mapped import MappedHandler
 from model_handlers.onnx import forms
@@ -27,7 +28,7 @@ from model_handlers.onnx.runtime import (
     preload_cuda,
     translated,
 )
-from model_handlers.onnx.signature import complete, signature
+from model_handlers.onnx.signature import signature
 from model_handlers.tensor import BYTES
 
 if TYPE_CHECKING:

@@ -5,13 +5,12 @@ Pure but for a look at the file's size and the processors.
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import invalid_model
 from model_handlers.onnx.runtime import FATAL, onnx_runtime
+from model_handlers.parameters import integer, warn_of_unknown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 # optimization.graph.level and the parameter `level` use the same numbers.
 _GRAPH_LEVELS = {-1: "ORT_DISABLE_ALL", 1: "ORT_ENABLE_BASIC", 2: "ORT_ENABLE_EXTENDED", 0: "ORT_ENABLE_ALL"}
-_log = logging.getLogger("mme.onnx")
 _PARAMETERS = frozenset(
     (
         "intra_op_thread_count",
@@ -52,26 +50,21 @@ def session_options(config: ModelConfig, threads: int) -> Any:
         MmeError: INVALID_MODEL for a parameter that is no such number.
     """
     runtime = onnx_runtime()
-    # Names that begin with MME_ are for whoever serves the model.
-    unknown = ", ".join(
-        f"'{key}'" for key in config.parameters if key not in _PARAMETERS and not key.startswith("MME_")
-    )
-    if unknown:
-        _warn_of(unknown, config.name)
+    warn_of_unknown(config, _PARAMETERS, "ONNX models", "mme.onnx")
     options = runtime.SessionOptions()
     options.log_severity_level = FATAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-    options.intra_op_num_threads = _integer(config, "intra_op_thread_count", 0, range(1025)) or threads
-    parallel = bool(_integer(config, "execution_mode", 0, range(2)))
+    options.intra_op_num_threads = integer(config, "intra_op_thread_count", 0, range(1025)) or threads
+    parallel = bool(integer(config, "execution_mode", 0, range(2)))
     # With one thread between operators ONNX Runtime would run them one after the other, whatever the mode.
     default_between = processors() if parallel else 1
-    options.inter_op_num_threads = _integer(config, "inter_op_thread_count", 0, range(1025)) or default_between
+    options.inter_op_num_threads = integer(config, "inter_op_thread_count", 0, range(1025)) or default_between
     if parallel:
         options.execution_mode = runtime.ExecutionMode.ORT_PARALLEL
     options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, graph_level(config))
-    options.enable_cpu_mem_arena = bool(_integer(config, "enable_mem_arena", 1, range(2)))
-    options.enable_mem_pattern = bool(_integer(config, "enable_mem_pattern", 1, range(2)))
+    options.enable_cpu_mem_arena = bool(integer(config, "enable_mem_arena", 1, range(2)))
+    options.enable_mem_pattern = bool(integer(config, "enable_mem_pattern", 1, range(2)))
     return options
 
 
@@ -81,29 +74,7 @@ def graph_level(config: ModelConfig) -> str:
     Raises:
         MmeError: INVALID_MODEL for a level that does not exist.
     """
-    level = _integer(config, "level", config.optimization_level, range(-1, 3))
+    level = integer(config, "level", config.optimization_level, range(-1, 3))
     if level not in _GRAPH_LEVELS:
         raise invalid_model(f"model '{config.name}': optimization.graph.level must be -1, 0, 1 or 2, got {level}")
     return _GRAPH_LEVELS[level]
-
-
-@functools.lru_cache(maxsize=1024)
-def _warn_of(unknown: str, model: str) -> None:
-    """Once: a model has several sessions in its life."""
-    _log.warning("parameters without effect on ONNX models: %s", unknown, extra={"target_model": model})
-
-
-def _integer(config: ModelConfig, key: str, default: int, allowed: range) -> int:
-    text = config.parameters.get(key)
-    if text is None:
-        return default
-    try:
-        value = int(text)
-    except ValueError:
-        value = allowed.stop
-    if value not in allowed:
-        raise invalid_model(
-            f"model '{config.name}': parameter '{key}' must be an integer from {allowed.start} to {allowed[-1]}, "
-            f"got '{text}'"
-        )
-    return value

@@ -1,0 +1,111 @@
+"""A configuration completed from what a model file says that it takes and gives, and checked against it. PURE."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from model_handlers.config import DynamicBatching, ModelConfig
+from model_handlers.config_checks import normalise
+from model_handlers.errors import invalid_model
+from model_handlers.tensor import DataType, TensorSpec
+
+DEFAULT_MAX_BATCH_SIZE = 4  # what Triton gives a batching model whose configuration names no batch size
+
+# A tensor as the model declares it: name, type, shape with -1 for dimensions of any size.
+GraphTensor = tuple[str, DataType, tuple[int, ...]]
+
+
+def complete(config: ModelConfig, inputs: list[GraphTensor], outputs: list[GraphTensor]) -> ModelConfig:
+    """The configuration with what it leaves out taken from the graph.
+
+    Raises:
+        MmeError: INVALID_MODEL, naming what disagrees with the graph.
+    """
+    served = inputs + [tensor for tensor in outputs if not config.outputs or config.output(tensor[0])]
+    fixed = [f"'{name}' {_brackets(shape)}" for name, _, shape in served if shape[:1] != (-1,)]
+    max_batch_size = config.max_batch_size
+    incomplete = not (config.inputs and config.outputs)
+    if max_batch_size > 0 and fixed:
+        raise invalid_model(
+            f"autofill failed for model '{config.name}': model does not support batching while non-zero "
+            f"max_batch_size is specified: {', '.join(fixed)} must have a variable first dimension"
+        )
+    if incomplete and not fixed and max_batch_size == 0:
+        max_batch_size = DEFAULT_MAX_BATCH_SIZE
+    batching = config.dynamic_batching
+    if incomplete and max_batch_size > 1 and batching is None:
+        batching = DynamicBatching(preferred_batch_sizes=(max_batch_size,))
+    config = replace(config, max_batch_size=max_batch_size, dynamic_batching=batching)
+    return normalise(
+        replace(
+            config,
+            inputs=_merge("input", config.inputs, inputs, config),
+            outputs=_merge("output", config.outputs, outputs, config),
+        )
+    )
+
+
+def _merge(
+    what: str, declared: tuple[TensorSpec, ...], graph: list[GraphTensor], config: ModelConfig
+) -> tuple[TensorSpec, ...]:
+    """The declared specs, checked, and the graph's for those not declared. All inputs must end up declared."""
+    by_name = {name: (data_type, shape) for name, data_type, shape in graph}
+    agreed = []
+    for spec in declared:
+        if spec.name not in by_name:
+            raise invalid_model(
+                f"unable to load model '{config.name}', unexpected inference {what} '{spec.name}', "
+                f"allowed {what}s are: {', '.join(by_name)}"
+            )
+        agreed.append(_agreed(what, spec, *by_name[spec.name], config))
+    names = {spec.name for spec in declared}
+    if declared and what == "output":
+        return tuple(agreed)
+    return (*agreed, *(_spec(name, *by_name[name], config) for name in by_name if name not in names))
+
+
+def _spec(name: str, data_type: DataType, shape: tuple[int, ...], config: ModelConfig) -> TensorSpec:
+    dims = shape[1:] if config.max_batch_size > 0 else shape
+    if not dims:  # the protocol has no scalars: one element outside, no dimension inside
+        return TensorSpec(name, data_type, (1,), reshape=())
+    return TensorSpec(name, data_type, dims)
+
+
+def _agreed(
+    what: str, spec: TensorSpec, data_type: DataType, shape: tuple[int, ...], config: ModelConfig
+) -> TensorSpec:
+    """The declared spec, if the graph can serve it. A dimension that the graph fixes can't be declared variable."""
+    if spec.data_type is not data_type:
+        raise invalid_model(
+            f"unable to load model '{config.name}', configuration expects datatype {spec.data_type.config_name} for "
+            f"{what} '{spec.name}', model provides {data_type.config_name}"
+        )
+    inner = spec.dims if spec.reshape is None else spec.reshape
+    if not shape:
+        return _agreed_scalar(spec, inner, config)
+    full = (-1, *inner) if config.max_batch_size > 0 else inner
+    if len(full) != len(shape) or any(has not in (-1, says) for says, has in zip(full, shape, strict=True)):
+        batch = (
+            "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
+            f"making complete shape {_brackets(full)}"
+        )
+        raise invalid_model(
+            f"model '{config.name}', tensor '{spec.name}': the model expects {len(shape)} dimensions "
+            f"(shape {_brackets(shape)}) but the model configuration specifies {len(full)} dimensions "
+            f"({batch if config.max_batch_size > 0 else f'shape {_brackets(full)}'})"
+        )
+    return spec
+
+
+def _agreed_scalar(spec: TensorSpec, inner: tuple[int, ...], config: ModelConfig) -> TensorSpec:
+    """Triton's configurations declare a scalar as `dims: [1]`: a model without a batch dimension may not reshape it."""
+    if any(dim != 1 for dim in inner):
+        raise invalid_model(
+            f"unable to load model '{config.name}', scalar tensor '{spec.name}', should only provide 1 in the model "
+            f"configuration when the model doesn't support batching. Model configuration provided: {_brackets(inner)}."
+        )
+    return replace(spec, reshape=())
+
+
+def _brackets(shape: tuple[int, ...]) -> str:
+    return f"[{','.join(str(dim) for dim in shape)}]"
