@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from model_handlers.tensor import TensorSpec
+    from model_handlers.tensor import DataType, TensorSpec
 
 _NO_STRINGS: Mapping[str, str] = MappingProxyType({})
 _NO_POLICIES: Mapping[int, QueuePolicy] = MappingProxyType({})
@@ -129,6 +129,46 @@ class InstanceGroup:
     gpus: tuple[int, ...] = ()
 
 
+class WarmupData(Enum):
+    """What an input of a warm-up sample holds."""
+
+    ZERO = 0
+    RANDOM = 1
+    FILE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupInput:
+    """One input of a warm-up sample.
+
+    Attributes:
+        data_type, dims: as in a `TensorSpec`; no dimension is variable.
+        data: where its elements come from; file: their file in the model's `warmup` directory, "" for none.
+    """
+
+    data_type: DataType
+    dims: tuple[int, ...]
+    data: WarmupData
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupSample:
+    """Requests that are executed before the model is ready.
+
+    Attributes:
+        name: by which the log and errors call it.
+        batch_size: requests in one execution, 0 for none at all.
+        count: executions.
+        inputs: input of the model → what each request holds for it.
+    """
+
+    name: str
+    batch_size: int
+    count: int
+    inputs: Mapping[str, WarmupInput]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything we honour of a model's configuration.
@@ -145,6 +185,7 @@ class ModelConfig:
         metric_tags: labels that every metric of the model carries.
         decoupled: whether a request may have any number of responses (`model_transaction_policy`).
         ensemble: the steps of an ensemble, () for any other model.
+        warmup: what is executed before the model is ready.
     """
 
     name: str
@@ -162,6 +203,7 @@ class ModelConfig:
     metric_tags: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
     decoupled: bool = False
     ensemble: tuple[EnsembleStep, ...] = ()
+    warmup: tuple[WarmupSample, ...] = ()
 
     def input(self, name: str) -> TensorSpec | None:
         """The input of that name, or None."""

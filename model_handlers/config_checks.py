@@ -19,7 +19,7 @@ from model_handlers.errors import invalid_model
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from model_handlers.config import DynamicBatching, InstanceGroup, ModelConfig
+    from model_handlers.config import DynamicBatching, InstanceGroup, ModelConfig, WarmupSample
     from model_handlers.tensor import TensorSpec
 
 _MOST_LEVELS = 1024  # each is a queue that is looked at when a batch is formed
@@ -40,6 +40,8 @@ def normalise(config: ModelConfig) -> ModelConfig:
     _check_path("default_model_filename", config.default_model_filename, config.name)
     _check_tensors("input", config.inputs, config.name)
     _check_tensors("output", config.outputs, config.name)
+    for sample in config.warmup:
+        _check_sample(config, sample)
     return replace(
         config,
         instance_groups=tuple(_group(config, index, group) for index, group in enumerate(config.instance_groups)),
@@ -52,6 +54,20 @@ def _check_path(field: str, value: str, model: str) -> None:
     path = PurePosixPath(value)
     if path.is_absolute() or ".." in path.parts or "\0" in value:
         raise invalid_model(f"'{field}' of {model} is '{value}'; it must name a file inside the model's directory")
+
+
+def _check_sample(config: ModelConfig, sample: WarmupSample) -> None:
+    model, largest = config.name, config.max_batch_size
+    if 0 < largest < sample.batch_size:
+        raise invalid_model(
+            f"warmup sample '{sample.name}' has batch_size {sample.batch_size}, must be at most {largest} for {model}"
+        )
+    for name, given in sample.inputs.items():
+        if any(dim < 0 for dim in given.dims):
+            raise invalid_model(
+                f"warmup setting expects all variable-size dimensions are specified for input '{name}' for {model}"
+            )
+        _check_path(f"input_data_file of warmup sample '{sample.name}'", given.file, model)
 
 
 def _check_tensors(what: str, specs: Sequence[TensorSpec], model: str) -> None:

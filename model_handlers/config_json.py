@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.config import QueuePolicy
+from model_handlers.config import QueuePolicy, WarmupData
 
 if TYPE_CHECKING:
-    from model_handlers.config import DynamicBatching, EnsembleStep, InstanceGroup, ModelConfig, VersionPolicy
+    from model_handlers.config import (
+        DynamicBatching,
+        EnsembleStep,
+        InstanceGroup,
+        ModelConfig,
+        VersionPolicy,
+        WarmupInput,
+        WarmupSample,
+    )
     from model_handlers.tensor import TensorSpec
 
     Json = dict[str, Any]
@@ -42,7 +50,7 @@ def config_json(config: ModelConfig) -> Json:
         "cc_model_filenames": {},
         "metric_tags": dict(config.metric_tags),
         "parameters": {key: {"string_value": value} for key, value in config.parameters.items()},
-        "model_warmup": [],
+        "model_warmup": [_warmup(sample) for sample in config.warmup],
         **_transaction_policy(config.decoupled),
     }
 
@@ -157,6 +165,24 @@ def _instance_group(group: InstanceGroup) -> Json:
         "passive": False,
         "host_policy": "",
     }
+
+
+def _warmup(sample: WarmupSample) -> Json:
+    return {
+        "name": sample.name,
+        "batch_size": sample.batch_size,
+        "inputs": {name: _warmup_input(given) for name, given in sample.inputs.items()},
+        "count": sample.count,
+    }
+
+
+def _warmup_input(given: WarmupInput) -> Json:
+    data: dict[WarmupData, Json] = {
+        WarmupData.ZERO: {"zero_data": True},
+        WarmupData.RANDOM: {"random_data": True},
+        WarmupData.FILE: {"input_data_file": given.file},
+    }
+    return {"data_type": given.data_type.config_name, "dims": list(given.dims), **data[given.data]}
 
 
 def _transaction_policy(decoupled: bool) -> Json:  # noqa: FBT001 - the one field that it has

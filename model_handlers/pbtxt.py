@@ -24,6 +24,7 @@ from model_handlers.config_checks import normalise
 from model_handlers.errors import invalid_model
 from model_handlers.pbtxt_batching import dynamic_batching, dynamic_batching_message
 from model_handlers.pbtxt_fields import check_fields
+from model_handlers.pbtxt_warmup import warmup_messages, warmup_samples
 from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.tensor import BY_NUMBER, DataType, TensorSpec
 
@@ -72,6 +73,7 @@ def parse_config(text: str, *, model: str, strict_name: bool = False) -> ModelCo
             metric_tags=MappingProxyType(dict(message.metric_tags)),
             decoupled=message.model_transaction_policy.decoupled,
             ensemble=tuple(_step(step) for step in message.ensemble_scheduling.step),
+            warmup=warmup_samples(message, model),
         )
     )
 
@@ -103,6 +105,7 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
         default_model_filename=config.default_model_filename,
         metric_tags=config.metric_tags,
         parameters={key: pb.ModelParameter(string_value=value) for key, value in config.parameters.items()},
+        model_warmup=warmup_messages(config.warmup),
     )
     if config.dynamic_batching is not None:
         message.dynamic_batching.CopyFrom(dynamic_batching_message(config.dynamic_batching))

@@ -65,9 +65,7 @@ class Signature:
         """What a handler is given for a batch: an array an input, and the names of the outputs."""
         return collate(self, batch), wanted(self, batch)
 
-    def hand_out(
-        self, batch: Batch, names: tuple[str, ...], arrays: list[Array], rows: int
-    ) -> list[InferenceResponse]:
+    def hand_out(self, batch: Batch, names: tuple[str, ...], arrays: list[Array], rows: int) -> list[InferenceResponse]:
         """Each request's share of what it returned. See `scatter`."""
         return scatter(self, batch, names, arrays, rows)
 

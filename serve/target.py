@@ -29,6 +29,7 @@ from serve.scripts import Scripts
 from serve.source import Archived, InRepository, Source
 from serve.stats import ModelStats
 from serve.warm_up import warm_up
+from serve.warmup_samples import Warmup
 from serve.weights.forms import TargetForms
 from serve.weights.mode import Weights, weights_of
 
@@ -182,11 +183,12 @@ class PreparedTarget:
             self.hold.release()
 
     def start(self, version: int, config: ModelConfig, device: Device, lane: str) -> Handler:
-        """Load one instance where it is to execute, from its form if it has one, and warm it up."""
+        """Load one instance where it is to execute, from its form if it has one; warm up what names no samples."""
         handler = self.forms.start(version) if self.forms is not None else None
         if handler is None:
             handler = self._start(config, self.directory.model_file(version), device, lane)
-            warm_up(handler)
+            if not config.warmup:
+                warm_up(handler)
         return handler
 
     def _start(self, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
@@ -427,6 +429,10 @@ class ModelLoader:
                 if prepared.placement is Placement.INLINE:  # a process executes one batch at a time
                     shared[device] = handler
                 lanes.append((lane, handler))
+            if config.warmup:
+                warmup = Warmup(config, directory.path)
+                for lane, handler in lanes:
+                    warmup.run(handler, lane)
             stats = self._stats.setdefault((directory.name, version), ModelStats())
             return Model(directory.name, version, lanes, stats, self._loop, self._inline_ns, self._rescue)
         except BaseException:

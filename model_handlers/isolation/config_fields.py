@@ -19,6 +19,9 @@ from model_handlers.config import (
     QueuePolicy,
     TimeoutAction,
     VersionPolicy,
+    WarmupData,
+    WarmupInput,
+    WarmupSample,
 )
 from model_handlers.tensor import BY_NAME, DataType, TensorSpec
 
@@ -61,6 +64,7 @@ def config_from(plain: dict[str, Any]) -> ModelConfig:
             "parameters": MappingProxyType(plain["parameters"]),
             "metric_tags": MappingProxyType(plain["metric_tags"]),
             "ensemble": tuple(_step(step) for step in plain["ensemble"]),
+            "warmup": tuple(_sample(sample) for sample in plain["warmup"]),
         }
     )
 
@@ -77,6 +81,14 @@ def _step(plain: dict[str, Any]) -> EnsembleStep:
     return EnsembleStep(
         **{**plain, "inputs": MappingProxyType(plain["inputs"]), "outputs": MappingProxyType(plain["outputs"])}
     )
+
+
+def _sample(plain: dict[str, Any]) -> WarmupSample:
+    inputs = {
+        name: WarmupInput(BY_NAME[given["data_type"]], tuple(given["dims"]), WarmupData[given["data"]], given["file"])
+        for name, given in plain["inputs"].items()
+    }
+    return WarmupSample(**{**plain, "inputs": MappingProxyType(inputs)})
 
 
 def _group(plain: dict[str, Any]) -> InstanceGroup:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from tests.contract import models
@@ -23,13 +24,55 @@ dynamic_batching {
 """
 
 
+WARM = """
+backend: "python"
+max_batch_size: 4
+input { name: "X" data_type: TYPE_FP32 dims: 4 }
+output { name: "Y" data_type: TYPE_FP32 dims: 4 }
+instance_group { count: 2 kind: KIND_CPU }
+model_warmup { name: "recorded" batch_size: 3 count: 2
+  inputs { key: "X" value { data_type: TYPE_FP32 dims: 4 input_data_file: "x" } } }
+"""
+
+COUNTING = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    seen = 0
+
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = request.inputs()[0].as_numpy()
+            if x[0, 0] == 13:
+                raise ValueError("thirteen")
+            self.seen += x[0, 0]
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.full_like(x, self.seen))]))
+        return answers
+"""
+
+
+def lay_out_python(folder, config, warmup):
+    """A model that adds up the first numbers that it was ever sent, and refuses 13; and its recorded data."""
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(COUNTING)
+    (folder / "config.pbtxt").write_text(config)
+    (folder / "warmup").mkdir()
+    (folder / "warmup" / "x").write_bytes(np.array([warmup] * 4, "<f4").tobytes())
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """A server with all models of this file."""
     root = tmp_path_factory.mktemp("queues")
     repository = root / "repository"
     models.lay_out(repository / "levels", models.plus(1), LEVELS)
-    with Server(root / "server", {"MME_MODEL_REPOSITORY": str(repository), "MME_PING_MODE": "ready"}) as running:
+    lay_out_python(repository / "warm", WARM, 1)
+    lay_out_python(repository / "hot", WARM, 13)
+    environ = {"MME_MODEL_REPOSITORY": str(repository), "MME_LOAD_MODEL": "levels,warm", "MME_PING_MODE": "ready"}
+    with Server(root / "server", environ) as running:
         yield running
 
 
@@ -69,3 +112,23 @@ def test_priority_levels(server):
     assert late.error.startswith("Request timeout expired")
     assert [models.y(answer.json) for answer in answers] == [[2, 3, 4, 5]] * 3
     assert sizes(server, "levels") == {3: 1}
+
+
+def test_a_model_is_warmed_up_before_it_is_ready(server):
+    """Every instance executes the samples, batched, before its first request; nothing of it is counted."""
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda _: ask(server, "warm"), range(2)))
+
+    assert {models.y(answer.json)[0] for answer in answers} <= {7, 8}
+    assert (statistics(server, "warm")["inference_count"], sizes(server, "warm")) == (2, {1: 2})
+    assert server.log.count("is running warmup sample 'recorded'") == 2
+
+
+def test_a_warm_up_that_fails_fails_the_load(server):
+    """The error names model, instance and sample, and the model is not served."""
+    answer = server.ask("POST", "/v2/repository/models/hot/load")
+
+    assert answer.status == 400
+    assert "model 'hot' instance hot_0_0: failed to run warmup sample 'recorded': " in answer.error
+    assert "thirteen" in answer.error
+    assert server.ask("GET", "/v2/models/hot/ready").status == 400

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_handlers.config import DynamicBatching, InstanceGroup, InstanceKind, ModelConfig, QueuePolicy, TimeoutAction
+from model_handlers.config import (
+    DynamicBatching,
+    InstanceGroup,
+    InstanceKind,
+    ModelConfig,
+    QueuePolicy,
+    TimeoutAction,
+    WarmupData,
+    WarmupInput,
+    WarmupSample,
+)
 from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, TensorSpec
@@ -20,6 +30,11 @@ def tensor(**changes):
 def batching(*sizes, **changes):
     """A dynamic batcher with these preferred sizes."""
     return DynamicBatching(sizes, **changes)
+
+
+def warmup(batch_size=1, dims=(4, 2), file=""):
+    """A warm-up sample of the input I."""
+    return WarmupSample("w", batch_size, 1, {"I": WarmupInput(FP32, dims, WarmupData.FILE, file)})
 
 
 DELAYING = QueuePolicy(timeout_action=TimeoutAction.DELAY)
@@ -57,6 +72,12 @@ BROKEN = {
     "dynamic batching has 4096 priority levels, must be at most 1024 for bert": {
         "dynamic_batching": batching(priority_levels=4096, default_priority_level=1)
     },
+    "warmup sample 'w' has batch_size 9, must be at most 8 for bert": {"warmup": (warmup(batch_size=9),)},
+    "warmup setting expects all variable-size dimensions are specified for input 'I' for bert": {
+        "warmup": (warmup(dims=(4, -1)),)
+    },
+    "'input_data_file of warmup sample 'w'' of bert is '../../etc/passwd'; it must name a file inside the model's "
+    "directory": {"warmup": (warmup(file="../../etc/passwd"),)},
     "instance group bert_0 of model bert has kind KIND_CPU but specifies one or more GPUs": {
         "instance_groups": (InstanceGroup("", InstanceKind.CPU, gpus=(0,)),)
     },

@@ -17,6 +17,9 @@ from model_handlers.config import (
     QueuePolicy,
     TimeoutAction,
     VersionPolicy,
+    WarmupData,
+    WarmupInput,
+    WarmupSample,
 )
 from model_handlers.config_checks import normalise
 from model_handlers.config_json import config_json
@@ -192,6 +195,14 @@ def test_a_feature_that_is_not_honoured_is_refused_by_name(text, path):
         ("input { name: 'I' dims: 1 }", "model input 'I' must specify 'data_type' for bert"),
         ("output { name: 'O' data_type: TYPE_INVALID }", "model output 'O' must specify 'data_type' for bert"),
         ("input { name: 'I' data_type: TYPE_FP32 }", "model input 'I' must specify 'dims' for bert"),
+        (
+            "model_warmup { inputs { key: 'I' value { data_type: TYPE_FP32 dims: 1 } } }",
+            "warmup setting expects input 'I' to have input_data_type set for bert",
+        ),
+        (
+            "model_warmup { inputs { key: 'I' value { zero_data: true } } }",
+            "warmup setting expects input 'I' to have data_type set for bert",
+        ),
         ("instance_group { count: -1 }", "instance group bert_0 of model bert has count -1, must be at least 1"),
     ],
 )
@@ -337,6 +348,11 @@ def levelled(batching):
     return batching if batching.preserve_ordering else replace(LEVELS, max_queue_delay_us=batching.max_queue_delay_us)
 
 
+def with_file(given):
+    """The input of a sample, with a file where its data are in one."""
+    return replace(given, file="a/b" if given.data is WarmupData.FILE else "")
+
+
 MAPS = st.dictionaries(NAMES, NAMES, max_size=3)
 CONFIGS = st.builds(
     ModelConfig,
@@ -379,6 +395,20 @@ CONFIGS = st.builds(
     parameters=MAPS,
     metric_tags=MAPS,
     decoupled=st.booleans(),
+    warmup=st.lists(
+        st.builds(
+            WarmupSample,
+            NAMES,
+            st.just(0),
+            st.integers(1, 9),
+            st.dictionaries(
+                NAMES,
+                st.builds(WarmupInput, TYPES, st.just((2, 3)), st.sampled_from(WarmupData)).map(with_file),
+                max_size=2,
+            ),
+        ),
+        max_size=2,
+    ).map(tuple),
 ).map(normalise)
 
 

@@ -17,6 +17,9 @@ from model_handlers.config import (
     QueuePolicy,
     TimeoutAction,
     VersionPolicy,
+    WarmupData,
+    WarmupInput,
+    WarmupSample,
 )
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.config_fields import config_fields, config_from
@@ -42,6 +45,10 @@ FULL = ModelConfig(
     parameters=MappingProxyType({"a": "ä"}),
     metric_tags=MappingProxyType({"t": "u"}),
     decoupled=True,
+    warmup=(
+        WarmupSample("w", 2, 3, MappingProxyType({"x": WarmupInput(BF16, (1, 2), WarmupData.FILE, "f")})),
+        WarmupSample("none", 0, 1, MappingProxyType({})),
+    ),
     ensemble=(EnsembleStep("s", 1, MappingProxyType({"i": "x"}), MappingProxyType({"o": "y"})),),
 )
 

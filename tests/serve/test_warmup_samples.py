@@ -1,0 +1,219 @@
+"""The samples of a model's configuration are executed as its author wrote them, or say what is wrong with them."""
+
+import logging
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from model_handlers.base import ModelResponse
+from model_handlers.config import WarmupData, WarmupInput, WarmupSample
+from model_handlers.errors import Kind, MmeError
+from model_handlers.tensor import BYTES, DATA_TYPES, FP32, INT64, TensorSpec, encode_bytes_elements
+from serve.warmup_samples import Warmup
+
+
+def sample(given=None, *, name="s", batch_size=1, count=1, **inputs):
+    """A sample of the input x, or of those named."""
+    inputs = inputs or {"x": given or WarmupInput(FP32, (2,), WarmupData.ZERO)}
+    return WarmupSample(name, batch_size, count, MappingProxyType(inputs))
+
+
+def warm(toys, folder, *samples, script=None, **config):
+    """A handler that was warmed up by these samples."""
+    handler = toys.Scripted(toys.config(warmup=samples, **config), script)
+    Warmup(handler.config, folder).run(handler, "m_0")
+    return handler
+
+
+def executed(toys, folder, given, spec, max_batch_size=0):
+    """The array that a handler is given for an input."""
+    seen = []
+
+    class Echo(toys.Scripted):
+        def execute(self, inputs, outputs):  # noqa: ARG002 - there is one
+            seen.append(inputs["x"])
+            return [np.zeros((1, 2))]
+
+    config = toys.config(max_batch_size=max_batch_size, inputs=(spec,), warmup=(sample(given),))
+    Warmup(config, folder).run(Echo(config), "m_0")
+    return seen[0]
+
+
+def refused(toys, folder, *samples, **config):
+    """Why a model is not warmed up."""
+    with pytest.raises(MmeError) as caught:
+        warm(toys, folder, *samples, **config)
+    assert caught.value.kind is Kind.INVALID_MODEL
+    return caught.value.message
+
+
+def recorded(folder, data, name="data"):
+    """The path of a file with these bytes, in the folder of a model."""
+    (folder / "warmup").mkdir(exist_ok=True)
+    (folder / "warmup" / name).write_bytes(data)
+    return name
+
+
+def test_samples_are_executed_in_order_each_as_often_as_it_says(toys, tmp_path):
+    """A batch of several requests is one execution."""
+    handler = warm(toys, tmp_path, sample(batch_size=3, count=2), sample(name="none", batch_size=0), sample())
+
+    assert handler.batches == [[0, 0, 0], [0, 0, 0], [0]]
+
+
+def test_a_model_that_does_not_batch_executes_the_requests_of_a_sample_one_by_one(toys, tmp_path):
+    """There is nothing along which they could be joined."""
+    spec = TensorSpec("x", FP32, (1, 2))
+    given = WarmupInput(FP32, (1, 2), WarmupData.ZERO)
+    handler = warm(toys, tmp_path, sample(given, batch_size=2), max_batch_size=0, inputs=(spec,))
+
+    assert handler.batches == [[0], [0]]
+
+
+@pytest.mark.parametrize("data", [WarmupData.ZERO, WarmupData.RANDOM])
+@pytest.mark.parametrize("data_type", DATA_TYPES, ids=str)
+def test_made_up_data_has_the_inputs_type_and_shape(data_type, data, toys, tmp_path):
+    """Of every type; texts are empty, numbers zero, or so small that they may be an index."""
+    array = executed(toys, tmp_path, WarmupInput(data_type, (3, 50), data), TensorSpec("x", data_type, (3, -1)), 4)
+
+    assert (array.shape, array.dtype) == ((1, 3, 50), data_type.dtype)
+    if data_type is BYTES:
+        assert set(array.flat) == {b""}
+    elif data is WarmupData.ZERO:
+        assert not array.any()
+    else:
+        numbers = array.astype(np.float64)
+        assert 0 <= numbers.min() < numbers.max() <= 1
+
+
+def test_recorded_data_is_what_is_in_the_file(toys, tmp_path):
+    """The elements that the shape has, from the file's beginning; it may hold more."""
+    file = recorded(tmp_path, np.arange(5).astype("<i8").tobytes())
+    given = WarmupInput(INT64, (2, 2), WarmupData.FILE, file)
+
+    assert executed(toys, tmp_path, given, TensorSpec("x", INT64, (2, 2))).tolist() == [[0, 1], [2, 3]]
+
+
+def test_recorded_texts_are_in_the_wire_form(toys, tmp_path):
+    """Each behind its length."""
+    texts = np.array([b"a", b"", b"longer"], np.object_)
+    file = recorded(tmp_path, encode_bytes_elements(texts))
+    given = WarmupInput(BYTES, (3,), WarmupData.FILE, file)
+
+    assert executed(toys, tmp_path, given, TensorSpec("x", BYTES, (3,))).tolist() == texts.tolist()
+
+
+def test_a_reshape_holds_for_samples_as_well(toys, tmp_path):
+    """They are given as clients give them."""
+    spec = TensorSpec("x", FP32, (4,), reshape=(2, 2))
+
+    assert executed(toys, tmp_path, WarmupInput(FP32, (4,), WarmupData.ZERO), spec, 4).shape == (1, 2, 2)
+
+
+def test_bad_data_is_told_by_file_and_bytes(toys, tmp_path):
+    """A file that is not there, or too short, or no texts."""
+
+    def given(file, data_type=FP32):
+        return sample(WarmupInput(data_type, (2,), WarmupData.FILE, file))
+
+    short = recorded(tmp_path, b"12345", "short")
+    text = {"inputs": (TensorSpec("x", BYTES, (2,)),)}
+
+    failed = "model 'm': failed to run warmup sample 's': "
+    assert refused(toys, tmp_path, given("gone")) == (
+        f"{failed}there is no file warmup/gone, which its input 'x' is to be read from"
+    )
+    assert refused(toys, tmp_path, given(short)) == (
+        f"{failed}warmup setting expects 8 bytes, but the data provided from warmup/short only has 5 bytes"
+    )
+    assert "incomplete string" in refused(toys, tmp_path, given(short, BYTES), **text)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"x": WarmupInput(FP32, (3,), WarmupData.ZERO)}, "unexpected shape for input 'x' for model 'm'"),
+        ({"x": WarmupInput(INT64, (2,), WarmupData.ZERO)}, "inference input 'x' data-type is 'INT64'"),
+        ({"z": WarmupInput(FP32, (2,), WarmupData.ZERO)}, "unexpected inference input 'z'"),
+    ],
+)
+def test_a_sample_that_does_not_fit_the_model_is_refused(wrong, words, toys, tmp_path):
+    """In the words in which a request would be, behind the sample's name."""
+    message = refused(toys, tmp_path, sample(name="first"), sample(name="bad", **wrong))
+
+    assert message.startswith("model 'm': failed to run warmup sample 'bad': ")
+    assert words in message
+
+
+def test_a_failure_names_the_sample_and_the_instance(toys, tmp_path):
+    """Whatever the model raises."""
+
+    def fail(rows):
+        raise MmeError(Kind.EXECUTION_FAILED, "no zeros, please")
+
+    assert refused(toys, tmp_path, sample(name="z"), script=fail) == (
+        "model 'm' instance m_0: failed to run warmup sample 'z': no zeros, please"
+    )
+
+
+def test_no_memory_for_a_sample_is_no_fault_of_the_model(toys, tmp_path):
+    """Others may go for it, which an invalid model would not be worth."""
+
+    def fail(rows):
+        raise MmeError(Kind.OUT_OF_MEMORY, "none left")
+
+    with pytest.raises(MmeError, match="warmup sample 's'") as caught:
+        warm(toys, tmp_path, sample(), script=fail)
+    assert caught.value.kind is Kind.OUT_OF_MEMORY
+
+
+def test_each_sample_is_logged(toys, tmp_path, caplog):
+    """By name and instance, once; its iterations for those who want to know all."""
+    with caplog.at_level(logging.DEBUG, "mme.load"):
+        warm(toys, tmp_path, sample(count=2))
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "model 'm' instance m_0 is running warmup sample 's'",
+        "warmup sample 's' for iteration 0",
+        "warmup sample 's' for iteration 1",
+    ]
+
+
+class Answering:
+    """What `execute_requests` of a model of its own mind does with one request after the other."""
+
+    sees_requests = True
+
+    def __init__(self, *ways):
+        self.ways = list(ways)
+
+    def execute_requests(self, requests):
+        """Each request in its own way."""
+        return [way(request.responder) for way, request in zip(self.ways, requests, strict=True)]
+
+
+def later(responder):
+    """Two responses, in another thread's time."""
+    responder.send(ModelResponse({}), final=False)
+    responder.send(None, final=True)
+
+
+def at_once(responder):
+    """One response."""
+    return ModelResponse({})
+
+
+def broken(responder):
+    """A response, and then an error."""
+    responder.send(ModelResponse({}), final=False)
+    responder.send(MmeError(Kind.EXECUTION_FAILED, "out of words"), final=True)
+
+
+def test_responses_that_come_unasked_are_waited_for(toys, tmp_path):
+    """The end of each request is waited for, and an error on the way is the sample's."""
+    config = toys.config(warmup=(sample(batch_size=2),))
+
+    Warmup(config, tmp_path).run(Answering(later, at_once), "m_0")
+    with pytest.raises(MmeError, match="failed to run warmup sample 's': out of words"):
+        Warmup(config, tmp_path).run(Answering(later, broken), "m_0")
