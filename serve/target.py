@@ -23,10 +23,11 @@ from serve.environments import Brought, look, make
 from serve.footprints import Footprints
 from serve.measuring import Scales
 from serve.model import Model
+from serve.override import digest_of
 from serve.repository import ModelDirectory, open_model, open_target
 from serve.scheduling.ensemble_check import check_members
 from serve.scripts import Scripts
-from serve.source import Archived, InRepository, Source
+from serve.source import Archived, InRepository, Overridden, Source
 from serve.stats import ModelStats
 from serve.warm_up import warm_up
 from serve.warmup_samples import Warmup
@@ -249,17 +250,24 @@ class ModelLoader:
 
     def prepare(self, name: str, source: Source, cancelled: Callable[[], bool]) -> PreparedTarget:
         """Fetch the archive, if it is one, and understand what is in it."""
-        scripts = self._scripts()
+        scripts, override = self._scripts(), ""
+        if isinstance(source, Overridden):
+            override = source.config
+            source = source.base if source.folder is None else InRepository(source.folder.path)
         if not isinstance(source, Archived):
             opener = open_model if isinstance(source, InRepository) else open_target
-            directory = opener(source.path, name, scripts)
-            return self._prepared(directory, name, directory.fingerprint(), cancelled)
+            directory = opener(source.path, name, scripts, override=override)
+            return self._prepared(directory, name, directory.fingerprint() + digest_of(override), cancelled)
+        return self._fetched(name, source, override, cancelled)
+
+    def _fetched(self, name: str, source: Archived, override: str, cancelled: Callable[[], bool]) -> PreparedTarget:
+        """What is in an archive."""
         began = time.perf_counter_ns()
         artifact = source.artifacts.fetch(source.name, cancelled)
         download_ns = time.perf_counter_ns() - began if artifact.downloaded else 0
         try:
-            directory = open_target(artifact.path, name, scripts)
-            prepared = self._prepared(directory, name, artifact.identity, cancelled)
+            directory = open_target(artifact.path, name, self._scripts(), override=override)
+            prepared = self._prepared(directory, name, artifact.identity + digest_of(override), cancelled)
         except BaseException:
             artifact.hold.release()
             raise
