@@ -78,6 +78,7 @@ def config_of(message: pb.ModelConfig, *, model: str, strict_name: bool = False)
             decoupled=message.model_transaction_policy.decoupled,
             ensemble=tuple(_step(step) for step in message.ensemble_scheduling.step),
             warmup=warmup_samples(message, model),
+            response_cache=message.response_cache.enable,
         )
     )
 
@@ -117,6 +118,8 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
         message.ensemble_scheduling.CopyFrom(_ensemble_message(config.ensemble))
     if config.decoupled:
         message.model_transaction_policy.decoupled = True
+    if config.response_cache:
+        message.response_cache.enable = True
     if config.optimization_level:
         message.optimization.graph.level = config.optimization_level
     return message

@@ -38,6 +38,7 @@ from serve.override import Overrides
 from serve.register import Register, unknown
 from serve.repository import list_models
 from serve.rescue import Rescue
+from serve.scheduling.response_cache import ResponseCache
 from serve.shared_script import SharedScript
 from serve.source import Archived, Unpacked, origin, source_of
 from serve.state_file import LazyFile, StateFile
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from serve.disk_room import DiskRoom
     from serve.engine_options import EngineOptions
     from serve.eviction import Rules
-    from serve.request import InferenceRequest, LoadReport
+    from serve.request import InferenceRequest, InferenceResponse, LoadReport
     from serve.source import Source
     from serve.stats import ModelStats
     from serve.target import AnyModel
@@ -76,6 +77,7 @@ class Engine:
     Attributes:
         stats: (name, version) → counters of requests; target_stats: name → what the cache did for it.
         register: which names mean what.
+        responses: those that are kept for requests that come again.
         body_takers: see `Register`.
     """
 
@@ -97,6 +99,7 @@ class Engine:
         file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
         known = Footprints(file.read())
         self._footprints = LazyFile(file, known.snapshot, self._writes, delay=_FOOTPRINT_SECONDS)
+        self.responses: ResponseCache[InferenceResponse] = ResponseCache(options.response_cache_bytes)
         self._store = WeightStore(options.cache_directory / "weights")
         loader = ModelLoader(
             loop,
@@ -110,6 +113,7 @@ class Engine:
             environments=Environments(options.cache_directory / "environments"),
             store=self._store,
             weights=options.weights,
+            responses=self.responses,
             started=self._begins_to_serve,
         )
         self.cache: ModelCache[PreparedTarget, Target] = ModelCache(

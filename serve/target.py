@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from model_handlers import devices
 from model_handlers.base import CPU, Footprint, Handler, Placement
 from model_handlers.config import InstanceGroup, ModelConfig
+from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.isolation.parameters import placement_of
 from model_handlers.isolation.start import start_isolated
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
     from model_handlers.environments.cache import Environments
     from model_handlers.outside import Outside
     from serve.disk_room import Hold
+    from serve.request import InferenceResponse
     from serve.rescue import RescueRequest
+    from serve.scheduling.response_cache import ResponseCache
     from serve.weights.store import WeightStore
 
 AnyModel = Model | EnsembleModel
@@ -215,6 +218,7 @@ class ModelLoader:
         environments: those that models bring; may only be left out where none does.
         store: keeps the forms of models that can be mapped; None for no forms at all.
         weights: how models hold their weights whose configuration does not say.
+        responses: see `Model`.
         started: told of every target that begins to serve; on the event loop.
     """
 
@@ -232,6 +236,7 @@ class ModelLoader:
         environments: Environments | None = None,
         store: WeightStore | None = None,
         weights: Weights = Weights.AUTO,
+        responses: ResponseCache[InferenceResponse] | None = None,
         started: Callable[[Target], None] | None = None,
     ) -> None:
         self.scales = Scales()
@@ -246,6 +251,7 @@ class ModelLoader:
         self._environments = environments
         self._store = store
         self._weights = weights
+        self._responses = responses
         self._started = started
 
     def prepare(self, name: str, source: Source, cancelled: Callable[[], bool]) -> PreparedTarget:
@@ -399,13 +405,12 @@ class ModelLoader:
                 )
             steps.append(members[step.model].version(step.version))
         check_members(directory.config, [step.config for step in steps])
-        config = replace(directory.config, decoupled=any(step.config.decoupled for step in steps))
-        return {
-            version: EnsembleModel(
-                directory.name, version, config, steps, self._stats.setdefault((directory.name, version), ModelStats())
-            )
-            for version in directory.versions
-        }
+        config = normalise(replace(directory.config, decoupled=any(step.config.decoupled for step in steps)))
+        return {version: self._ensemble(directory.name, version, config, steps) for version in directory.versions}
+
+    def _ensemble(self, name: str, version: int, config: ModelConfig, steps: list[AnyModel]) -> EnsembleModel:
+        stats = self._stats.setdefault((name, version), ModelStats())
+        return EnsembleModel(name, version, config, steps, stats, self._loop, self._responses)
 
     def _load_versions(self, prepared: PreparedTarget, cancelled: Callable[[], bool]) -> dict[int, AnyModel]:
         """All selected versions, or none."""
@@ -442,7 +447,9 @@ class ModelLoader:
                 for lane, handler in lanes:
                     warmup.run(handler, lane)
             stats = self._stats.setdefault((directory.name, version), ModelStats())
-            return Model(directory.name, version, lanes, stats, self._loop, self._inline_ns, self._rescue)
+            return Model(
+                directory.name, version, lanes, stats, self._loop, self._inline_ns, self._rescue, self._responses
+            )
         except BaseException:
             for handler in handlers:
                 handler.close()
