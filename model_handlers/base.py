@@ -189,6 +189,14 @@ class Handler(ABC):
         return None
 
     @classmethod
+    def prepare(cls, config: ModelConfig, model_file: Path) -> None:
+        """Have what all models share, such as the framework, in the process before what this one takes is measured.
+
+        Raises:
+            MmeError: UNSUPPORTED where it is not installed.
+        """
+
+    @classmethod
     @abstractmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
         """Fill what `config` leaves out (inputs, outputs, batch size) from the model file, and check the rest.

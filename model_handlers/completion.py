@@ -15,11 +15,16 @@ DEFAULT_MAX_BATCH_SIZE = 4  # what Triton gives a batching model whose configura
 GraphTensor = tuple[str, DataType, tuple[int, ...]]
 
 
-def complete(config: ModelConfig, inputs: list[GraphTensor], outputs: list[GraphTensor]) -> ModelConfig:
-    """The configuration with what it leaves out taken from the graph.
+def complete(
+    config: ModelConfig,
+    inputs: list[GraphTensor],
+    outputs: list[GraphTensor],
+    default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+) -> ModelConfig:
+    """The configuration with what it leaves out taken from the model.
 
     Raises:
-        MmeError: INVALID_MODEL, naming what disagrees with the graph.
+        MmeError: INVALID_MODEL, naming what disagrees with the model.
     """
     served = inputs + [tensor for tensor in outputs if not config.outputs or config.output(tensor[0])]
     fixed = [f"'{name}' {_brackets(shape)}" for name, _, shape in served if shape[:1] != (-1,)]
@@ -31,7 +36,7 @@ def complete(config: ModelConfig, inputs: list[GraphTensor], outputs: list[Graph
             f"max_batch_size is specified: {', '.join(fixed)} must have a variable first dimension"
         )
     if incomplete and not fixed and max_batch_size == 0:
-        max_batch_size = DEFAULT_MAX_BATCH_SIZE
+        max_batch_size = default_max_batch_size
     batching = config.dynamic_batching
     if incomplete and max_batch_size > 1 and batching is None:
         batching = DynamicBatching(preferred_batch_sizes=(max_batch_size,))

@@ -8,14 +8,27 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_model
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from model_handlers.base import Handler
+
+_NO_VARIANTS: Mapping[str, str] = MappingProxyType({})
+_TREE_FILES = MappingProxyType(
+    {
+        "xgboost": "xgboost.model",
+        "xgboost_json": "xgboost.json",
+        "xgboost_ubj": "xgboost.ubj",
+        "lightgbm": "model.txt",
+        "treelite_checkpoint": "checkpoint.tl",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +41,7 @@ class Backend:
         filename: its model file in a version directory, when the configuration names none.
         handler: `module:class` of the handler, "" where this build serves no such model.
         detect: whether the file's presence is enough to recognise the backend.
+        variants: where the model file depends on a parameter of the configuration: that, and values → file names.
     """
 
     name: str
@@ -35,6 +49,13 @@ class Backend:
     filename: str
     handler: str = ""
     detect: bool = True
+    variants: tuple[str, Mapping[str, str]] = ("", _NO_VARIANTS)
+
+    def filename_in(self, version_directory: Path, parameters: Mapping[str, str]) -> str:
+        """The model file when the configuration names none: the parameter's, else whichever is there."""
+        parameter, names = self.variants
+        chosen = names.get(parameters.get(parameter, ""))
+        return chosen or next((name for name in names.values() if (version_directory / name).exists()), self.filename)
 
 
 # In the order in which Triton tries to recognise a model by its file.
@@ -48,7 +69,14 @@ BACKENDS = (
     Backend("pytorch", ("torch_aoti",), "model.pt2"),
     Backend("python", (), "model.py", "model_handlers.python.handler:PythonHandler"),
     Backend("sagemaker", (), "code/inference.py", "model_handlers.python.script.handler:ScriptHandler", detect=False),
-    Backend("fil", (), "xgboost.json", detect=False),
+    Backend(
+        "fil",
+        (),
+        "xgboost.json",
+        "model_handlers.trees:TreesHandler",
+        detect=False,
+        variants=("model_type", _TREE_FILES),
+    ),
 )
 
 

@@ -19,7 +19,7 @@ from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.mapped import MappedHandler
 from model_handlers.onnx import forms
 from model_handlers.onnx.external import take_weights_out
-from model_handlers.onnx.options import default_threads, session_options
+from model_handlers.onnx.options import session_options
 from model_handlers.onnx.runtime import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
@@ -30,6 +30,7 @@ from model_handlers.onnx.runtime import (
 )
 from model_handlers.onnx.signature import signature
 from model_handlers.tensor import BYTES
+from model_handlers.threads import default_threads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,20 +1,18 @@
 """How a session runs: threads, optimisation, memory; from a configuration's parameters, as Triton's backend names them.
 
-Pure but for a look at the file's size and the processors.
+Pure but for a look at the processors.
 """
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import invalid_model
 from model_handlers.onnx.runtime import FATAL, onnx_runtime
 from model_handlers.parameters import integer, warn_of_unknown
+from model_handlers.threads import processors
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from model_handlers.config import ModelConfig
 
 # optimization.graph.level and the parameter `level` use the same numbers.
@@ -29,18 +27,6 @@ _PARAMETERS = frozenset(
         "enable_mem_pattern",
     )
 )
-_SMALL_MODEL = 1 << 20  # bytes of the model file
-
-
-def default_threads(model_file: Path) -> int:
-    """One thread for a small model: splitting its operators costs more than it gains, and a pool costs threads."""
-    small = model_file.is_file() and model_file.stat().st_size < _SMALL_MODEL
-    return 1 if small else processors()
-
-
-def processors() -> int:
-    """How many of them this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def session_options(config: ModelConfig, threads: int) -> Any:

@@ -9,12 +9,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from model_handlers import devices
+from model_handlers import devices, threads
 from model_handlers.base import CPU, Device
 from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
-from model_handlers.onnx import options as session_options
 from model_handlers.onnx.runtime import onnx_runtime
 from model_handlers.tensor import BY_NAME, BYTES, FP16, FP32, INT64, TensorSpec
 from tests.onnx_types import ONNX_TYPES
@@ -493,7 +492,7 @@ def test_a_small_model_gets_one_thread_and_none_spins(load):
 
 def test_a_large_model_gets_a_thread_a_core(save, monkeypatch):
     """A model of a megabyte or more is worth splitting over the cores that this process may use."""
-    monkeypatch.setattr(session_options.os, "sched_getaffinity", lambda _pid: {0, 1, 2})
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _pid: {0, 1, 2})
     handler = OnnxHandler.load(ModelConfig("m"), save(mlp(width=1024, hidden=512)[0]), CPU)
 
     assert options(handler).intra_op_num_threads == 3
@@ -524,7 +523,7 @@ def test_a_large_model_gets_a_thread_a_core(save, monkeypatch):
 )
 def test_parameters_reach_the_session(load, monkeypatch, parameters, option, expected):
     """Each parameter, named as Triton's backend names it, sets the session's option, and the model still runs."""
-    monkeypatch.setattr(session_options.os, "sched_getaffinity", lambda _pid: {0, 1, 2})
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _pid: {0, 1, 2})
     handler = load(mlp()[0], parameters=parameters)
 
     value = getattr(options(handler), option)

@@ -118,3 +118,22 @@ def test_looking_a_handler_up_imports_no_framework():
     )
 
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "parameters", "expected"),
+    [
+        ((), {}, "xgboost.json"),
+        (("model.txt",), {}, "model.txt"),
+        (("xgboost.json", "xgboost.model"), {}, "xgboost.model"),
+        (("model.txt",), {"model_type": "xgboost_ubj"}, "xgboost.ubj"),
+        (("checkpoint.tl",), {"model_type": "nonsense"}, "checkpoint.tl"),
+    ],
+    ids=["nothing there", "one there", "two there", "a parameter", "a parameter that means nothing"],
+)
+def test_the_file_of_trees_depends_on_their_kind(tmp_path, files, parameters, expected):
+    """`model_type` names the file; where it is not given, or unknown, whichever file is there is it."""
+    for name in files:
+        (tmp_path / name).write_bytes(b"")
+
+    assert find_backend("fil", "", "m").filename_in(tmp_path, parameters) == expected

@@ -1,0 +1,129 @@
+"""Ensembles of trees under the name of Triton's backend for them, `fil`, on the CPU.
+
+Its names and parameters are kept: one input `input__0`, one output `output__0`, and `treeshap_output` where it is
+declared. Called by load threads (`load`, `close`) and by instance threads or the event loop (`execute`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from model_handlers.base import Handler
+from model_handlers.completion import complete
+from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.parameters import warn_of_unknown
+from model_handlers.tensor import FP32
+from model_handlers.trees.files import kind_of
+from model_handlers.trees.forests import library_of, open_forest
+from model_handlers.trees.libraries import library, words
+from model_handlers.trees.outcome import outcome_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from model_handlers.base import Device
+    from model_handlers.completion import GraphTensor
+    from model_handlers.config import ModelConfig
+    from model_handlers.tensor import Array
+    from model_handlers.trees.forests import Forest
+
+INPUT, OUTPUT, CONTRIBUTIONS = "input__0", "output__0", "treeshap_output"
+_DEFAULT_MAX_BATCH_SIZE = 32768  # a row is small, and any number of them can be computed together
+_PARAMETERS = frozenset(
+    (
+        "model_type",
+        "is_classifier",
+        "output_class",
+        "predict_proba",
+        "threshold",
+        "cpu_nthread",
+        "xgboost_allow_unknown_field",
+    )
+)
+_ON_GPUS = "it tunes FIL on a GPU, and trees are computed on the CPU here"
+_HARMLESS = {
+    **dict.fromkeys(("algo", "blocks_per_sm", "threads_per_tree", "transfer_threshold"), _ON_GPUS),
+    **dict.fromkeys(
+        ("storage_type", "layout", "chunk_size", "use_experimental_optimizations"),
+        "it tunes how FIL lays trees out, which are kept as their own library keeps them here",
+    ),
+}
+
+
+class TreesHandler(Handler):
+    """One model of trees."""
+
+    backend: ClassVar[str] = "fil"
+    default_filename: ClassVar[str] = "xgboost.json"
+    estimate_factor: ClassVar[float] = 3.0
+    inline: ClassVar[bool] = True
+
+    def __init__(self, forest: Forest, config: ModelConfig) -> None:
+        self._outcome = outcome_of(config, forest)
+        super().__init__(_complete(config, forest, self._outcome.columns))
+        self._forest = forest
+
+    @classmethod
+    def prepare(cls, config: ModelConfig, model_file: Path) -> None:
+        """Import the library that the file needs."""
+        library(library_of(kind_of(config, model_file)))
+
+    @classmethod
+    def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
+        """Features and classes, as the file tells them."""
+        forest = open_forest(config, model_file)
+        return _complete(config, forest, outcome_of(config, forest).columns)
+
+    @classmethod
+    def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> TreesHandler:  # noqa: ARG003 - the CPU's, shared by lanes
+        """Read the file; parameters are named as FIL names them."""
+        warn_of_unknown(config, _PARAMETERS, "models of trees", "mme.trees", _HARMLESS)
+        return cls(open_forest(config, model_file), config)
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Compute one batch of rows."""
+        rows = np.ascontiguousarray(inputs[INPUT], np.float32)
+        try:
+            return [
+                self._outcome.of(self._forest.scores(rows)) if name == OUTPUT else self._contributions(rows)
+                for name in outputs
+            ]
+        except MemoryError as error:
+            raise out_of_memory(f"model '{self.config.name}' ran out of memory: {error}") from error
+        except Exception as error:  # each library has errors of its own
+            raise MmeError(
+                Kind.EXECUTION_FAILED, f"the trees of model '{self.config.name}' could not be computed: {words(error)}"
+            ) from error
+
+    def _contributions(self, rows: Array) -> Array:
+        return self._forest.contributions(rows).astype(np.float32, copy=False)
+
+    def close(self) -> None:
+        """Drop the trees: each library frees them in its destructor."""
+        del self._forest
+
+
+def _complete(config: ModelConfig, forest: Forest, columns: int) -> ModelConfig:
+    """See `completion.complete`.
+
+    Raises:
+        MmeError: INVALID_MODEL, naming what disagrees with the model.
+    """
+    declared = config.input(INPUT)
+    if declared is not None and declared.dims[-1] != forest.features:
+        raise invalid_model(
+            f"model '{config.name}': its trees take {forest.features} features, but config.pbtxt declares input "
+            f"'{INPUT}' with dims {list(declared.dims)}; write dims: [ {forest.features} ]"
+        )
+    outputs: list[GraphTensor] = [(OUTPUT, FP32, (-1, columns))]
+    if config.output(CONTRIBUTIONS) is not None:
+        if not forest.explains:
+            raise invalid_model(
+                f"model '{config.name}': output '{CONTRIBUTIONS}' needs the library that made the model, XGBoost or "
+                "LightGBM, installed here, and a file in its own format"
+            )
+        outputs.append((CONTRIBUTIONS, FP32, (-1, forest.columns * (forest.features + 1))))
+    return complete(config, [(INPUT, FP32, (-1, forest.features))], outputs, _DEFAULT_MAX_BATCH_SIZE)

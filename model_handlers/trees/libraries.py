@@ -1,0 +1,53 @@
+"""XGBoost, LightGBM and treelite: the one module that imports them, and what their errors say.
+
+Called on load threads; `words` on any.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import logging
+import os
+import re
+from typing import Any
+
+from model_handlers.errors import Kind, MmeError
+
+_STAMP = re.compile(r"^\[\d\d:\d\d:\d\d\] (?:\S+:\d+: )?")
+_CHECK = re.compile(r"^Check failed: .*?: ")
+_MOST_WORDS = 300
+
+
+def has(library: str) -> bool:
+    """Whether it is installed."""
+    return importlib.util.find_spec(library) is not None
+
+
+@functools.cache
+def library(name: str) -> Any:
+    """The library of that name, imported when the first model needs it.
+
+    Raises:
+        MmeError: UNSUPPORTED where it is not installed.
+    """
+    # Threads of OpenMP would wait for their next work in a loop, on cores that other models need.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            f"this model of trees needs {name}, which is not installed; run `pip install 'mme[trees]'`",
+        ) from error
+    if name == "lightgbm":  # it would write to standard output, where lines are JSON
+        module.register_logger(logging.getLogger("mme.lightgbm"))
+    return module
+
+
+def words(error: Exception) -> str:
+    """What a library says, in one line, without its clock, its source files and its stack."""
+    text = str(error).partition("Stack trace")[0].partition("\n\n")[0].strip()
+    text = _CHECK.sub("", _STAMP.sub("", text))
+    return " ".join(text.split())[:_MOST_WORDS] or type(error).__name__
