@@ -18,8 +18,9 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.base import Device, ModelRequest
+from model_handlers.base import Device
 from model_handlers.errors import Kind, MmeError, out_of_memory
+from model_handlers.isolation.batches import pack_answers, unpack_requests
 from model_handlers.isolation.config_fields import config_fields, config_from
 from model_handlers.isolation.events import Events
 from model_handlers.isolation.framing import (
@@ -36,7 +37,7 @@ from model_handlers.isolation.segments import SIZES, Segment
 from model_handlers.metrics import METRICS
 
 if TYPE_CHECKING:
-    from model_handlers.base import Handler, ModelResponse
+    from model_handlers.base import Handler
     from model_handlers.isolation.events import ResponderInChild
     from model_handlers.isolation.framing import Message
     from model_handlers.tensor import Array
@@ -170,7 +171,7 @@ class _Worker:
         packing = Packing(message["at"], shared)
         answer = (
             self._execute_requests(message, shared, packing)
-            if "requests" in message
+            if self._handler.sees_requests
             else self._execute(message, shared, packing)
         )
         segment.ensure(packing.end)
@@ -188,32 +189,19 @@ class _Worker:
         return {"outputs": [self._add(packing, name, array) for name, array in zip(names, arrays, strict=True)]}
 
     def _execute_requests(self, message: Message, shared: Array, packing: Packing) -> Message:
-        requests, responders = [], []
-        for number, fields in enumerate(message["requests"], request_number(message["batch"], 0)):
-            responders.append(self._events.responder(number))
-            requests.append(
-                ModelRequest(
-                    self._inputs(fields, shared),
-                    tuple(fields["outputs"]),
-                    fields["id"],
-                    fields["parameters"],
-                    fields["timeout_us"],
-                    fields["correlation_id"],
-                    fields["flags"],
-                    responder=responders[-1],
-                )
-            )
+        requests = unpack_requests(message, shared, self._model)
+        responders = self._events.responders(request_number(message["batch"], 0), len(requests))
+        for request, responder in zip(requests, responders, strict=True):
+            request.responder = responder
         try:
             answers = self._handler.execute_requests(requests)
             self._check_count(len(answers), len(responders))
         except BaseException as error:  # noqa: BLE001 - as for the load
             return self._failed(responders, _as_error(error, self._model, Kind.INTERNAL, "while it executed"))
-        for answer, responder in zip(answers, responders, strict=True):
-            if answer is not None:
-                responder.forget()
+        self._events.forget([r.number for r, answer in zip(responders, answers, strict=True) if answer is not None])
         counted = METRICS.changes()
         told = {} if counted is None else {"metrics": counted}
-        return {"answers": [self._request_answer(answer, packing) for answer in answers], **told}
+        return pack_answers(answers, packing, self._model) | told
 
     def _check_count(self, answers: int, requests: int) -> None:
         if answers != requests:
@@ -227,22 +215,10 @@ class _Worker:
         for responder in responders:
             if responder.used:
                 responder.send(error, final=True)
-            else:
-                responder.forget()
+        self._events.forget([responder.number for responder in responders])
         if not any(used):
             return {"error": error_fields(error)}
         return {"answers": [None if sent else {"error": error_fields(error)} for sent in used]}
-
-    def _request_answer(self, answer: ModelResponse | MmeError | None, packing: Packing) -> Message | None:
-        if answer is None:
-            return None
-        if isinstance(answer, MmeError):
-            return {"error": error_fields(answer)}
-        try:
-            outputs = {name: self._add(packing, name, array) for name, array in answer.outputs.items()}
-            return {"outputs": outputs, "parameters": dict(answer.parameters)}
-        except MmeError as error:  # an array that can't be sent is the fault of this request alone
-            return {"error": error_fields(error)}
 
     def _inputs(self, fields: Message, shared: Array) -> dict[str, Array]:
         return {name: unpack(shared, place, name, self._model) for name, place in fields["inputs"].items()}

@@ -20,11 +20,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.batches import answer_fields
 from model_handlers.isolation.channel import Frame, FrameReader
 from model_handlers.isolation.framing import Packing, error_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from model_handlers.base import ModelResponse
     from model_handlers.isolation.framing import Message
@@ -92,18 +93,21 @@ class Events:
 
     # -- requests that we were given -----------------------------------------------------------------------------
 
-    def responder(self, number: int) -> ResponderInChild:
-        """Takes the responses to a request, whose number both sides know."""
+    def responders(self, first: int, count: int) -> list[ResponderInChild]:
+        """Take the responses to the requests of a batch, which both sides call `first` and the numbers behind it."""
+        numbers = range(first, first + count)
         with self._lock:
-            self._open.add(number)
-        return ResponderInChild(self, number)
+            self._open.update(numbers)
+        return [ResponderInChild(self, number) for number in numbers]
 
-    def forget(self, number: int) -> None:
-        """A request has got its last response."""
+    def forget(self, numbers: Sequence[int]) -> None:
+        """These requests have got their last responses."""
         with self._lock:
-            self._open.discard(number)
-            self._cancelled.discard(number)
-            self._watching.pop(number, None)
+            self._open.difference_update(numbers)
+            self._cancelled.difference_update(numbers)
+            if self._watching:
+                for number in numbers:
+                    self._watching.pop(number, None)
 
     def is_cancelled(self, number: int) -> bool:
         """Whether the client of a request has left."""
@@ -200,14 +204,15 @@ class ResponderInChild:
     """See `base.Responder`.
 
     Attributes:
+        number: what both sides call the request.
         used: whether anything was sent.
     """
 
-    __slots__ = ("_events", "_number", "used")
+    __slots__ = ("_events", "number", "used")
 
     def __init__(self, events: Events, number: int) -> None:
         self._events = events
-        self._number = number
+        self.number = number
         self.used = False
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
@@ -219,29 +224,21 @@ class ResponderInChild:
             final = True
             self._send(error, final=True)
         if final or isinstance(response, MmeError):
-            self.forget()
-
-    def forget(self) -> None:
-        """It has got its last response."""
-        self._events.forget(self._number)
+            self._events.forget([self.number])
 
     def _send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
-        message: Message = {"respond": self._number, "final": final}
+        message: Message = {"respond": self.number, "final": final}
         packing = Packing()
         if isinstance(response, MmeError):
             message |= {"final": True, "error": error_fields(response)}
         elif response is not None:
-            message["outputs"] = {
-                name: packing.add(array, f"output '{name}' of model '{self._events.model}'")
-                for name, array in response.outputs.items()
-            }
-            message["parameters"] = dict(response.parameters)
+            message |= answer_fields(response, packing, f"output '{{}}' of model '{self._events.model}'")
         self._events.send(message, packing)
 
     def is_cancelled(self) -> bool:
         """Whether the client has left."""
-        return self._events.is_cancelled(self._number)
+        return self._events.is_cancelled(self.number)
 
     def when_cancelled(self, tell: Callable[[], None]) -> None:
         """Have `tell` called when it leaves; at once if it has."""
-        self._events.when_cancelled(self._number, tell)
+        self._events.when_cancelled(self.number, tell)

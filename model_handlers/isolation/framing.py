@@ -23,6 +23,8 @@ written again: its place is that of the input. BYTES tensors lie in their wire f
     serving process → child        {"do": "load", …}   {"do": "run", "batch": n, …}   {"do": "close"}
     child → serving process        {"loaded": …}       {"ran": n, …}                  (ends)
 
+What a `run` holds of the requests, and `ran` of their answers, is told in `batches`.
+
 Nothing that comes out of a child is trusted: a model can write to any descriptor it finds. A message that is no
 message, or a tensor that lies outside its segment, is a `ProtocolError`, after which the child is not spoken to again.
 """
@@ -39,9 +41,9 @@ from model_handlers.isolation.wire_json import dumps, loads
 from model_handlers.tensor import BY_DTYPE, BY_NAME, BYTES, decode_bytes_elements, encode_bytes_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from model_handlers.tensor import Array
+    from model_handlers.tensor import Array, DataType
 
     Message = dict[str, Any]
     Place = list[Any]  # [datatype, offset, bytes, shape]
@@ -81,10 +83,15 @@ class MessageReader:
     """Cuts the bytes of a stream into messages."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._buffer: bytes | bytearray = b""
 
     def feed(self, data: bytes) -> None:
         """Bytes came."""
+        if not self._buffer:
+            self._buffer = data  # as a rule a whole message, which is then read where it lies
+            return
+        if isinstance(self._buffer, bytes):
+            self._buffer = bytearray(self._buffer)
         self._buffer += data
 
     def next(self) -> Message | None:
@@ -108,7 +115,7 @@ class MessageReader:
             raise ProtocolError(f"a message that is not JSON: {error}") from None
         if not isinstance(message, dict):
             raise ProtocolError("a message that is not an object")
-        del buffer[:end]
+        self._drop(end)
         return message
 
     def take(self, size: int) -> bytes | None:
@@ -116,8 +123,11 @@ class MessageReader:
         if len(self._buffer) < size:
             return None
         data = bytes(self._buffer[:size])
-        del self._buffer[:size]
+        self._drop(size)
         return data
+
+    def _drop(self, size: int) -> None:
+        self._buffer = self._buffer[size:] if size < len(self._buffer) else b""
 
 
 def request_number(batch: int, index: int) -> int:
@@ -163,9 +173,9 @@ class Packing:
     """
 
     def __init__(self, start: int = 0, shared: Array | None = None) -> None:
-        self.end = start
+        self.end = self._start = start
         self._shared = shared
-        self._arrays: list[tuple[int, int, Array]] = []
+        self._arrays: list[tuple[int, int, np.dtype[Any], Sequence[Array]]] = []
 
     def add(self, array: Array, subject: str) -> Place:
         """A place for an array. `subject` is what errors call it.
@@ -177,36 +187,64 @@ class Packing:
             raise MmeError(Kind.EXECUTION_FAILED, f"{subject} is {type(array).__name__}, not a numpy array")
         shape = list(array.shape)
         if array.dtype.kind in "OSU":
-            array = np.frombuffer(encode_bytes_elements(array), np.uint8)
-            name = BYTES.name
-        else:
-            data_type = BY_DTYPE.get(array.dtype.newbyteorder("<"))
-            if data_type is None:
-                raise MmeError(
-                    Kind.EXECUTION_FAILED, f"{subject} has dtype {array.dtype}, which the protocol has no name for"
-                )
-            name = data_type.name
-            if self._shared is not None and array.base is self._shared and _plain(array):
-                return [name, array.ctypes.data - self._shared.ctypes.data, array.nbytes, shape]
+            elements = np.frombuffer(encode_bytes_elements(array), np.uint8)
+            return self._place(BYTES, [elements], elements.nbytes, shape)
+        data_type = _data_type(array, subject)
+        if self.has(array) and _plain(array):
+            assert self._shared is not None  # noqa: S101 - it has the array
+            return [data_type.name, array.ctypes.data - self._shared.ctypes.data, array.nbytes, shape]
+        return self._place(data_type, [array], array.nbytes, shape)
+
+    def add_joined(self, arrays: Sequence[Array], subject: str) -> Place:
+        """A place for arrays of one dtype behind one another, along their first dimensions.
+
+        Raises:
+            MmeError: as `add`.
+        """
+        first = arrays[0]
+        if first.dtype.kind in "OSU":
+            return self.add(np.concatenate(arrays), subject)
+        rows = sum([array.shape[0] for array in arrays])
+        nbytes = sum([array.nbytes for array in arrays])
+        return self._place(_data_type(first, subject), arrays, nbytes, [rows, *first.shape[1:]])
+
+    def has(self, array: Any) -> bool:
+        """Whether an array lies in the bytes that both sides have."""
+        return self._shared is not None and isinstance(array, np.ndarray) and array.base is self._shared
+
+    def clear(self) -> None:
+        """Forget all arrays."""
+        self.end = self._start
+        self._arrays.clear()
+
+    def _place(self, data_type: DataType, arrays: Sequence[Array], nbytes: int, shape: list[int]) -> Place:
         offset = -(-self.end // _ALIGNMENT) * _ALIGNMENT
-        self.end = offset + array.nbytes
-        self._arrays.append((offset, array.nbytes, array))
-        return [name, offset, array.nbytes, shape]
+        self.end = offset + nbytes
+        if nbytes:
+            self._arrays.append((offset, nbytes, arrays[0].dtype.newbyteorder("<"), arrays))
+        return [data_type.name, offset, nbytes, shape]
 
     def contents(self) -> Iterator[tuple[int, memoryview]]:
-        """The offset of every array, and its bytes there; those of arrays with strides are copied."""
-        for offset, nbytes, array in self._arrays:
-            if nbytes:
-                plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-                yield offset, plain.reshape(-1).view(np.uint8).data
+        """The offset of every place, and its bytes; those of arrays with strides, and of joined ones, are copied."""
+        for offset, _, little, arrays in self._arrays:
+            plain = np.ascontiguousarray(arrays[0] if len(arrays) == 1 else np.concatenate(arrays), little)
+            yield offset, plain.reshape(-1).view(np.uint8).data
 
     def write(self, memory: memoryview) -> None:
         """Copy every array to its place; `memory` has at least `end` bytes. One copy, whatever the strides."""
-        for offset, nbytes, array in self._arrays:
-            if nbytes:
-                little = array.dtype.newbyteorder("<")
-                target = np.frombuffer(memory, little, array.size, offset).reshape(array.shape)
-                np.copyto(target, array)
+        for offset, nbytes, little, arrays in self._arrays:
+            target = np.frombuffer(memory, little, nbytes // little.itemsize, offset)
+            if len(arrays) == 1:
+                np.copyto(target.reshape(arrays[0].shape), arrays[0])
+            else:
+                np.concatenate(arrays, out=target.reshape(-1, *arrays[0].shape[1:]))
+
+
+def _data_type(array: Array, subject: str) -> DataType:
+    data_type = BY_DTYPE.get(array.dtype) or BY_DTYPE.get(array.dtype.newbyteorder("<"))
+    if data_type is None:
+        raise MmeError(Kind.EXECUTION_FAILED, f"{subject} has dtype {array.dtype}, which the protocol has no name for")
+    return data_type
 
 
 def _plain(array: Array) -> bool:

@@ -13,11 +13,11 @@ import functools
 import threading
 from typing import TYPE_CHECKING, ClassVar
 
-from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.batches import answer_from, pack_requests, unpack_answers
 from model_handlers.isolation.channel import Frame
 from model_handlers.isolation.counted import Counted
-from model_handlers.isolation.framing import Packing, ProtocolError, checked_parameters, error_from, request_number
+from model_handlers.isolation.framing import Packing, ProtocolError, request_number
 from model_handlers.isolation.handler import EXECUTING, IDLE, NONSENSE, IsolatedHandler
 from model_handlers.isolation.listener import Channel, DeafError
 from model_handlers.isolation.process import ChildDiedError
@@ -27,7 +27,7 @@ from model_handlers.metrics import METRICS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from model_handlers.base import ModelRequest, Responder, Watch
+    from model_handlers.base import ModelRequest, ModelResponse, Responder, Watch
     from model_handlers.config import ModelConfig
     from model_handlers.isolation.framing import Message
     from model_handlers.isolation.process import Child
@@ -169,19 +169,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
 
     def _packed(self, requests: Sequence[ModelRequest]) -> tuple[Message, Packing]:
         packing = Packing()
-        fields = [
-            {
-                "inputs": self._add(packing, request.inputs),
-                "outputs": list(request.outputs),
-                "id": request.id,
-                "parameters": dict(request.parameters),
-                "timeout_us": request.timeout_us,
-                "correlation_id": request.correlation_id,
-                "flags": request.flags,
-            }
-            for request in requests
-        ]
-        return {"requests": fields}, packing
+        return pack_requests(requests, packing), packing
 
     def _open_requests(self, batch: int, requests: Sequence[ModelRequest]) -> range:
         """Call the requests of a batch by their numbers."""
@@ -203,24 +191,13 @@ class IsolatedRequestsHandler(IsolatedHandler):
         """The batch's answers, without those of requests that had their last response before."""
         if "metrics" in reply:
             self._counted.take(reply["metrics"])
-        answers = [self._answer(shared, answer) for answer in reply["answers"]]
+        answers = unpack_answers(reply, shared, len(requests), self.config.name)
         return [
             None
             if answer is not None and request.responder is not None and self._open.pop(number, None) is None
             else answer
             for number, request, answer in zip(numbers, requests, answers, strict=True)
         ]
-
-    def _answer(self, shared: Array, answer: Message | None) -> ModelResponse | MmeError | None:
-        if answer is None:
-            return None
-        if "error" in answer:
-            return error_from(answer["error"])
-        return self._response(shared, answer)
-
-    def _response(self, shared: Array, fields: Message) -> ModelResponse:
-        outputs = {name: self._unpack(shared, place, name) for name, place in fields["outputs"].items()}
-        return ModelResponse(outputs, checked_parameters(fields["parameters"]))
 
     # -- the channel ---------------------------------------------------------------------------------------------
 
@@ -263,13 +240,13 @@ class IsolatedRequestsHandler(IsolatedHandler):
             raise ProtocolError(f"a frame about nothing: {str(message)[:200]}")
 
     def _responded(self, message: Message, shared: Array) -> None:
-        error = error_from(message["error"]) if "error" in message else None
-        response = self._response(shared, message) if "outputs" in message else None
-        final = bool(message["final"]) or error is not None or not self.config.decoupled
+        says = "error" in message or "outputs" in message
+        response = answer_from(message if says else None, shared, self.config.name)
+        final = bool(message["final"]) or isinstance(response, MmeError) or not self.config.decoupled
         number = message["respond"]
         request = self._open.pop(number, None) if final else self._open.get(number)
         if request is not None:
-            _respond(request, error or response, final=final)
+            _respond(request, response, final=final)
 
     def _hear(self) -> None:
         """From now on the process wants to be told of clients that leave, and now of those that have left."""

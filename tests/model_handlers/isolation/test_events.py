@@ -67,7 +67,7 @@ def aside(work, *args):
 def test_who_only_sends_does_without_a_thread(sides):
     """Responses need none."""
     events, server = sides
-    events.responder(7).send(ModelResponse({}, {"a": 1}), final=True)
+    events.responders(7, 1)[0].send(ModelResponse({}, {"a": 1}), final=True)
 
     assert server.next() == {"respond": 7, "final": True, "outputs": {}, "parameters": {"a": 1}}
     assert not listening()
@@ -76,8 +76,8 @@ def test_who_only_sends_does_without_a_thread(sides):
 def test_the_first_look_waits_for_what_the_server_knows(sides):
     """Later ones do not ask again; who is over is nobody's client any more."""
     events, server = sides
-    events.responder(1)
-    events.responder(2)
+    events.responders(1, 1)[0]
+    events.responders(2, 1)[0]
     looked = []
     looking = [aside(lambda: looked.append((events.is_cancelled(1), events.is_cancelled(2)))) for _ in range(3)]
     assert server.next() == {"hear": True}
@@ -89,7 +89,7 @@ def test_the_first_look_waits_for_what_the_server_knows(sides):
         thread.join(SECONDS)
 
     assert looked == [(True, False)] * 3
-    events.forget(1)
+    events.forget([1])
     assert not events.is_cancelled(1)
     assert events._open == {2}
     assert events._cancelled == set()
@@ -100,13 +100,13 @@ def test_who_asked_to_be_told_is_told_once(sides):
     events, server = sides
     told = []
     for number in (1, 2, 3):
-        events.responder(number)
+        events.responders(number, 1)[0]
     asking = aside(events.when_cancelled, 1, lambda: told.append(1))
     assert server.next() == {"hear": True}
     server.tell({"hears": True})
     asking.join(SECONDS)
     events.when_cancelled(2, lambda: told.append(2))
-    events.forget(2)
+    events.forget([2])
     for number in (1, 2, 3, 1):
         server.tell({"cancelled": number})
     done = threading.Event()
@@ -152,7 +152,7 @@ def test_code_that_fails_when_it_is_told_keeps_nobody_from_being_told(sides, cap
 def test_the_servers_end_is_the_end_of_waiting(sides):
     """Who looks for the first time when nobody answers any more is not left waiting; what is sent goes nowhere."""
     events, server = sides
-    events.responder(1)
+    events.responders(1, 1)[0]
     looking = aside(events.is_cancelled, 1)
     assert server.next() == {"hear": True}
     server.close()
@@ -165,7 +165,7 @@ def test_the_servers_end_is_the_end_of_waiting(sides):
 def test_sending_waits_while_nobody_reads(sides):
     """And loses nothing, in the order of each thread."""
     events, server = sides
-    responder = events.responder(1)
+    responder = events.responders(1, 1)[0]
 
     def send():
         for number in range(300):
@@ -183,7 +183,7 @@ def test_sending_waits_while_nobody_reads(sides):
 def test_what_cannot_be_sent_is_the_end_of_its_request(sides):
     """With an error in its place; a second one of the same kind would be nobody's."""
     events, server = sides
-    responder = events.responder(1)
+    responder = events.responders(1, 1)[0]
     responder.send(ModelResponse({}, {"a": object()}), final=False)
     message = server.next()
 
