@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, Response, request
 
+from container.load_parameters import load_error, load_override, unload_dependents
 from container.targets import parse_version
 from container.views import json_answer, json_body
 from model_handlers.config_json import config_json
@@ -93,23 +94,17 @@ def _add_repository_routes(routes: Blueprint, service: Service, on_loop: OnLoop)
         return json_answer(on_loop.call(engine.index, engine.find_all()))
 
     def load(name: str) -> Response:
-        for key, value in _parameters().items():
-            raise MmeError(
-                Kind.UNSUPPORTED,
-                f"load parameter '{key}' with type '{type(value).__name__}' is not served: "
-                "change the model's own config.pbtxt instead",
-            )
-        on_loop.run(engine.reload(engine.canonical(name)))
+        override = load_override(_parameters())
+        try:
+            on_loop.run(engine.reload(engine.canonical(name), override))
+        except MmeError as error:
+            raise load_error(name, error) from None
         return Response(status=200)
 
     def unload(name: str) -> Response:
-        for key, value in _parameters().items():
-            if key != "unload_dependents" or not isinstance(value, bool):
-                raise invalid_argument(
-                    f"Unable to parse unload parameter '{key}': unload_dependents may be true or false"
-                )
+        dependents = unload_dependents(_parameters())
         try:
-            on_loop.run(engine.unload(engine.canonical(name)))
+            on_loop.run(engine.unload(engine.canonical(name), dependents=dependents))
         except MmeError as error:
             if error.kind is not Kind.UNKNOWN_MODEL:  # Triton unloads what it does not know without a word
                 raise

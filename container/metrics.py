@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from container.views import View
     from model_handlers.metrics import Family, Reading
     from serve.engine import Engine
-    from serve.stats import ModelStats
+    from serve.stats import Duration, ModelStats
 
 _TOTAL = "_total"
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -64,6 +64,7 @@ class _Collector:
         """Every family; called on the loop."""
         yield from self._inference()
         yield self._batch_sizes()
+        yield from self._responses()
         yield from self._cache()
         yield from self._cache_times()
         yield from self._memory()
@@ -95,6 +96,23 @@ class _Collector:
         for name, model_now in self._engine.resident_models():
             pending.add_metric([name, str(model_now.version)], model_now.queued)
         yield pending
+
+    def _responses(self) -> Iterator[Metric]:
+        """Of models whose responses are cached, under Triton's names; and what all of it takes."""
+        for what in ("hit", "miss"):
+            plural = {"hit": "hits", "miss": "misses"}[what]
+            count = Metric(f"nv_cache_num_{plural}_per_model", f"Cache {plural}", "unknown")
+            took = Metric(f"nv_cache_{what}_duration_per_model", f"Microseconds of cache {plural}", "unknown")
+            for (model, version), stats in self._models():
+                if stats.cached:
+                    duration: Duration = getattr(stats, f"cache_{what}")
+                    labels = {"model": model, "version": version}
+                    count.add_sample(count.name, labels, duration.count)
+                    took.add_sample(took.name, labels, duration.ns / 1000)
+            yield from (count, took)
+        cache = self._engine.responses
+        yield GaugeMetricFamily("mme_response_cache_budget_bytes", "Memory budget for cached responses", cache.budget)
+        yield GaugeMetricFamily("mme_response_cache_used_bytes", "Memory used by cached responses", cache.used)
 
     def _batch_sizes(self) -> Metric:
         family = HistogramMetricFamily(

@@ -140,6 +140,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         inline_ns=settings.inline_microseconds * 1000,
         require_gpu=settings.require_gpu,
         weights=settings.weights,
+        response_cache_bytes=settings.response_cache_bytes,
     )
 
 

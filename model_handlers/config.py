@@ -186,6 +186,7 @@ class ModelConfig:
         decoupled: whether a request may have any number of responses (`model_transaction_policy`).
         ensemble: the steps of an ensemble, () for any other model.
         warmup: what is executed before the model is ready.
+        response_cache: whether requests that come again may be answered without the model.
     """
 
     name: str
@@ -204,6 +205,7 @@ class ModelConfig:
     decoupled: bool = False
     ensemble: tuple[EnsembleStep, ...] = ()
     warmup: tuple[WarmupSample, ...] = ()
+    response_cache: bool = False
 
     def input(self, name: str) -> TensorSpec | None:
         """The input of that name, or None."""

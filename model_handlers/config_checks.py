@@ -40,6 +40,11 @@ def normalise(config: ModelConfig) -> ModelConfig:
     _check_path("default_model_filename", config.default_model_filename, config.name)
     _check_tensors("input", config.inputs, config.name)
     _check_tensors("output", config.outputs, config.name)
+    if config.response_cache and config.decoupled:
+        raise invalid_model(
+            f"Response Cache does not currently support model {config.name} with 'decoupled' transaction policy. "
+            "Please disable the response cache."
+        )
     for sample in config.warmup:
         _check_sample(config, sample)
     return replace(

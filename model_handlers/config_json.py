@@ -52,6 +52,7 @@ def config_json(config: ModelConfig) -> Json:
         "parameters": {key: {"string_value": value} for key, value in config.parameters.items()},
         "model_warmup": [_warmup(sample) for sample in config.warmup],
         **_transaction_policy(config.decoupled),
+        **({"response_cache": {"enable": True}} if config.response_cache else {}),
     }
 
 

@@ -45,17 +45,30 @@ class ModelCall:
     flags: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What a model is to be loaded with this once, instead of what its directory holds.
+
+    Attributes:
+        config: its configuration, as JSON of the published message; "" for its own.
+        files: `file:` and a path inside its directory → contents. They stand for all of its files; none leave them.
+    """
+
+    config: str
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
 class Outside(Protocol):
     """The server around a model. Every method may be called on any thread, and returns at once."""
 
     def infer(self, call: ModelCall, responder: Responder) -> None:
         """Have a model called. The responder gets what it answers, the last with `final`; errors come the same way."""
 
-    def load(self, model: str, callers: tuple[str, ...], done: Done) -> None:
+    def load(self, model: str, override: Override | None, callers: tuple[str, ...], done: Done) -> None:
         """Load a model; `done` is told True or why not, on any thread. `callers` are as in `ModelCall`."""
 
-    def unload(self, model: str, callers: tuple[str, ...], done: Done) -> None:
-        """Unload a model; `done` is told True or why not."""
+    def unload(self, model: str, dependents: bool, callers: tuple[str, ...], done: Done) -> None:  # noqa: FBT001
+        """Unload a model, and those that it depends on if `dependents`; `done` is told True or why not."""
 
     def is_ready(self, model: str, version: int | None, done: Done) -> None:
         """Ask whether a model would answer."""

@@ -50,7 +50,11 @@ def parse_config(text: str, *, model: str, strict_name: bool = False) -> ModelCo
         MmeError: INVALID_MODEL for text that is no ModelConfig (with line and field) or breaks a rule; UNSUPPORTED for
             a field that is not honoured here, by its full path.
     """
-    message = _parse_text(text, model)
+    return config_of(_parse_text(text, model), model=model, strict_name=strict_name)
+
+
+def config_of(message: pb.ModelConfig, *, model: str, strict_name: bool = False) -> ModelConfig:
+    """What the message says. Arguments, result and errors are those of `parse_config`."""
     check_fields(message, model)
     if strict_name and message.name and message.name != model:
         raise invalid_model(
@@ -74,6 +78,7 @@ def parse_config(text: str, *, model: str, strict_name: bool = False) -> ModelCo
             decoupled=message.model_transaction_policy.decoupled,
             ensemble=tuple(_step(step) for step in message.ensemble_scheduling.step),
             warmup=warmup_samples(message, model),
+            response_cache=message.response_cache.enable,
         )
     )
 
@@ -113,6 +118,8 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
         message.ensemble_scheduling.CopyFrom(_ensemble_message(config.ensemble))
     if config.decoupled:
         message.model_transaction_policy.decoupled = True
+    if config.response_cache:
+        message.response_cache.enable = True
     if config.optimization_level:
         message.optimization.graph.level = config.optimization_level
     return message

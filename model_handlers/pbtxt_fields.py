@@ -178,7 +178,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "ModelOperations": {"op_library_filename": _refused("libraries of custom operations are not loaded")},
     "ModelTransactionPolicy": {"decoupled": _HONOURED},
     "ModelRepositoryAgents": {"agents": _refused("no plug-in runs when a model is loaded or unloaded")},
-    "ModelResponseCache": {"enable": _refused("responses are not cached")},
+    "ModelResponseCache": {"enable": _HONOURED},
     "ModelMetrics": {"metric_control": _refused("the buckets of the metrics are the same for all models")},
 }
 

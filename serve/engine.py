@@ -27,17 +27,20 @@ from model_handlers.errors import Kind, MmeError
 from serve import footprints
 from serve.artifacts import Artifacts
 from serve.cache_events import CacheEvent, CacheTimes, Deed
+from serve.dependents import parts_of, wholes_of
 from serve.footprints import Footprints
 from serve.index import index_rows
 from serve.journal import Journal
 from serve.lifecycle import State
 from serve.model_cache import ModelCache
 from serve.outside import EngineOutside
+from serve.override import Overrides
 from serve.register import Register, unknown
 from serve.repository import list_models
 from serve.rescue import Rescue
+from serve.scheduling.response_cache import ResponseCache
 from serve.shared_script import SharedScript
-from serve.source import Archived, Unpacked, source_of
+from serve.source import Archived, Unpacked, origin, source_of
 from serve.state_file import LazyFile, StateFile
 from serve.store import ARCHIVE_SUFFIX, open_store
 from serve.target import ModelLoader, PreparedTarget, Target
@@ -49,11 +52,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 
     from model_handlers.config import ModelConfig
+    from model_handlers.outside import Override
     from serve.cache_entry import Entry
     from serve.disk_room import DiskRoom
     from serve.engine_options import EngineOptions
     from serve.eviction import Rules
-    from serve.request import InferenceRequest, LoadReport
+    from serve.request import InferenceRequest, InferenceResponse, LoadReport
+    from serve.source import Source
     from serve.stats import ModelStats
     from serve.target import AnyModel
 
@@ -72,6 +77,7 @@ class Engine:
     Attributes:
         stats: (name, version) → counters of requests; target_stats: name → what the cache did for it.
         register: which names mean what.
+        responses: those that are kept for requests that come again.
         body_takers: see `Register`.
     """
 
@@ -93,6 +99,7 @@ class Engine:
         file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
         known = Footprints(file.read())
         self._footprints = LazyFile(file, known.snapshot, self._writes, delay=_FOOTPRINT_SECONDS)
+        self.responses: ResponseCache[InferenceResponse] = ResponseCache(options.response_cache_bytes)
         self._store = WeightStore(options.cache_directory / "weights")
         loader = ModelLoader(
             loop,
@@ -106,6 +113,7 @@ class Engine:
             environments=Environments(options.cache_directory / "environments"),
             store=self._store,
             weights=options.weights,
+            responses=self.responses,
             started=self._begins_to_serve,
         )
         self.cache: ModelCache[PreparedTarget, Target] = ModelCache(
@@ -119,6 +127,7 @@ class Engine:
             load_patience=options.load_patience,
             drain_patience=options.drain_patience,
         )
+        self._overrides = Overrides(options.cache_directory / "overrides")
         self._tiering = Tiering(self._store, self.cache, loader.scales, loop, _lower_priority)
         self.register = Register(
             self.cache,
@@ -263,17 +272,38 @@ class Engine:
         self.register.call(name, alias)
         await self._load_or_give_up(entry, self.cache.load(entry))
 
-    async def reload(self, name: str) -> None:
+    async def reload(self, name: str, override: Override | None = None) -> None:
         """Load a model as it is now where it comes from. One in memory serves until the new one does.
 
         A load under way will do.
+
+        Args:
+            name: the registered name.
+            override: what to load it with this once.
 
         Raises:
             MmeError: UNKNOWN_MODEL, or why it can't be loaded. Then it is not registered any more, unless it was in
                 memory and had not to leave for the new one: that one goes on serving.
         """
-        entry = self.register.entry(name)
-        await self._load_or_give_up(entry, self.cache.reload(entry, self.register.source(entry)))
+        source = await self._source(name, override)
+        entry = self.cache.entries.get(name) or self.register.add(name, source)
+        await self._load_or_give_up(entry, self.cache.reload(entry, source))
+        for whole in wholes_of(name, self.cache.entries):
+            with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why
+                await self.reload(whole)
+
+    async def _source(self, name: str, override: Override | None) -> Source:
+        """Where a model comes from, under an override if there is one."""
+        if override is None:
+            return self.register.source(name)
+        base: Source | None = None
+        try:
+            base = self.register.source(name)
+        except MmeError:
+            if not override.files:
+                raise
+        made: Source = await self._loop.run_in_executor(self._loads, self._overrides.source, name, base, override)
+        return made
 
     async def _load_or_give_up(self, entry: Entry[Target], loading: Coroutine[Any, Any, LoadReport]) -> None:
         """Load a model that nobody but who asks for it now wants: if it does not load in time, it is unloaded.
@@ -309,8 +339,12 @@ class Engine:
                 raise
             raise MmeError(Kind.UNAVAILABLE, f"model '{name}' did not load within {seconds:.0f} s; {then}") from None
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Unregister a model; return when its memory was given back.
+
+        Args:
+            name: the registered name.
+            dependents: whether the models go too that it consists of, unless others in memory do.
 
         Raises:
             MmeError: UNKNOWN_MODEL when it is not registered; UNAVAILABLE when it still executes or loads after a long
@@ -319,6 +353,13 @@ class Engine:
         entry = self.cache.entries.get(name)
         if entry is None or entry.abandoned:
             raise unknown(name)
+        parts = parts_of(name, self.cache.entries) if dependents else ()
+        await self._unload_in_time(entry)
+        for part in parts:
+            if part in self.cache.entries:
+                await self._unload_in_time(self.cache.entries[part])
+
+    async def _unload_in_time(self, entry: Entry[Target]) -> None:
         seconds = self.options.unload_patience
         try:
             async with asyncio.timeout(seconds):
@@ -327,8 +368,8 @@ class Engine:
             self._begin(self._unload(entry))
             raise MmeError(
                 Kind.UNAVAILABLE,
-                f"model '{name}' still executes or loads after {seconds:.0f} s; nobody is served by it any more, and "
-                "its memory comes back when that ends",
+                f"model '{entry.name}' still executes or loads after {seconds:.0f} s; nobody is served by it any more, "
+                "and its memory comes back when that ends",
             ) from None
 
     async def _unload(self, entry: Entry[Target]) -> None:
@@ -444,7 +485,7 @@ class Engine:
 
     async def _give_up(self, entry: Entry[Target], error: MmeError) -> None:
         """Unregister; but the index goes on saying why of what store or repository has."""
-        entry.evicted = False
+        entry.evicted, entry.source = False, origin(entry.source)
         if isinstance(entry.source, Unpacked) or error.kind is Kind.UNKNOWN_MODEL:
             await self._drop(entry)
         elif error.kind in _USELESS:
@@ -460,7 +501,7 @@ class Engine:
 
         With an error it is what was unpacked last that goes, being good for nothing; else all.
         """
-        source = entry.source
+        source = origin(entry.source)
         if not isinstance(source, Archived) or entry.busy or self.cache.entries.get(entry.name) is not entry:
             return
         artifacts, name = source.artifacts, source.name

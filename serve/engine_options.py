@@ -38,6 +38,7 @@ class EngineOptions:
         inline_ns: executions expected to take at most this long run on the event loop.
         require_gpu: whether KIND_GPU without a GPU is an error.
         weights: how models hold their weights whose configuration does not say.
+        response_cache_bytes: what the responses kept for models that ask for it may take together; 0 keeps none.
     """
 
     budget: Footprint
@@ -57,3 +58,4 @@ class EngineOptions:
     inline_ns: int = 200_000
     require_gpu: bool = False
     weights: Weights = Weights.AUTO
+    response_cache_bytes: int = 64 << 20

@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError, invalid_argument
+from serve.cached_responses import cached_responses
 from serve.layout_check import check_layout
 from serve.request import InferenceRequest, InferenceResponse, Timings, layout_of
 from serve.scheduling.ensemble import Graph, Progress, Ready, Run
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Sequence
 
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import Array, DataType
     from serve.layout_check import Checked
     from serve.model import Model
+    from serve.scheduling.response_cache import ResponseCache
     from serve.stats import ModelStats
 
     # Its type, its elements, and whether the first dimension is the batch's.
@@ -43,12 +46,21 @@ class EnsembleModel:
         config: the ensemble's, checked against its models'.
         members: for each step the model that runs it.
         stats: where to count.
+        loop: the event loop.
+        responses: see `serve.model.Model`.
     """
 
     queued = 0  # requests wait with the models of the steps
 
     def __init__(
-        self, name: str, version: int, config: ModelConfig, members: Sequence[Model | EnsembleModel], stats: ModelStats
+        self,
+        name: str,
+        version: int,
+        config: ModelConfig,
+        members: Sequence[Model | EnsembleModel],
+        stats: ModelStats,
+        loop: asyncio.AbstractEventLoop,
+        responses: ResponseCache[InferenceResponse] | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -59,6 +71,7 @@ class EnsembleModel:
         decoupled = [member.config.decoupled for member in members]
         self.graph = Graph(name, config.ensemble, [spec.name for spec in config.inputs], decoupled)
         self._checked: dict[object, Checked] = {}
+        self._cached = cached_responses(config, responses, stats, loop, reads_parameters=True)
 
     def __repr__(self) -> str:
         return f"<EnsembleModel {self.name}/{self.version}: {self.outstanding} under way>"
@@ -82,6 +95,8 @@ class EnsembleModel:
         request.batch_size = checked.batch_size
         request.order = checked.order
         request.arrival_ns = _now()
+        if self._cached is not None and self._cached.answered(request):
+            return
         self.outstanding += 1
         _Journey(self, request).begin()
 
@@ -93,7 +108,9 @@ class EnsembleModel:
         return Footprint()
 
     def close(self) -> None:
-        """Nothing of its own is to be given back."""
+        """Drop the responses that were kept."""
+        if self._cached is not None:
+            self._cached.close()
 
     def _check(self, request: InferenceRequest) -> Checked:
         if len(self._checked) >= _KNOWN_LAYOUTS:

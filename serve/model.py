@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
+from serve.cached_responses import cached_responses
 from serve.costs import Costs, input_class
 from serve.instance import Execution, Instance, Retired, Signature
 from serve.layout_check import Checked, check_layout
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from serve.rescue import RescueRequest
     from serve.scheduling.batch_queue import Take
     from serve.scheduling.queues import Queue
+    from serve.scheduling.response_cache import ResponseCache
     from serve.stats import ModelStats
 
 _now = time.perf_counter_ns
@@ -64,6 +66,7 @@ class Model:
         loop: the event loop that calls `submit` and is told of results.
         inline_ns: executions expected to take at most this long run on the loop; 0 for none.
         rescue: asked on the loop about a request that ran out of memory; True takes it back. See `Rescue`.
+        responses: where responses are kept, if the configuration asks for that; None for nowhere.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Model:
         loop: asyncio.AbstractEventLoop,
         inline_ns: int = 0,
         rescue: RescueRequest | None = None,
+        responses: ResponseCache[InferenceResponse] | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -108,6 +112,8 @@ class Model:
         self._unasked = any(handler.sees_requests for _, handler in handlers)
         self._open: set[InferenceRequest] = set()  # executed, and to be answered unasked
         self._going = False
+        self._cached = cached_responses(self.config, responses, stats, loop, reads_parameters=self._unasked)
+        self._overtakes = self.config.dynamic_batching is None or not self.config.dynamic_batching.preserve_ordering
 
     def __repr__(self) -> str:
         return (
@@ -144,6 +150,8 @@ class Model:
         request.order = checked.order
         request.signature = checked.signature
         request.arrival_ns = _now()
+        if self._cached is not None and (self._overtakes or not self.outstanding) and self._cached.answered(request):
+            return
         try:
             with self._lock:
                 self._queue.push(request)
@@ -411,6 +419,8 @@ class Model:
         """Stop the lanes and give the memory back. On a load thread, when nothing is queued or executing."""
         for lane in self._lanes:
             lane.stop()
+        if self._cached is not None:
+            self._cached.close()
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._remote.close)
         with ExitStack() as handlers:  # each is closed, though another raises

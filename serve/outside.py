@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from model_handlers.base import Responder
-    from model_handlers.outside import Done, ModelCall
+    from model_handlers.outside import Done, ModelCall, Override
 
 _log = logging.getLogger("mme.outside")
 
@@ -44,10 +44,10 @@ class Models(Protocol):
     async def submit_cold(self, name: str, version: int | None, request: InferenceRequest) -> Any:
         """Accept a request for any model."""
 
-    async def reload(self, name: str) -> None:
+    async def reload(self, name: str, override: Override | None = None) -> None:
         """Load a model, anew if it is in memory."""
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Unregister a model."""
 
     def is_ready(self, name: str, version: int | None = None) -> bool:
@@ -73,13 +73,13 @@ class EngineOutside:
         """Have a model called."""
         self._soon(self._infer, call, responder)
 
-    def load(self, model: str, callers: tuple[str, ...], done: Done) -> None:
+    def load(self, model: str, override: Override | None, callers: tuple[str, ...], done: Done) -> None:
         """Load a model, anew if it is in memory, as the repository's own route does."""
-        self._soon(self._ask, functools.partial(self._loaded, model, callers), done)
+        self._soon(self._ask, functools.partial(self._loaded, model, override, callers), done)
 
-    def unload(self, model: str, callers: tuple[str, ...], done: Done) -> None:
+    def unload(self, model: str, dependents: bool, callers: tuple[str, ...], done: Done) -> None:  # noqa: FBT001 - see Outside
         """Unload a model."""
-        self._soon(self._ask, functools.partial(self._unloaded, model, callers), done)
+        self._soon(self._ask, functools.partial(self._unloaded, model, dependents, callers), done)
 
     def is_ready(self, model: str, version: int | None, done: Done) -> None:
         """Ask whether a model would answer."""
@@ -130,15 +130,15 @@ class EngineOutside:
         except Exception as error:  # noqa: BLE001 - as above
             responder.send(_known(error), final=True)
 
-    async def _loaded(self, model: str, callers: tuple[str, ...]) -> None:
+    async def _loaded(self, model: str, override: Override | None, callers: tuple[str, ...]) -> None:
         name = self._models.canonical(model)
         _check_circle(name, (self._target, *callers), f"load '{model}' anew")
-        await self._models.reload(name)
+        await self._models.reload(name, override)
 
-    async def _unloaded(self, model: str, callers: tuple[str, ...]) -> None:
+    async def _unloaded(self, model: str, dependents: bool, callers: tuple[str, ...]) -> None:  # noqa: FBT001
         name = self._models.canonical(model)
         _check_circle(name, (self._target, *callers), f"unload '{model}'")
-        await self._models.unload(name)
+        await self._models.unload(name, dependents=dependents)
 
     def _ask(self, work: Callable[[], Coroutine[Any, Any, None]], done: Done) -> None:
         async def answered() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.journal import Row, clock
-from serve.source import Archived, InRepository, Source, Unpacked, is_plain, source_of
+from serve.source import Archived, InRepository, Source, Unpacked, is_plain, origin, source_of
 from serve.stats import TargetStats
 from serve.store import ARCHIVE_SUFFIX, validate_name
 
@@ -124,7 +124,7 @@ class Register:
             MmeError: UNKNOWN_MODEL.
         """
         entry = self._cache.entries.get(name)
-        if entry is not None and not (entry.abandoned and isinstance(entry.source, Unpacked)):
+        if entry is not None and not (entry.abandoned and isinstance(origin(entry.source), Unpacked)):
             return entry
         return self.add(name, self.find(name))
 
@@ -136,14 +136,16 @@ class Register:
         entry.source = source
         return entry
 
-    def source(self, entry: Entry[Any]) -> Source:
-        """Where a model comes from when it is loaded anew.
+    def source(self, name: str) -> Source:
+        """Where a name comes from when it is loaded, or loaded anew.
 
         Raises:
-            MmeError: UNKNOWN_MODEL when it is not there any more.
+            MmeError: UNKNOWN_MODEL.
         """
-        unpacked: bool = isinstance(entry.source, Unpacked)
-        return entry.source if unpacked else self.find(entry.name)
+        entry = self._cache.entries.get(name)
+        if entry is not None and not entry.abandoned and isinstance(posted := origin(entry.source), Unpacked):
+            return posted
+        return self.find(name)
 
     def find(self, name: str) -> Source:
         """Where a name that nobody gave a url for would come from.
@@ -184,7 +186,7 @@ class Register:
         """It may have been registered, or not be any more."""
         journal, name = self._journal, entry.name
         if entry.registered:
-            url = entry.source.url if isinstance(entry.source, Unpacked) else ""
+            url = entry.source.url if isinstance(origin(entry.source), Unpacked) else ""
             row = Row(name, url, name in self.body_takers)
             if journal.rows.get(name) == row:
                 return
@@ -192,7 +194,7 @@ class Register:
             journal.unloaded.discard(name)
         elif name in journal.rows:
             del journal.rows[name]
-            if entry.abandoned and not isinstance(entry.source, Unpacked):
+            if entry.abandoned and not isinstance(origin(entry.source), Unpacked):
                 journal.unloaded.add(name)
         else:
             return

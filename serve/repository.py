@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from model_handlers.body import BACKEND, SUBMIT_DIRECTORY
 from model_handlers.config import ModelConfig
+from model_handlers.config_override import parse_config_json
 from model_handlers.disk import disk_errors
 from model_handlers.ensemble_checks import PLATFORM
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
@@ -69,11 +70,12 @@ class ModelDirectory:
         return digest.hexdigest()[:32]
 
 
-def open_target(path: Path, name: str, scripts: Scripts = DEFAULT_SCRIPTS) -> ModelDirectory:
+def open_target(path: Path, name: str, scripts: Scripts = DEFAULT_SCRIPTS, *, override: str = "") -> ModelDirectory:
     """The model in an unpacked archive: at its root, or in its one model directory, or the one of several to be asked.
 
     Whatever the configuration calls it, it is served as `name`. Where there are several, the one that requests are for
     is the ensemble of the others, or has the archive's name or the parameter MME_ENTRY; the others are its members.
+    An `override` is that model's configuration, as JSON, in place of its own.
 
     Raises:
         MmeError: INVALID_ARGUMENT when `path` is no directory; INVALID_MODEL when there is no model in it, several
@@ -83,7 +85,7 @@ def open_target(path: Path, name: str, scripts: Scripts = DEFAULT_SCRIPTS) -> Mo
         raise invalid_argument(f"model '{name}' should be in {path}, which is not a directory")
     with disk_errors(f"model '{name}' cannot be read from {path}"):
         entry, *others = _models_in(path, name, scripts)
-        model = _open(entry, name, scripts, strict_name=False)
+        model = _open(entry, name, scripts, strict_name=False, override=override)
         members = [_open(other, f"{name}:{other.name}", scripts, strict_name=False) for other in others]
         return replace(model, members=tuple(members))
 
@@ -101,7 +103,7 @@ def list_models(path: Path, scripts: Scripts = DEFAULT_SCRIPTS) -> list[str]:
 
 
 def open_model(
-    path: Path, name: str, scripts: Scripts = DEFAULT_SCRIPTS, *, strict_name: bool = True
+    path: Path, name: str, scripts: Scripts = DEFAULT_SCRIPTS, *, strict_name: bool = True, override: str = ""
 ) -> ModelDirectory:
     """The model whose own directory is `path`, such as a repository of several holds.
 
@@ -110,6 +112,7 @@ def open_model(
         name: that the model is served under.
         scripts: what is the same for all inference scripts.
         strict_name: refuse a configuration that calls the model something else.
+        override: a configuration, as JSON, in place of the model's own; "" for that.
 
     Raises:
         MmeError: UNKNOWN_MODEL when there is no such directory; INVALID_MODEL, UNSUPPORTED.
@@ -120,7 +123,7 @@ def open_model(
     with disk_errors(f"model '{name}' cannot be read from {path}"):
         if not _is_model(path) and not scripts.serves(path):
             raise _no_model(path, name)
-        model = _open(path, name, scripts, strict_name=strict_name)
+        model = _open(path, name, scripts, strict_name=strict_name, override=override)
         parts = [(path.parent / part, f"{name}:{part}") for part in _parts(path.parent, model)]
         members = [_open(part, part_name, scripts, strict_name=False) for part, part_name in parts]
         return replace(model, members=tuple(members))
@@ -175,8 +178,11 @@ def _scripts_in(path: Path, scripts: Scripts) -> list[Path]:
     return children or ([path] if scripts.serves(path) else [])
 
 
-def _open(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> ModelDirectory:
-    config = _read_config(path, name, strict_name=strict_name)
+def _open(path: Path, name: str, scripts: Scripts, *, strict_name: bool, override: str = "") -> ModelDirectory:
+    if override:
+        config = parse_config_json(override, model=name, strict_name=strict_name)
+    else:
+        config = _read_config(path, name, strict_name=strict_name)
     available = _versions(path)
     if config.platform == PLATFORM:  # it has no files: archives may have lost its empty version
         available = available or {1: path}

@@ -11,6 +11,7 @@ from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
     from serve.artifacts import Artifacts
+    from serve.override import OverrideFolder
 
 _FORBIDDEN_ROOTS = tuple(Path(root) for root in ("/dev", "/proc", "/sys"))
 _SHOWN_URL = 200  # characters of a url in a message
@@ -49,7 +50,35 @@ class InRepository:
         return str(self.path)
 
 
-Source = Archived | Unpacked | InRepository
+Origin = Archived | Unpacked | InRepository
+
+
+@dataclass(frozen=True, slots=True)
+class Overridden:
+    """A source: what there is somewhere, under another configuration. See `serve/override.py`.
+
+    Attributes:
+        base: where it comes from.
+        config: its configuration for once, as JSON.
+        folder: the files that stand for its own; None for its own.
+    """
+
+    base: Origin
+    config: str
+    folder: OverrideFolder | None = None
+
+    @property
+    def url(self) -> str:
+        """That of what is overridden."""
+        return self.base.url
+
+
+Source = Origin | Overridden
+
+
+def origin(source: Source) -> Origin:
+    """Where a model comes from when nothing is overridden."""
+    return source.base if isinstance(source, Overridden) else source
 
 
 def source_of(url: str) -> Source:

@@ -81,7 +81,12 @@ class BatchStats:
 
 @dataclass(slots=True)
 class ModelStats:
-    """Everything counted for one version of one model. It outlives the model: an evicted model keeps its numbers."""
+    """Everything counted for one version of one model. It outlives the model: an evicted model keeps its numbers.
+
+    Attributes:
+        cached: whether its responses are cached; cache_hit: look-ups that found one; cache_miss: those that did not,
+            each with what it took to keep the response.
+    """
 
     inference_count: int = 0
     execution_count: int = 0
@@ -94,6 +99,9 @@ class ModelStats:
     compute_output: Duration = field(default_factory=Duration)
     batches: dict[int, BatchStats] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
+    cached: bool = False
+    cache_hit: Duration = field(default_factory=Duration)
+    cache_miss: Duration = field(default_factory=Duration)
 
     def executed(self, size: int, timings: Timings) -> None:
         """One execution of `size` batched elements."""
@@ -123,6 +131,12 @@ class ModelStats:
             duration.count += requests
             duration.ns += ns
 
+    def hit(self, ns: int) -> None:
+        """One request was answered out of the response cache, without being queued or executed."""
+        self.last_inference_ms = time.time_ns() // 1_000_000
+        self.success.add(ns)
+        self.cache_hit.add(ns)
+
     def failed(self, kind: Kind, total_ns: int) -> None:
         """One request failed."""
         self.fail.add(total_ns)
@@ -130,7 +144,6 @@ class ModelStats:
 
     def as_dict(self, name: str, version: str) -> dict[str, Any]:
         """The statistics extension's form of one model version."""
-        empty = Duration().as_dict()
         return {
             "name": name,
             "version": version,
@@ -144,8 +157,8 @@ class ModelStats:
                 "compute_input": self.compute_input.as_dict(),
                 "compute_infer": self.compute_infer.as_dict(),
                 "compute_output": self.compute_output.as_dict(),
-                "cache_hit": empty,
-                "cache_miss": empty,
+                "cache_hit": self.cache_hit.as_dict(),
+                "cache_miss": self.cache_miss.as_dict(),
             },
             "batch_stats": [
                 {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from model_handlers import devices
 from model_handlers.base import CPU, Footprint, Handler, Placement
 from model_handlers.config import InstanceGroup, ModelConfig
+from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.isolation.parameters import placement_of
 from model_handlers.isolation.start import start_isolated
@@ -23,10 +24,11 @@ from serve.environments import Brought, look, make
 from serve.footprints import Footprints
 from serve.measuring import Scales
 from serve.model import Model
+from serve.override import digest_of
 from serve.repository import ModelDirectory, open_model, open_target
 from serve.scheduling.ensemble_check import check_members
 from serve.scripts import Scripts
-from serve.source import Archived, InRepository, Source
+from serve.source import Archived, InRepository, Overridden, Source
 from serve.stats import ModelStats
 from serve.warm_up import warm_up
 from serve.warmup_samples import Warmup
@@ -42,7 +44,9 @@ if TYPE_CHECKING:
     from model_handlers.environments.cache import Environments
     from model_handlers.outside import Outside
     from serve.disk_room import Hold
+    from serve.request import InferenceResponse
     from serve.rescue import RescueRequest
+    from serve.scheduling.response_cache import ResponseCache
     from serve.weights.store import WeightStore
 
 AnyModel = Model | EnsembleModel
@@ -214,6 +218,7 @@ class ModelLoader:
         environments: those that models bring; may only be left out where none does.
         store: keeps the forms of models that can be mapped; None for no forms at all.
         weights: how models hold their weights whose configuration does not say.
+        responses: see `Model`.
         started: told of every target that begins to serve; on the event loop.
     """
 
@@ -231,6 +236,7 @@ class ModelLoader:
         environments: Environments | None = None,
         store: WeightStore | None = None,
         weights: Weights = Weights.AUTO,
+        responses: ResponseCache[InferenceResponse] | None = None,
         started: Callable[[Target], None] | None = None,
     ) -> None:
         self.scales = Scales()
@@ -245,21 +251,29 @@ class ModelLoader:
         self._environments = environments
         self._store = store
         self._weights = weights
+        self._responses = responses
         self._started = started
 
     def prepare(self, name: str, source: Source, cancelled: Callable[[], bool]) -> PreparedTarget:
         """Fetch the archive, if it is one, and understand what is in it."""
-        scripts = self._scripts()
+        scripts, override = self._scripts(), ""
+        if isinstance(source, Overridden):
+            override = source.config
+            source = source.base if source.folder is None else InRepository(source.folder.path)
         if not isinstance(source, Archived):
             opener = open_model if isinstance(source, InRepository) else open_target
-            directory = opener(source.path, name, scripts)
-            return self._prepared(directory, name, directory.fingerprint(), cancelled)
+            directory = opener(source.path, name, scripts, override=override)
+            return self._prepared(directory, name, directory.fingerprint() + digest_of(override), cancelled)
+        return self._fetched(name, source, override, cancelled)
+
+    def _fetched(self, name: str, source: Archived, override: str, cancelled: Callable[[], bool]) -> PreparedTarget:
+        """What is in an archive."""
         began = time.perf_counter_ns()
         artifact = source.artifacts.fetch(source.name, cancelled)
         download_ns = time.perf_counter_ns() - began if artifact.downloaded else 0
         try:
-            directory = open_target(artifact.path, name, scripts)
-            prepared = self._prepared(directory, name, artifact.identity, cancelled)
+            directory = open_target(artifact.path, name, self._scripts(), override=override)
+            prepared = self._prepared(directory, name, artifact.identity + digest_of(override), cancelled)
         except BaseException:
             artifact.hold.release()
             raise
@@ -393,13 +407,12 @@ class ModelLoader:
                 )
             steps.append(members[step.model].version(step.version))
         check_members(directory.config, [step.config for step in steps])
-        config = replace(directory.config, decoupled=any(step.config.decoupled for step in steps))
-        return {
-            version: EnsembleModel(
-                directory.name, version, config, steps, self._stats.setdefault((directory.name, version), ModelStats())
-            )
-            for version in directory.versions
-        }
+        config = normalise(replace(directory.config, decoupled=any(step.config.decoupled for step in steps)))
+        return {version: self._ensemble(directory.name, version, config, steps) for version in directory.versions}
+
+    def _ensemble(self, name: str, version: int, config: ModelConfig, steps: list[AnyModel]) -> EnsembleModel:
+        stats = self._stats.setdefault((name, version), ModelStats())
+        return EnsembleModel(name, version, config, steps, stats, self._loop, self._responses)
 
     def _load_versions(self, prepared: PreparedTarget, cancelled: Callable[[], bool]) -> dict[int, AnyModel]:
         """All selected versions, or none."""
@@ -436,7 +449,9 @@ class ModelLoader:
                 for lane, handler in lanes:
                     warmup.run(handler, lane)
             stats = self._stats.setdefault((directory.name, version), ModelStats())
-            return Model(directory.name, version, lanes, stats, self._loop, self._inline_ns, self._rescue)
+            return Model(
+                directory.name, version, lanes, stats, self._loop, self._inline_ns, self._rescue, self._responses
+            )
         except BaseException:
             for handler in handlers:
                 handler.close()

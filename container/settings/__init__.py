@@ -74,6 +74,7 @@ class Settings:
         min_residency: seconds after its load for which a model stays.
         require_gpu: whether KIND_GPU without a GPU refuses.
         weights: how models hold their weights whose configuration does not say.
+        response_cache_bytes: what cached responses may take, of models whose configuration asks for that; 0 for none.
         cache_dir: where archives are unpacked; environments of Python models, and weights to be mapped, are kept.
         disk_budget: what archives may take there, as the other budgets; None for as much as the file system leaves.
         load_threads, load_timeout: loads at once; seconds for each.
@@ -113,6 +114,7 @@ class Settings:
     min_residency: float = 0.0
     require_gpu: bool = False
     weights: Weights = Weights.AUTO
+    response_cache_bytes: int = 64 << 20
     cache_dir: Path = field(default_factory=lambda: _user_cache_dir({}))
     disk_budget: MemoryBudget = None
     load_threads: int = 2

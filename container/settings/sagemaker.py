@@ -31,6 +31,8 @@ _ARGUMENTS = {
     "--http-max-input-size": "MME_MAX_BODY",
     "--model-load-thread-count": "MME_LOAD_THREADS",
     "--exit-timeout-secs": "MME_DRAIN_SECONDS",
+    "--cache-config": "MME_RESPONSE_CACHE",
+    "--response-cache-byte-size": "MME_RESPONSE_CACHE",
     "--log-verbose": "SAGEMAKER_TRITON_LOG_VERBOSE",
     "--log-info": "SAGEMAKER_TRITON_LOG_INFO",
     "--log-warning": "SAGEMAKER_TRITON_LOG_WARNING",

@@ -108,6 +108,14 @@ MME_VARIABLES = (
         "--weights",
     ),
     Variable(
+        "MME_RESPONSE_CACHE",
+        "response_cache_bytes",
+        v.response_cache,
+        "Memory for responses to requests that come again, of models with response_cache { enable: true }; 0 for none.",
+        "--response-cache",
+        "64MiB",
+    ),
+    Variable(
         "MME_CACHE_DIR",
         "cache_dir",
         v.directory,

@@ -138,6 +138,16 @@ def byte_size(text: str) -> int:
     return int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
 
 
+def response_cache(text: str) -> int:
+    """A number of bytes, 0 for no cache; or what tritonserver's --cache-config takes: `local,size=1048576`."""
+    size = text.removeprefix("local,size=")
+    try:
+        return 0 if size == "0" else byte_size(size)
+    except ValueError:
+        msg = f"{_BYTES_ALLOWED}, 0 for none, or local,size=1048576"
+        raise ValueError(msg) from None
+
+
 def memory_budget(text: str) -> int | float | Share:
     """A number of bytes, or a share of what there is: `80%`, `0.8`; less a reserve if one is named: `95%-2GiB`.
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from model_handlers.base import ModelResponse
 from model_handlers.errors import MmeError
 from model_handlers.isolation.framing import Packing, error_from, unpack
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from model_handlers.base import Responder
     from model_handlers.isolation.events import Events
     from model_handlers.isolation.framing import Message
-    from model_handlers.outside import Done, ModelCall
+    from model_handlers.outside import Done, ModelCall, Override
     from model_handlers.tensor import Array
 
 
@@ -48,19 +50,26 @@ class OutsideInChild:
         else:
             responder.when_cancelled(drop)
 
-    def load(self, model: str, callers: tuple[str, ...], done: Done) -> None:  # noqa: ARG002 - the other end knows
+    def load(self, model: str, override: Override | None, callers: tuple[str, ...], done: Done) -> None:  # noqa: ARG002 - the other end knows
         """Load a model."""
-        self._ask({"what": "load", "model": model}, done)
+        question: Message = {"what": "load", "model": model}
+        packing = Packing()
+        if override is not None:
+            question["config"] = override.config
+            question["files"] = {
+                key: packing.add(np.frombuffer(content, np.uint8), key) for key, content in override.files.items()
+            }
+        self._ask(question, done, packing)
 
-    def unload(self, model: str, callers: tuple[str, ...], done: Done) -> None:  # noqa: ARG002 - as above
+    def unload(self, model: str, dependents: bool, callers: tuple[str, ...], done: Done) -> None:  # noqa: ARG002, FBT001 - as above
         """Unload a model."""
-        self._ask({"what": "unload", "model": model}, done)
+        self._ask({"what": "unload", "model": model, "dependents": dependents}, done)
 
     def is_ready(self, model: str, version: int | None, done: Done) -> None:
         """Ask whether a model would answer."""
         self._ask({"what": "ready", "model": model, "version": version}, done)
 
-    def _ask(self, question: Message, done: Done) -> None:
+    def _ask(self, question: Message, done: Done, packing: Packing | None = None) -> None:
         number = next(self._numbers)
 
         def take(reply: Message, _: Array) -> None:
@@ -68,7 +77,7 @@ class OutsideInChild:
 
         try:
             self._events.expect(number, take)
-            self._events.send({"ask": number, **question})
+            self._events.send({"ask": number, **question}, packing)
         except MmeError as error:
             self._events.expect_no_more(number)
             done(error)

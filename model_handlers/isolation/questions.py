@@ -12,11 +12,13 @@ import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.channel import Frame
 from model_handlers.isolation.framing import Packing, ProtocolError, error_fields, unpack
-from model_handlers.outside import ModelCall
+from model_handlers.outside import ModelCall, Override
 from model_handlers.tensor import BY_NAME
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ class Questions:
             self._calls[replier.number] = replier
             outside.infer(call, replier)
         else:
-            _put(message, outside, callers, self._channel)
+            _put(message, shared, outside, callers, self._channel)
 
     def drop_all(self) -> None:
         """Whoever asked is gone."""
@@ -199,7 +201,7 @@ def _unsendable(error: Exception) -> MmeError:
     return MmeError(Kind.UNAVAILABLE, f"a response can't be handed to the model that called: {error}")
 
 
-def _put(message: Message, outside: Outside, callers: tuple[str, ...], channel: Channel) -> None:
+def _put(message: Message, shared: Array, outside: Outside, callers: tuple[str, ...], channel: Channel) -> None:
     number, what, model = int(message["ask"]), message["what"], str(message["model"])
 
     def done(answer: bool | MmeError) -> None:  # noqa: FBT001 - see Done
@@ -207,13 +209,27 @@ def _put(message: Message, outside: Outside, callers: tuple[str, ...], channel: 
         channel.post(Frame({"reply": number, "final": True, **reply}))
 
     if what == "load":
-        outside.load(model, callers, done)
+        outside.load(model, _override_in(message, shared, model), callers, done)
     elif what == "unload":
-        outside.unload(model, callers, done)
+        outside.unload(model, bool(message.get("dependents")), callers, done)
     elif what == "ready":
         outside.is_ready(model, _version(message["version"]), done)
     else:
         raise ProtocolError(f"a question about nothing: {str(what)[:200]}")
+
+
+def _override_in(message: Message, shared: Array, model: str) -> Override | None:
+    if "config" not in message:
+        return None
+    files = {str(key): _bytes_in(shared, model, str(key), place) for key, place in dict(message["files"]).items()}
+    return Override(str(message["config"]), files)
+
+
+def _bytes_in(shared: Array, model: str, name: str, place: Any) -> bytes:
+    array = unpack(shared, place, name, model)
+    if array.dtype != np.uint8:
+        raise ProtocolError(f"file '{name[:200]}' of model '{model[:200]}' in the form of {place[0]}")
+    return array.tobytes()
 
 
 def _version(version: Any) -> int | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from model_handlers.outside import Override
 from model_handlers.python import pb_calls
 from model_handlers.python.hosted import hosted
 from model_handlers.python.pb_calls import ResponseIterator
@@ -172,21 +173,27 @@ def get_model_dir() -> str:
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
     """Load a model and wait until it is ready.
 
+    Args:
+        model_name: which.
+        config: a configuration to load it with this once, as JSON.
+        files: files to load it from this once: `file:1/model.onnx` and its like → contents; with a `config` alone.
+
     Raises:
-        TritonModelException: why it can't be loaded; other configurations or files than its own are not taken.
+        TritonModelException: why it can't be loaded.
     """
+    override = None
     if config or files:
-        raise TritonModelException(f"load_model of '{model_name}' can't override its config or files: leave them out")
-    pb_calls.ask(lambda outside, callers, done: outside.load(model_name, callers, done))
+        override = Override(config, {str(key): bytes(content) for key, content in (files or {}).items()})
+    pb_calls.ask(lambda outside, callers, done: outside.load(model_name, override, callers, done))
 
 
-def unload_model(model_name: str, unload_dependents: bool = False) -> None:  # noqa: ARG001, FBT001, FBT002 - its interface
-    """Unload a model and wait until it is gone; no model depends on another.
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:  # noqa: FBT001, FBT002 - its interface
+    """Unload a model and wait until it is gone; with the models that it depends on if they are to be.
 
     Raises:
         TritonModelException: why it can't be unloaded.
     """
-    pb_calls.ask(lambda outside, callers, done: outside.unload(model_name, callers, done))
+    pb_calls.ask(lambda outside, callers, done: outside.unload(model_name, unload_dependents, callers, done))
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:

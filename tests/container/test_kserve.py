@@ -241,7 +241,11 @@ def test_a_load_reads_the_model_as_it_is_now(own, tmp_path, put, json_inputs):
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "words"), [("nobody", 400, "'nobody' is not found"), ("bad", 400, "can't load model 'bad'")]
+    ("name", "status", "words"),
+    [
+        ("nobody", 500, "failed to load 'nobody', failed to poll from model repository"),
+        ("bad", 400, "load failed for model 'bad': version 1 is at UNAVAILABLE state: Invalid argument: ONNX Runtime"),
+    ],
 )
 def test_a_load_that_fails_says_why(name, status, words, own):
     """And leaves the others alone."""
@@ -261,8 +265,15 @@ def test_an_unknown_model_is_unloaded_without_a_word(own):
     [
         ("index", {"ready": 1}, 400, "Invalid value for 'ready': expected a boolean"),
         ("index", [], 400, "the body must be a JSON object"),
-        ("models/twice/load", {"parameters": {"config": "{}"}}, 501, "load parameter 'config' with type 'str'"),
-        ("models/twice/load", {"parameters": {"file:1/model.onnx": "AA=="}}, 501, "'file:1/model.onnx'"),
+        ("models/twice/load", {"parameters": {"config": "{"}}, 400, "Invalid config override"),
+        ("models/twice/load", {"parameters": {"conf": "{}"}}, 400, "Unrecognized load parameter 'conf' with type"),
+        ("models/twice/load", {"parameters": {"file:1/model.onnx": "AA=="}}, 400, "'config' must be specified"),
+        (
+            "models/twice/load",
+            {"parameters": {"config": "{}", "file:../x": "AA=="}},
+            400,
+            "Invalid file parameter 'file:../x' with normalized path '../x' must stay within model directory.",
+        ),
         ("models/twice/load", {"parameters": []}, 200, ""),
         ("models/twice/load", {"parameters": "x"}, 400, "'parameters' must be an object"),
         ("models/twice/unload", {"parameters": {"unload_dependents": 1}}, 400, "'unload_dependents'"),

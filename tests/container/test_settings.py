@@ -155,6 +155,8 @@ BAD_VALUES = [
     ("MME_MEMORY_BUDGET", "95%-5%"),
     ("MME_MEMORY_BUDGET", "2GiB-1GiB"),
     ("MME_MEMORY_BUDGET", "120%-1GiB"),
+    ("MME_RESPONSE_CACHE", "redis,host=cache"),
+    ("MME_RESPONSE_CACHE", "-1"),
     ("MME_MAX_BODY", "80%"),
     ("MME_PORT", "65536"),
     ("MME_PORT", "8\u066080"),
@@ -404,6 +406,17 @@ def test_variables_without_effect_are_accepted_and_logged_once(name):
     (notice,) = settings.notices
     assert notice.startswith(f"{name} has no effect: ")
     assert settings == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("16MiB", 16 * MIB), ("local,size=1048576", MIB), ("local,size=0", 0)],
+)
+def test_the_response_cache_has_a_size(text, size):
+    """In bytes or as tritonserver's flag says it, given either way."""
+    flagged = {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": f"--cache-config {text} --log-verbose=1"}
+    assert Settings.from_environ({"MME_RESPONSE_CACHE": text}).response_cache_bytes == size
+    assert Settings.from_environ(flagged).response_cache_bytes == size
 
 
 def test_additional_args_translate_the_flags_that_mean_something():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -339,8 +340,46 @@ def test_repository_index_load_and_unload(client, repository):
     np.testing.assert_array_equal(client.infer("late", row(1, 2, 3, 4)).as_numpy("Y"), [[10, 11, 12, 13]])
     with pytest.raises(InferenceServerException, match="nobody"):
         client.load_model("nobody")
-    with pytest.raises(InferenceServerException, match="config"):
-        client.load_model("late", config=json.dumps({"max_batch_size": 2}))
+
+
+def test_a_model_is_loaded_anew_under_a_stream_of_requests(server, client):
+    """Requests that never stop are all answered by the old one or by the new one, and none waits for a load."""
+    waited, done = [], threading.Event()
+
+    def ask():
+        sums = []
+        while not done.is_set():
+            answer = server.ask("POST", "/v2/models/bare/infer", models.ONE)
+            assert answer.status == 200, answer.body
+            waited.extend([answer] if "server-timing" in answer.headers else [])
+            sums.append(answer.json["outputs"][0]["data"][0])
+        return sums
+
+    with ThreadPoolExecutor(3) as pool:
+        streams = [pool.submit(ask) for _ in range(3)]
+        try:
+            for number in (1, 5, 6):
+                client.load_model("bare", config="{}", files={"file:1/model.onnx": models.plus(number)})
+            client.load_model("bare")
+        finally:
+            done.set()
+        answers = [stream.result() for stream in streams]
+
+    assert waited == []
+    assert all({3} <= set(sums) <= {2, 3, 6, 7} for sums in answers)
+
+
+def test_a_load_may_bring_a_configuration_and_files_of_its_own(client):
+    """As tritonclient sends them: for that load, and the next is of the model's own again."""
+    config = json.dumps({"max_batch_size": 2})
+    client.load_model("bare", config=config, files={"file:1/model.onnx": models.plus(7)})
+    assert client.get_model_config("bare")["max_batch_size"] == 2
+    np.testing.assert_array_equal(client.infer("bare", row(1, 2, 3, 4)).as_numpy("Y"), [[8, 9, 10, 11]])
+
+    with pytest.raises(InferenceServerException, match="must stay within model directory"):
+        client.load_model("bare", config=config, files={"file:../1/model.onnx": b""})
+    client.load_model("bare")
+    np.testing.assert_array_equal(client.infer("bare", row(1, 2, 3, 4)).as_numpy("Y"), [[3, 4, 5, 6]])
 
 
 def test_a_raw_request_is_the_data_of_the_only_input(server):

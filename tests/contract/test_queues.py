@@ -34,6 +34,14 @@ model_warmup { name: "recorded" batch_size: 3 count: 2
   inputs { key: "X" value { data_type: TYPE_FP32 dims: 4 input_data_file: "x" } } }
 """
 
+CACHED = """
+backend: "python"
+input { name: "X" data_type: TYPE_FP32 dims: [ -1, 4 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ -1, 4 ] }
+instance_group { kind: KIND_CPU }
+response_cache { enable: true }
+"""
+
 COUNTING = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -71,7 +79,12 @@ def server(tmp_path_factory):
     models.lay_out(repository / "levels", models.plus(1), LEVELS)
     lay_out_python(repository / "warm", WARM, 1)
     lay_out_python(repository / "hot", WARM, 13)
-    environ = {"MME_MODEL_REPOSITORY": str(repository), "MME_LOAD_MODEL": "levels,warm", "MME_PING_MODE": "ready"}
+    lay_out_python(repository / "cached", CACHED, 1)
+    environ = {
+        "MME_MODEL_REPOSITORY": str(repository),
+        "MME_LOAD_MODEL": "levels,warm,cached",
+        "MME_PING_MODE": "ready",
+    }
     with Server(root / "server", environ) as running:
         yield running
 
@@ -132,3 +145,32 @@ def test_a_warm_up_that_fails_fails_the_load(server):
     assert "model 'hot' instance hot_0_0: failed to run warmup sample 'recorded': " in answer.error
     assert "thirteen" in answer.error
     assert server.ask("GET", "/v2/models/hot/ready").status == 400
+
+
+def test_requests_that_come_again_are_answered_from_the_cache(server):
+    """The model adds up what it is sent, so its answers tell what reached it; what else a client says counts too."""
+    answers = [ask(server, "cached", id=1), ask(server, "cached", id=1), ask(server, "cached", id=2)]
+    answers.append(ask(server, "cached", models.x([13, 0, 0, 0]), id=1))
+    answers.append(ask(server, "cached", models.x([13, 0, 0, 0]), id=1))
+
+    assert [models.y(answer.json)[0] for answer in answers[:3]] == [1, 1, 2]
+    assert [answer.status for answer in answers[3:]] == [500, 500]
+    row = statistics(server, "cached")
+    counts = {what: duration["count"] for what, duration in row["inference_stats"].items()}
+    assert (counts["cache_hit"], counts["cache_miss"]) == (1, 2)
+    assert (counts["success"], counts["queue"], counts["compute_infer"], counts["fail"]) == (3, 2, 2, 2)
+    assert row["inference_count"] == 2
+    for what in ("num_hits", "num_misses", "hit_duration", "miss_duration"):
+        assert server.metric(f"nv_cache_{what}_per_model", model="cached") > 0
+        assert f'nv_cache_{what}_per_model{{model="levels"' not in server.ask("GET", "/metrics").body.decode()
+    assert server.metric("mme_response_cache_used_bytes") > 0
+
+
+def test_a_reload_forgets_what_was_cached(server):
+    """The model may be another one now."""
+    before = ask(server, "cached", models.x([5, 0, 0, 0]))
+    assert server.ask("POST", "/v2/repository/models/cached/load").status == 200
+    after = ask(server, "cached", models.x([5, 0, 0, 0]))
+
+    assert models.y(before.json)[0] > models.y(after.json)[0] == 5
+    assert server.ask("POST", "/v2/repository/models/cached/unload").status == 200

@@ -78,6 +78,8 @@ BROKEN = {
     },
     "'input_data_file of warmup sample 'w'' of bert is '../../etc/passwd'; it must name a file inside the model's "
     "directory": {"warmup": (warmup(file="../../etc/passwd"),)},
+    "Response Cache does not currently support model bert with 'decoupled' transaction policy. Please disable the "
+    "response cache.": {"response_cache": True, "decoupled": True},
     "instance group bert_0 of model bert has kind KIND_CPU but specifies one or more GPUs": {
         "instance_groups": (InstanceGroup("", InstanceKind.CPU, gpus=(0,)),)
     },

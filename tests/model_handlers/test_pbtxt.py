@@ -175,7 +175,6 @@ def test_the_sentence_about_broken_unicode_can_be_sent():
     [
         ('ensemble_scheduling { step { model_namespace: "a" } }', "ensemble_scheduling.step[0].model_namespace"),
         ("sequence_batching { oldest { } }", "sequence_batching"),
-        ("response_cache { enable: true }", "response_cache.enable"),
         ("input { } input { allow_ragged_batch: true }", "input[1].allow_ragged_batch"),
     ],
 )
@@ -348,68 +347,78 @@ def levelled(batching):
     return batching if batching.preserve_ordering else replace(LEVELS, max_queue_delay_us=batching.max_queue_delay_us)
 
 
+def cached(config):
+    """The configuration with a response cache instead of any number of responses, now and then."""
+    cached = config.optimization_level > 0
+    return replace(config, response_cache=cached, decoupled=not cached)
+
+
 def with_file(given):
     """The input of a sample, with a file where its data are in one."""
     return replace(given, file="a/b" if given.data is WarmupData.FILE else "")
 
 
 MAPS = st.dictionaries(NAMES, NAMES, max_size=3)
-CONFIGS = st.builds(
-    ModelConfig,
-    name=NAMES,
-    backend=NAMES,
-    platform=NAMES,
-    max_batch_size=st.integers(0, 2**31 - 1),
-    inputs=st.lists(INPUTS, max_size=3, unique_by=lambda spec: spec.name).map(tuple),
-    outputs=st.lists(OUTPUTS, max_size=3, unique_by=lambda spec: spec.name).map(tuple),
-    version_policy=st.sampled_from(
-        [VersionPolicy(), VersionPolicy(latest=3), VersionPolicy(latest=0), VersionPolicy(all=True)]
-    )
-    | st.lists(st.integers(0, 2**40), min_size=1, max_size=3).map(lambda vs: VersionPolicy(specific=tuple(vs))),
-    instance_groups=st.lists(
-        st.builds(
-            InstanceGroup,
-            name=NAMES,
-            kind=st.sampled_from([InstanceKind.AUTO, InstanceKind.GPU]),
-            count=st.integers(1, 9),
-            gpus=st.lists(st.integers(0, 7), max_size=2).map(tuple),
-        ),
-        max_size=2,
-    ).map(tuple),
-    dynamic_batching=st.none()
-    | st.builds(
-        DynamicBatching,
-        preferred_batch_sizes=st.just(()),
-        max_queue_delay_us=st.integers(0, 2**40),
-        preserve_ordering=st.booleans(),
-        queue_policy=st.builds(
-            QueuePolicy,
-            timeout_action=st.just(TimeoutAction.REJECT),
-            default_timeout_us=st.integers(0, 2**40),
-            allow_timeout_override=st.booleans(),
-            max_queue_size=st.integers(0, 2**31),
-        ),
-    ).map(levelled),
-    default_model_filename=st.sampled_from(["", "model.onnx", "a/b"]),
-    optimization_level=st.integers(-1, 2),
-    parameters=MAPS,
-    metric_tags=MAPS,
-    decoupled=st.booleans(),
-    warmup=st.lists(
-        st.builds(
-            WarmupSample,
-            NAMES,
-            st.just(0),
-            st.integers(1, 9),
-            st.dictionaries(
-                NAMES,
-                st.builds(WarmupInput, TYPES, st.just((2, 3)), st.sampled_from(WarmupData)).map(with_file),
-                max_size=2,
+CONFIGS = (
+    st.builds(
+        ModelConfig,
+        name=NAMES,
+        backend=NAMES,
+        platform=NAMES,
+        max_batch_size=st.integers(0, 2**31 - 1),
+        inputs=st.lists(INPUTS, max_size=3, unique_by=lambda spec: spec.name).map(tuple),
+        outputs=st.lists(OUTPUTS, max_size=3, unique_by=lambda spec: spec.name).map(tuple),
+        version_policy=st.sampled_from(
+            [VersionPolicy(), VersionPolicy(latest=3), VersionPolicy(latest=0), VersionPolicy(all=True)]
+        )
+        | st.lists(st.integers(0, 2**40), min_size=1, max_size=3).map(lambda vs: VersionPolicy(specific=tuple(vs))),
+        instance_groups=st.lists(
+            st.builds(
+                InstanceGroup,
+                name=NAMES,
+                kind=st.sampled_from([InstanceKind.AUTO, InstanceKind.GPU]),
+                count=st.integers(1, 9),
+                gpus=st.lists(st.integers(0, 7), max_size=2).map(tuple),
             ),
-        ),
-        max_size=2,
-    ).map(tuple),
-).map(normalise)
+            max_size=2,
+        ).map(tuple),
+        dynamic_batching=st.none()
+        | st.builds(
+            DynamicBatching,
+            preferred_batch_sizes=st.just(()),
+            max_queue_delay_us=st.integers(0, 2**40),
+            preserve_ordering=st.booleans(),
+            queue_policy=st.builds(
+                QueuePolicy,
+                timeout_action=st.just(TimeoutAction.REJECT),
+                default_timeout_us=st.integers(0, 2**40),
+                allow_timeout_override=st.booleans(),
+                max_queue_size=st.integers(0, 2**31),
+            ),
+        ).map(levelled),
+        default_model_filename=st.sampled_from(["", "model.onnx", "a/b"]),
+        optimization_level=st.integers(-1, 2),
+        parameters=MAPS,
+        metric_tags=MAPS,
+        decoupled=st.just(value=True),
+        warmup=st.lists(
+            st.builds(
+                WarmupSample,
+                NAMES,
+                st.just(0),
+                st.integers(1, 9),
+                st.dictionaries(
+                    NAMES,
+                    st.builds(WarmupInput, TYPES, st.just((2, 3)), st.sampled_from(WarmupData)).map(with_file),
+                    max_size=2,
+                ),
+            ),
+            max_size=2,
+        ).map(tuple),
+    )
+    .map(cached)
+    .map(normalise)
+)
 
 
 @QUICK

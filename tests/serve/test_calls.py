@@ -443,7 +443,8 @@ REFUSED = {
     "parameters that are a list": ("request_of('double', pairs(1), parameters='[1]').exec()", "must be an object"),
     "async_exec without a loop": ("request_of('double', pairs(1)).async_exec()", "async_exec is for coroutines"),
     "a version to ask for": ("pb_utils.is_model_ready('double', 'x')", "'x' is no version"),
-    "an override": ("pb_utils.load_model('double', config='{}')", "can't override its config"),
+    "files alone": ("pb_utils.load_model('double', files={'file:1/x': b''})", "'config' must be specified"),
+    "a file outside": ("pb_utils.load_model('double', '{}', {'file:../x': b''})", "must stay within model directory"),
 }
 
 
@@ -740,6 +741,33 @@ def test_models_load_and_unload_models(server, caller):
     assert again == "TritonModelException: Request for unknown model: 'double' is not found"
     assert unknown == "TritonModelException: Request for unknown model: 'nobody' is not found"
     assert ready is False
+
+
+def test_models_load_models_with_files_of_their_own(server, caller):
+    """Which may be new ones, and of any size that memory holds."""
+    code = """
+        tensors = {name: [{"name": name, "data_type": "TYPE_INT32", "dims": [1]}] for name in ("IN", "OUT")}
+        config = json.dumps({"backend": "python", "input": tensors["IN"], "output": tensors["OUT"]})
+        source = b'''
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+        class TritonPythonModel:
+            def execute(self, requests):
+                answer = pb_utils.Tensor("OUT", np.array([41], np.int32))
+                return [pb_utils.InferenceResponse([answer]) for _ in requests]
+        '''
+        files = {'file:1/model.py': textwrap.dedent(source.decode()).encode(), 'file:big': bytes(1 << 20)}
+        pb_utils.load_model('made', config, files)
+        tensor = pb_utils.Tensor('IN', np.array([1], np.int32))
+        request = pb_utils.InferenceRequest(model_name='made', requested_output_names=['OUT'], inputs=[tensor])
+        told = [pb_utils.is_model_ready('made'), short(request.exec())]
+        pb_utils.unload_model('made')
+        told += [pb_utils.is_model_ready('made')]
+    """
+    ready, answer, gone = server.tell(caller, code)
+
+    assert (ready, gone) == (True, False)
+    assert answer == {"OUT": [41]}
 
 
 def test_a_model_cannot_have_itself_unloaded(server):

@@ -45,6 +45,7 @@ FULL = ModelConfig(
     parameters=MappingProxyType({"a": "ä"}),
     metric_tags=MappingProxyType({"t": "u"}),
     decoupled=True,
+    response_cache=True,
     warmup=(
         WarmupSample("w", 2, 3, MappingProxyType({"x": WarmupInput(BF16, (1, 2), WarmupData.FILE, "f")})),
         WarmupSample("none", 0, 1, MappingProxyType({})),

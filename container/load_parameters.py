@@ -1,0 +1,80 @@
+"""What `POST /v2/repository/models/M/load` and `/unload` may ask for, and how their failures read. PURE.
+
+Parameters and sentences are Triton's, since clients look for them: `config`, the JSON of a configuration, and
+`file:<path>`, a file in base64, for that one load; `unload_dependents`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.outside import Override
+from serve.override import FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SHOWN = 200  # characters of a key in a message
+_TYPES = ((bool, "BOOL"), (int, "INT"), (float, "DOUBLE"), (str, "STRING"))
+# What Triton calls an error; kinds that are not the model's fault keep their own sentence.
+_CODES = {
+    Kind.INVALID_MODEL: "Invalid argument",
+    Kind.UNSUPPORTED: "Unsupported",
+    Kind.EXECUTION_FAILED: "Internal",
+    Kind.INTERNAL: "Internal",
+}
+
+
+def load_override(parameters: Mapping[str, Any]) -> Override | None:
+    """What a load request has a model loaded with; None for what the model has itself.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT for a parameter that is none, or not of its type.
+    """
+    files: dict[str, bytes] = {}
+    for key, value in parameters.items():
+        if key.startswith(FILE):
+            files[key] = _decoded(key, value)
+        elif key != "config" or not isinstance(value, str):
+            raise invalid_argument(f"Unrecognized load parameter '{key[:_SHOWN]}' with type '{_type_of(value)}'")
+    config = parameters.get("config", "")
+    return Override(config, files) if config or files else None
+
+
+def unload_dependents(parameters: Mapping[str, Any]) -> bool:
+    """Whether an unload request means the models too that the model consists of.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT for a parameter that is none, or not of its type.
+    """
+    for key, value in parameters.items():
+        if key != "unload_dependents" or not isinstance(value, bool):
+            raise invalid_argument(
+                f"Unable to parse unload parameter '{key[:_SHOWN]}': unload_dependents may be true or false"
+            )
+    return bool(parameters.get("unload_dependents", False))
+
+
+def load_error(name: str, error: MmeError, version: int = 1) -> MmeError:
+    """How Triton tells that a model could not be loaded."""
+    if error.kind is Kind.UNKNOWN_MODEL:
+        return MmeError(Kind.INTERNAL, f"failed to load '{name}', failed to poll from model repository")
+    code = _CODES.get(error.kind)
+    if code is None:
+        return error
+    sentence = f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {code}: {error.message};"
+    return MmeError(Kind.INVALID_MODEL, sentence)
+
+
+def _decoded(key: str, value: Any) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (TypeError, ValueError, binascii.Error):
+        raise invalid_argument(f"file parameter '{key[:_SHOWN]}' must be the file in base64") from None
+
+
+def _type_of(value: Any) -> str:
+    return next((name for kind, name in _TYPES if isinstance(value, kind)), type(value).__name__)

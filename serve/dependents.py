@@ -1,0 +1,44 @@
+"""Which models of a repository consist of which others. PURE.
+
+An ensemble of a repository holds its parts itself: they are loaded with it and leave with it. Beside that, each of them
+may be served under its own name. What changes the one is told the other here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from serve.source import InRepository, origin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from serve.cache_entry import Entry
+
+
+def wholes_of(name: str, entries: Mapping[str, Entry[Any]]) -> list[str]:
+    """The models in memory that hold the model of that name as a part of theirs."""
+    part = entries.get(name)
+    return [] if part is None else [entry.name for entry in entries.values() if _holds(entry, part)]
+
+
+def parts_of(name: str, entries: Mapping[str, Entry[Any]]) -> list[str]:
+    """The registered models that a model in memory consists of, and no other one in memory does."""
+    whole = entries.get(name)
+    if whole is None:
+        return []
+    parts = [entry for entry in entries.values() if entry.registered and _holds(whole, entry)]
+    return [part.name for part in parts if not _others(entries.values(), whole, part)]
+
+
+def _others(entries: Iterable[Entry[Any]], whole: Entry[Any], part: Entry[Any]) -> bool:
+    return any(entry is not whole and _holds(entry, part) for entry in entries)
+
+
+def _holds(whole: Entry[Any], part: Entry[Any]) -> bool:
+    if whole.resident is None or whole is part:
+        return False
+    here, there = origin(whole.source), origin(part.source)
+    if not isinstance(here, InRepository) or not isinstance(there, InRepository):
+        return False
+    return here.path.parent == there.path.parent and there.path.name in whole.resident.members

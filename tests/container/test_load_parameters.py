@@ -1,0 +1,84 @@
+"""What load and unload requests may ask for: parameters in, an override or an error's sentence out."""
+
+import base64
+
+import pytest
+
+from container.load_parameters import load_error, load_override, unload_dependents
+from model_handlers.errors import Kind, MmeError
+from model_handlers.outside import Override
+
+
+def b64(content):
+    """As a client sends a file."""
+    return base64.b64encode(content).decode()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "override"),
+    [
+        ({}, None),
+        ({"config": "{}"}, Override("{}")),
+        (
+            {"config": "{}", "file:1/model.onnx": b64(b"model"), "file:labels.txt": b64(b"")},
+            Override("{}", {"file:1/model.onnx": b"model", "file:labels.txt": b""}),
+        ),
+        ({"file:1/model.onnx": b64(b"model")}, Override("", {"file:1/model.onnx": b"model"})),
+    ],
+)
+def test_overrides_are_understood(parameters, override):
+    """The configuration as text, files as bytes by their parameter's name."""
+    assert load_override(parameters) == override
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"other": "x"}, "Unrecognized load parameter 'other' with type 'STRING'"),
+        ({"other": 1}, "Unrecognized load parameter 'other' with type 'INT'"),
+        ({"other": True}, "Unrecognized load parameter 'other' with type 'BOOL'"),
+        ({"other": 1.5}, "Unrecognized load parameter 'other' with type 'DOUBLE'"),
+        ({"config": {"max_batch_size": 1}}, "Unrecognized load parameter 'config' with type 'dict'"),
+        ({"file:1/model.onnx": "not base64!"}, "file parameter 'file:1/model.onnx' must be the file in base64"),
+        ({"file:1/model.onnx": 3}, "file parameter 'file:1/model.onnx' must be the file in base64"),
+    ],
+)
+def test_what_is_no_parameter_is_refused(parameters, words):
+    """By its name and type, in Triton's words where it has any."""
+    with pytest.raises(MmeError) as caught:
+        load_override(parameters)
+    assert (caught.value.kind, caught.value.message) == (Kind.INVALID_ARGUMENT, words)
+
+
+def test_dependents_are_a_truth_value():
+    """Nothing else is taken for one."""
+    assert unload_dependents({}) is False
+    assert unload_dependents({"unload_dependents": True}) is True
+    for wrong in ({"unload_dependents": "true"}, {"dependents": True}):
+        with pytest.raises(MmeError, match="Unable to parse unload parameter"):
+            unload_dependents(wrong)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "sentence"),
+    [
+        (
+            Kind.INVALID_MODEL,
+            Kind.INVALID_MODEL,
+            "load failed for model 'm': version 1 is at UNAVAILABLE state: Invalid argument: bad;",
+        ),
+        (
+            Kind.UNSUPPORTED,
+            Kind.INVALID_MODEL,
+            "load failed for model 'm': version 1 is at UNAVAILABLE state: Unsupported: bad;",
+        ),
+        (Kind.UNKNOWN_MODEL, Kind.INTERNAL, "failed to load 'm', failed to poll from model repository"),
+        (Kind.OUT_OF_MEMORY, Kind.OUT_OF_MEMORY, "bad"),
+        (Kind.INVALID_ARGUMENT, Kind.INVALID_ARGUMENT, "bad"),
+        (Kind.UNAVAILABLE, Kind.UNAVAILABLE, "bad"),
+    ],
+)
+def test_a_failed_load_reads_as_in_triton(kind, told, sentence):
+    """But for what is not the model's fault: memory, the request, the moment."""
+    error = load_error("m", MmeError(kind, "bad"))
+    assert (error.kind, error.message) == (told, sentence)

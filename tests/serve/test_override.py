@@ -1,0 +1,226 @@
+"""Loads with another configuration, or with other files, for once."""
+
+import asyncio
+import gc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_handlers.base import Footprint
+from model_handlers.errors import Kind, MmeError
+from model_handlers.outside import Override
+from serve.engine import Engine
+from serve.engine_options import EngineOptions
+from serve.override import Overrides, check_override, inner_path
+from serve.source import InRepository
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        ("file:1/model.onnx", "1/model.onnx"),
+        ("file:labels.txt", "labels.txt"),
+        ("file:./1//model.onnx", "1/model.onnx"),
+        ("file:1/../2/model.onnx", "2/model.onnx"),
+        ("file:1/..model", "1/..model"),
+    ],
+)
+def test_paths_inside_the_model_are_normalised(key, path):
+    """Whatever way leads there."""
+    assert inner_path(key) == path
+
+
+@pytest.mark.parametrize(
+    ("key", "normalised"),
+    [
+        ("file:../model.onnx", "../model.onnx"),
+        ("file:1/../../model.onnx", "../model.onnx"),
+        ("file:/etc/passwd", "/etc/passwd"),
+        ("file://etc/passwd", "//etc/passwd"),
+        ("file:..", ".."),
+        ("file:", "."),
+        ("file:1/", "1"),
+        ("file:a\0b", "a\0b"),
+    ],
+)
+def test_nothing_leads_out_of_the_model(key, normalised):
+    """Refused in Triton's words, with the path as it was understood."""
+    with pytest.raises(MmeError) as caught:
+        inner_path(key)
+    assert caught.value.kind is Kind.INVALID_ARGUMENT
+    assert caught.value.message == (
+        f"Invalid file parameter '{key}' with normalized path '{normalised}' must stay within model directory."
+    )
+
+
+@given(st.lists(st.sampled_from(["..", ".", "a", "b", "", "c.d", "/"]), max_size=8))
+def test_no_path_escapes(tmp_path_factory, parts):
+    """Whatever is made of dots and slashes lies inside the folder, or is refused."""
+    folder = tmp_path_factory.getbasetemp() / "model"
+    try:
+        path = inner_path("file:" + "/".join(parts))
+    except MmeError:
+        return
+    assert (folder / path).resolve().is_relative_to(folder)
+    assert (folder / path).resolve() != folder
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (
+            Override("", {"file:1/model.onnx": b""}),
+            "Load parameter 'config' must be specified for model file override",
+        ),
+        (Override("{}", {"1/model.onnx": b""}), "Unrecognized load parameter '1/model.onnx' with type 'BYTES'"),
+        (Override("{}", {"file:1": b"", "file:1/model.onnx": b""}), "name '1' as a file, and as the folder"),
+    ],
+)
+def test_overrides_that_make_no_sense_are_refused(override, words):
+    """Before anything is written."""
+    with pytest.raises(MmeError) as caught:
+        check_override(override)
+    assert words in caught.value.message
+
+
+def test_folders_go_with_those_who_refer_to_them(tmp_path):
+    """A folder of files is there as long as its source is; those of processes that ended go at the next start."""
+    left = tmp_path / "overrides" / "0-1-2~gone"
+    left.mkdir(parents=True)
+    overrides = Overrides(tmp_path / "overrides")
+    assert not left.exists()
+    source = overrides.source("m", None, Override("{}", {"file:1/model.onnx": b"model"}))
+    path = source.folder.path
+    assert (path / "1" / "model.onnx").read_bytes() == b"model"
+    assert source.base == InRepository(path)
+    Overrides(tmp_path / "overrides")
+    assert path.exists(), "it is that of a process that lives"
+    del source
+    gc.collect()
+    assert not path.exists()
+
+
+# -- through the engine ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def play(run, tmp_path, write_repository_model, toys):
+    """Runs a scene with an engine over a repository that holds `a`, which doubles."""
+    write_repository_model(tmp_path / "models" / "a")
+
+    def _play(scene):
+        async def main():
+            options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "models")
+            engine = Engine(options, asyncio.get_running_loop())
+
+            async def answer(name="a"):
+                call = toys.Call(1)
+                if not engine.submit(name, None, call.request):
+                    await engine.submit_cold(name, None, call.request)
+                return (await call.answer()).outputs[0][2][0, 0]
+
+            try:
+                await scene(engine, answer)
+            finally:
+                await engine.close()
+
+        run(main())
+
+    return _play
+
+
+async def config_of(engine, name="a"):
+    """The configuration that it is served with."""
+    async with engine.leased(name) as model:
+        return model.config
+
+
+def test_a_configuration_holds_for_one_load(play):
+    """The next plain load is of the model's own again; evicted and back, it is still the overridden one."""
+
+    async def scene(engine, answer):
+        await engine.reload(
+            "a", Override('{"max_batch_size": 16, "instance_group": [{"kind": "kind_cpu", "count": 3}]}')
+        )
+        config = await config_of(engine)
+        assert (config.max_batch_size, config.instance_groups[0].count) == (16, 3)
+        assert await answer() == 2
+        await engine.cache.relieve("other", Footprint(1), "execution")
+        assert not engine.is_resident("a")
+        assert (await config_of(engine)).max_batch_size == 16
+        await engine.reload("a")
+        assert (await config_of(engine)).max_batch_size != 16
+        await engine.reload("a", Override('{"max_batch_size": 16}'))
+        await engine.unload("a")
+        assert (await config_of(engine)).max_batch_size != 16
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "words"),
+    [
+        ("{", Kind.INVALID_ARGUMENT, "Invalid config override: "),
+        ("[]", Kind.INVALID_ARGUMENT, "Invalid config override: it must be a JSON object"),
+        ('{"no_field": 1}', Kind.INVALID_ARGUMENT, 'Invalid config override: Message type "ModelConfig" has no field'),
+        ('{"max_batch_size": "many"}', Kind.INVALID_ARGUMENT, "Invalid config override: "),
+        ('{"max_batch_size": -1}', Kind.INVALID_MODEL, "'max_batch_size' must be non-negative value for a"),
+        ('{"name": "b"}', Kind.INVALID_MODEL, "unexpected directory name 'a' for model 'b'"),
+        ('{"input": [{"name": "z", "data_type": "TYPE_FP32", "dims": [2]}]}', Kind.INVALID_MODEL, "'z'"),
+    ],
+)
+def test_a_configuration_that_can_not_be_costs_nobody_the_model(play, config, kind, words):
+    """It says what is wrong; the model serves as it did."""
+
+    async def scene(engine, answer):
+        await engine.reload("a")
+        with pytest.raises(MmeError) as caught:
+            await engine.reload("a", Override(config))
+        assert (caught.value.kind, words in caught.value.message) == (kind, True), caught.value
+        assert await answer() == 2
+
+    play(scene)
+
+
+def test_files_stand_for_all_of_the_models_own(play, tmp_path, write_onnx):
+    """They are served from a folder of their own; the repository is as it was, and serves again after a plain load."""
+    write_onnx(tmp_path / "new.onnx", 7.0)
+    override = Override("{}", {"file:1/model.onnx": (tmp_path / "new.onnx").read_bytes()})
+
+    async def scene(engine, answer):
+        before = {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()}
+        await engine.reload("a", override)
+        assert await answer() == 7
+        await engine.cache.relieve("other", Footprint(1), "execution")
+        assert await answer() == 7
+        await engine.reload("a")
+        assert await answer() == 2
+        assert {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()} == before
+        folder = tmp_path / "cache" / "overrides"
+        while list(folder.iterdir()):  # the one that it belongs to closes on a thread
+            await asyncio.sleep(0.001)
+            gc.collect()
+
+    play(scene)
+
+
+def test_files_can_be_a_model_that_is_nowhere_else(play, tmp_path, write_onnx):
+    """It is registered by its name, and unknown once it is unloaded; without files it can't be loaded at all."""
+    write_onnx(tmp_path / "new.onnx", 5.0)
+
+    async def scene(engine, answer):
+        with pytest.raises(MmeError) as caught:
+            await engine.reload("new", Override("{}"))
+        assert caught.value.kind is Kind.UNKNOWN_MODEL
+        await engine.reload("new", Override("{}", {"file:1/model.onnx": (tmp_path / "new.onnx").read_bytes()}))
+        assert await answer("new") == 5
+        with pytest.raises(MmeError):
+            await engine.reload("new")
+        assert await answer("new") == 5
+        await engine.unload("new")
+        with pytest.raises(MmeError) as caught:
+            await answer("new")
+        assert caught.value.kind is Kind.UNKNOWN_MODEL
+
+    play(scene)
