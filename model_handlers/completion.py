@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.config_checks import normalise
 from model_handlers.errors import invalid_model
+from model_handlers.ragged_checks import check_ragged_names
 from model_handlers.tensor import DataType, TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 DEFAULT_MAX_BATCH_SIZE = 4  # what Triton gives a batching model whose configuration names no batch size
 
@@ -26,7 +31,11 @@ def complete(
     Raises:
         MmeError: INVALID_MODEL, naming what disagrees with the model.
     """
+    made = {target for given in config.batch_inputs for target in given.targets}
+    split = {target for given in config.batch_outputs for target in given.targets}
+    own, inputs = inputs, [tensor for tensor in inputs if tensor[0] not in made]
     served = inputs + [tensor for tensor in outputs if not config.outputs or config.output(tensor[0])]
+    served = [tensor for tensor in served if tensor[0] not in split]
     fixed = [f"'{name}' {_brackets(shape)}" for name, _, shape in served if shape[:1] != (-1,)]
     max_batch_size = config.max_batch_size
     incomplete = not (config.inputs and config.outputs)
@@ -41,19 +50,28 @@ def complete(
     if incomplete and max_batch_size > 1 and batching is None:
         batching = DynamicBatching(preferred_batch_sizes=(max_batch_size,))
     config = replace(config, max_batch_size=max_batch_size, dynamic_batching=batching)
-    return normalise(
+    config = normalise(
         replace(
             config,
             inputs=_merge("input", config.inputs, inputs, config),
-            outputs=_merge("output", config.outputs, outputs, config),
+            outputs=_merge("output", config.outputs, outputs, config, split),
         )
     )
+    check_ragged_names(config, own)
+    return config
 
 
 def _merge(
-    what: str, declared: tuple[TensorSpec, ...], graph: list[GraphTensor], config: ModelConfig
+    what: str,
+    declared: tuple[TensorSpec, ...],
+    graph: list[GraphTensor],
+    config: ModelConfig,
+    split: Collection[str] = (),
 ) -> tuple[TensorSpec, ...]:
-    """The declared specs, checked, and the graph's for those not declared. All inputs must end up declared."""
+    """The declared specs, checked, and the graph's for those not declared. All inputs must end up declared.
+
+    The shapes of outputs that are to be `split` are not the graph's.
+    """
     by_name = {name: (data_type, shape) for name, data_type, shape in graph}
     agreed = []
     for spec in declared:
@@ -62,7 +80,8 @@ def _merge(
                 f"unable to load model '{config.name}', unexpected inference {what} '{spec.name}', "
                 f"allowed {what}s are: {', '.join(by_name)}"
             )
-        agreed.append(_agreed(what, spec, *by_name[spec.name], config))
+        data_type, shape = by_name[spec.name]
+        agreed.append(_agreed(what, spec, data_type, None if spec.name in split else shape, config))
     names = {spec.name for spec in declared}
     if declared and what == "output":
         return tuple(agreed)
@@ -77,14 +96,24 @@ def _spec(name: str, data_type: DataType, shape: tuple[int, ...], config: ModelC
 
 
 def _agreed(
-    what: str, spec: TensorSpec, data_type: DataType, shape: tuple[int, ...], config: ModelConfig
+    what: str, spec: TensorSpec, data_type: DataType, shape: tuple[int, ...] | None, config: ModelConfig
 ) -> TensorSpec:
-    """The declared spec, if the graph can serve it. A dimension that the graph fixes can't be declared variable."""
+    """The declared spec, if the graph can serve it. A dimension that the graph fixes can't be declared variable.
+
+    Without a shape it is the type alone that they have to agree on.
+    """
     if spec.data_type is not data_type:
         raise invalid_model(
             f"unable to load model '{config.name}', configuration expects datatype {spec.data_type.config_name} for "
             f"{what} '{spec.name}', model provides {data_type.config_name}"
         )
+    if spec.ragged and shape != (-1,):
+        raise invalid_model(
+            f"unable to load model '{config.name}', configuration expects model provides input with shape [-1]  for "
+            f"ragged input '{spec.name}'"
+        )
+    if spec.ragged or shape is None:
+        return spec
     inner = spec.dims if spec.reshape is None else spec.reshape
     if not shape:
         return _agreed_scalar(spec, inner, config)

@@ -129,6 +129,50 @@ class InstanceGroup:
     gpus: tuple[int, ...] = ()
 
 
+class BatchInputKind(Enum):
+    """What a model is told of the tensors that were joined for it: numbers of elements, or shapes.
+
+    With e1, e2, … elements in the requests: (e1, e2, …); (e1, e1 + e2, …); the same behind a zero; a tensor of as many
+    elements as the largest has, whose values mean nothing; the shape of each item, a row for each, or one behind the
+    other.
+    """
+
+    ELEMENT_COUNT = 0
+    ACCUMULATED_ELEMENT_COUNT = 1
+    ACCUMULATED_ELEMENT_COUNT_WITH_ZERO = 2
+    MAX_ELEMENT_COUNT_AS_SHAPE = 3
+    ITEM_SHAPE = 4
+    ITEM_SHAPE_FLATTEN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInput:
+    """Inputs that no client sends: they are worked out of each batch.
+
+    Attributes:
+        kind: what they tell the model; data_type: INT32 or FP32.
+        targets: the model's names for them.
+        sources: the one input that they are about.
+    """
+
+    kind: BatchInputKind
+    targets: tuple[str, ...]
+    data_type: DataType
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutput:
+    """Outputs of a ragged batch: each request gets as many elements, and in the shape, as one of its inputs has.
+
+    Attributes:
+        targets: the outputs; sources: the one input.
+    """
+
+    targets: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
 class WarmupData(Enum):
     """What an input of a warm-up sample holds."""
 
@@ -185,6 +229,7 @@ class ModelConfig:
         metric_tags: labels that every metric of the model carries.
         decoupled: whether a request may have any number of responses (`model_transaction_policy`).
         ensemble: the steps of an ensemble, () for any other model.
+        batch_inputs, batch_outputs: what a model is told of a ragged batch, and how its outputs are split.
         warmup: what is executed before the model is ready.
         response_cache: whether requests that come again may be answered without the model.
     """
@@ -204,6 +249,8 @@ class ModelConfig:
     metric_tags: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
     decoupled: bool = False
     ensemble: tuple[EnsembleStep, ...] = ()
+    batch_inputs: tuple[BatchInput, ...] = ()
+    batch_outputs: tuple[BatchOutput, ...] = ()
     warmup: tuple[WarmupSample, ...] = ()
     response_cache: bool = False
 

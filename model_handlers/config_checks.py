@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from model_handlers.config import InstanceKind, TimeoutAction
 from model_handlers.ensemble_checks import check_ensemble
 from model_handlers.errors import invalid_model
+from model_handlers.ragged_checks import check_ragged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +41,7 @@ def normalise(config: ModelConfig) -> ModelConfig:
     _check_path("default_model_filename", config.default_model_filename, config.name)
     _check_tensors("input", config.inputs, config.name)
     _check_tensors("output", config.outputs, config.name)
+    check_ragged(config)
     if config.response_cache and config.decoupled:
         raise invalid_model(
             f"Response Cache does not currently support model {config.name} with 'decoupled' transaction policy. "

@@ -12,6 +12,8 @@ from model_handlers.config import QueuePolicy, WarmupData
 
 if TYPE_CHECKING:
     from model_handlers.config import (
+        BatchInput,
+        BatchOutput,
         DynamicBatching,
         EnsembleStep,
         InstanceGroup,
@@ -40,8 +42,8 @@ def config_json(config: ModelConfig) -> Json:
         "max_batch_size": config.max_batch_size,
         "input": [_input(spec) for spec in config.inputs],
         "output": [_output(spec) for spec in config.outputs],
-        "batch_input": [],
-        "batch_output": [],
+        "batch_input": [_batch_input(given) for given in config.batch_inputs],
+        "batch_output": [_batch_output(given) for given in config.batch_outputs],
         **_optimization(config.optimization_level),
         **_dynamic_batching(config.dynamic_batching),
         **_ensemble(config.ensemble),
@@ -72,7 +74,7 @@ def _input(spec: TensorSpec) -> Json:
         "dims": list(spec.dims),
         **_reshape(spec),
         "is_shape_tensor": False,
-        "allow_ragged_batch": False,
+        "allow_ragged_batch": spec.ragged,
         "optional": spec.optional,
         "is_non_linear_format_io": False,
     }
@@ -165,6 +167,23 @@ def _instance_group(group: InstanceGroup) -> Json:
         "profile": [],
         "passive": False,
         "host_policy": "",
+    }
+
+
+def _batch_input(given: BatchInput) -> Json:
+    return {
+        "kind": f"BATCH_{given.kind.name}",
+        "target_name": list(given.targets),
+        "data_type": given.data_type.config_name,
+        "source_input": list(given.sources),
+    }
+
+
+def _batch_output(given: BatchOutput) -> Json:
+    return {
+        "target_name": list(given.targets),
+        "kind": "BATCH_SCATTER_WITH_INPUT_SHAPE",
+        "source_input": list(given.sources),
     }
 
 

@@ -24,6 +24,7 @@ from model_handlers.config_checks import normalise
 from model_handlers.errors import invalid_model
 from model_handlers.pbtxt_batching import dynamic_batching, dynamic_batching_message
 from model_handlers.pbtxt_fields import check_fields
+from model_handlers.pbtxt_ragged import batch_input_messages, batch_inputs, batch_output_messages, batch_outputs
 from model_handlers.pbtxt_warmup import warmup_messages, warmup_samples
 from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.tensor import BY_NUMBER, DataType, TensorSpec
@@ -77,6 +78,8 @@ def config_of(message: pb.ModelConfig, *, model: str, strict_name: bool = False)
             metric_tags=MappingProxyType(dict(message.metric_tags)),
             decoupled=message.model_transaction_policy.decoupled,
             ensemble=tuple(_step(step) for step in message.ensemble_scheduling.step),
+            batch_inputs=batch_inputs(message),
+            batch_outputs=batch_outputs(message),
             warmup=warmup_samples(message, model),
             response_cache=message.response_cache.enable,
         )
@@ -92,7 +95,10 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
         max_batch_size=config.max_batch_size,
         input=[
             pb.ModelInput(
-                format=pb.ModelInput.Format.Value(spec.format), optional=spec.optional, **_tensor_fields(spec)
+                format=pb.ModelInput.Format.Value(spec.format),
+                optional=spec.optional,
+                allow_ragged_batch=spec.ragged,
+                **_tensor_fields(spec),
             )
             for spec in config.inputs
         ],
@@ -110,6 +116,8 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
         default_model_filename=config.default_model_filename,
         metric_tags=config.metric_tags,
         parameters={key: pb.ModelParameter(string_value=value) for key, value in config.parameters.items()},
+        batch_input=batch_input_messages(config.batch_inputs),
+        batch_output=batch_output_messages(config.batch_outputs),
         model_warmup=warmup_messages(config.warmup),
     )
     if config.dynamic_batching is not None:
@@ -161,6 +169,7 @@ def _input(tensor: pb.ModelInput, model: str) -> TensorSpec:
         dims=tuple(tensor.dims),
         reshape=_reshape(tensor),
         optional=tensor.optional,
+        ragged=tensor.allow_ragged_batch,
         format=pb.ModelInput.Format.Name(tensor.format),
     )
 

@@ -88,6 +88,7 @@ class TensorSpec:
         reshape: the shape that the framework sees instead of `dims`, or None.
         optional: whether a request may leave the input out.
         labels: the path of a label file relative to the model directory, or "".
+        ragged: whether requests with other shapes may share a batch; the model sees the elements of all in one row.
         format: `FORMAT_NHWC` or `FORMAT_NCHW` when it says that it is an image; told to clients, changes nothing.
     """
 
@@ -98,6 +99,7 @@ class TensorSpec:
     optional: bool = False
     labels: str = ""
     format: str = "FORMAT_NONE"
+    ragged: bool = False
 
     def shape(self, max_batch_size: int) -> tuple[int, ...]:
         """The full shape that a client sees: `dims`, behind a -1 where the model batches."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from model_handlers.base import ModelRequest, ModelResponse
 from model_handlers.errors import Kind, MmeError, out_of_memory
+from serve import ragged
 from serve.open_request import OpenRequest
 from serve.request import InferenceRequest, InferenceResponse, Timings
 
@@ -44,6 +45,8 @@ class Signature:
         name, version: who answers, as the response says it.
         inputs, outputs: the model's specs.
         output_names: the names of all outputs.
+        told: inputs that are worked out of each batch, and the index of the input that they are about.
+        split: outputs that are split by the shapes of an input, and its index.
     """
 
     def __init__(self, name: str, version: int, config: ModelConfig) -> None:
@@ -53,6 +56,9 @@ class Signature:
         self.inputs = config.inputs
         self.outputs = {spec.name: spec for spec in config.outputs}
         self.output_names = tuple(self.outputs)
+        places = {spec.name: index for index, spec in enumerate(config.inputs)}
+        self.told = [(given, places[given.sources[0]]) for given in config.batch_inputs]
+        self.split = {target: places[given.sources[0]] for given in config.batch_outputs for target in given.targets}
 
     def rows(self, batch: Batch) -> int:
         """How many rows a batch is executed with: the sum of its requests' batch dimensions."""
@@ -196,6 +202,9 @@ def collate(signature: Signature, batch: Batch) -> dict[str, Array]:
         position = first.order[index]
         if position < 0:
             continue
+        if spec.ragged:
+            inputs[spec.name] = ragged.flat([request.inputs[request.order[index]] for request in batch])
+            continue
         if len(batch) == 1:
             array = first.inputs[position]
             if not array.flags.aligned:  # a view into a body starts where the JSON header happened to end
@@ -203,7 +212,17 @@ def collate(signature: Signature, batch: Batch) -> dict[str, Array]:
         else:
             array = np.concatenate([request.inputs[request.order[index]] for request in batch])
         inputs[spec.name] = array if spec.reshape is None else _reshaped(signature, array, spec.dims, spec.reshape)
+    for given, index in signature.told:
+        shapes = _shapes(batch, index)
+        told = ragged.batch_input(given.kind, shapes, given.data_type.dtype, batches=signature.batches)
+        inputs |= dict.fromkeys(given.targets, told)
     return inputs
+
+
+def _shapes(batch: Batch, index: int) -> list[tuple[int, ...]]:
+    """The shape that each request sent for an input; one without elements where it was left out."""
+    positions = ((request, request.order[index]) for request in batch)
+    return [request.layout.inputs[position][2] if position >= 0 else (0,) for request, position in positions]
 
 
 def _reshaped(signature: Signature, array: Array, source: tuple[int, ...], target: tuple[int, ...]) -> Array:
@@ -237,9 +256,12 @@ def scatter(
         MmeError: EXECUTION_FAILED when the model returned another number of rows than it was given, or an output that
             can't be reshaped as its configuration says.
     """
-    columns = []
+    columns: list[tuple[TensorSpec, Array | list[Array]]] = []
     for name, array in zip(names, arrays, strict=True):
         spec = signature.outputs[name]
+        if name in signature.split:
+            columns.append((spec, _pieces(signature, batch, name, array)))
+            continue
         if signature.batches and (not array.shape or array.shape[0] != size):
             raise MmeError(
                 Kind.EXECUTION_FAILED,
@@ -249,16 +271,33 @@ def scatter(
         columns.append((spec, array if spec.reshape is None else _as_declared(signature, spec, array)))
     responses = []
     offset = 0
-    for request in batch:
+    for number, request in enumerate(batch):
         end = offset + request.batch_size
         outputs = [
-            (spec.name, spec.data_type, array if len(batch) == 1 else array[offset:end])
-            for spec, array in columns
+            (
+                spec.name,
+                spec.data_type,
+                column[number] if isinstance(column, list) else column if len(batch) == 1 else column[offset:end],
+            )
+            for spec, column in columns
             if not request.layout.outputs or spec.name in request.layout.outputs
         ]
         responses.append(InferenceResponse(signature.name, signature.version, outputs, request.id))
         offset = end
     return responses
+
+
+def _pieces(signature: Signature, batch: Batch, name: str, array: Array) -> list[Array]:
+    """An output of a ragged batch, in the shapes that the requests have."""
+    shapes = _shapes(batch, signature.split[name])
+    pieces = ragged.split(array, shapes)
+    if pieces is None:
+        raise MmeError(
+            Kind.EXECUTION_FAILED,
+            f"model '{signature.name}' returned output '{name}' with {array.size} elements for requests of the shapes "
+            f"{', '.join(str(list(shape)) for shape in shapes)}, which it is to be split into",
+        )
+    return pieces
 
 
 def present(signature: Signature, batch: Batch, post: Post | None) -> list[ModelRequest]:

@@ -18,6 +18,7 @@ from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.isolation.parameters import placement_of
 from model_handlers.isolation.start import start_isolated
 from model_handlers.mapped import MappedHandler
+from model_handlers.pbtxt_fields import refusal
 from model_handlers.registry import find_backend, handler_for
 from serve.ensemble import EnsembleModel
 from serve.environments import Brought, look, make
@@ -314,6 +315,9 @@ class ModelLoader:
             )
         backend = find_backend(directory.config.backend, directory.config.platform, name)
         handler = handler_for(backend, name)
+        if handler.sees_requests and (directory.config.batch_inputs or directory.config.batch_outputs):
+            field = "batch_input" if directory.config.batch_inputs else "batch_output"
+            raise refusal(field, f"models of backend '{backend.name}' get each request as it came", name)
         groups = directory.config.instance_groups or (InstanceGroup(name),)
         lanes = devices.place(groups, name, gpu_capable=handler.gpu_capable(), require_gpu=self._require_gpu)
         placement = placement_of(directory.config, handler)

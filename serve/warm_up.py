@@ -9,6 +9,7 @@ import numpy as np
 
 from model_handlers.errors import MmeError
 from model_handlers.tensor import BYTES
+from serve.ragged import batch_input, flat
 
 if TYPE_CHECKING:
     from model_handlers.base import Handler
@@ -40,11 +41,19 @@ def warm_up(handler: Handler) -> bool:
 def zeros(config: ModelConfig) -> dict[str, Array]:
     """One element of every input, variable dimensions at 1."""
     made = {}
+    shapes = {}
     for spec in config.inputs:
         dims = spec.dims if spec.reshape is None else spec.reshape
         shape = [max(dim, 1) for dim in dims]
         array = np.zeros([1, *shape] if config.max_batch_size > 0 else shape, dtype=spec.data_type.dtype)
+        shapes[spec.name] = array.shape
+        array = flat([array]) if spec.ragged else array
         if spec.data_type is BYTES:
             array.fill(b"")
         made[spec.name] = array
+    for given in config.batch_inputs:
+        told = batch_input(
+            given.kind, [shapes[given.sources[0]]], given.data_type.dtype, batches=config.max_batch_size > 0
+        )
+        made |= dict.fromkeys(given.targets, told)
     return made

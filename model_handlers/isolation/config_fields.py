@@ -11,6 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 from model_handlers.config import (
+    BatchInput,
+    BatchInputKind,
+    BatchOutput,
     DynamicBatching,
     EnsembleStep,
     InstanceGroup,
@@ -64,6 +67,8 @@ def config_from(plain: dict[str, Any]) -> ModelConfig:
             "parameters": MappingProxyType(plain["parameters"]),
             "metric_tags": MappingProxyType(plain["metric_tags"]),
             "ensemble": tuple(_step(step) for step in plain["ensemble"]),
+            "batch_inputs": tuple(_batch_input(given) for given in plain["batch_inputs"]),
+            "batch_outputs": tuple(BatchOutput(**_tuples(given)) for given in plain["batch_outputs"]),
             "warmup": tuple(_sample(sample) for sample in plain["warmup"]),
         }
     )
@@ -81,6 +86,11 @@ def _step(plain: dict[str, Any]) -> EnsembleStep:
     return EnsembleStep(
         **{**plain, "inputs": MappingProxyType(plain["inputs"]), "outputs": MappingProxyType(plain["outputs"])}
     )
+
+
+def _batch_input(plain: dict[str, Any]) -> BatchInput:
+    fields = {"kind": BatchInputKind[plain["kind"]], "data_type": BY_NAME[plain["data_type"]]}
+    return BatchInput(**{**_tuples(plain), **fields})
 
 
 def _sample(plain: dict[str, Any]) -> WarmupSample:

@@ -98,6 +98,35 @@ def burn() -> bytes:
     return _model(nodes, {"ROUNDS": (TensorProto.INT64, [1])}, {"DONE": (TensorProto.FLOAT, [1])}, constants)
 
 
+def ragged() -> bytes:
+    """X, a row of elements of several requests, and what was worked out of them → all that again, and DOUBLE = 2 X.
+
+    COUNT, SUM, START, LARGEST [N, 1] and SHAPE [N, 1] are what the kinds of batch inputs say of each request.
+    """
+    nodes = [
+        helper.make_node("Add", ["X", "X"], ["DOUBLE"]),
+        helper.make_node("Unsqueeze", ["count", "one"], ["COUNT"]),
+        helper.make_node("Unsqueeze", ["sum", "one"], ["SUM"]),
+        helper.make_node("Slice", ["starts", "zero", "minus"], ["all_but_last"]),
+        helper.make_node("Unsqueeze", ["all_but_last", "one"], ["START"]),
+        helper.make_node("Shape", ["largest"], ["size"]),
+        helper.make_node("Shape", ["COUNT"], ["column"]),
+        helper.make_node("Cast", ["size"], ["size_as_float"], to=TensorProto.FLOAT),
+        helper.make_node("Expand", ["size_as_float", "column"], ["LARGEST"]),
+        helper.make_node("Unsqueeze", ["flat_shape", "one"], ["flat_column"]),
+        helper.make_node("Add", ["shape", "flat_column"], ["SHAPE"]),
+    ]
+    row = (TensorProto.FLOAT, ["N"])
+    names = ("X", "count", "sum", "starts", "largest", "flat_shape")
+    inputs = {**dict.fromkeys(names, row), "shape": (TensorProto.FLOAT, ["N", "R"])}
+    outputs = {
+        "DOUBLE": (TensorProto.FLOAT, ["E"]),
+        **dict.fromkeys(("COUNT", "SUM", "START", "LARGEST", "SHAPE"), (TensorProto.FLOAT, ["N", 1])),
+    }
+    constants = {name: np.array([value], np.int64) for name, value in {"zero": 0, "one": 1, "minus": -1}.items()}
+    return _model(nodes, inputs, outputs, constants)
+
+
 def _model(
     nodes: list[Any],
     inputs: Mapping[str, tuple[int, list]],

@@ -42,6 +42,23 @@ instance_group { kind: KIND_CPU }
 response_cache { enable: true }
 """
 
+RAGGED = """
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }
+output [ { name: "DOUBLE" data_type: TYPE_FP32 dims: -1 }, { name: "COUNT" data_type: TYPE_FP32 dims: 1 },
+  { name: "SUM" data_type: TYPE_FP32 dims: 1 }, { name: "START" data_type: TYPE_FP32 dims: 1 },
+  { name: "LARGEST" data_type: TYPE_FP32 dims: 1 }, { name: "SHAPE" data_type: TYPE_FP32 dims: 1 } ]
+batch_input [
+  { kind: BATCH_ELEMENT_COUNT target_name: "count" data_type: TYPE_FP32 source_input: "X" },
+  { kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "sum" data_type: TYPE_FP32 source_input: "X" },
+  { kind: BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO target_name: "starts" data_type: TYPE_FP32 source_input: "X" },
+  { kind: BATCH_MAX_ELEMENT_COUNT_AS_SHAPE target_name: "largest" data_type: TYPE_FP32 source_input: "X" },
+  { kind: BATCH_ITEM_SHAPE target_name: "shape" data_type: TYPE_FP32 source_input: "X" },
+  { kind: BATCH_ITEM_SHAPE_FLATTEN target_name: "flat_shape" data_type: TYPE_FP32 source_input: "X" } ]
+batch_output { target_name: "DOUBLE" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "X" }
+dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 600000000 }
+"""
+
 COUNTING = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -77,12 +94,15 @@ def server(tmp_path_factory):
     root = tmp_path_factory.mktemp("queues")
     repository = root / "repository"
     models.lay_out(repository / "levels", models.plus(1), LEVELS)
+    models.lay_out(repository / "ragged", models.ragged(), RAGGED)
     lay_out_python(repository / "warm", WARM, 1)
     lay_out_python(repository / "hot", WARM, 13)
     lay_out_python(repository / "cached", CACHED, 1)
+    told = 'batch_input { target_name: "N" data_type: TYPE_INT32 source_input: "X" }'
+    lay_out_python(repository / "told", f"{CACHED} {told}", 1)
     environ = {
         "MME_MODEL_REPOSITORY": str(repository),
-        "MME_LOAD_MODEL": "levels,warm,cached",
+        "MME_LOAD_MODEL": "levels,warm,cached,ragged",
         "MME_PING_MODE": "ready",
     }
     with Server(root / "server", environ) as running:
@@ -174,3 +194,33 @@ def test_a_reload_forgets_what_was_cached(server):
 
     assert models.y(before.json)[0] > models.y(after.json)[0] == 5
     assert server.ask("POST", "/v2/repository/models/cached/unload").status == 200
+
+
+def test_requests_of_different_shapes_share_a_ragged_batch(server):
+    """Their elements are one row to the model, which is told how they lie in it; each gets its own back."""
+
+    def row(*numbers):
+        tensor = {"name": "X", "shape": [1, len(numbers)], "datatype": "FP32", "data": numbers}
+        return {"inputs": [tensor]}
+
+    def outputs(answer):
+        assert answer.status == 200, answer.body
+        return {output["name"]: (output["shape"], output["data"]) for output in answer.json["outputs"]}
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, server, "ragged", row(1, 2, 3))
+        eventually(lambda: queued(server, "ragged") == 1, "a request to be queued")
+        second = pool.submit(ask, server, "ragged", row(4, 5))
+        three, two = outputs(first.result()), outputs(second.result())
+
+    assert sizes(server, "ragged") == {2: 1}
+    assert (three["DOUBLE"], two["DOUBLE"]) == (([1, 3], [2, 4, 6]), ([1, 2], [8, 10]))
+    for name, of_three, of_two in (("COUNT", 3, 2), ("SUM", 3, 5), ("START", 0, 3), ("LARGEST", 3, 3), ("SHAPE", 6, 4)):
+        assert (three[name], two[name]) == (([1, 1], [of_three]), ([1, 1], [of_two])), name
+
+
+def test_a_python_model_is_told_nothing_of_batches(server):
+    """It gets its requests one by one, so that a configuration that wants to tell it something is refused."""
+    answer = server.ask("POST", "/v2/repository/models/told/load")
+
+    assert "config.pbtxt field 'batch_input' is not honoured" in answer.error

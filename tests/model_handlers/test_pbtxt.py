@@ -10,6 +10,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from model_handlers.config import (
+    BatchInput,
+    BatchInputKind,
+    BatchOutput,
     DynamicBatching,
     InstanceGroup,
     InstanceKind,
@@ -25,7 +28,7 @@ from model_handlers.config_checks import normalise
 from model_handlers.config_json import config_json
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import config_message, config_text, parse_config
-from model_handlers.tensor import BYTES, DATA_TYPES, FP32, INT64, TensorSpec
+from model_handlers.tensor import BYTES, DATA_TYPES, FP32, INT32, INT64, TensorSpec
 
 FULL = """
 # A comment, and both ways to write lists and messages.
@@ -175,7 +178,7 @@ def test_the_sentence_about_broken_unicode_can_be_sent():
     [
         ('ensemble_scheduling { step { model_namespace: "a" } }', "ensemble_scheduling.step[0].model_namespace"),
         ("sequence_batching { oldest { } }", "sequence_batching"),
-        ("input { } input { allow_ragged_batch: true }", "input[1].allow_ragged_batch"),
+        ("input { } input { is_shape_tensor: true }", "input[1].is_shape_tensor"),
     ],
 )
 def test_a_feature_that_is_not_honoured_is_refused_by_name(text, path):
@@ -202,6 +205,20 @@ def test_a_feature_that_is_not_honoured_is_refused_by_name(text, path):
             "model_warmup { inputs { key: 'I' value { zero_data: true } } }",
             "warmup setting expects input 'I' to have data_type set for bert",
         ),
+        ("batch_input { data_type: TYPE_INT64 }", "batch input data type must be TYPE_INT32 or TYPE_FP32"),
+        (
+            "batch_input { kind: BATCH_ITEM_SHAPE data_type: TYPE_INT32 source_input: ['A', 'B'] }",
+            "batch input kind 'BATCH_ITEM_SHAPE' expects 1 source input, got 2 for bert",
+        ),
+        (
+            "batch_output { target_name: 'O' }",
+            "batch output kind 'BATCH_SCATTER_WITH_INPUT_SHAPE' expects 1 source input, got 0 for bert",
+        ),
+        (
+            "batch_output { target_name: ['O', 'O'] source_input: 'I' }",
+            "target output name 'O' can only be specified once for bert",
+        ),
+        ("batch_input { data_type: TYPE_FP32 source_input: 'I' }", "batch input must specify 'target_name' for bert"),
         ("instance_group { count: -1 }", "instance group bert_0 of model bert has count -1, must be at least 1"),
     ],
 )
@@ -329,7 +346,7 @@ QUICK = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCh
 NAMES = st.text(string.ascii_letters + "_é\"'\\\n", min_size=1, max_size=6)
 DIMS = st.lists(st.integers(1, 2**40) | st.just(-1), min_size=1, max_size=4).map(tuple)
 TYPES = st.sampled_from(DATA_TYPES)
-INPUTS = st.builds(TensorSpec, NAMES, TYPES, DIMS, optional=st.booleans()).map(
+INPUTS = st.builds(TensorSpec, NAMES, TYPES, DIMS, optional=st.booleans(), ragged=st.booleans()).map(
     lambda spec: replace(spec, reshape=(1, *spec.dims) if spec.optional else None)
 )
 OUTPUTS = st.builds(TensorSpec, NAMES, TYPES, DIMS, labels=st.sampled_from(["", "labels.txt"]))
@@ -401,6 +418,19 @@ CONFIGS = (
         parameters=MAPS,
         metric_tags=MAPS,
         decoupled=st.just(value=True),
+        batch_inputs=st.lists(
+            st.builds(
+                BatchInput,
+                st.sampled_from(BatchInputKind),
+                NAMES.map(lambda name: (name, f"{name}2")),
+                st.sampled_from([INT32, FP32]),
+                NAMES.map(lambda name: (name,)),
+            ),
+            max_size=1,
+        ).map(tuple),
+        batch_outputs=st.lists(
+            st.builds(BatchOutput, NAMES.map(lambda name: (name,)), NAMES.map(lambda name: (name,))), max_size=1
+        ).map(tuple),
         warmup=st.lists(
             st.builds(
                 WarmupSample,

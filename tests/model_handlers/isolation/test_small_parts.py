@@ -9,6 +9,9 @@ from isolated_models import Echo
 
 from model_handlers.base import Placement
 from model_handlers.config import (
+    BatchInput,
+    BatchInputKind,
+    BatchOutput,
     DynamicBatching,
     EnsembleStep,
     InstanceGroup,
@@ -27,7 +30,7 @@ from model_handlers.isolation.oom import OomLedger, counters, read_count
 from model_handlers.isolation.output import MAX_LINE, LineSplitter
 from model_handlers.isolation.parameters import Deadlines, placement_of
 from model_handlers.onnx import OnnxHandler
-from model_handlers.tensor import BF16, BYTES, TensorSpec
+from model_handlers.tensor import BF16, BYTES, INT32, TensorSpec
 
 _LEVELS = MappingProxyType({1: QueuePolicy(TimeoutAction.DELAY, 2)})
 FULL = ModelConfig(
@@ -35,7 +38,7 @@ FULL = ModelConfig(
     backend="b",
     platform="p",
     max_batch_size=8,
-    inputs=(TensorSpec("x", BF16, (-1, 2), reshape=(2,), optional=True, format="FORMAT_NCHW"),),
+    inputs=(TensorSpec("x", BF16, (-1, 2), reshape=(2,), optional=True, format="FORMAT_NCHW", ragged=True),),
     outputs=(TensorSpec("y", BYTES, (), labels="labels.txt"), TensorSpec("z", BYTES, (1,), reshape=())),
     version_policy=VersionPolicy(latest=0, all=True, specific=(1, 3)),
     instance_groups=(InstanceGroup("g", InstanceKind.GPU, 2, (0, 1)),),
@@ -45,6 +48,8 @@ FULL = ModelConfig(
     parameters=MappingProxyType({"a": "ä"}),
     metric_tags=MappingProxyType({"t": "u"}),
     decoupled=True,
+    batch_inputs=(BatchInput(BatchInputKind.ITEM_SHAPE, ("t", "u"), INT32, ("x",)),),
+    batch_outputs=(BatchOutput(("y",), ("x",)),),
     response_cache=True,
     warmup=(
         WarmupSample("w", 2, 3, MappingProxyType({"x": WarmupInput(BF16, (1, 2), WarmupData.FILE, "f")})),
