@@ -1,4 +1,4 @@
-"""The command line: `mme serve | pack | invoke | models | settings`, and `serve`, the command that SageMaker runs.
+"""The command line: `mme serve | pack | …`, and `serve`, the command that SageMaker runs.
 
 Holds the parsers, the start of a server and what an error looks like to a person; the other commands live in modules of
 their own, imported when they are run. `mme serve` checks the settings and then *becomes* gunicorn by exec, so that
@@ -23,6 +23,7 @@ from container.logs import configure
 from container.settings import Mode, Settings, choose_single_model, settings_table
 from container.settings.table import MME_VARIABLES
 from container.settings.values import boolean, names
+from container.ship.flags import COMMANDS
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ _COMMANDS = {
     "pack": "container.pack_command:run",
     "invoke": "container.client_commands:run_invoke",
     "models": "container.models_command:run",
+    **{command.name: command.run for command in COMMANDS},
 }
 
 
@@ -168,6 +170,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_pack_flags(_command(commands, "pack", "make a .tar.gz that a multi-model endpoint can load", _PACK_EXAMPLES))
     _add_invoke_flags(_command(commands, "invoke", "send one request and print the answer", _INVOKE_EXAMPLES))
     _add_models_flags(_command(commands, "models", "list a server's models", _MODELS_EXAMPLES))
+    for each in COMMANDS:
+        each.add_flags(_command(commands, each.name, each.summary, each.examples))
     settings = _command(commands, "settings", "list every variable the server reads", "")
     settings.add_argument("--format", choices=("text", "markdown"), default="text")
     return parser

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 
 from container import cli, client_commands
 from container.settings import Settings
+from container.ship.flags import COMMANDS
 from serve.archive import extract
 from serve.eviction import Policy
 from serve.repository import open_model, open_target
@@ -172,7 +173,7 @@ def test_exec_keeps_the_process_and_is_not_fooled_by_the_working_directory(tmp_p
     assert store == str(home / "archives")
 
 
-@pytest.mark.parametrize("command", ["serve", "pack", "invoke", "models"])
+@pytest.mark.parametrize("command", ["serve", "pack", "invoke", "models", *(each.name for each in COMMANDS)])
 def test_help_has_examples(command, capsys):
     """Each command's help shows how it is used."""
     assert run(command, "--help") == 0

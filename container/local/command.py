@@ -1,0 +1,205 @@
+"""`mme local`: the endpoint on a laptop. Puts container, platform, endpoint and front together and waits for the end.
+
+`mme local s3://bucket/prefix` or a folder is a multi-model endpoint, `mme local model.tar.gz` one of a single model, as
+ModelDataUrl means it. The container is this installation's `serve`, or what --emulate-platform names.
+"""
+
+# ruff: noqa: T201 - a command talks to people
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from container.local.background import Background
+from container.local.endpoint import Endpoint
+from container.local.front import make_front
+from container.local.platform import Limits, Platform
+from container.local.process import OURS, command_words, free_port, started, wait_until_healthy
+from container.local.throttle import Throttle
+from container.local.upstream import Container
+from container.ship.aws import aws_errors
+from model_handlers.errors import Kind, MmeError, invalid_argument
+from serve.archive import extract
+from serve.store import ARCHIVE_SUFFIX, open_store
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+    from subprocess import Popen
+
+    from flask import Flask
+
+_URL = re.compile(r"https?://[^/]")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal comes, or the container ends.
+
+    Raises:
+        MmeError: the arguments are wrong, the container does not become healthy, or it ended.
+    """
+    with _signals() as ended, ExitStack() as stack:
+        models = stack.enter_context(_models_folder(arguments.unpack_to))
+        single = _single_model(arguments, models)
+        container, process = _container(stack, arguments, models, single)
+        try:
+            wait_until_healthy(container, process, multi_model=single is None, patience=arguments.startup_seconds)
+        except MmeError as error:
+            if ended.is_set():
+                return 0
+            raise error from None
+        endpoint = _endpoint(arguments, container, models, single)
+        if endpoint.platform:
+            stack.callback(endpoint.platform.close)
+        background = _background(arguments, endpoint)
+        if background:
+            stack.callback(background.close)
+        app = make_front(endpoint, Throttle(arguments.throttle, time.monotonic()), background)
+        port = stack.enter_context(listening(app, arguments.host, arguments.port))
+        _introduce(arguments, port, container)
+        while not ended.wait(0.2):
+            if process is not None and process.poll() is not None:
+                raise MmeError(Kind.UNAVAILABLE, f"the container ended with exit code {process.returncode}")
+    return 0
+
+
+def tell(sentence: str) -> None:
+    """A line for whoever looks at the terminal."""
+    print(f"local: {sentence}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and Ctrl-C set."""
+    ended = threading.Event()
+    before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield ended
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _models_folder(given: Path | None) -> Iterator[Path]:
+    """Where archives are unpacked: a folder that stays where one was given, else a temporary one."""
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="mme-local-") as folder:
+        models = Path(folder) / "opt/ml/models"
+        models.mkdir(parents=True)
+        yield models
+
+
+def _single_model(arguments: argparse.Namespace, models: Path) -> Path | None:
+    """The unpacked model of an endpoint of one; None where there are many."""
+    if not arguments.source.endswith(ARCHIVE_SUFFIX):
+        return None
+    folder, _, name = arguments.source.rpartition("/")
+    store = open_store(folder or ("/" if arguments.source.startswith("/") else "."))
+    directory = models / "model"
+    if not directory.exists():
+        extract(store.open(store.stat(name)), directory, name=name)
+    return directory
+
+
+def _container(
+    stack: ExitStack, arguments: argparse.Namespace, models: Path, single: Path | None
+) -> tuple[Container, Popen[bytes] | None]:
+    """The container, and its process where it is ours."""
+    emulated: str | None = arguments.emulate_platform
+    if emulated and _URL.match(emulated):
+        return Container(emulated), None
+    port = arguments.container_port or free_port()
+    environ = dict(_pair(text) for text in arguments.env or ())
+    environ |= {"SAGEMAKER_MULTI_MODEL": "true"} if single is None else {}
+    if emulated:
+        command = command_words(emulated, port, models)
+    else:
+        command = list(OURS)
+        # Ours finds the model where it lies; what else could name one is the operator's of another server.
+        environ |= {"MME_HOST": "127.0.0.1", "PYTHONPATH": os.pathsep.join(_import_path())}
+        environ |= {"MME_MODEL_DIR": str(single)} if single else {}
+    process = stack.enter_context(started(command, port, environ))
+    return Container(f"http://127.0.0.1:{port}"), process
+
+
+def _import_path() -> list[str]:
+    """Where this very code lies, first."""
+    inherited = os.environ.get("PYTHONPATH", "")
+    return [str(Path(__file__).parents[2]), *([inherited] if inherited else [])]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise invalid_argument(f"--env '{text}' is not NAME=VALUE")
+    return name, value
+
+
+def _endpoint(arguments: argparse.Namespace, container: Container, models: Path, single: Path | None) -> Endpoint:
+    limits = Limits(invocation=arguments.invocation_seconds, load=arguments.load_seconds)
+    name = arguments.endpoint or ""
+    if single is not None:
+        return Endpoint(name, container, None, limits)
+    mounted = (arguments.mounted_at or str(models)).rstrip("/")
+    platform = Platform(name or "local", open_store(arguments.source), models, mounted, container, limits, tell)
+    return Endpoint(name, container, platform, limits)
+
+
+def _background(arguments: argparse.Namespace, endpoint: Endpoint) -> Background | None:
+    if not arguments.async_output:
+        return None
+    with aws_errors("an asynchronous endpoint"):
+        client: Any = boto3.session.Session().client("s3")
+    output, failure = arguments.async_output, arguments.async_failure or ""
+    return Background(endpoint, client, output, failure, arguments.async_workers, tell)
+
+
+class _Handler(WSGIRequestHandler):
+    """Connections that stay, without a line of log for each request."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two writes
+
+    def log_request(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def listening(app: Flask, host: str, port: int) -> Iterator[int]:
+    """The front at work; its port."""
+    try:
+        with contextlib.redirect_stderr(None):  # werkzeug's advice for a busy port; ours follows
+            server = make_server(host, port, app, threaded=True, request_handler=_Handler)
+    except (OSError, SystemExit) as error:
+        raise invalid_argument(f"--port {port} is taken: give another, or 0 for any") from error
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="front")
+    thread.start()
+    try:
+        yield server.port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _introduce(arguments: argparse.Namespace, port: int, container: Container) -> None:
+    url = f"http://{arguments.host}:{port}"
+    tell(f"endpoint '{arguments.endpoint or 'any name'}' over {arguments.source}, container at {container.url}")
+    tell(f"Listening at: {url}")
+    tell(f'boto3.client("sagemaker-runtime", endpoint_url="{url}", region_name="us-east-1")')

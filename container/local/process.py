@@ -1,0 +1,102 @@
+"""The container that `mme local` starts by itself: a command, its environment, its health, its end.
+
+SageMaker starts a container with `serve`, tells it by variables what it is, waits for a healthy /ping, and ends it by
+SIGTERM with thirty seconds of grace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from model_handlers.errors import Kind, MmeError, invalid_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from container.local.upstream import Container
+
+OURS = (sys.executable, "-m", "container.cli", "serve")
+_LOOK_AGAIN = 0.05  # seconds
+_GRACE = 30.0
+
+
+def command_words(text: str, port: int, models: Path) -> list[str]:
+    """A command as a person wrote it, with `{port}` and `{models}` filled in.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when its quotes do not match.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise invalid_argument(f"--emulate-platform '{text}' is no command: {error}") from error
+    return [word.replace("{port}", str(port)).replace("{models}", str(models)) for word in words]
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@contextmanager
+def started(command: Sequence[str], port: int, environ: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """The process, until the block ends. It writes where we write errors.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when there is no such command.
+    """
+    variables = {**os.environ, "SAGEMAKER_BIND_TO_PORT": str(port), **environ}
+    try:
+        process = subprocess.Popen(list(command), env=variables, stdout=sys.stderr.fileno(), start_new_session=True)
+    except OSError as error:
+        raise invalid_argument(f"'{command[0]}' cannot be started: {error.strerror}; is it installed?") from error
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and SIGKILL for the whole session where that was not enough."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_until_healthy(
+    container: Container, process: subprocess.Popen[bytes] | None, *, multi_model: bool, patience: float
+) -> None:
+    """Return when SageMaker would send requests.
+
+    Raises:
+        MmeError: UNAVAILABLE when it would not within `patience` seconds, or the process ended.
+    """
+    deadline = time.monotonic() + patience
+    while reason := container.healthy(multi_model=multi_model):
+        if process is not None and process.poll() is not None:
+            raise MmeError(
+                Kind.UNAVAILABLE, f"the container ended with exit code {process.returncode} before it was healthy"
+            )
+        if time.monotonic() > deadline:
+            raise MmeError(
+                Kind.UNAVAILABLE,
+                f"the container is not healthy after {patience:.0f} s, so that SageMaker would give it up: {reason}",
+            )
+        time.sleep(_LOOK_AGAIN)

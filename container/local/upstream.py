@@ -1,0 +1,123 @@
+"""The container over HTTP, as SageMaker asks it: health, LOAD, LIST, UNLOAD, invocations.
+
+One connection a request. What the container says is handed on as it is; only that it says nothing, or not in time,
+is an error here. Thread-safe, blocking.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
+_JSON = "application/json"
+_PING_SECONDS = 2.0  # what SageMaker grants
+_PIECE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the container said: headers under lower-case names."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+class SilentError(Exception):
+    """The container did not answer, or not in time."""
+
+
+class Container:
+    """A container that listens at `url`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        parts = urlsplit(self.url)
+        self._address = parts.netloc
+        self._connection = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+
+    def healthy(self, *, multi_model: bool) -> str:
+        """Why SageMaker would not send this container requests yet; "" when it would."""
+        paths = ("/ping", "/models") if multi_model else ("/ping",)
+        for path in paths:
+            try:
+                status = self.ask("GET", path, b"", {}, _PING_SECONDS).status
+            except SilentError as error:
+                return f"GET {path}: {error}"
+            if status != 200:
+                return f"GET {path} answers {status} where SageMaker waits for 200"
+        return ""
+
+    def load(self, name: str, url: str, target: str, timeout: float) -> Answer:
+        """LOAD: `POST /models`."""
+        body = json.dumps({"model_name": name, "url": url}).encode()
+        headers = {"Content-Type": _JSON, "Accept": _JSON, TARGET_MODEL: target}
+        return self.ask("POST", "/models", body, headers, timeout)
+
+    def unload(self, name: str, target: str, timeout: float) -> Answer:
+        """UNLOAD: `DELETE /models/{name}`."""
+        return self.ask("DELETE", f"/models/{quote(name)}", b"", {TARGET_MODEL: target}, timeout)
+
+    def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], timeout: float) -> Answer:
+        """One request and its whole answer.
+
+        Raises:
+            SilentError: there is none.
+        """
+        with closing(self._connected(timeout)) as connection, self._silence(timeout):
+            response = _asked(connection, method, path, body, headers)
+            return Answer(response.status, _headers(response), response.read())
+
+    @contextmanager
+    def stream(
+        self, path: str, body: bytes, headers: Mapping[str, str], timeout: float
+    ) -> Iterator[tuple[Answer, Iterator[bytes]]]:
+        """A POST whose answer is read as it comes: status and headers, and the pieces of its body.
+
+        Raises:
+            SilentError: there is none, or it breaks off; also while the pieces are read.
+        """
+        with closing(self._connected(timeout)) as connection:
+            with self._silence(timeout):
+                response = _asked(connection, "POST", path, body, headers)
+            yield Answer(response.status, _headers(response)), self._pieces(response, timeout)
+
+    def _pieces(self, response: http.client.HTTPResponse, timeout: float) -> Iterator[bytes]:
+        while True:
+            with self._silence(timeout):
+                piece = response.read1(_PIECE)
+            if not piece:
+                return
+            yield piece
+
+    def _connected(self, timeout: float) -> http.client.HTTPConnection:
+        return self._connection(self._address, timeout=max(timeout, 0.001))
+
+    @contextmanager
+    def _silence(self, timeout: float) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            raise SilentError(f"no answer within {timeout:.0f} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            what = str(error) or type(error).__name__
+            raise SilentError(f"the container at {self.url} does not answer: {what}") from error
+
+
+def _asked(
+    connection: http.client.HTTPConnection, method: str, path: str, body: bytes, headers: Mapping[str, str]
+) -> http.client.HTTPResponse:
+    connection.request(method, path, body or None, dict(headers))
+    return connection.getresponse()
+
+
+def _headers(response: http.client.HTTPResponse) -> dict[str, str]:
+    return {name.lower(): value for name, value in response.getheaders()}

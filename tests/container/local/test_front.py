@@ -1,0 +1,129 @@
+"""What boto3 sees of an endpoint beside its models: checks, streams, throttling, asynchronous invocations."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+
+import pytest
+from botocore.exceptions import ClientError, EventStreamError
+
+from container.local.background import Background
+from container.local.throttle import Throttle
+
+LINES = b'{"n": 1}\n{"n": 2}\n'
+
+
+def refusal(call, **parameters):
+    """The error of a call: its code and message."""
+    with pytest.raises(ClientError) as caught:
+        call(**parameters)
+    return caught.value.response["Error"]["Code"], caught.value.response["Error"]["Message"]
+
+
+@pytest.mark.parametrize(
+    ("multi", "parameters", "sentence"),
+    [
+        (
+            True,
+            {"EndpointName": "other", "TargetModel": "a.tar.gz"},
+            "Endpoint other of account 000000000000 not found",
+        ),
+        (True, {"EndpointName": "mine"}, "missing a target model header"),
+        (False, {"EndpointName": "mine", "TargetModel": "a.tar.gz"}, "is not a multi-model endpoint"),
+        (False, {"EndpointName": "mine", "Body": bytes(25_000_001)}, "25000000 at most"),
+    ],
+)
+def test_sagemakers_own_checks(start, multi, parameters, sentence):
+    """A request that SageMaker refuses does not reach the container."""
+    client = start(name="mine", multi=multi)
+    code, message = refusal(client.invoke_endpoint, **{"Body": b"", **parameters})
+
+    assert code == "ValidationError"
+    assert sentence in message
+
+
+def test_one_model_is_invoked_as_it_is(start, contract):
+    """Headers that SageMaker lets through arrive, others do not; custom attributes come back."""
+    client = start(name="mine", multi=False)
+    answer = client.invoke_endpoint(
+        EndpointName="mine", Body=b"x", ContentType="text/csv", Accept="a/b", CustomAttributes="c", InferenceId="7"
+    )
+
+    assert answer["Body"].read() == LINES
+    assert (answer["ContentType"], answer["InvokedProductionVariant"]) == ("application/jsonlines", "AllTraffic")
+    ((_, headers),) = contract.seen
+    sent = {name.lower(): value for name, value in headers.items()}
+    assert (sent["content-type"], sent["accept"]) == ("text/csv", "a/b")
+    assert sent["x-amzn-sagemaker-custom-attributes"] == "c"
+    assert "authorization" not in sent
+
+
+def test_an_answer_streams(start):
+    """As an event stream; one that breaks off ends in boto3's error for that."""
+    client = start(multi=False)
+
+    def parts(body):
+        answer = client.invoke_endpoint_with_response_stream(EndpointName="any", Body=body)
+        assert answer["ContentType"] == "application/jsonlines"
+        with contextlib.closing(answer["Body"]) as events:
+            for event in events:
+                yield event["PayloadPart"]["Bytes"]
+
+    assert b"".join(parts(b"x")) == LINES
+    with pytest.raises(EventStreamError, match="ModelStreamError"):
+        collections.deque(parts(b"break"))
+    call = client.invoke_endpoint_with_response_stream
+    assert refusal(call, EndpointName="any", Body=b"fail")[0] == "ModelError"
+
+
+def test_throttling(start):
+    """Requests beyond the rate get the error that boto3 retries."""
+    client = start(rate=1.0, multi=False)
+    client.invoke_endpoint(EndpointName="any", Body=b"x")["Body"].read()
+
+    assert refusal(client.invoke_endpoint, EndpointName="any", Body=b"x") == ("ThrottlingException", "Rate exceeded")
+
+
+def test_a_throttle_fills_up_again():
+    """By its rate, to its rate, and a rate of 0 throttles nobody."""
+    throttle = Throttle(2.0, now=0.0)
+
+    assert [throttle.admits(now) for now in (0.0, 0.0, 0.0, 0.5, 0.5, 9.0, 9.0, 9.0)] == [
+        True, True, False, True, False, True, True, False,
+    ]  # fmt: skip
+    assert all(Throttle(0.0, 0.0).admits(0.0) for _ in range(9))
+
+
+def test_asynchronous_invocations_read_and_write_s3(start, s3):
+    """Accepted at once; the answer, or the error, is an object where the answer to the call says."""
+    told = []
+    client = start(
+        multi=False, background=lambda endpoint: Background(endpoint, s3, "s3://models/out", "", 1, told.append)
+    )
+    locations = []
+    for body in (b"x", b"fail"):
+        s3.put_object(Bucket="models", Key="in", Body=body)
+        answer = client.invoke_endpoint_async(EndpointName="any", InputLocation="s3://models/in", InferenceId="7")
+        assert answer["InferenceId"] == "7"
+        locations.append((answer["OutputLocation"], answer["FailureLocation"]))
+        for _ in range(1000):
+            if len(told) == len(locations):
+                break
+            refusal(client.invoke_endpoint, EndpointName="any", Body=b"fail")
+    s3.put_object(Bucket="models", Key="in", Body=b"x")
+
+    def content(uri):
+        return s3.get_object(Bucket="models", Key=uri.removeprefix("s3://models/"))["Body"].read()
+
+    assert content(locations[0][0]) == LINES
+    assert json.loads(content(locations[1][1])) == {"error": '{"error": "it broke"}'}
+
+
+def test_an_endpoint_without_an_output_takes_no_asynchronous_invocations(start):
+    """And says which flag is missing."""
+    code, message = refusal(start(multi=False).invoke_endpoint_async, EndpointName="any", InputLocation="s3://b/k")
+
+    assert code == "ValidationError"
+    assert "--async-output" in message
