@@ -188,7 +188,7 @@ class Handler(ABC):
         """The environment that the model asks for, for a process of its own; None where it is content with ours."""
         return None
 
-    @classmethod
+    @classmethod  # noqa: B027 - most have nothing to prepare
     def prepare(cls, config: ModelConfig, model_file: Path) -> None:
         """Have what all models share, such as the framework, in the process before what this one takes is measured.
 
