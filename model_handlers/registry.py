@@ -64,7 +64,7 @@ BACKENDS = (
     Backend("tensorflow", ("tensorflow_graphdef",), "model.graphdef"),
     Backend("tensorrt", ("tensorrt_plan",), "model.plan"),
     Backend("onnxruntime", ("onnxruntime_onnx",), "model.onnx", "model_handlers.onnx:OnnxHandler"),
-    Backend("openvino", (), "model.xml"),
+    Backend("openvino", (), "model.xml", "model_handlers.openvino:OpenvinoHandler"),
     Backend("pytorch", ("pytorch_libtorch", "libtorch"), "model.pt"),
     Backend("pytorch", ("torch_aoti",), "model.pt2"),
     Backend("python", (), "model.py", "model_handlers.python.handler:PythonHandler"),

@@ -1,0 +1,142 @@
+"""The graph of a model before it is compiled: its shapes as the configuration wants them, and what it takes and gives.
+
+Called on load threads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.openvino.runtime import openvino, read_model
+from model_handlers.tensor import BY_NAME, BYTES, DataType
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from model_handlers.completion import GraphTensor
+    from model_handlers.config import ModelConfig
+    from model_handlers.openvino.options import Shaping
+
+_TYPES = {
+    "boolean": "BOOL",
+    "u8": "UINT8",
+    "u16": "UINT16",
+    "u32": "UINT32",
+    "u64": "UINT64",
+    "i8": "INT8",
+    "i16": "INT16",
+    "i32": "INT32",
+    "i64": "INT64",
+    "f16": "FP16",
+    "f32": "FP32",
+    "f64": "FP64",
+    "string": "BYTES",
+}
+
+
+def open_graph(config: ModelConfig, path: Path, shaping: Shaping) -> Any:
+    """Read a file and shape the graph: where the configuration batches, its batch dimension takes any size.
+
+    Raises:
+        MmeError: INVALID_MODEL when the file is no model, or can't be shaped so.
+    """
+    graph = read_model(path, config.name)
+    if shaping.as_configured:
+        _reshape(graph, config, {index: _configured(config, port) for index, port in enumerate(graph.inputs)})
+    elif config.max_batch_size > 0 and not shaping.keeps_batch:
+        free = {
+            index: openvino().PartialShape([-1, *list(port.partial_shape)[1:]])
+            for index, port in enumerate(graph.inputs)
+            if _dimensions(port)[:1] not in {(), (-1,)}
+        }
+        _reshape(graph, config, free)
+    return graph
+
+
+def _configured(config: ModelConfig, port: Any) -> Any:
+    spec = config.input(name_of(port, config))
+    if spec is None:
+        return port.partial_shape
+    dims = spec.dims if spec.reshape is None else spec.reshape
+    return openvino().PartialShape([-1, *dims] if config.max_batch_size > 0 else list(dims))
+
+
+def _reshape(graph: Any, config: ModelConfig, shapes: dict[int, Any]) -> None:
+    if not shapes:
+        return
+    try:
+        graph.reshape(shapes)
+    except RuntimeError as error:
+        raise invalid_model(
+            f"model '{config.name}': OpenVINO can't give its inputs the shapes "
+            f"{', '.join(str(shape) for shape in shapes.values())}; set max_batch_size to 0, or the parameter "
+            "SKIP_OV_DYNAMIC_BATCHSIZE to 'YES' where the model has a batch dimension of that one size"
+        ) from error
+
+
+def fixed_batch(config: ModelConfig, graph: Any, shaping: Shaping) -> int:
+    """The one batch size that the graph takes, 0 where it takes any or does not batch.
+
+    Raises:
+        MmeError: INVALID_MODEL where that is not the configured one.
+    """
+    if config.max_batch_size == 0 or not shaping.keeps_batch:
+        return 0
+    firsts = {_dimensions(port)[:1] for port in graph.inputs}
+    if firsts == {(-1,)}:
+        return 0
+    if firsts != {(config.max_batch_size,)}:
+        raise invalid_model(
+            f"model '{config.name}': max_batch_size is {config.max_batch_size} and SKIP_OV_DYNAMIC_BATCHSIZE keeps the "
+            f"model's own batch dimension, which is {', '.join(str(list(first)) for first in sorted(firsts))}; "
+            "make them equal"
+        )
+    return config.max_batch_size
+
+
+def signature(graph: Any, config: ModelConfig, batch: int) -> tuple[list[GraphTensor], list[GraphTensor]]:
+    """The inputs and outputs of a graph; a first dimension of just `batch` is shown as one of any size.
+
+    Raises:
+        MmeError: UNSUPPORTED for one that the protocol can't carry.
+    """
+    inputs, outputs = (
+        [_graph_tensor(port, config, batch) for port in ports] for ports in (graph.inputs, graph.outputs)
+    )
+    return inputs, outputs
+
+
+def name_of(port: Any, config: ModelConfig) -> str:
+    """Of the names of an input or output the one that the configuration declares, else the first by the alphabet."""
+    names: list[str] = sorted(port.get_names())
+    declared = (name for name in names if config.input(name) or config.output(name))
+    return next(declared, names[0] if names else str(port.node.friendly_name))
+
+
+def _graph_tensor(port: Any, config: ModelConfig, batch: int) -> GraphTensor:
+    name, type_name = name_of(port, config), port.element_type.get_type_name()
+    if type_name not in _TYPES:
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            f"model '{config.name}': tensor '{name}' has OpenVINO's type {type_name}, which can't be sent over the "
+            "protocol; convert the model with inputs and outputs of another type",
+        )
+    data_type: DataType = BY_NAME[_TYPES[type_name]]
+    shape = _dimensions(port)
+    if batch and shape[:1] == (batch,):
+        shape = (-1, *shape[1:])
+    return name, data_type, shape
+
+
+def _dimensions(port: Any) -> tuple[int, ...]:
+    """Its shape, -1 for a dimension of any size; one of which not even the rank is known looks like a scalar's."""
+    shape = port.partial_shape
+    if shape.rank.is_dynamic:
+        return ()
+    return tuple(dim.get_length() if dim.is_static else -1 for dim in shape)
+
+
+def takes_text(tensors: list[GraphTensor]) -> list[str]:
+    """The names of those that hold strings."""
+    return [name for name, data_type, _ in tensors if data_type is BYTES]
