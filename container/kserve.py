@@ -90,10 +90,11 @@ def _add_repository_routes(routes: Blueprint, service: Service, on_loop: OnLoop)
 
     def index() -> Response:
         if _only_ready():
-            return json_answer([row for row in on_loop.call(engine.index) if row["state"] == State.READY.value])
+            return json_answer([row for row in on_loop.call(engine.index) if row.get("state") == State.READY.value])
         return json_answer(on_loop.call(engine.index, engine.find_all()))
 
     def load(name: str) -> Response:
+        engine.check_control()
         override = load_override(_parameters())
         try:
             on_loop.run(engine.reload(engine.canonical(name), override))
@@ -102,6 +103,7 @@ def _add_repository_routes(routes: Blueprint, service: Service, on_loop: OnLoop)
         return Response(status=200)
 
     def unload(name: str) -> Response:
+        engine.check_control()
         dependents = unload_dependents(_parameters())
         try:
             on_loop.run(engine.unload(engine.canonical(name), dependents=dependents))

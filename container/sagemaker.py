@@ -36,6 +36,7 @@ def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
         return json_answer(page(on_loop.call(engine.registered), after))
 
     def load_model() -> Response:
+        engine.check_control()
         document = json_body(required=True)
         name, url = _text(document, "model_name"), _text(document, "url")
         on_loop.run(engine.load(name, url, request.headers.get(TARGET_MODEL, "")))
@@ -45,6 +46,7 @@ def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
         return json_answer(_described(name, on_loop.call(engine.url, name)))
 
     def unload_model(name: str) -> Response:
+        engine.check_control()
         on_loop.run(engine.unload(name))
         return json_answer({})
 

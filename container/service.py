@@ -16,12 +16,14 @@ from container.dashboard.document import Documents
 from container.dashboard.watcher import Watcher
 from container.emf import EmfReporter
 from container.infer_routes import InferRoutes
-from container.settings import Mode, PingMode, Settings, choose_single_model
+from container.settings import ALL_MODELS, Mode, PingMode, Settings, choose_single_model
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.segments import SIZES
+from serve.control import Control
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
 from serve.eviction import Rules
+from serve.polling import Poller
 
 if TYPE_CHECKING:
     from container.settings import SingleModel
@@ -69,6 +71,8 @@ class Service:
         self._watcher = Watcher(self.engine) if settings.dashboard else None
         self.dashboard = Documents(self.engine, settings, self._watcher) if self._watcher is not None else None
         self._loading: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
+        self._poller = Poller(self.engine, self.engine.scan, settings.poll_seconds)
 
     def start(self) -> None:
         """Begin to load the start-up models; the server accepts requests meanwhile."""
@@ -87,14 +91,23 @@ class Service:
         self._loading = loop.create_task(self._load_start_models())
 
     async def _load_start_models(self) -> None:
+        if self.settings.model_control_mode is Control.POLL:
+            await self._begin_to_poll()
+            return
         names = self._start_models
-        if self.settings.mode is Mode.REPOSITORY and not names:
+        explicit = self.settings.model_control_mode is Control.EXPLICIT
+        if names == (ALL_MODELS,) or (self.settings.mode is Mode.REPOSITORY and not names and not explicit):
             names = tuple(await asyncio.get_running_loop().run_in_executor(None, self.engine.find_all))
         unloaded = self.engine.register.unloaded  # from the worker before this one
         names = tuple(name for name in names if self.engine.canonical(name) not in unloaded)
         results = await asyncio.gather(*(self._load(name) for name in names))
         if all(results):
             self.routes.starting = False
+
+    async def _begin_to_poll(self) -> None:
+        if await self._poller.look():
+            self.routes.starting = False
+        self._polling = asyncio.get_running_loop().create_task(self._poller.run())
 
     async def _load(self, name: str) -> bool:
         try:
@@ -113,8 +126,9 @@ class Service:
 
     async def close(self) -> None:
         """Give everything back."""
-        if self._loading is not None:
-            self._loading.cancel()
+        for task in (self._loading, self._polling):
+            if task is not None:
+                task.cancel()
         if self._emf is not None:
             self._emf.close()  # before the engine: what unloads because we end is no metric
         if self._watcher is not None:
@@ -133,6 +147,9 @@ def engine_options(settings: Settings) -> EngineOptions:
         eviction=Rules(settings.eviction, settings.pins, settings.min_residency),
         store=settings.model_store if settings.mode is Mode.STORE else "",
         repository=repositories.get(settings.mode),
+        more_repositories=settings.more_repositories if settings.mode is Mode.REPOSITORY else (),
+        namespaces=settings.model_namespacing,
+        control=settings.model_control_mode,
         scripts=settings.scripts,
         load_threads=settings.load_threads,
         load_patience=settings.load_timeout,

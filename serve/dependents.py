@@ -41,4 +41,5 @@ def _holds(whole: Entry[Any], part: Entry[Any]) -> bool:
     here, there = origin(whole.source), origin(part.source)
     if not isinstance(here, InRepository) or not isinstance(there, InRepository):
         return False
-    return here.path.parent == there.path.parent and there.path.name in whole.resident.members
+    beside = there.path.parent in {here.path.parent, *here.others}
+    return beside and there.path.name in whole.resident.members

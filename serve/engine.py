@@ -36,11 +36,11 @@ from serve.model_cache import ModelCache
 from serve.outside import EngineOutside
 from serve.override import Overrides
 from serve.register import Register, unknown
-from serve.repository import list_models
+from serve.repositories import Repositories
 from serve.rescue import Rescue
 from serve.scheduling.response_cache import ResponseCache
 from serve.shared_script import SharedScript
-from serve.source import Archived, Unpacked, origin, source_of
+from serve.source import Archived, InRepository, Unpacked, origin, source_of
 from serve.state_file import LazyFile, StateFile
 from serve.store import ARCHIVE_SUFFIX, open_store
 from serve.target import ModelLoader, PreparedTarget, Target
@@ -91,6 +91,10 @@ class Engine:
                 open_store(options.store), options.cache_directory, budget=options.disk_budget, let_go=self._let_go
             )
         self._script = SharedScript(options.scripts, options.cache_directory)
+        self._repositories: Repositories | None = None
+        if options.repository is not None:
+            folders = (options.repository, *options.more_repositories)
+            self._repositories = Repositories(folders, self._script.scripts, namespaces=options.namespaces)
         self._loads = ThreadPerTask("load", _lower_priority)
         # Threads of their own: an unload must not queue behind the downloads it would make room for.
         self._unloads = ThreadPoolExecutor(options.load_threads + _SPARE, "unload", initializer=_lower_priority)
@@ -132,8 +136,9 @@ class Engine:
         self.register = Register(
             self.cache,
             artifacts=self._artifacts,
-            repository=options.repository,
+            repositories=self._repositories,
             folders=options.folders,
+            limited=options.control.limits,
             journal=Journal(options.cache_directory, options.life, self.cache.entries, self._writes),
         )
         self.target_stats = self.register.stats
@@ -253,6 +258,14 @@ class Engine:
         """Registered name → the alias that clients know it by, where they know one: a platform's names are opaque."""
         return {name: alias for alias, name in self.register.aliases.items()}
 
+    def check_control(self) -> None:
+        """Refuse a client's load or unload where clients have no say.
+
+        Raises:
+            MmeError: UNAVAILABLE.
+        """
+        self.options.control.check()
+
     async def load(self, name: str, url: str = "", alias: str = "") -> None:
         """Register a model and load it.
 
@@ -286,6 +299,7 @@ class Engine:
                 memory and had not to leave for the new one: that one goes on serving.
         """
         source = await self._source(name, override)
+        self.register.serve(name)
         entry = self.cache.entries.get(name) or self.register.add(name, source)
         await self._load_or_give_up(entry, self.cache.reload(entry, source))
         for whole in wholes_of(name, self.cache.entries):
@@ -436,15 +450,19 @@ class Engine:
 
     def index(self, offered: Iterable[str] = ()) -> list[dict[str, Any]]:
         """The repository index: every model that the cache knows, then those of `offered` that it does not."""
-        return list(index_rows(self.cache.entries.values(), offered, self.target_stats))
+        refused = self._repositories.refused if self._repositories is not None else {}
+        entries = self.cache.entries.values()
+        return list(index_rows(entries, offered, self.target_stats, self.register.versions, refused))
 
     def find_all(self) -> list[str]:
         """Every name that store or repository offers. Blocks on disk or network: not for the loop."""
         if self._artifacts is not None:
             return [stored.name for stored in self._artifacts.store.list()]
-        if self.options.repository is not None:
-            return list_models(self.options.repository, self._script.scripts())
-        return list(self.options.folders)
+        return self._repositories.names() if self._repositories is not None else list(self.options.folders)
+
+    def scan(self) -> dict[str, str]:
+        """Every name that the repositories offer, and what its files look like. Blocks on disk: not for the loop."""
+        return self._repositories.scan() if self._repositories is not None else {}
 
     async def close(self) -> None:
         """Unload everything and end the threads."""
@@ -463,7 +481,9 @@ class Engine:
         if event.deed is not Deed.LOADED:
             return
         self._footprints.changed()
-        config = self.cache.entries[event.name].leased().latest.config
+        target = self.cache.entries[event.name].leased()
+        self.register.versions[event.name] = sorted(target.versions)
+        config = target.latest.config
         (self.body_takers.add if takes_body(config) else self.body_takers.discard)(event.name)
 
     # -- room for others ------------------------------------------------------------------------------------------
@@ -486,15 +506,28 @@ class Engine:
     async def _give_up(self, entry: Entry[Target], error: MmeError) -> None:
         """Unregister; but the index goes on saying why of what store or repository has."""
         entry.evicted, entry.source = False, origin(entry.source)
+        self.register.withdraw(entry.name)
         if isinstance(entry.source, Unpacked) or error.kind is Kind.UNKNOWN_MODEL:
             await self._drop(entry)
         elif error.kind in _USELESS:
             await self._discard(entry, error)
 
     async def _drop(self, entry: Entry[Target]) -> None:
-        """Unregister a model, and remove what was unpacked for it; not if it is being loaded again meanwhile."""
+        """Unregister a model, and remove what was unpacked for it; not if it is being loaded again meanwhile.
+
+        The index goes on telling that a repository's was unloaded.
+        """
         await self._discard(entry)
-        self.register.forget(entry)
+        entry.source = origin(entry.source)
+        if entry.abandoned:
+            self.register.withdraw(entry.name)
+        if not isinstance(entry.source, InRepository) or not self._is_offered(entry.name):
+            self.register.forget(entry)
+
+    def _is_offered(self, name: str) -> bool:
+        with contextlib.suppress(MmeError):
+            return isinstance(self.register.find(name), InRepository)
+        return False
 
     async def _discard(self, entry: Entry[Target], error: MmeError | None = None) -> None:
         """Remove what was unpacked for a model that is not in memory; a load that begins meanwhile waits.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from serve.control import Control
 from serve.eviction import DEFAULT_RULES, Rules
 from serve.scripts import DEFAULT_SCRIPTS, Scripts
 from serve.weights.mode import Weights
@@ -28,7 +29,9 @@ class EngineOptions:
         evicts: whether we make room ourselves; False where a platform manages the models.
         eviction: whom we evict then, and whom never.
         store: URI of the archives that requests may name, or "".
-        repository: folder of models that requests may name, or None.
+        repository, more_repositories: folders of models that requests may name; None for no such thing.
+        namespaces: whether two of them may have models of one name.
+        control: who decides which of those are served.
         folders: models that requests may name, by their own folders.
         scripts: what is the same for all inference scripts.
         load_threads: fetches at a time, environments made at a time, loads at a time.
@@ -49,6 +52,9 @@ class EngineOptions:
     eviction: Rules = DEFAULT_RULES
     store: str = ""
     repository: Path | None = None
+    more_repositories: tuple[Path, ...] = ()
+    namespaces: bool = False
+    control: Control = Control.DEMAND
     folders: Mapping[str, Path] = field(default_factory=dict)
     scripts: Scripts = DEFAULT_SCRIPTS
     load_threads: int = 2

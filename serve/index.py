@@ -1,4 +1,4 @@
-"""The repository index: one row for each served version of a model in memory, one for each other model.
+"""The repository index: a row for each version of a model that is served, or was last, and one for each other model.
 
 Rows carry the protocol's fields, `name`, `version`, `state` and `reason`, and beside them what only a multi-model
 cache has to tell; clients skip fields that they do not know. Touched on the event loop only.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from serve.lifecycle import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from serve.cache_entry import Entry
     from serve.stats import TargetStats
@@ -23,7 +23,11 @@ _CLOCK = time.time() - time.monotonic()  # one for all rows: the same use is alw
 
 
 def index_rows(
-    entries: Iterable[Entry[Target]], offered: Iterable[str], counted: Mapping[str, TargetStats]
+    entries: Iterable[Entry[Target]],
+    offered: Iterable[str],
+    counted: Mapping[str, TargetStats],
+    versions: Mapping[str, Sequence[int]],
+    refused: Mapping[str, str],
 ) -> Iterator[dict[str, Any]]:
     """Every row.
 
@@ -34,25 +38,33 @@ def index_rows(
         entries: the models that the cache knows.
         offered: names that store or repository has; those that the cache does not know have a row of their name.
         counted: what the cache did for a model, also for one that it does not know any more.
+        versions: those that a model was served in last.
+        refused: why a name is none that can be served.
     """
     known = set()
     for entry in entries:
         known.add(entry.name)
-        yield from _rows_of(entry)
+        yield from _rows_of(entry, versions.get(entry.name, ()))
     for name in offered:
         if name not in known:
-            yield {"name": name, **({"cache": _counted(counted[name])} if name in counted else {})}
+            row: dict[str, Any] = {"name": name, **_unavailable(refused.get(name, ""))}
+            yield {**row, **({"cache": _counted(counted[name])} if name in counted else {})}
 
 
-def _rows_of(entry: Entry[Target]) -> Iterator[dict[str, Any]]:
+def _unavailable(reason: str) -> dict[str, str]:
+    return {"state": State.UNAVAILABLE.value, "reason": reason} if reason else {}
+
+
+def _rows_of(entry: Entry[Target], before: Sequence[int]) -> Iterator[dict[str, Any]]:
     cached = _cached(entry)
     if entry.state is State.READY and entry.resident is not None:
         for version, model in sorted(entry.resident.versions.items()):
             row = {"name": entry.name, "version": str(version), "state": entry.state.value}
             yield {**row, "queued": model.queued, "cache": cached}
     else:
-        row = {"name": entry.name, "state": entry.state.value}
-        yield {**row, **({"reason": entry.reason} if entry.reason else {}), "cache": cached}
+        reason = {"reason": entry.reason} if entry.reason else {}
+        for named in [{"version": str(number)} for number in before] or [{}]:
+            yield {"name": entry.name, **named, "state": entry.state.value, **reason, "cache": cached}
 
 
 def _cached(entry: Entry[Target]) -> dict[str, Any]:

@@ -44,6 +44,9 @@ class Models(Protocol):
     async def submit_cold(self, name: str, version: int | None, request: InferenceRequest) -> Any:
         """Accept a request for any model."""
 
+    def check_control(self) -> None:
+        """Refuse loads and unloads where clients have no say."""
+
     async def reload(self, name: str, override: Override | None = None) -> None:
         """Load a model, anew if it is in memory."""
 
@@ -133,11 +136,13 @@ class EngineOutside:
     async def _loaded(self, model: str, override: Override | None, callers: tuple[str, ...]) -> None:
         name = self._models.canonical(model)
         _check_circle(name, (self._target, *callers), f"load '{model}' anew")
+        self._models.check_control()
         await self._models.reload(name, override)
 
     async def _unloaded(self, model: str, dependents: bool, callers: tuple[str, ...]) -> None:  # noqa: FBT001
         name = self._models.canonical(model)
         _check_circle(name, (self._target, *callers), f"unload '{model}'")
+        self._models.check_control()
         await self._models.unload(name, dependents=dependents)
 
     def _ask(self, work: Callable[[], Coroutine[Any, Any, None]], done: Done) -> None:

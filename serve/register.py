@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.journal import Row, clock
-from serve.source import Archived, InRepository, Source, Unpacked, is_plain, origin, source_of
+from serve.source import Archived, InRepository, Source, Unpacked, origin, source_of
 from serve.stats import TargetStats
 from serve.store import ARCHIVE_SUFFIX, validate_name
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from serve.cache_entry import Entry
     from serve.journal import Journal
     from serve.model_cache import ModelCache
+    from serve.repositories import Repositories
 
 _log = logging.getLogger("mme.engine")
 _USE_SECONDS = 60.0
@@ -37,13 +37,15 @@ class Register:
     Attributes:
         stats: name → what the cache did for it.
         body_takers: names of models whose input is a request's body as it came, in memory or not.
+        versions: name → those that it was served in last.
         unloaded: names that somebody unloaded, though store or repository have them.
 
     Args:
         cache: holds the entries of names.
         artifacts: archives that requests may name, or None.
-        repository: a folder of models that they may name, or None.
+        repositories: folders of models that they may name, or None.
         folders: models that they may name, by their own folders.
+        limited: whether requests may name only models that somebody loaded, not any that is there.
         journal: what is registered; what it holds was registered by the worker before.
     """
 
@@ -52,17 +54,20 @@ class Register:
         cache: ModelCache[Any, Any],
         *,
         artifacts: Artifacts | None = None,
-        repository: Path | None = None,
+        repositories: Repositories | None = None,
         folders: Mapping[str, Path],
         journal: Journal,
+        limited: bool = False,
     ) -> None:
         self.stats: dict[str, TargetStats] = {}
         self.body_takers: set[str] = set()
+        self.versions: dict[str, list[int]] = {}
         self._cache = cache
         self._artifacts = artifacts
-        self._repository = repository
+        self._repositories = repositories
         self._folders = folders
         self._journal = journal
+        self._served: set[str] | None = set() if limited else None
         self._noted_use = 0.0
         self._restore()
         self._watch_use()
@@ -91,7 +96,7 @@ class Register:
             return self._journal.aliases[name]
         if self._artifacts is not None and not name.endswith(ARCHIVE_SUFFIX):
             return name + ARCHIVE_SUFFIX
-        return name
+        return name if self._repositories is None else self._repositories.canonical(name)
 
     @property
     def aliases(self) -> Mapping[str, str]:
@@ -118,11 +123,13 @@ class Register:
     # -- entries -------------------------------------------------------------------------------------------------
 
     def entry(self, name: str) -> Entry[Any]:
-        """The entry of a name, made of what store or repository has under it if need be.
+        """The entry of a name that requests may use, made of what store or repository has under it if need be.
 
         Raises:
             MmeError: UNKNOWN_MODEL.
         """
+        if self._served is not None and name not in self._served:
+            raise unknown(name)
         entry = self._cache.entries.get(name)
         if entry is not None and not (entry.abandoned and isinstance(origin(entry.source), Unpacked)):
             return entry
@@ -130,6 +137,7 @@ class Register:
 
     def add(self, name: str, source: Source) -> Entry[Any]:
         """The entry of a name, which from now on comes from there."""
+        self.serve(name)
         entry = self._cache.entries.get(name)
         if entry is None:
             return self._cache.add(name, source, self.stats.setdefault(name, TargetStats()))
@@ -157,15 +165,25 @@ class Register:
             return Archived(self._artifacts, validate_name(name))
         if name in self._folders:
             return InRepository(self._folders[name])
-        folder = self._repository
-        # Path.is_dir would raise for a name that is too long.
-        if folder is not None and is_plain(name) and os.path.isdir(folder / name):  # noqa: PTH112
-            return InRepository(folder / name)
-        raise unknown(name)
+        found = self._repositories.find(name) if self._repositories is not None else None
+        if found is None:
+            raise unknown(name)
+        return found
+
+    def serve(self, name: str) -> None:
+        """Somebody loads it: requests may name it."""
+        if self._served is not None:
+            self._served.add(name)
+
+    def withdraw(self, name: str) -> None:
+        """It was unloaded, or did not load: where only what somebody loaded is served, requests may not name it."""
+        if self._served is not None:
+            self._served.discard(name)
 
     def forget(self, entry: Entry[Any]) -> None:
         """Names that nobody has must not pile up, however many are asked for."""
         self._cache.forget(entry)
+        self.versions.pop(entry.name, None)
         if entry.name in self._cache.entries:
             return
         self.body_takers.discard(entry.name)

@@ -27,8 +27,8 @@ CONFIG_NAME = "config.pbtxt"
 ENTRY = "MME_ENTRY"  # a parameter of the model that an archive of several is asked for
 _MAX_CONFIG_SIZE = 1 << 20
 _SHOWN_FILES = 12
-# Directories of a model that are no versions; the last is for configurations beside config.pbtxt.
-_RESERVED = ("warmup", "initial_state", "configs")
+CONFIGS = "configs"  # a directory of configurations that a server may be told to read instead
+_RESERVED = ("warmup", "initial_state", CONFIGS)  # directories of a model that are no versions
 _EXPECTED = f"{CONFIG_NAME} and 1/model.onnx, or one directory that holds them; or code/inference.py beside a model"
 
 
@@ -103,7 +103,13 @@ def list_models(path: Path, scripts: Scripts = DEFAULT_SCRIPTS) -> list[str]:
 
 
 def open_model(
-    path: Path, name: str, scripts: Scripts = DEFAULT_SCRIPTS, *, strict_name: bool = True, override: str = ""
+    path: Path,
+    name: str,
+    scripts: Scripts = DEFAULT_SCRIPTS,
+    *,
+    strict_name: bool = True,
+    override: str = "",
+    others: tuple[Path, ...] = (),
 ) -> ModelDirectory:
     """The model whose own directory is `path`, such as a repository of several holds.
 
@@ -113,6 +119,7 @@ def open_model(
         scripts: what is the same for all inference scripts.
         strict_name: refuse a configuration that calls the model something else.
         override: a configuration, as JSON, in place of the model's own; "" for that.
+        others: further repositories, in which the parts of an ensemble may be that are not beside it.
 
     Raises:
         MmeError: UNKNOWN_MODEL when there is no such directory; INVALID_MODEL, UNSUPPORTED.
@@ -124,22 +131,24 @@ def open_model(
         if not _is_model(path) and not scripts.serves(path):
             raise _no_model(path, name)
         model = _open(path, name, scripts, strict_name=strict_name, override=override)
-        parts = [(path.parent / part, f"{name}:{part}") for part in _parts(path.parent, model)]
-        members = [_open(part, part_name, scripts, strict_name=False) for part, part_name in parts]
+        parts = _parts((path.parent, *others), model, scripts)
+        members = [_open(part, f"{name}:{part.name}", scripts, strict_name=False) for part in parts]
         return replace(model, members=tuple(members))
 
 
-def _parts(repository: Path, ensemble: ModelDirectory) -> list[str]:
-    """The models beside an ensemble that it consists of, those of its ensembles too."""
-    beside = {child.name for child in _directories(repository)} - {ensemble.path.name}
-    found: dict[str, None] = {}
+def _parts(repositories: tuple[Path, ...], ensemble: ModelDirectory, scripts: Scripts) -> list[Path]:
+    """The models that an ensemble consists of, those of its ensembles too: beside it, or in another repository."""
+    beside: dict[str, Path] = {}
+    for repository in reversed(repositories if ensemble.config.ensemble else ()):
+        beside |= {child.name: child for child in _directories(repository) if child != ensemble.path}
+    found: dict[str, Path] = {}
     waiting = list(ensemble.config.ensemble)
     while waiting:
         part = waiting.pop().model
         if part in beside and part not in found:
-            found[part] = None
-            waiting += _read_config(repository / part, part, strict_name=False).ensemble
-    return list(found)
+            found[part] = beside[part]
+            waiting += _read_config(beside[part], part, scripts, strict_name=False).ensemble
+    return list(found.values())
 
 
 def _models_in(path: Path, name: str, scripts: Scripts) -> list[Path]:
@@ -149,7 +158,7 @@ def _models_in(path: Path, name: str, scripts: Scripts) -> list[Path]:
     candidates = [child for child in _directories(path) if _is_model(child)] or _scripts_in(path, scripts)
     if not candidates:
         raise _no_model(path, name)
-    entries = candidates if len(candidates) == 1 else _entries(candidates, name)
+    entries = candidates if len(candidates) == 1 else _entries(candidates, name, scripts)
     if len(entries) != 1:
         found = ", ".join(f"'{candidate.name}'" for candidate in candidates)
         raise invalid_model(
@@ -160,9 +169,9 @@ def _models_in(path: Path, name: str, scripts: Scripts) -> list[Path]:
     return entries + [candidate for candidate in candidates if candidate not in entries]
 
 
-def _entries(candidates: list[Path], name: str) -> list[Path]:
+def _entries(candidates: list[Path], name: str, scripts: Scripts) -> list[Path]:
     """Who says that requests are for it; else the ensemble of which no other is made; else the archive's namesake."""
-    configs = {candidate: _read_config(candidate, name, strict_name=False) for candidate in candidates}
+    configs = {candidate: _read_config(candidate, name, scripts, strict_name=False) for candidate in candidates}
     chosen = [path for path, config in configs.items() if config.parameters.get(ENTRY, "").strip().lower() == "true"]
     parts = {step.model for config in configs.values() for step in config.ensemble}
     whole = [path for path, config in configs.items() if config.ensemble and path.name not in parts]
@@ -182,7 +191,7 @@ def _open(path: Path, name: str, scripts: Scripts, *, strict_name: bool, overrid
     if override:
         config = parse_config_json(override, model=name, strict_name=strict_name)
     else:
-        config = _read_config(path, name, strict_name=strict_name)
+        config = _read_config(path, name, scripts, strict_name=strict_name)
     available = _versions(path)
     if config.platform == PLATFORM:  # it has no files: archives may have lost its empty version
         available = available or {1: path}
@@ -220,16 +229,18 @@ def _selected(config: ModelConfig, available: dict[int, Path], name: str) -> dic
     return {version: available[version] for version in selected}
 
 
-def _read_config(path: Path, name: str, *, strict_name: bool) -> ModelConfig:
+def _read_config(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> ModelConfig:
     file = path / CONFIG_NAME
+    if scripts.config_name and (named := path / CONFIGS / f"{scripts.config_name}.pbtxt").is_file():
+        file = named
     if not file.is_file():
         return ModelConfig(name=name)
     if file.stat().st_size > _MAX_CONFIG_SIZE:
-        raise invalid_model(f"{CONFIG_NAME} of model '{name}' is larger than {_MAX_CONFIG_SIZE} bytes")
+        raise invalid_model(f"{file.name} of model '{name}' is larger than {_MAX_CONFIG_SIZE} bytes")
     try:
         text = file.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise invalid_model(f"{CONFIG_NAME} of model '{name}' is not UTF-8 text: {error}") from error
+        raise invalid_model(f"{file.name} of model '{name}' is not UTF-8 text: {error}") from error
     return parse_config(text, model=name, strict_name=strict_name)
 
 

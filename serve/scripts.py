@@ -30,12 +30,15 @@ class Scripts:
         shared: where the script is for all models that bring none, "" for nowhere. See `shared_script`.
         workers: instances of a model whose configuration does not say.
         default_accept: the type of an answer to a client that does not say what it accepts.
+        config_name: of models with configurations: the one in `configs/` that counts in place of config.pbtxt, if the
+            model has one of that name; "" for none.
     """
 
     program: str = "inference.py"
     shared: str = ""
     workers: int = 1
     default_accept: str = DEFAULT_TYPE
+    config_name: str = ""
 
     def own(self, path: Path) -> str:
         """The script that a model's directory holds, relative to it; "" for none."""

@@ -40,9 +40,15 @@ class Unpacked:
 
 @dataclass(frozen=True, slots=True)
 class InRepository:
-    """A source: a model's folder in a repository of several, which its configuration must be named after."""
+    """A source: a model's folder in a repository of several, which its configuration must be named after.
+
+    Attributes:
+        path: the folder.
+        others: further repositories, in which the models may be of which an ensemble consists.
+    """
 
     path: Path
+    others: tuple[Path, ...] = ()
 
     @property
     def url(self) -> str:

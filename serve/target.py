@@ -29,7 +29,7 @@ from serve.override import digest_of
 from serve.repository import ModelDirectory, open_model, open_target
 from serve.scheduling.ensemble_check import check_members
 from serve.scripts import Scripts
-from serve.source import Archived, InRepository, Overridden, Source
+from serve.source import Archived, InRepository, Overridden, Source, Unpacked
 from serve.stats import ModelStats
 from serve.warm_up import warm_up
 from serve.warmup_samples import Warmup
@@ -262,8 +262,7 @@ class ModelLoader:
             override = source.config
             source = source.base if source.folder is None else InRepository(source.folder.path)
         if not isinstance(source, Archived):
-            opener = open_model if isinstance(source, InRepository) else open_target
-            directory = opener(source.path, name, scripts, override=override)
+            directory = _opened(source, name, scripts, override)
             return self._prepared(directory, name, directory.fingerprint() + digest_of(override), cancelled)
         return self._fetched(name, source, override, cancelled)
 
@@ -460,6 +459,14 @@ class ModelLoader:
             for handler in handlers:
                 handler.close()
             raise
+
+
+def _opened(source: Unpacked | InRepository, name: str, scripts: Scripts, override: str) -> ModelDirectory:
+    if isinstance(source, Unpacked):
+        return open_target(source.path, name, scripts, override=override)
+    # The folder is called otherwise where the name tells the repository too, and where it holds a client's files.
+    strict = source.path.name == name
+    return open_model(source.path, name, scripts, strict_name=strict, override=override, others=source.others)
 
 
 def in_order(members: tuple[PreparedTarget, ...], target: str) -> list[PreparedTarget]:

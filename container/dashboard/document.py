@@ -104,8 +104,13 @@ def _source(settings: Settings) -> str:
         Mode.PLATFORM: "models as SageMaker loads them",
         Mode.SINGLE: f"one model in {settings.model_dir}",
         Mode.STORE: f"archives in {settings.model_store}",
-        Mode.REPOSITORY: f"the repository {settings.model_repository}",
+        Mode.REPOSITORY: _repositories(settings),
     }[settings.mode]
+
+
+def _repositories(settings: Settings) -> str:
+    folders = [str(settings.model_repository), *map(str, settings.more_repositories)]
+    return f"the {'repository' if len(folders) == 1 else 'repositories'} {', '.join(folders)}"
 
 
 def _matches(entry: Entry[Target], names: dict[str, str], wanted: str) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from container.settings.reading import Reading
 from container.settings.sagemaker import (
+    ALL_MODELS,
     SAGEMAKER_MODEL_DIR,
     SingleModel,
     apply_rules,
@@ -34,6 +35,7 @@ from container.settings.values import (
     to_text,
 )
 from container.targets import InferenceType
+from serve.control import Control
 from serve.eviction import Policy
 from serve.scripts import Scripts
 from serve.weights.mode import Weights
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "ALL_MODELS",
     "LogFormat",
     "MemoryBudget",
     "Mode",
@@ -64,7 +67,12 @@ class Settings:
     Attributes:
         mode: where models come from; one of `model_dir` (SINGLE), `model_store` (STORE: an s3:// URL or an absolute
             path) and `model_repository` (REPOSITORY) goes with it.
-        load_models: models to load at start; in a repository () means all.
+        more_repositories: further repositories.
+        load_models: models to load at start; in a repository () means all, and so does ("*",).
+        model_control_mode: who decides which models of a repository are served.
+        poll_seconds: seconds between two looks at it, where it is polled.
+        model_namespacing: whether two repositories may have models of one name.
+        model_config_name: a configuration in `configs/` that counts in place of config.pbtxt, "" for none.
         default_model_name: the model of /invocations, "" where none was named.
         host, port: where to listen.
         memory_budget, gpu_memory_budget: bytes (int), a share of what there is (float), a share less a reserve
@@ -103,7 +111,12 @@ class Settings:
     model_dir: Path = SAGEMAKER_MODEL_DIR
     model_store: str = ""
     model_repository: Path | None = None
+    more_repositories: tuple[Path, ...] = ()
     load_models: tuple[str, ...] = ()
+    model_control_mode: Control = Control.DEMAND
+    poll_seconds: float = 15.0
+    model_namespacing: bool = False
+    model_config_name: str = ""
     default_model_name: str = ""
     host: str = "0.0.0.0"  # noqa: S104 - a container listens on every address
     port: int = DEFAULT_PORT
@@ -152,7 +165,13 @@ class Settings:
     @property
     def scripts(self) -> Scripts:
         """What is the same for all inference scripts."""
-        return Scripts(self.script_program, self.script_directory, self.script_workers, self.default_accept)
+        return Scripts(
+            self.script_program,
+            self.script_directory,
+            self.script_workers,
+            self.default_accept,
+            self.model_config_name,
+        )
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
@@ -186,6 +205,8 @@ class Settings:
                 continue
             seen.add(variable.field)
             value = getattr(self, variable.field)
+            if variable.field == "model_repository" and value is not None:
+                value = (value, *self.more_repositories)
             ours = variable.name.startswith("MME_")
             if value not in (None, "", ()) and (ours or value != getattr(defaults, variable.field)):
                 written[variable.name] = to_text(value)
@@ -206,9 +227,10 @@ class Settings:
         script = self.script_directory
         if script.startswith("/") and not Path(script, self.script_program).is_file():
             raise SettingsError(f"SAGEMAKER_SUBMIT_DIRECTORY='{script}': there is no {self.script_program} in it")
-        repository = self.model_repository
-        if self.mode is Mode.REPOSITORY and repository and not repository.is_dir():
-            raise SettingsError(f"--model-repository/MME_MODEL_REPOSITORY='{repository}': there is no such folder")
+        repositories = (self.model_repository, *self.more_repositories) if self.mode is Mode.REPOSITORY else ()
+        for repository in repositories:
+            if repository and not repository.is_dir():
+                raise SettingsError(f"--model-repository/MME_MODEL_REPOSITORY='{repository}': there is no such folder")
 
 
 def settings_table() -> list[tuple[str, str, str, str, str]]:

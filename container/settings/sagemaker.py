@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from container.settings.reading import Given
 from container.settings.values import DEFAULT_MAX_BODY, DEFAULT_PORT, Mode, SettingsError
+from serve.control import Control
 from serve.scripts import DEFAULT_SCRIPTS, Scripts
 
 if TYPE_CHECKING:
     from container.settings.reading import Reading
 
+ALL_MODELS = "*"  # in a list of models to load
 SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
 _KILL_AFTER_SECONDS = 30  # SageMaker's patience between SIGTERM and SIGKILL
 _DRAIN_MARGIN_SECONDS = 3
@@ -43,6 +45,7 @@ _ARGUMENTS = {
     "--metrics-port": "SAGEMAKER_TRITON_METRICS_PORT",
     "--sagemaker-thread-count": "SAGEMAKER_TRITON_THREAD_COUNT",
     "--buffer-manager-thread-count": "SAGEMAKER_TRITON_BUFFER_MANAGER_THREAD_COUNT",
+    "--model-config-name": "MME_MODEL_CONFIG_NAME",
     "--model-namespacing": "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
 }
 _ADDITIONAL_ARGS = "SAGEMAKER_TRITON_ADDITIONAL_ARGS"
@@ -97,6 +100,8 @@ def _take_argument(reading: Reading, label: str, name: str, value: str) -> None:
 def apply_rules(reading: Reading) -> None:
     """Everything that takes more than one variable."""
     _choose_mode(reading)
+    _choose_repositories(reading)
+    _check_control(reading)
     _choose_port(reading)
     _check_second_ports(reading)
     _choose_log_level(reading)
@@ -122,6 +127,36 @@ def _choose_mode(reading: Reading) -> None:
     if mode is Mode.PLATFORM and "MME_LOAD_MODEL" in reading.given:
         label = reading.label("MME_LOAD_MODEL")
         reading.problems.append(f"{label}: with SAGEMAKER_MULTI_MODEL=true SageMaker decides what is loaded; unset it")
+
+
+def _choose_repositories(reading: Reading) -> None:
+    first, *more = reading.fields.pop("model_repository", ()) or (None,)
+    if first is not None:
+        reading.fields["model_repository"], reading.fields["more_repositories"] = first, tuple(more)
+    names = [folder.name for folder in (first, *more) if folder is not None]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None and reading.fields.get("model_namespacing"):
+        reading.problems.append(
+            f"{reading.label('MME_MODEL_REPOSITORY')}: two folders are called '{twice}', and namespaces are called as "
+            "their folders are; rename one"
+        )
+
+
+def _check_control(reading: Reading) -> None:
+    """What only a repository can have, and which modes take a list of models."""
+    control = reading.fields.get("model_control_mode", Control.DEMAND)
+    if control is not Control.DEMAND and reading.fields["mode"] is not Mode.REPOSITORY:
+        label = reading.label("MME_MODEL_CONTROL_MODE")
+        reading.problems.append(f"{label}: only a repository has control modes; give --model-repository, or unset it")
+    if "MME_LOAD_MODEL" not in reading.parsed:
+        return
+    label, named = reading.label("MME_LOAD_MODEL"), reading.parsed["MME_LOAD_MODEL"]
+    if control.loads_all:
+        reading.problems.append(
+            f"{label}: in mode {control.value} every model is loaded; name models with --model-control-mode=explicit"
+        )
+    if ALL_MODELS in named and len(named) > 1:
+        reading.problems.append(f"{label}: '{ALL_MODELS}' means every model, and must be the only one that is named")
 
 
 def _choose_port(reading: Reading) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from container.settings import values as v
 from container.settings.table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIABLES
 from container.settings.values import Variable
+from serve.control import Control
 from serve.eviction import Policy
 from serve.weights.mode import Weights
 
@@ -29,8 +30,9 @@ MME_VARIABLES = (
     Variable(
         "MME_MODEL_REPOSITORY",
         "model_repository",
-        v.directory,
-        "Serve a Triton model repository; all its models are loaded at start.",
+        v.directories,
+        "Serve a Triton model repository, or several (comma-separated; the flag may be repeated). Without a control "
+        "mode all its models are loaded at start.",
         "--model-repository",
         "none",
     ),
@@ -46,9 +48,40 @@ MME_VARIABLES = (
         "MME_LOAD_MODEL",
         "load_models",
         v.names,
-        "Models to load at start (comma-separated; the flag may be repeated). Of a repository: only these.",
+        "Models to load at start (comma-separated; the flag may be repeated). Of a repository: only these; * for all.",
         "--load-model",
         "none, of a repository all",
+    ),
+    Variable(
+        "MME_MODEL_CONTROL_MODE",
+        "model_control_mode",
+        v.enum_of(Control),
+        "Who decides which models of a repository are served. demand: all at start, any other by its first request or "
+        "a load; none: all at start, for good; explicit: those named at start, and loads and unloads; poll: what the "
+        "folder holds.",
+        "--model-control-mode",
+    ),
+    Variable(
+        "MME_REPOSITORY_POLL_SECS",
+        "poll_seconds",
+        v.seconds(0.1, 86_400),
+        "Seconds between two looks at the repository in mode poll.",
+        "--repository-poll-secs",
+    ),
+    Variable(
+        "MME_MODEL_NAMESPACING",
+        "model_namespacing",
+        v.boolean,
+        "Let several repositories have models of one name, which requests call FOLDER/NAME then.",
+        "--model-namespacing",
+    ),
+    Variable(
+        "MME_MODEL_CONFIG_NAME",
+        "model_config_name",
+        v.model_name,
+        "Read configs/NAME.pbtxt of a model in place of its config.pbtxt, where it has one.",
+        "--model-config-name",
+        "none",
     ),
     Variable("MME_HOST", "host", v.host, "Address to listen on.", "--host"),
     Variable("MME_PORT", "port", _PORT, "Port to listen on; 0 takes a free one and logs it.", "--port"),

@@ -192,6 +192,15 @@ def directory(text: str) -> Path:
     return Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100 - resolve() would follow links
 
 
+def directories(text: str) -> tuple[Path, ...]:
+    """Folders between commas."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts) or "\0" in text:
+        msg = "folders between commas, none of them empty"
+        raise ValueError(msg)
+    return tuple(dict.fromkeys(directory(part) for part in parts))
+
+
 def model_store(text: str) -> str:
     """`s3://bucket/prefix`, or a folder (made absolute; `file://` may stand before it)."""
     if text.startswith("s3://"):

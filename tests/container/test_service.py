@@ -2,13 +2,17 @@
 
 import json
 import logging
+import shutil
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
 
 from container.service import engine_options
 from container.settings import Mode, PingMode, Settings, SettingsError
+from model_handlers.base import Footprint
+from serve.control import Control
 from serve.eviction import Policy, Rules
 
 
@@ -124,3 +128,136 @@ def test_a_store_serves_archives_by_their_names(start, tmp_path, put, json_input
     assert infer(running, "/models/b.tar.gz/invoke", json_inputs) == [3, 6, 9, 12]
     assert infer(running, "/v2/models/a/infer", json_inputs) == [2, 4, 6, 8]
     assert infer(running, "/models/c.tar.gz/invoke", json_inputs) == 404
+
+
+# -- model control -----------------------------------------------------------------------------------------------------
+
+REFUSED = "explicit model load / unload is not allowed if polling is enabled"
+
+
+def load(running, name, action="load"):
+    """A KServe load or unload."""
+    return running.http("POST", f"/v2/repository/models/{name}/{action}", {}, b"")
+
+
+def wait_until(condition):
+    """Let the server go on until something has come about."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def states(running):
+    """The index: name → state and reason."""
+    rows = running.http("POST", "/v2/repository/index", {}, b"").json
+    return {row["name"]: (row.get("state"), row.get("reason")) for row in rows}
+
+
+def status(running, json_inputs, name):
+    """What a request for a model is answered with."""
+    document = {"inputs": json_inputs(X=[1, 2, 3, 4])}
+    return running.http("POST", f"/v2/models/{name}/infer", {}, json.dumps(document).encode()).status
+
+
+def test_mode_none_serves_what_was_there_at_the_start(start, tmp_path, put, json_inputs):
+    """All of it, and nothing else ever; nobody may load or unload, but a model that left memory comes back."""
+    for name in ("one", "two"):
+        put["multiple"](tmp_path, name, 2.0)
+    running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, model_control_mode=Control.NONE)
+    wait_until(lambda: [name for name, _ in running.engine.registered()] == ["one", "two"])
+    put["multiple"](tmp_path, "late", 2.0)
+    assert status(running, json_inputs, "late") == 400
+    for action in ("load", "unload"):
+        reply = load(running, "one", action)
+        assert (reply.status, reply.error) == (503, REFUSED)
+    running.on_loop.run(running.engine.cache.relieve("late", Footprint(1), "execution"))
+    assert [status(running, json_inputs, name) for name in ("one", "two")] == [200, 200]
+
+
+@pytest.mark.parametrize("named", [(), ("one",), ("*",)])
+def test_mode_explicit_serves_what_was_asked_for(start, tmp_path, put, json_inputs, named):
+    """What is named at start, and what somebody loads until somebody unloads it; a request loads nothing."""
+    for name in ("one", "two"):
+        put["multiple"](tmp_path, name, 2.0)
+    (tmp_path / "bad" / "1").mkdir(parents=True)
+    explicit = Control.EXPLICIT
+    running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, model_control_mode=explicit, load_models=named)
+    expected = {(): [], ("one",): ["one"], ("*",): ["one", "two"]}[named]
+    wait_until(lambda: [name for name, _ in running.engine.registered()] == expected)
+    assert status(running, json_inputs, "two") == (200 if "two" in expected else 400)
+    assert load(running, "two").status == 200
+    assert status(running, json_inputs, "two") == 200
+    assert load(running, "two", "unload").status == 200
+    assert status(running, json_inputs, "two") == 400
+    assert states(running)["two"] == ("UNAVAILABLE", "unloaded")
+    assert load(running, "bad").status == 400
+    assert status(running, json_inputs, "bad") == 400
+
+
+def test_mode_poll_serves_what_the_folder_holds(start, tmp_path, put, json_inputs):
+    """What is added, changed and removed is noticed; what fails leaves the old one serving; nobody else may load."""
+    put["multiple"](tmp_path / "r", "one", 2.0)
+    running = start(
+        mode=Mode.REPOSITORY,
+        model_repository=tmp_path / "r",
+        model_control_mode=Control.POLL,
+        poll_seconds=0.02,
+        ping_mode=PingMode.READY,
+    )
+    wait_until(lambda: running.http("GET", "/ping").status == 200)
+    assert infer(running, "/models/one/invoke", json_inputs) == [2, 4, 6, 8]
+
+    put["multiple"](tmp_path / "new", "one", 5.0)
+    put["multiple"](tmp_path / "new", "two", 3.0)
+    (tmp_path / "new" / "two").rename(tmp_path / "r" / "two")
+    (tmp_path / "new" / "one" / "1").rename(tmp_path / "r" / "one" / "2")
+    wait_until(lambda: states(running).get("two", ("",))[0] == "READY")
+    wait_until(lambda: infer(running, "/models/one/invoke", json_inputs) == [5, 10, 15, 20])
+    assert load(running, "one").error == REFUSED
+
+    (tmp_path / "r" / "one" / "config.pbtxt").write_text("max_batch_size: -1")
+    wait_until(lambda: running.engine.target_stats["one"].load_failures == 1)
+    assert infer(running, "/models/one/invoke", json_inputs) == [5, 10, 15, 20]
+
+    shutil.rmtree(tmp_path / "r" / "two")
+    wait_until(lambda: "two" not in states(running))
+    assert status(running, json_inputs, "two") == 400
+
+
+def test_several_repositories(start, tmp_path, put, json_inputs):
+    """Are one, but for names that two of them have: those are refused, and the index says why."""
+    for folder, name, factor in (("r1", "one", 2.0), ("r2", "two", 3.0), ("r1", "both", 4.0), ("r2", "both", 5.0)):
+        put["multiple"](tmp_path / folder, name, factor)
+    folders = {"model_repository": tmp_path / "r1", "more_repositories": (tmp_path / "r2",)}
+    running = start(mode=Mode.REPOSITORY, **folders)
+    wait_until(lambda: [name for name, _ in running.engine.registered()] == ["one", "two"])
+    assert infer(running, "/models/two/invoke", json_inputs) == [3, 6, 9, 12]
+    assert status(running, json_inputs, "both") == 400
+    state, reason = states(running)["both"]
+    assert state == "UNAVAILABLE"
+    assert f"{tmp_path / 'r1'} and {tmp_path / 'r2'}" in reason
+
+    running = start(mode=Mode.REPOSITORY, model_namespacing=True, **folders)
+    wait_until(lambda: len(running.engine.registered()) == 4)
+    assert infer(running, "/models/r1/both/invoke", json_inputs) == [4, 8, 12, 16]
+    assert infer(running, "/models/r2/both/invoke", json_inputs) == [5, 10, 15, 20]
+    assert infer(running, "/models/r2/two/invoke", json_inputs) == [3, 6, 9, 12]
+    assert status(running, json_inputs, "both") == 400
+    assert load(running, "r1/both").status == 200
+
+
+def test_a_configuration_by_another_name(start, tmp_path, put):
+    """Is read where the model has one of that name; else its config.pbtxt is."""
+    for name in ("one", "two"):
+        put["multiple"](tmp_path, name, 2.0)
+        (tmp_path / name / "config.pbtxt").write_text('parameters { key: "which" value { string_value: "plain" } }')
+    (tmp_path / "one" / "configs").mkdir()
+    named = tmp_path / "one" / "configs" / "gpu.pbtxt"
+    named.write_text('parameters { key: "which" value { string_value: "named" } }')
+    running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, model_config_name="gpu")
+    which = {
+        name: running.http("GET", f"/v2/models/{name}/config").json["parameters"]["which"]["string_value"]
+        for name in ("one", "two")
+    }
+    assert which == {"one": "named", "two": "plain"}

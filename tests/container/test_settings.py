@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from container.settings import LogFormat, Mode, PingMode, Settings, SettingsErro
 from container.settings import values as v
 from container.settings.table import VARIABLES
 from container.targets import InferenceType
+from serve.control import Control
 from serve.scripts import Scripts
 
 MIB = 1024 * 1024
@@ -74,6 +76,46 @@ def test_a_platform_gives_up_after_360_seconds():
 
     assert Settings.from_environ({"SAGEMAKER_MULTI_MODEL": "true", "MME_LOAD_TIMEOUT": "359"}).load_timeout == 359
     assert Settings.from_environ({"MME_MODEL_STORE": "s3://bucket/p", "MME_LOAD_TIMEOUT": "3600"}).load_timeout == 3600
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"MME_MODEL_CONTROL_MODE": "poll"}, "only a repository has control modes"),
+        ({"MME_MODEL_STORE": "s3://bucket/p", "MME_MODEL_CONTROL_MODE": "none"}, "only a repository has control modes"),
+        (
+            {"MME_MODEL_REPOSITORY": "/r", "MME_MODEL_CONTROL_MODE": "poll", "MME_LOAD_MODEL": "a"},
+            "in mode poll every model is loaded",
+        ),
+        (
+            {"MME_MODEL_REPOSITORY": "/r", "MME_MODEL_CONTROL_MODE": "none", "MME_LOAD_MODEL": "a"},
+            "in mode none every model is loaded",
+        ),
+        ({"MME_MODEL_REPOSITORY": "/r", "MME_LOAD_MODEL": "*,a"}, "must be the only one that is named"),
+        ({"MME_MODEL_REPOSITORY": "/r/m,/s/m", "MME_MODEL_NAMESPACING": "true"}, "two folders are called 'm'"),
+    ],
+)
+def test_a_control_mode_that_makes_no_sense_is_refused(environ, words):
+    """Each by one sentence."""
+    (sentence,) = problems(**environ)
+    assert words in sentence
+
+
+@pytest.mark.parametrize("mode", list(Control))
+def test_control_modes_of_a_repository(mode):
+    """By Triton's names, and the one that nobody has to name; several repositories; all of it survives the exec."""
+    environ = {
+        "MME_MODEL_REPOSITORY": "/r/a, /r/b,/r/a",
+        "MME_MODEL_CONTROL_MODE": mode.value.upper(),
+        "MME_REPOSITORY_POLL_SECS": "0.5",
+        "MME_MODEL_NAMESPACING": "true",
+        "MME_MODEL_CONFIG_NAME": "h200",
+    }
+    settings = Settings.from_environ(environ)
+    assert (settings.model_control_mode, settings.poll_seconds) == (mode, 0.5)
+    assert (settings.model_repository, settings.more_repositories) == (Path("/r/a"), (Path("/r/b"),))
+    assert (settings.model_namespacing, settings.scripts.config_name) == (True, "h200")
+    assert Settings.from_environ(settings.to_environ()) == settings
 
 
 def test_every_problem_is_told_at_once():
@@ -566,7 +608,7 @@ def test_every_field_has_a_variable_and_every_variable_a_field():
     named = {row.field for row in VARIABLES if row.field}
 
     assert named <= fields
-    assert fields - named == {"mode", "notices"}
+    assert fields - named == {"mode", "more_repositories", "notices"}
 
 
 def test_the_table_for_people_is_complete():

@@ -1,11 +1,15 @@
 """Which models of a repository consist of which others: tables of entries."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from model_handlers.base import Footprint
 from serve.dependents import parts_of, wholes_of
+from serve.engine import Engine
+from serve.engine_options import EngineOptions
 from serve.source import InRepository, Unpacked
 
 
@@ -47,3 +51,53 @@ def test_who_is_made_of_a_model(name, wholes):
 def test_what_a_model_is_made_of(name, parts):
     """Registered ones alone, and those that no other model in memory is made of."""
     assert parts_of(name, WORLD) == parts
+
+
+ENSEMBLE = """
+platform: "ensemble" max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 2 ] }
+ensemble_scheduling {
+  step { model_name: "a" input_map { key: "x" value: "x" } output_map { key: "y" value: "half" } }
+  step { model_name: "b" input_map { key: "x" value: "half" } output_map { key: "y" value: "y" } }
+}
+"""
+
+
+@pytest.mark.parametrize("where", ["beside", "elsewhere"])
+def test_an_ensemble_changes_and_goes_with_its_parts(run, toys, tmp_path, write_repository_model, write_onnx, where):
+    """A part that is loaded anew is new in the ensemble as well, and leaves with it if it is to; also over folders."""
+    first, second = tmp_path / "r1", tmp_path / ("r1" if where == "beside" else "r2")
+    for name in "ab":
+        write_repository_model(first / name, "max_batch_size: 8")
+    second.mkdir(exist_ok=True)
+    (second / "e" / "1").mkdir(parents=True)
+    (second / "e" / "config.pbtxt").write_text(ENSEMBLE)
+    more = () if first == second else (second,)
+
+    async def main():
+        options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", repository=first, more_repositories=more)
+        engine = Engine(options, asyncio.get_running_loop())
+
+        async def answer():
+            call = toys.Call(1)
+            await engine.submit_cold("e", None, call.request)
+            return (await call.answer()).outputs[0][2][0, 0]
+
+        try:
+            for name in ("a", "b", "e"):
+                await engine.reload(name)
+            assert await answer() == 4
+            write_onnx(first / "b" / "1" / "model.onnx", 5.0)
+            await engine.reload("b")
+            assert await answer() == 10
+            await engine.unload("e", dependents=True)
+            assert engine.registered() == []
+            await engine.reload("a")
+            await engine.reload("e")
+            await engine.unload("e")
+            assert [name for name, _ in engine.registered()] == ["a"]
+        finally:
+            await engine.close()
+
+    run(main())

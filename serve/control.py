@@ -1,0 +1,35 @@
+"""Who decides which models of a repository are served: the model control modes. PURE."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from model_handlers.errors import Kind, MmeError
+
+
+class Control(Enum):
+    """A mode, by Triton's names, but for the first, which Triton has not."""
+
+    DEMAND = "demand"  # all at start, or those that are named; any other with its first request or by a load
+    NONE = "none"  # all at start, and nothing ever changes
+    EXPLICIT = "explicit"  # those that are named at start, and those that somebody loads
+    POLL = "poll"  # all, as the folder has them
+
+    @property
+    def loads_all(self) -> bool:
+        """Whether every model of the repository is to be loaded at start, whatever is named."""
+        return self in {Control.NONE, Control.POLL}
+
+    @property
+    def limits(self) -> bool:
+        """Whether only those models answer that somebody loaded, and no other that happens to be there."""
+        return self is not Control.DEMAND
+
+    def check(self) -> None:
+        """Refuse a client's load or unload where clients have no say.
+
+        Raises:
+            MmeError: UNAVAILABLE, in Triton's words.
+        """
+        if self.loads_all:
+            raise MmeError(Kind.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled")

@@ -1,0 +1,104 @@
+"""A repository whose models are served as its folder has them.
+
+What was added is loaded, what changed is loaded anew, what was removed is unloaded. What fails to load is tried again
+when it has changed, and whatever was served before goes on. `changes` is pure. The poller lives on the event loop and
+reads directories on a thread; it looks again so many seconds after it was done with what it saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from model_handlers.errors import MmeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_log = logging.getLogger("mme.poll")
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Names of models, in order.
+
+    Attributes:
+        present: those that were added or changed.
+        removed: those that are not there any more.
+    """
+
+    present: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> Changes:
+    """What has become of a repository, by the name of each model and what its files look like."""
+    return Changes(
+        tuple(name for name in sorted(now) if before.get(name) != now[name]),
+        tuple(name for name in sorted(before) if name not in now),
+    )
+
+
+class Models(Protocol):
+    """What is asked of the engine. On the event loop."""
+
+    async def reload(self, name: str) -> None:
+        """Load a model, anew if it is in memory."""
+
+    async def unload(self, name: str) -> None:
+        """Unregister a model."""
+
+
+class Poller:
+    """Keeps an engine and a repository the same.
+
+    Args:
+        models: the engine.
+        scan: reads the repository: every name, and what its files look like. Called on a thread.
+        seconds: between two looks.
+    """
+
+    def __init__(self, models: Models, scan: Callable[[], dict[str, str]], seconds: float) -> None:
+        self._models = models
+        self._scan = scan
+        self._seconds = seconds
+        self._seen: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Poller of {len(self._seen)} models>"
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(self._seconds)
+            await self.look()
+
+    async def look(self) -> bool:
+        """Look once, and do what there is to do; returns whether everything that was to be loaded is."""
+        try:
+            now = await asyncio.get_running_loop().run_in_executor(None, self._scan)
+        except MmeError as error:
+            _log.error("everything stays as it is, the repository can't be read: %s", error)
+            return False
+        changed, self._seen = changes(self._seen, now), now
+        for name in changed.removed:
+            await self._remove(name)
+        return all(await asyncio.gather(*(self._load(name) for name in changed.present)))
+
+    async def _load(self, name: str) -> bool:
+        try:
+            await self._models.reload(name)
+        except MmeError as error:
+            _log.error("model '%s' did not load: %s", name, error, extra={"target_model": name})
+            return False
+        return True
+
+    async def _remove(self, name: str) -> None:
+        try:
+            await self._models.unload(name)
+        except MmeError as error:  # it never loaded, or does not come to an end
+            _log.info("model '%s' left the repository: %s", name, error, extra={"target_model": name})
+        else:
+            _log.info("model '%s' left the repository, and is unloaded", name, extra={"target_model": name})

@@ -1,0 +1,111 @@
+"""A repository that is looked at again and again: tables of changes, and a poller over models that only remember."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_handlers.errors import Kind, MmeError
+from serve.control import Control
+from serve.polling import Changes, Poller, changes
+
+PRINTS = st.dictionaries(st.sampled_from("abc"), st.sampled_from("123"))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "found"),
+    [
+        ({}, {}, Changes()),
+        ({}, {"b": "1", "a": "1"}, Changes(("a", "b"))),
+        ({"a": "1", "b": "1"}, {"a": "1", "b": "2"}, Changes(("b",))),
+        ({"a": "1", "b": "1"}, {}, Changes((), ("a", "b"))),
+        ({"a": "1", "b": "1"}, {"a": "2", "c": "1"}, Changes(("a", "c"), ("b",))),
+    ],
+)
+def test_what_has_become_of_a_repository(before, now, found):
+    """Added and changed models, and those that are gone."""
+    assert changes(before, now) == found
+
+
+@given(PRINTS, PRINTS)
+def test_changes_lead_from_one_to_the_other(before, now):
+    """Nothing is named that is as it was, and whoever does what is named has what there is now."""
+    found = changes(before, now)
+    after = {name: text for name, text in before.items() if name not in found.removed}
+    after |= {name: now[name] for name in found.present}
+    assert after == now
+    assert all(before.get(name) != now[name] for name in found.present)
+
+
+class Folder:
+    """A repository whose contents the test sets, and an engine that notes what it is asked for."""
+
+    def __init__(self, **models):
+        self.models = models
+        self.done = []
+        self.broken = set()
+        self.unreadable = False
+
+    def scan(self):
+        """See `Poller`."""
+        if self.unreadable:
+            raise MmeError(Kind.INVALID_ARGUMENT, "model repository '/r' is not a directory")
+        return dict(self.models)
+
+    async def reload(self, name):
+        """See `Models`."""
+        self.done.append(f"load {name}")
+        if name in self.broken:
+            raise MmeError(Kind.INVALID_MODEL, "bad")
+
+    async def unload(self, name):
+        """See `Models`."""
+        self.done.append(f"unload {name}")
+        if name in self.broken:
+            raise MmeError(Kind.UNKNOWN_MODEL, "there is none")
+
+    def asked(self):
+        """What it was asked for since this was asked last."""
+        done, self.done = self.done, []
+        return done
+
+
+def test_a_poller_keeps_up(caplog):
+    """Each change is acted upon once; what does not load is tried again when it has changed, not before."""
+    folder = Folder(a="1", b="1")
+    folder.broken = {"b"}
+    poller = Poller(folder, folder.scan, 3600)
+
+    async def main():
+        assert not await poller.look()
+        assert sorted(folder.asked()) == ["load a", "load b"]
+        assert await poller.look()
+        assert folder.asked() == []
+        folder.models = {"a": "2", "b": "2", "c": "1"}
+        assert not await poller.look()
+        assert sorted(folder.asked()) == ["load a", "load b", "load c"]
+        folder.models = {"c": "1"}
+        assert await poller.look()
+        assert folder.asked() == ["unload a", "unload b"]
+        folder.unreadable = True
+        assert not await poller.look()
+        assert folder.asked() == []
+        folder.unreadable = False
+        assert await poller.look()
+        assert folder.asked() == []
+
+    asyncio.run(main())
+    assert "model 'b' did not load: bad" in caplog.text
+    assert "everything stays as it is, the repository can't be read" in caplog.text
+
+
+@pytest.mark.parametrize(("mode", "refuses"), [("demand", 0), ("none", 1), ("explicit", 0), ("poll", 1)])
+def test_modes_that_leave_clients_no_say(mode, refuses):
+    """Loads and unloads are refused in Triton's words."""
+    if not refuses:
+        Control(mode).check()
+        return
+    with pytest.raises(MmeError, match="explicit model load / unload is not allowed if polling is enabled") as caught:
+        Control(mode).check()
+    assert caught.value.kind is Kind.UNAVAILABLE

@@ -1,0 +1,95 @@
+"""Names over several repositories, and what the files of a model look like."""
+
+import os
+import shutil
+
+import pytest
+
+from model_handlers.errors import Kind, MmeError
+from serve.repositories import Repositories, print_of
+from serve.scripts import DEFAULT_SCRIPTS
+from serve.source import InRepository
+
+
+@pytest.fixture
+def repositories(tmp_path):
+    """A function that makes repositories of folders: name → models."""
+
+    def make(*, namespaces=False, **folders):
+        for folder, models in folders.items():
+            (tmp_path / folder).mkdir(exist_ok=True)
+            for model in models:
+                (tmp_path / folder / model / "1").mkdir(parents=True)
+        paths = tuple(tmp_path / folder for folder in folders)
+        return Repositories(paths, lambda: DEFAULT_SCRIPTS, namespaces=namespaces)
+
+    return make
+
+
+def test_names_of_several_repositories(repositories, tmp_path):
+    """All in order, each where it is; an ensemble is told of the other folders."""
+    both = repositories(one="ac", two="b")
+    assert both.names() == ["a", "b", "c"]
+    assert both.find("b") == InRepository(tmp_path / "two" / "b", (tmp_path / "one",))
+    for nobody in ("d", "", ".", "..", "one/a", "../one/a", "a\0", "x" * 300):
+        assert both.find(nobody) is None
+    assert both.canonical("one/a") == "one/a"
+
+
+def test_a_name_that_two_repositories_have_is_refused(repositories):
+    """The others are served; the sentence names both folders and what to do."""
+    both = repositories(one="ab", two="b")
+    assert both.names() == ["a", "b"]
+    assert list(both.refused) == ["b"]
+    with pytest.raises(MmeError, match=r"model 'b' is in 2 repositories, .*one and .*two: rename one") as caught:
+        both.find("b")
+    assert caught.value.kind is Kind.INVALID_MODEL
+    assert both.scan()["b"] == both.refused["b"]
+    assert both.scan()["a"] != ""
+
+
+def test_namespaces_tell_models_of_one_name_apart(repositories, tmp_path):
+    """By their repository's folder; the bare name says that it is not enough, and a name of one's own means itself."""
+    both = repositories(one="ab", two="b", namespaces=True)
+    assert both.names() == ["a", "one/b", "two/b"]
+    assert both.refused == {}
+    assert both.find("two/b") == InRepository(tmp_path / "two" / "b", (tmp_path / "one",))
+    assert both.find("a").path == tmp_path / "one" / "a"
+    assert [both.find(name) for name in ("three/b", "one/nobody", "one/", "/b", "one/../b", "one/two/b")] == [None] * 6
+    assert [both.canonical(name) for name in ("one/a", "two/a", "one/b", "a")] == ["a", "two/a", "one/b", "a"]
+    with pytest.raises(MmeError, match="There are 2 identifiers of model 'b' in global map") as caught:
+        both.find("b")
+    assert caught.value.kind is Kind.INVALID_ARGUMENT
+    assert "'one/b' or 'two/b'" in caught.value.message
+
+
+def test_prints_tell_every_change(tmp_path):
+    """A file written anew, added, removed or replaced, and an empty version; but not a look at it."""
+    model = tmp_path / "m"
+    (model / "1").mkdir(parents=True)
+    file = model / "1" / "model.onnx"
+    file.write_bytes(b"model")
+    prints = [print_of(model)]
+
+    def changed():
+        prints.append(print_of(model))
+        return prints[-1] not in prints[:-1]
+
+    file.read_bytes()
+    assert not changed()
+    file.write_bytes(b"other model")
+    assert changed()
+    (model / "config.pbtxt").write_text("")
+    assert changed()
+    (model / "2").mkdir()
+    assert changed()
+    os.utime(file, ns=(1, 1))
+    assert changed()
+    shutil.copy(file, tmp_path / "copy")
+    os.utime(tmp_path / "copy", ns=(1, 1))
+    (tmp_path / "copy").rename(file)
+    assert changed()
+    (model / "link").symlink_to("nowhere")
+    assert changed()
+    file.unlink()
+    assert changed()
