@@ -262,16 +262,25 @@ def unpack(shared: Array, place: Any, name: str, model: str) -> Array:
         data_type = BY_NAME[data_type]
     except (TypeError, ValueError, KeyError):
         raise ProtocolError(f"tensor '{name}' is described by {str(place)[:200]}") from None
-    numbers = (offset, nbytes, *shape) if isinstance(shape, list) and len(shape) <= _MAX_RANK else (-1,)
-    if not all(type(number) is int and number >= 0 for number in numbers) or offset + nbytes > shared.nbytes:
+    if not _are_sizes([offset, nbytes]) or not _is_shape(shape) or offset + nbytes > shared.nbytes:
         raise ProtocolError(f"tensor '{name}' at {str(place)[:200]} lies outside its segment of {shared.nbytes} bytes")
     count = math.prod(shape)
-    contents = shared[offset : offset + nbytes]
     if data_type is BYTES:
         try:
-            return decode_bytes_elements(contents.data, count, name, model).reshape(shape)
+            return decode_bytes_elements(shared[offset : offset + nbytes].data, count, name, model).reshape(shape)
         except MmeError as error:
             raise ProtocolError(error.message) from None
     if nbytes != count * data_type.itemsize or offset % data_type.itemsize:
         raise ProtocolError(f"tensor '{name}' of {data_type} {shape} is said to take {nbytes} bytes at {offset}")
-    return contents.view(data_type.dtype).reshape(shape)
+    return np.ndarray(shape, data_type.dtype, shared, offset)
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list) and len(shape) <= _MAX_RANK and _are_sizes(shape)
+
+
+def _are_sizes(numbers: list[Any]) -> bool:
+    for number in numbers:  # noqa: SIM110 - twice as fast as a generator, for each tensor of each batch
+        if type(number) is not int or number < 0:
+            return False
+    return True

@@ -17,7 +17,7 @@ from model_handlers.python.pb_tensor import Tensor
 from model_handlers.tensor import BF16, UINT16
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from model_handlers.base import ModelRequest
     from model_handlers.config import ModelConfig
@@ -100,21 +100,30 @@ def _outputs(config: ModelConfig, request: ModelRequest, response: InferenceResp
     for tensor in response.output_tensors():
         if not isinstance(tensor, Tensor):
             raise _wrong(config, f"returned {type(tensor)} among its outputs, expected a Tensor")
-        name = tensor.name()
+        tensors[tensor.name()] = tensor
+    rows = _rows(config, request)
+    outputs, expected, missing = {}, 0, ""
+    for spec in config.outputs:
+        returned = tensors.get(spec.name)
+        if returned is not None:
+            expected += 1
+            if spec.name in request.outputs:
+                outputs[spec.name] = _outside(config, spec, returned, rows)
+        elif not missing and spec.name in request.outputs:
+            missing = spec.name
+    if expected < len(tensors) or missing:
+        raise _wrong(config, _wrong_names(config, tensors, missing))
+    return outputs
+
+
+def _wrong_names(config: ModelConfig, tensors: Mapping[str, Tensor], missing: str) -> str:
+    """What is wrong where outputs were returned that there are not, or others were not."""
+    for name in tensors:
         if config.output(name) is None:
             names = ", ".join(spec.name for spec in config.outputs)
-            raise _wrong(config, f"returned unexpected inference output '{name}', its outputs are: {names}")
-        tensors[name] = tensor
-    missing = [name for name in request.outputs if name not in tensors]
-    if missing:
-        got = ", ".join(f"'{name}'" for name in tensors) or "none"
-        raise _wrong(config, f"did not return output '{missing[0]}', which was asked for; it returned {got}")
-    rows = _rows(config, request)
-    return {
-        spec.name: _outside(config, spec, tensors[spec.name], rows)
-        for spec in config.outputs
-        if spec.name in request.outputs
-    }
+            return f"returned unexpected inference output '{name}', its outputs are: {names}"
+    got = ", ".join(f"'{name}'" for name in tensors) or "none"
+    return f"did not return output '{missing}', which was asked for; it returned {got}"
 
 
 def _outside(config: ModelConfig, spec: TensorSpec, tensor: Tensor, rows: int | None) -> Array:
@@ -143,7 +152,9 @@ def _outside(config: ModelConfig, spec: TensorSpec, tensor: Tensor, rows: int | 
 def _rows(config: ModelConfig, request: ModelRequest) -> int | None:
     if config.max_batch_size == 0:
         return None
-    return next((array.shape[0] for array in request.inputs.values()), 1)
+    for array in request.inputs.values():
+        return int(array.shape[0])
+    return 1
 
 
 def _refitted(

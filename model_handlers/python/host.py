@@ -153,11 +153,13 @@ class Host:
         )
 
     def _received(self, request: ModelRequest, responses: Responses) -> InferenceRequest:
-        inputs = [
-            ReceivedTensor(spec.name, inside(spec, request.inputs[spec.name], batches=self._batches), spec.data_type)
-            for spec in self.config.inputs
-            if spec.name in request.inputs
-        ]
+        inputs = []
+        for spec in self.config.inputs:
+            array = request.inputs.get(spec.name)
+            if array is not None:
+                if spec.reshape is not None:
+                    array = inside(spec, array, batches=self._batches)
+                inputs.append(ReceivedTensor(spec.name, array, spec.data_type))
         received = InferenceRequest(
             request.id,
             request.correlation_id,

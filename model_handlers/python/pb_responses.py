@@ -82,7 +82,8 @@ class InferenceResponse:
         self._output_tensors = list(output_tensors)
         self._error = error
         self._parameters = dict(parameters) if parameters else {}
-        json.dumps(self._parameters)
+        if self._parameters:
+            json.dumps(self._parameters)
 
     def output_tensors(self) -> list[Tensor]:
         """Its outputs."""
