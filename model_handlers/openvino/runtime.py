@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
@@ -21,6 +22,7 @@ _TENSORFLOW = "tf"  # a SavedModel is a folder, of any name
 _IR_VERSIONS = (10, 11)
 _IR_VERSION = re.compile(rb"<net\b[^>]*\bversion=\"(\d+)\"")
 _HEAD = 4096
+_REPORTER = "openvino_telemetry"
 _NOISE = re.compile(r"^(Exception from |Check '.*' failed at |FrontEnd API failed|While validating )")
 _MOST_WORDS = 300
 
@@ -32,6 +34,9 @@ def openvino() -> Any:
     Raises:
         MmeError: UNSUPPORTED where it is not installed.
     """
+    # Importing it reports to its maker, and leaves files in the home directory, if it finds the package for that.
+    known = sys.modules.get(_REPORTER)
+    sys.modules[_REPORTER] = None  # type: ignore[assignment] # which makes an import of it fail
     try:
         return importlib.import_module("openvino")
     except ImportError as error:
@@ -39,6 +44,10 @@ def openvino() -> Any:
             Kind.UNSUPPORTED,
             "this model needs OpenVINO, which is not installed; run `pip install 'mme[openvino]'`",
         ) from error
+    finally:
+        del sys.modules[_REPORTER]
+        if known is not None:
+            sys.modules[_REPORTER] = known
 
 
 @functools.cache

@@ -1,6 +1,8 @@
 """Models by OpenVINO: real ones, built here, on the CPU."""
 
 import logging
+import os
+import subprocess
 import sys
 import threading
 
@@ -355,6 +357,17 @@ def test_missing_or_cut_weights_are_one_sentence(load, save_model):
     assert "Incorrect weights in bin file" in refused(load, path).message
     weights.unlink()
     assert "bin file cannot be found" in refused(load, path).message
+
+
+def test_nobody_is_told_that_the_framework_is_used(tmp_path):
+    """Importing OpenVINO by itself reports to its maker, and notes in the home directory that it did; ours does not."""
+    program = "from model_handlers.openvino.runtime import core; print(core().available_devices)"
+    said = subprocess.check_output(
+        [sys.executable, "-c", program], env={**os.environ, "HOME": str(tmp_path)}, text=True
+    )
+
+    assert "CPU" in said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_the_framework_the_sentence_names_the_extra(monkeypatch):
