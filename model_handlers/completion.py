@@ -9,6 +9,7 @@ from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.config_checks import normalise
 from model_handlers.errors import invalid_model
 from model_handlers.ragged_checks import check_ragged_names
+from model_handlers.sequence_config import hidden_inputs, hidden_outputs
 from model_handlers.tensor import DataType, TensorSpec
 
 if TYPE_CHECKING:
@@ -33,7 +34,11 @@ def complete(
     """
     made = {target for given in config.batch_inputs for target in given.targets}
     split = {target for given in config.batch_outputs for target in given.targets}
-    own, inputs = inputs, [tensor for tensor in inputs if tensor[0] not in made]
+    batching = config.sequence_batching
+    told = {spec.name for spec in hidden_inputs(batching)}
+    kept = {spec.name for spec in hidden_outputs(batching) if config.output(spec.name) is None}
+    own, inputs = inputs, _without(inputs, made | told)
+    own_outputs, outputs = outputs, _without(outputs, kept)
     served = inputs + [tensor for tensor in outputs if not config.outputs or config.output(tensor[0])]
     served = [tensor for tensor in served if tensor[0] not in split]
     fixed = [f"'{name}' {_brackets(shape)}" for name, _, shape in served if shape[:1] != (-1,)]
@@ -46,10 +51,11 @@ def complete(
         )
     if incomplete and not fixed and max_batch_size == 0:
         max_batch_size = default_max_batch_size
-    batching = config.dynamic_batching
-    if incomplete and max_batch_size > 1 and batching is None:
-        batching = DynamicBatching(preferred_batch_sizes=(max_batch_size,))
-    config = replace(config, max_batch_size=max_batch_size, dynamic_batching=batching)
+    dynamic = config.dynamic_batching
+    if incomplete and max_batch_size > 1 and dynamic is None and batching is None:
+        dynamic = DynamicBatching(preferred_batch_sizes=(max_batch_size,))
+    config = replace(config, max_batch_size=max_batch_size, dynamic_batching=dynamic)
+    _check_hidden(config, own, own_outputs)
     config = normalise(
         replace(
             config,
@@ -59,6 +65,27 @@ def complete(
     )
     check_ragged_names(config, own)
     return config
+
+
+def _check_hidden(config: ModelConfig, inputs: list[GraphTensor], outputs: list[GraphTensor]) -> None:
+    """Signals and states of sequences, which no client sends, must be in the graph as they are in the configuration."""
+    batching = config.sequence_batching
+    for what, specs, graph in (
+        ("sequence control or state input", hidden_inputs(batching), inputs),
+        ("sequence state output", hidden_outputs(batching), outputs),
+    ):
+        by_name = {name: (data_type, shape) for name, data_type, shape in graph}
+        for spec in specs:
+            if spec.name not in by_name:
+                raise invalid_model(
+                    f"unable to load model '{config.name}', configuration specified {what} '{spec.name}', but the "
+                    f"model does not provide it, it has: {', '.join(by_name)}"
+                )
+            _agreed(what, spec, *by_name[spec.name], config)
+
+
+def _without(graph: list[GraphTensor], names: Collection[str]) -> list[GraphTensor]:
+    return [tensor for tensor in graph if tensor[0] not in names]
 
 
 def _merge(

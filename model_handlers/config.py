@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from model_handlers.sequence_config import SequenceBatching
     from model_handlers.tensor import DataType, TensorSpec
 
 _NO_STRINGS: Mapping[str, str] = MappingProxyType({})
@@ -222,7 +223,8 @@ class ModelConfig:
         backend: `onnxruntime`, …: names the handler. `platform` is the older name for the same.
         max_batch_size: the largest batch, 0 for a model without a batch dimension.
         inputs, outputs: tensor specs, without the batch dimension. Empty until autocompleted.
-        dynamic_batching: None when requests are never batched together.
+        dynamic_batching: None when requests are never batched together, or as those of sequences are.
+        sequence_batching: None where a request has nothing to do with any other.
         default_model_filename: the model file inside a version directory.
         optimization_level: `optimization.graph.level` (-1 none, 1 basic, 2 extended, 0 all).
         parameters: the model's own `parameters`, for its backend.
@@ -253,6 +255,7 @@ class ModelConfig:
     batch_outputs: tuple[BatchOutput, ...] = ()
     warmup: tuple[WarmupSample, ...] = ()
     response_cache: bool = False
+    sequence_batching: SequenceBatching | None = None
 
     def input(self, name: str) -> TensorSpec | None:
         """The input of that name, or None."""

@@ -16,6 +16,7 @@ from model_handlers.config import InstanceKind, TimeoutAction
 from model_handlers.ensemble_checks import check_ensemble
 from model_handlers.errors import invalid_model
 from model_handlers.ragged_checks import check_ragged
+from model_handlers.sequence_checks import normalise_sequences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +54,7 @@ def normalise(config: ModelConfig) -> ModelConfig:
         config,
         instance_groups=tuple(_group(config, index, group) for index, group in enumerate(config.instance_groups)),
         dynamic_batching=config.dynamic_batching and _batching(config, config.dynamic_batching),
+        sequence_batching=normalise_sequences(config),
     )
 
 

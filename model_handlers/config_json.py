@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.config import QueuePolicy, WarmupData
+from model_handlers.sequence_json import sequence_json
 
 if TYPE_CHECKING:
     from model_handlers.config import (
@@ -46,6 +47,7 @@ def config_json(config: ModelConfig) -> Json:
         "batch_output": [_batch_output(given) for given in config.batch_outputs],
         **_optimization(config.optimization_level),
         **_dynamic_batching(config.dynamic_batching),
+        **sequence_json(config.sequence_batching),
         **_ensemble(config.ensemble),
         "instance_group": [_instance_group(group) for group in config.instance_groups],
         "default_model_filename": config.default_model_filename,

@@ -27,6 +27,7 @@ from model_handlers.pbtxt_fields import check_fields
 from model_handlers.pbtxt_ragged import batch_input_messages, batch_inputs, batch_output_messages, batch_outputs
 from model_handlers.pbtxt_warmup import warmup_messages, warmup_samples
 from model_handlers.proto import model_config_pb2 as pb
+from model_handlers.sequence_pbtxt import sequence_batching, sequence_message
 from model_handlers.tensor import BY_NUMBER, DataType, TensorSpec
 
 _COMMENT_OR_STRING = re.compile(r"""#.*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""")
@@ -82,6 +83,7 @@ def config_of(message: pb.ModelConfig, *, model: str, strict_name: bool = False)
             batch_outputs=batch_outputs(message),
             warmup=warmup_samples(message, model),
             response_cache=message.response_cache.enable,
+            sequence_batching=sequence_batching(message, model),
         )
     )
 
@@ -122,6 +124,8 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
     )
     if config.dynamic_batching is not None:
         message.dynamic_batching.CopyFrom(dynamic_batching_message(config.dynamic_batching))
+    if config.sequence_batching is not None:
+        message.sequence_batching.CopyFrom(sequence_message(config.sequence_batching))
     if config.ensemble:
         message.ensemble_scheduling.CopyFrom(_ensemble_message(config.ensemble))
     if config.decoupled:

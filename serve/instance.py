@@ -67,6 +67,10 @@ class Signature:
             size += request.batch_size
         return size
 
+    def whole(self, batch: Batch) -> bool:  # noqa: ARG002 - its interface
+        """Whether every row is a request's."""
+        return True
+
     def gather(self, batch: Batch) -> tuple[dict[str, Array], tuple[str, ...]]:
         """What a handler is given for a batch: an array an input, and the names of the outputs."""
         return collate(self, batch), wanted(self, batch)
@@ -101,11 +105,11 @@ class Execution:
     Attributes:
         batch: the requests.
         results: a response or an error for each, in the batch's order; None for one that is answered unasked.
-        size: the sum of their batch dimensions.
+        size: the rows that were executed: the sum of their batch dimensions, and rows that are nobody's.
         timings: where the time went.
         processor_ns: processor time of the executing thread, which no other thread's turn makes longer; the time on
             the wall where that was brief anyhow.
-        uniform: whether every result is a response.
+        uniform: whether every result is a response, and every row somebody's.
     """
 
     __slots__ = ("batch", "processor_ns", "results", "size", "timings", "uniform")
@@ -149,7 +153,7 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
             arrays = handler.execute(inputs, names)
             executed = _now()
             results = signature.hand_out(batch, names, arrays, size)
-            uniform = True
+            uniform = signature.whole(batch)
     except Exception as error:  # noqa: BLE001 - a lane must survive whatever a framework throws, or its model stands still
         results = [_failure(signature, error)] * len(batch)
     done = _now()

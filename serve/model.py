@@ -24,19 +24,22 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve.cached_responses import cached_responses
 from serve.costs import Costs, input_class
-from serve.instance import Execution, Instance, Retired, Signature
+from serve.instance import Execution, Instance, Retired
 from serve.layout_check import Checked, check_layout
 from serve.open_request import Posts
 from serve.remote_lanes import RemoteLanes
 from serve.request import InferenceResponse, Timings
 from serve.scheduling.ordering import InOrder
 from serve.scheduling.queues import keeps_order, queue_for
+from serve.sequence_tensors import signature_for
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Mapping
 
     from model_handlers.base import Handler, ModelResponse
     from model_handlers.config import ModelConfig
+    from model_handlers.tensor import Array
     from serve.instance import Batch
     from serve.open_request import OpenRequest
     from serve.request import InferenceRequest
@@ -67,6 +70,7 @@ class Model:
         inline_ns: executions expected to take at most this long run on the loop; 0 for none.
         rescue: asked on the loop about a request that ran out of memory; True takes it back. See `Rescue`.
         responses: where responses are kept, if the configuration asks for that; None for nowhere.
+        initial_states: state input → what a sequence begins with, for a model that has states.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Model:
         inline_ns: int = 0,
         rescue: RescueRequest | None = None,
         responses: ResponseCache[InferenceResponse] | None = None,
+        initial_states: Mapping[str, Array] | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -88,7 +93,7 @@ class Model:
         self._loop = loop
         self._rescue = rescue
         self._handlers = {id(handler): handler for _, handler in handlers}
-        self._signature = signature = Signature(name, version, self.config)
+        self._signature = signature = signature_for(name, version, self.config, initial_states or {})
         self._posts = Posts(loop, self._respond)
         self._lanes = [
             Instance(lane, handler, signature, self._pull, self._report, self._posts.post, number)
@@ -355,7 +360,8 @@ class Model:
         for request in take.expired:
             self._refuse(request, MmeError(Kind.QUEUE_TIMEOUT, f"{self._queue.expiry} for model '{self.name}'"))
         for request in take.cancelled:
-            self._refuse(request, MmeError(Kind.CANCELLED, f"the client of model '{self.name}' left"))
+            left = MmeError(Kind.CANCELLED, f"the client of model '{self.name}' left")
+            self._refuse(request, left if not self._going else self._is_going())
 
     def _refuse(self, request: InferenceRequest, error: MmeError) -> None:
         self.outstanding -= 1

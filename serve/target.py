@@ -23,6 +23,7 @@ from model_handlers.registry import find_backend, handler_for
 from serve.ensemble import EnsembleModel
 from serve.environments import Brought, look, make
 from serve.footprints import Footprints
+from serve.initial_states import initial_states
 from serve.measuring import Scales
 from serve.model import Model
 from serve.override import digest_of
@@ -453,7 +454,15 @@ class ModelLoader:
                     warmup.run(handler, lane)
             stats = self._stats.setdefault((directory.name, version), ModelStats())
             return Model(
-                directory.name, version, lanes, stats, self._loop, self._inline_ns, self._rescue, self._responses
+                directory.name,
+                version,
+                lanes,
+                stats,
+                self._loop,
+                self._inline_ns,
+                self._rescue,
+                self._responses,
+                initial_states(config, directory.path),
             )
         except BaseException:
             for handler in handlers:

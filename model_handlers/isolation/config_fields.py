@@ -26,6 +26,7 @@ from model_handlers.config import (
     WarmupInput,
     WarmupSample,
 )
+from model_handlers.isolation.sequence_fields import sequences_from
 from model_handlers.tensor import BY_NAME, DataType, TensorSpec
 
 
@@ -70,6 +71,7 @@ def config_from(plain: dict[str, Any]) -> ModelConfig:
             "batch_inputs": tuple(_batch_input(given) for given in plain["batch_inputs"]),
             "batch_outputs": tuple(BatchOutput(**_tuples(given)) for given in plain["batch_outputs"]),
             "warmup": tuple(_sample(sample) for sample in plain["warmup"]),
+            "sequence_batching": sequences_from(plain["sequence_batching"]),
         }
     )
 

@@ -29,6 +29,7 @@ from model_handlers.onnx.runtime import (
     translated,
 )
 from model_handlers.onnx.signature import signature
+from model_handlers.sequence_config import hidden_inputs, hidden_outputs
 from model_handlers.tensor import BYTES
 from model_handlers.threads import default_threads
 
@@ -55,8 +56,11 @@ class OnnxHandler(MappedHandler):
         super().__init__(complete(config, *signature(session, config.name)))
         self._session = session
         self._run = session.run
-        self._texts = [spec.name for spec in self.config.inputs if spec.data_type is BYTES]
-        self._answers_text = any(spec.data_type is BYTES for spec in self.config.outputs)
+        sequences = self.config.sequence_batching
+        inputs = (*self.config.inputs, *hidden_inputs(sequences))
+        self._texts = [spec.name for spec in inputs if spec.data_type is BYTES]
+        outputs = (*self.config.outputs, *hidden_outputs(sequences))
+        self._answers_text = any(spec.data_type is BYTES for spec in outputs)
 
     @classmethod
     def gpu_capable(cls) -> bool:

@@ -14,6 +14,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.python.failures import failed_batch, failed_execution, printable
 from model_handlers.python.pb_responses import KINDS, InferenceResponse, TritonError
 from model_handlers.python.pb_tensor import Tensor
+from model_handlers.sequence_config import hidden_outputs
 from model_handlers.tensor import BF16, UINT16
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _parameters(config: ModelConfig, response: InferenceResponse) -> dict[str, A
 
 
 def _outputs(config: ModelConfig, request: ModelRequest, response: InferenceResponse) -> dict[str, Array]:
-    """The outputs that the client asked for; the others are checked for their names alone."""
+    """The outputs that the client asked for, and states; the others are checked for their names alone."""
     tensors: dict[str, Tensor] = {}
     for tensor in response.output_tensors():
         if not isinstance(tensor, Tensor):
@@ -111,6 +112,11 @@ def _outputs(config: ModelConfig, request: ModelRequest, response: InferenceResp
                 outputs[spec.name] = _outside(config, spec, returned, rows)
         elif not missing and spec.name in request.outputs:
             missing = spec.name
+    for spec in hidden_outputs(config.sequence_batching):
+        returned = tensors.get(spec.name)
+        if returned is not None:
+            expected += config.output(spec.name) is None
+            outputs[spec.name] = _outside(config, spec, returned, rows)
     if expected < len(tensors) or missing:
         raise _wrong(config, _wrong_names(config, tensors, missing))
     return outputs

@@ -25,6 +25,7 @@ from model_handlers.python.module import ModelModule
 from model_handlers.python.pb_messages import InferenceRequest
 from model_handlers.python.pb_tensor import ReceivedTensor
 from model_handlers.python.responses import Responses
+from model_handlers.sequence_config import hidden_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +68,7 @@ class Host:
                 self._module.unload()
                 raise
         self._batches = self.config.max_batch_size > 0
+        self._inputs = (*self.config.inputs, *hidden_inputs(self.config.sequence_batching))
 
     def execute(
         self, requests: Sequence[ModelRequest], outside: Outside | None
@@ -154,7 +156,7 @@ class Host:
 
     def _received(self, request: ModelRequest, responses: Responses) -> InferenceRequest:
         inputs = []
-        for spec in self.config.inputs:
+        for spec in self._inputs:
             array = request.inputs.get(spec.name)
             if array is not None:
                 if spec.reshape is not None:

@@ -26,9 +26,12 @@ class Queued(Protocol):
     arrival_ns: int
     timeout_us: int
     priority: int
-    cancelled: bool
     signature: Hashable
     deadline_ns: int
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for it any more."""
 
 
 R = TypeVar("R", bound=Queued)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
+from model_handlers.config import DynamicBatching
+from model_handlers.sequence_config import OldestStrategy
 from serve.scheduling.batch_queue import BatchQueue
+from serve.scheduling.sequence_queue import SequenceQueue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,11 +57,15 @@ class Queue(Protocol[R]):
         """Everybody still waiting, who must be told that nobody will run them."""
 
 
-def queue_for(model: str, config: ModelConfig, lanes: int) -> Queue[Any]:  # noqa: ARG001 - for queues that know lanes
+def queue_for(model: str, config: ModelConfig, lanes: int) -> Queue[Any]:
     """The queue that a configuration asks for."""
+    if config.sequence_batching is not None:
+        return SequenceQueue(model, config.sequence_batching, config.max_batch_size, lanes)
     return BatchQueue(model, config.max_batch_size, config.dynamic_batching)
 
 
 def keeps_order(config: ModelConfig, lanes: int) -> bool:
     """Whether responses must leave in the order in which their batches left the queue, and might not."""
-    return lanes > 1 and config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering
+    sequences = config.sequence_batching
+    strategy = config.dynamic_batching if sequences is None else sequences.strategy
+    return lanes > 1 and isinstance(strategy, DynamicBatching | OldestStrategy) and strategy.preserve_ordering

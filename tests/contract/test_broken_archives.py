@@ -69,7 +69,7 @@ ARCHIVES = {
     "two-models": (targz(*model(folder="one"), *model(folder="two")), "two models or more"),
     "ensemble": (targz(*model('platform: "ensemble"\n', folder="e"), *model(folder="part")), "must specify 'step'"),
     "unknown-field": (targz(*model("max_batch_sise: 8\n")), "max_batch_sise"),
-    "refused-field": (targz(*model("sequence_batching { }\n")), "sequence_batching"),
+    "refused-field": (targz(*model("instance_group { passive: true }\n")), "passive"),
     "not-text": (targz(*model("max_batch_size: {{{")), "config.pbtxt"),
     "other-backend": (targz(*model('backend: "tensorflow"\n')), "tensorflow"),
     "no-such-file": (targz(*model('default_model_filename: "other.onnx"\nbackend: "onnxruntime"\n')), "other.onnx"),

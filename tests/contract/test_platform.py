@@ -276,7 +276,7 @@ def test_a_link_into_the_system_is_no_way_around(server, tmp_path):
         (b"", "", "ONNX Runtime"),
         (models.plus(1), "max_batch_size: -1\n", "max_batch_size"),
         (models.plus(1), "max_batch_sise: 8\n", "max_batch_sise"),
-        (models.plus(1), "sequence_batching { }\n", "sequence_batching"),
+        (models.plus(1), "instance_group { passive: true }\n", "passive"),
         (models.plus(1), 'backend: "pytorch"\n', "pytorch"),
         (models.plus(1), 'input { name: "Q" data_type: TYPE_FP32 dims: [4] }\n', "Q"),
         (models.plus(1), 'input { name: "X" data_type: TYPE_INT8 dims: [4] }\nmax_batch_size: 4\n', "TYPE_INT8"),

@@ -30,6 +30,16 @@ from model_handlers.isolation.oom import OomLedger, counters, read_count
 from model_handlers.isolation.output import MAX_LINE, LineSplitter
 from model_handlers.isolation.parameters import Deadlines, placement_of
 from model_handlers.onnx import OnnxHandler
+from model_handlers.sequence_config import (
+    Control,
+    ControlInput,
+    ControlKind,
+    DirectStrategy,
+    InitialState,
+    OldestStrategy,
+    SequenceBatching,
+    SequenceState,
+)
 from model_handlers.tensor import BF16, BYTES, INT32, TensorSpec
 
 _LEVELS = MappingProxyType({1: QueuePolicy(TimeoutAction.DELAY, 2)})
@@ -56,10 +66,23 @@ FULL = ModelConfig(
         WarmupSample("none", 0, 1, MappingProxyType({})),
     ),
     ensemble=(EnsembleStep("s", 1, MappingProxyType({"i": "x"}), MappingProxyType({"o": "y"})),),
+    sequence_batching=SequenceBatching(
+        OldestStrategy(4, (2, 4), 100, preserve_ordering=True),
+        max_sequence_idle_us=5,
+        control_inputs=(
+            ControlInput("START", (Control(ControlKind.CONTROL_SEQUENCE_START, int32_false_true=(0, 1)),)),
+            ControlInput("ID", (Control(ControlKind.CONTROL_SEQUENCE_CORRID, data_type=BYTES),)),
+        ),
+        states=(SequenceState("i", "o", BF16, (-1, 2), (InitialState("z", BF16, (1, 2), True, "f"),), True, True),),
+        iterative=True,
+    ),
 )
 
 
-@pytest.mark.parametrize("config", [FULL, ModelConfig("m")], ids=["full", "empty"])
+DIRECT = ModelConfig("m", sequence_batching=SequenceBatching(DirectStrategy(5, 0.5)))
+
+
+@pytest.mark.parametrize("config", [FULL, ModelConfig("m"), DIRECT], ids=["full", "empty", "direct"])
 def test_configurations_cross(config):
     """A configuration is the same after it went through JSON, whatever is set."""
     assert config_from(orjson.loads(orjson.dumps(config_fields(config)))) == config

@@ -1,0 +1,199 @@
+"""The rules of sequence batching, and its defaults. Pure; sentences are Triton's where it has one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from model_handlers.errors import invalid_model
+from model_handlers.sequence_config import DEFAULT_IDLE_US, ControlKind, OldestStrategy
+from model_handlers.tensor import BYTES, INT32, INT64, UINT32, UINT64
+
+if TYPE_CHECKING:
+    from model_handlers.config import ModelConfig
+    from model_handlers.sequence_config import Control, InitialState, SequenceBatching, SequenceState
+
+_CORRID_TYPES = (UINT64, INT64, UINT32, INT32, BYTES)
+
+
+def normalise_sequences(config: ModelConfig) -> SequenceBatching | None:
+    """Check a configuration's sequence batching and fill its defaults in; None where it has none.
+
+    Raises:
+        MmeError: INVALID_MODEL, naming the field.
+    """
+    batching = config.sequence_batching
+    if batching is None:
+        return None
+    if config.dynamic_batching is not None:
+        raise invalid_model(
+            f"model '{config.name}' asks for dynamic_batching and for sequence_batching: choose one (the strategy "
+            "'oldest' batches sequences dynamically)"
+        )
+    if config.response_cache:
+        raise invalid_model(
+            f"Response Cache does not currently support model {config.name} with sequence batching scheduler. Please "
+            "disable the response cache."
+        )
+    _check_controls(batching, config)
+    for state in batching.states:
+        _check_state(state, config.name)
+    _check_names(batching, config)
+    strategy = batching.strategy
+    if isinstance(strategy, OldestStrategy):
+        strategy = _oldest(strategy, config)
+    elif not 0 <= strategy.minimum_slot_utilization <= 1:
+        raise invalid_model(f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {config.name}")
+    return replace(batching, strategy=strategy, max_sequence_idle_us=batching.max_sequence_idle_us or DEFAULT_IDLE_US)
+
+
+def _oldest(strategy: OldestStrategy, config: ModelConfig) -> OldestStrategy:
+    sizes = sorted(set(strategy.preferred_batch_sizes))
+    if sizes and sizes[0] < 1:
+        raise invalid_model(f"sequence batching preferred batch size must be positive for {config.name}")
+    if config.max_batch_size > 0:
+        sizes = sizes or [config.max_batch_size]
+        if sizes[-1] > config.max_batch_size:
+            raise invalid_model(f"sequence batching preferred batch size must be <= max batch size for {config.name}")
+    if strategy.max_candidate_sequences < 0:
+        raise invalid_model(f"sequence batching max_candidate_sequences must be positive for {config.name}")
+    candidates = strategy.max_candidate_sequences or max(config.max_batch_size, 1)
+    return replace(strategy, preferred_batch_sizes=tuple(sizes), max_candidate_sequences=candidates)
+
+
+def _check_controls(batching: SequenceBatching, config: ModelConfig) -> None:
+    model = config.name
+    kinds = set()
+    for tensor in batching.control_inputs:
+        if not tensor.name:
+            raise invalid_model(f"sequence batching control tensor must have a name for {model}")
+        if len(tensor.controls) > 1:
+            raise invalid_model(
+                f"sequence batching control tensor '{tensor.name}' is specified for multiple control kinds for {model}"
+            )
+        if not tensor.controls:
+            raise invalid_model(f"sequence batching control tensor '{tensor.name}' must specify 'control' for {model}")
+    for name, control in batching.controls():
+        if control.kind in kinds:
+            raise invalid_model(f"sequence batching specifies multiple {control.kind.name} tensors for {model}")
+        kinds.add(control.kind)
+        if control.kind is ControlKind.CONTROL_SEQUENCE_CORRID:
+            _check_corrid(name, control, model)
+        else:
+            _check_boolean(name, control, model)
+
+
+def _check_boolean(name: str, control: Control, model: str) -> None:
+    fields = ("int32_false_true", "fp32_false_true", "bool_false_true")
+    given = [field for field in fields if getattr(control, field)]
+    if len(given) != 1:
+        raise invalid_model(
+            "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
+            f"{control.kind.name} for {model}"
+        )
+    if len(control.false_true) != 2:
+        raise invalid_model(
+            f"sequence batching control '{given[0]}' must have exactly 2 entries for {control.kind.name} for {model}"
+        )
+    if control.data_type is not None:
+        raise invalid_model(
+            f"sequence batching control tensor '{name}' must not specify 'data_type' for {control.kind.name} "
+            f"for {model}"
+        )
+
+
+def _check_corrid(name: str, control: Control, model: str) -> None:
+    if control.false_true:
+        raise invalid_model(
+            "sequence batching must not specify 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
+            f"{control.kind.name} for {model}"
+        )
+    if control.data_type not in _CORRID_TYPES:
+        raise invalid_model(
+            f"unexpected data type for control {control.kind.name} tensor '{name}' for {model}. Allowed data types "
+            "are TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
+        )
+
+
+def _check_names(batching: SequenceBatching, config: ModelConfig) -> None:
+    """A tensor has one meaning: what a client sends, a signal, or a state."""
+    inputs = {spec.name: "a model input" for spec in config.inputs}
+    names = [(tensor.name, "control tensor") for tensor in batching.control_inputs]
+    names += [(state.input_name, "state input") for state in batching.states]
+    for name, what in names:
+        if name in inputs:
+            raise invalid_model(
+                f"sequence batching {what} '{name}' is {inputs[name]} as well for {config.name}: give it one meaning"
+            )
+        inputs[name] = f"a {what}"
+    outputs = set()
+    for state in batching.states:
+        if state.output_name in outputs:
+            raise invalid_model(
+                f"sequence batching state output '{state.output_name}' is specified more than once for {config.name}"
+            )
+        outputs.add(state.output_name)
+        declared = config.output(state.output_name)
+        if declared is not None and declared.data_type is not state.data_type:
+            raise invalid_model(
+                f"sequence batching state output '{state.output_name}' is {state.data_type.config_name}, but as a "
+                f"model output {declared.data_type.config_name} for {config.name}"
+            )
+
+
+def _check_state(state: SequenceState, model: str) -> None:
+    subject = f"state input '{state.input_name}'"
+    for field, name in (("input_name", state.input_name), ("output_name", state.output_name)):
+        if not name:
+            raise invalid_model(f"sequence batching state must specify '{field}' for {model}")
+    if not state.dims or any(dim < 1 and dim != -1 for dim in state.dims):
+        raise invalid_model(
+            f"{subject} dimension must be integer >= 1, or -1 to indicate a variable-size dimension for {model}"
+        )
+    if state.use_growable_memory and not state.use_same_buffer:
+        raise invalid_model(
+            f"{subject} has 'use_growable_memory', which needs 'use_same_buffer_for_input_output', for {model}"
+        )
+    if len(state.initial_state) > 1:
+        raise invalid_model(
+            f"initial_state field for {subject} must contain exactly one or zero element. "
+            f"Found '{len(state.initial_state)}' elements. (model {model})"
+        )
+    for initial in state.initial_state:
+        _check_initial(state, initial, model)
+
+
+def _check_initial(state: SequenceState, initial: InitialState, model: str) -> None:
+    where = f"for state input '{state.input_name}'"
+    if not initial.name:
+        raise invalid_model(f"Field 'name' must be set when using initial_state {where}. (model {model})")
+    if initial.data_type is not state.data_type:
+        raise invalid_model(
+            f"The data type used for 'initial_state' field of state '{state.input_name}' does not match the state data "
+            f"type. (model {model})"
+        )
+    if len(initial.dims) != len(state.dims):
+        raise invalid_model(
+            f"Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions {where}. "
+            f"{len(initial.dims)} != {len(state.dims)} (model {model})"
+        )
+    if any(dim < 1 for dim in initial.dims):
+        raise invalid_model(
+            f"'initial_state' field for state input name '{state.input_name}' contains variable dimensions. "
+            f"(model {model})"
+        )
+    for dim, declared in zip(initial.dims, state.dims, strict=True):
+        if declared not in (-1, dim):
+            raise invalid_model(
+                f"'initial_state' dim for input name '{state.input_name}' doesn't match 'state' dim description. "
+                f"{dim} != {declared} (model {model})"
+            )
+    path = PurePosixPath(initial.data_file)
+    if initial.zero_data == bool(initial.data_file):
+        raise invalid_model(f"'initial_state' {where} must be 'zero_data: true' or name a 'data_file'. (model {model})")
+    if path.is_absolute() or ".." in path.parts or "\0" in initial.data_file:
+        raise invalid_model(
+            f"'data_file' of 'initial_state' {where} is '{initial.data_file}'; it must name a file inside the folder "
+            f"initial_state of {model}"
+        )

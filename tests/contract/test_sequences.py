@@ -1,0 +1,337 @@
+"""Sequences behind the real server: ONNX models that accumulate in an implicit state, and Python models.
+
+sums      direct, rows of 4: X → Y, the sum of what its sequence has sent since START
+states    oldest: the same by an implicit state that begins at 100, from a file
+python    oldest: a Python model that keeps a list per id
+"""
+
+from __future__ import annotations
+
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tritonclient.http
+from onnx import TensorProto, helper
+from tritonclient.utils import InferenceServerException
+
+from tests.contract.server import Server, eventually
+
+STARTLESS = (
+    "inference request for sequence {} to model 'sums' must specify the START flag on the first request of the sequence"
+)
+CONTROLS = """
+  control_input [
+    { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } },
+    { name: "READY" control { kind: CONTROL_SEQUENCE_READY bool_false_true: [ false, true ] } },
+    { name: "END" control { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } },
+    { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: %s } }
+  ]
+"""
+IMPLICIT = """
+  state { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_FP32 dims: [ 1 ] %s }
+"""
+TENSORS = """
+input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "TOLD" data_type: TYPE_INT64 dims: [ 4 ] }
+"""
+PYTHON = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.heard = {}
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+        told = [pb_utils.get_input_tensor_by_name(request, n).as_numpy() for n in ("START", "READY", "END", "ID")]
+        name = request.correlation_id()
+        assert told[3][0][0].decode() == name
+        start = pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+        assert bool(told[0][0][0]) == bool(request.flags() & start)
+        if request.flags() & start:
+            self.heard[name] = 0.0
+        self.heard[name] += float(x[0][0])
+        told = np.array([[t[0][0] for t in told[:3]] + [len(requests_of(self))]], np.int64)
+        y = np.array([[self.heard[name]]], np.float32)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", y), pb_utils.Tensor("TOLD", told)])
+
+
+def requests_of(model):
+    return model.heard
+"""
+
+
+def accumulator() -> bytes:
+    """X, SUM_IN and controls → Y = SUM_OUT = X + SUM_IN, TOLD = [START, READY, END, ID]; rows of nobody add nothing."""
+    float_, number = TensorProto.FLOAT, TensorProto.INT64
+    casts = [helper.make_node("Cast", [name], [f"{name}_n"], to=number) for name in ("START", "READY", "END", "ID")]
+    nodes = [
+        helper.make_node("Add", ["X", "SUM_IN"], ["SUM_OUT"]),
+        helper.make_node("Identity", ["SUM_OUT"], ["Y"]),
+        *casts,
+        helper.make_node("Concat", ["START_n", "READY_n", "END_n", "ID_n"], ["TOLD"], axis=1),
+    ]
+    inputs = {"X": float_, "SUM_IN": float_, "START": float_, "READY": TensorProto.BOOL, "END": TensorProto.INT32}
+    inputs["ID"] = TensorProto.UINT64
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(name, kind, ["N", 1]) for name, kind in inputs.items()],
+        [
+            helper.make_tensor_value_info("Y", float_, ["N", 1]),
+            helper.make_tensor_value_info("SUM_OUT", float_, ["N", 1]),
+            helper.make_tensor_value_info("TOLD", number, ["N", 4]),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+
+
+def lay_out(folder, content, config, filename="model.onnx"):
+    """A model directory."""
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / filename).write_bytes(content)
+    (folder / "config.pbtxt").write_text(config)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server of the models above."""
+    repository = tmp_path_factory.mktemp("repository")
+    onnx = accumulator()
+    controls = CONTROLS % "TYPE_UINT64"
+    one = "instance_group { count: 1 kind: KIND_CPU }\n"
+    direct = "direct { max_queue_delay_microseconds: 1000000 minimum_slot_utilization: 0.75 }"
+    lay_out(
+        repository / "sums",
+        onnx,
+        f"max_batch_size: 4\n{one}{TENSORS}sequence_batching {{ {controls} {IMPLICIT % ''} }}",
+    )
+    lay_out(
+        repository / "full",
+        onnx,
+        f"max_batch_size: 4\n{one}sequence_batching {{ {direct} {controls} {IMPLICIT % ''} "
+        "max_sequence_idle_microseconds: 60000000 }",
+    )
+    lay_out(
+        repository / "brief",
+        onnx,
+        f"{one}sequence_batching {{ oldest {{ max_candidate_sequences: 1 }} {controls} {IMPLICIT % ''} "
+        "max_sequence_idle_microseconds: 300000 }",
+    )
+    lay_out(
+        repository / "states",
+        onnx,
+        f"max_batch_size: 4\n{one}{TENSORS}"
+        'output { name: "SUM_OUT" data_type: TYPE_FP32 dims: [ 1 ] }'
+        f"sequence_batching {{ oldest {{ max_candidate_sequences: 2 }} {controls} max_sequence_idle_microseconds: 60000000 "
+        + IMPLICIT % 'initial_state { name: "hundred" data_type: TYPE_FP32 dims: [ 1 ] data_file: "hundred" }'
+        + "}",
+    )
+    (repository / "states" / "initial_state").mkdir()
+    (repository / "states" / "initial_state" / "hundred").write_bytes(np.float32(100).tobytes())
+    lay_out(
+        repository / "python",
+        textwrap.dedent(PYTHON).encode(),
+        f'backend: "python"\nmax_batch_size: 4\n{TENSORS}instance_group {{ count: 2 kind: KIND_CPU }}\n'
+        f"sequence_batching {{ oldest {{ max_candidate_sequences: 8 }} {CONTROLS % 'TYPE_STRING'} "
+        "max_sequence_idle_microseconds: 60000000 }",
+        "model.py",
+    )
+    environ = {"MME_MODEL_REPOSITORY": str(repository), "MME_MEMORY_BUDGET": "2GiB", "MME_PING_MODE": "ready"}
+    environ["MME_DRAIN_SECONDS"] = "2"  # for those who wait for a slot that nobody gives back
+    with Server(tmp_path_factory.mktemp("server"), environ) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    """Triton's own client."""
+    with tritonclient.http.InferenceServerClient(server.address, concurrency=16) as client:
+        yield client
+
+
+def infer(server, model, value, sequence_id, **flags):
+    """One request of a sequence, by a client of its own, as Triton's belong to one thread."""
+    x = tritonclient.http.InferInput("X", [1, 1], "FP32")
+    x.set_data_from_numpy(np.array([[value]], np.float32))
+    with tritonclient.http.InferenceServerClient(server.address) as client:
+        return client.infer(model, [x], sequence_id=sequence_id, **flags)
+
+
+def step(server, model, value, sequence_id, **flags):
+    """The same: (Y, TOLD)."""
+    answer = infer(server, model, value, sequence_id, **flags)
+    return float(answer.as_numpy("Y")[0, 0]), answer.as_numpy("TOLD")[0].tolist()
+
+
+def run(server, model, values, sequence_id):
+    """A whole sequence: all Ys."""
+    last = len(values) - 1
+    return [
+        step(server, model, value, sequence_id, sequence_start=index == 0, sequence_end=index == last)[0]
+        for index, value in enumerate(values)
+    ]
+
+
+def refused(server, *args, **flags):
+    """Why a step is not taken."""
+    with pytest.raises(InferenceServerException) as caught:
+        step(server, *args, **flags)
+    return caught.value.status(), caught.value.message()
+
+
+def test_a_sequence_adds_up(server):
+    """What the model keeps comes back with the next request, and is forgotten with the next START."""
+    assert run(server, "sums", [1, 2, 3], 7) == [1, 3, 6]
+    assert run(server, "sums", [5, 5], 7) == [5, 10]
+
+
+def test_a_model_is_told_of_start_end_and_id(server):
+    """Each control in its own type and values; READY where the row is somebody's."""
+    one = step(server, "sums", 1, 2**63 - 1, sequence_start=True)
+    two = step(server, "sums", 1, 2**63 - 1)
+    three = step(server, "sums", 1, 2**63 - 1, sequence_end=True)
+
+    assert [told for _, told in (one, two, three)] == [
+        [1, 1, 0, 2**63 - 1],
+        [0, 1, 0, 2**63 - 1],
+        [0, 1, 1, 2**63 - 1],
+    ]
+
+
+def test_sequences_do_not_mix(server):
+    """Many at a time, more than there are slots."""
+    values = {number: [number * 10 + k for k in range(5)] for number in range(1, 13)}
+    with ThreadPoolExecutor(12) as clients:
+        sums = dict(zip(values, clients.map(lambda n: run(server, "sums", values[n], n), values), strict=True))
+
+    assert sums == {number: np.cumsum(each).tolist() for number, each in values.items()}
+
+
+def test_the_direct_strategy_fills_up_with_rows_of_nobody(server, client):
+    """One of four slots is silent: the other three make a batch of four rows, and three answers."""
+    with ThreadPoolExecutor(3) as clients:
+        first = [clients.submit(step, server, "full", n, n, sequence_start=True) for n in (1, 2, 3)]
+        assert [each.result()[0] for each in first] == [1, 2, 3]
+        assert step(server, "full", 4, 4, sequence_start=True)[0] == 4  # alone, when its time is over
+        before = client.get_inference_statistics("full")["model_stats"][0]
+        ends = [clients.submit(step, server, "full", 1, n, sequence_end=True) for n in (1, 3, 4)]
+        assert [each.result()[0] for each in ends] == [2, 4, 5]
+    after = client.get_inference_statistics("full")["model_stats"][0]
+
+    assert after["execution_count"] - before["execution_count"] == 1
+    assert after["inference_count"] - before["inference_count"] == 3
+    assert [row["batch_size"] for row in after["batch_stats"]] == [3, 4]
+    assert step(server, "full", 1, 2, sequence_end=True) == (3, [0, 1, 1, 2])
+
+
+def test_a_completed_configuration_has_only_what_clients_send(client):
+    """Neither controls nor states are among the inputs and outputs that the graph gives."""
+    metadata = client.get_model_metadata("full")
+
+    assert [tensor["name"] for tensor in metadata["inputs"]] == ["X"]
+    assert [tensor["name"] for tensor in metadata["outputs"]] == ["Y", "TOLD"]
+    assert "dynamic_batching" not in client.get_model_config("full")
+
+
+def test_a_state_begins_with_its_file_and_may_be_seen(server):
+    """A state that is an output, too, is sent to who asks for it."""
+    assert run(server, "states", [1, 2], 9) == [101, 103]
+    wanted = [tritonclient.http.InferRequestedOutput("SUM_OUT")]
+    answer = infer(server, "states", 4, 9, outputs=wanted, sequence_start=True, sequence_end=True)
+
+    assert answer.as_numpy("SUM_OUT").tolist() == [[104.0]]
+    assert [output["name"] for output in answer.get_response()["outputs"]] == ["SUM_OUT"]
+
+
+def test_a_python_model_is_told_as_well(server):
+    """Controls are inputs beside the client's; ids may be texts; each sequence stays with its instance."""
+    names = [f"customer-{number}" for number in range(6)]
+    with ThreadPoolExecutor(6) as clients:
+        sums = list(clients.map(lambda name: run(server, "python", [1, 2, 3], name), names))
+
+    assert sums == [[1, 3, 6]] * 6
+
+
+def test_who_does_not_begin_is_refused(server):
+    """Triton's sentences, as a 400."""
+    assert refused(server, "sums", 1, 77) == (
+        "400",
+        STARTLESS.format(77),
+    )
+    run(server, "sums", [1, 2], 77)
+    assert "must specify the START flag" in refused(server, "sums", 1, 77)[1]
+    assert refused(server, "sums", 1, 0) == (
+        "400",
+        "inference request to model 'sums' must specify a non-zero or non-empty correlation ID",
+    )
+
+
+def test_an_id_is_of_the_type_that_the_model_is_told(server):
+    """A text for a number, and the other way round."""
+    assert refused(server, "sums", 1, "seven", sequence_start=True) == (
+        "400",
+        "sequence batching control 'ID' data-type is 'BYTES', but model 'sums' expects 'UINT64'",
+    )
+    assert refused(server, "python", 1, 7, sequence_start=True) == (
+        "400",
+        "sequence batching control 'ID' data-type is 'UINT64', but model 'python' expects 'BYTES'",
+    )
+
+
+def test_a_step_is_one_element(server):
+    """A batch of two is no step of one sequence."""
+    body = {
+        "inputs": [{"name": "X", "datatype": "FP32", "shape": [2, 1], "data": [1, 2]}],
+        "parameters": {"sequence_id": 1, "sequence_start": True},
+    }
+    answer = server.ask("POST", "/v2/models/sums/infer", body)
+
+    assert (answer.status, answer.error) == (
+        400,
+        "inference request to model 'sums' must specify batch-size 1 due to requirements of sequence batcher",
+    )
+
+
+def test_a_sequence_waits_in_the_backlog_as_long_as_it_says(server):
+    """Two candidates are all; a third with a timeout is turned away with a 503, and one with time gets its turn."""
+    step(server, "states", 1, 1, sequence_start=True)
+    step(server, "states", 1, 2, sequence_start=True)
+    status, message = refused(server, "states", 1, 3, sequence_start=True, timeout=1000)
+    assert status == "503"
+    assert message.startswith("timeout of the corresponding sequence has been expired")
+    with ThreadPoolExecutor(1) as waiting:
+        fourth = waiting.submit(run, server, "states", [1], 4)
+        step(server, "states", 1, 1, sequence_end=True)
+        assert fourth.result() == [101]
+    step(server, "states", 1, 2, sequence_end=True)
+
+
+def test_an_idle_sequence_makes_room(server):
+    """After its time of silence the slot is another's, and the id begins nothing."""
+    assert run(server, "brief", [1, 2], 5) == [1, 3]
+    assert step(server, "brief", 1, 5, sequence_start=True)[0] == 1
+    assert run(server, "brief", [1], 6) == [1]
+    assert "must specify the START flag" in refused(server, "brief", 1, 5)[1]
+
+
+def test_a_model_that_leaves_sends_away_who_waits_for_a_slot(server, client):
+    """Nobody hangs: the backlog is told, and sequences begin anew when the model is back."""
+    step(server, "states", 1, 1, sequence_start=True)
+    step(server, "states", 1, 2, sequence_start=True)
+    with ThreadPoolExecutor(1) as waiting:
+        third = waiting.submit(refused, server, "states", 1, 3, sequence_start=True)
+        eventually(lambda: server.metric("nv_inference_pending_request_count", model="states"), "a request that waits")
+        client.unload_model("states")
+        assert third.result()[0] == "503"
+    client.load_model("states")
+    assert "must specify the START flag" in refused(server, "states", 1, 1)[1]
+    assert run(server, "states", [1], 1) == [101]
