@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from model_handlers.config import InstanceKind, TimeoutAction
-from model_handlers.ensemble_checks import check_ensemble
+from model_handlers.ensemble_checks import ensemble_problems
 from model_handlers.errors import invalid_model
 from model_handlers.ragged_checks import check_ragged
 from model_handlers.sequence_checks import normalise_sequences
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from model_handlers.config import DynamicBatching, InstanceGroup, ModelConfig, WarmupSample
+    from model_handlers.errors import MmeError
     from model_handlers.tensor import TensorSpec
+
+    Check = tuple[str, Callable[[], object]]
 
 _MOST_LEVELS = 1024  # each is a queue that is looked at when a batch is formed
 _WHOLE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
@@ -36,26 +40,52 @@ def normalise(config: ModelConfig) -> ModelConfig:
     Raises:
         MmeError: INVALID_MODEL, naming the field.
     """
-    if config.max_batch_size < 0:
-        raise invalid_model(f"'max_batch_size' must be non-negative value for {config.name}")
-    check_ensemble(config)
-    _check_path("default_model_filename", config.default_model_filename, config.name)
-    _check_tensors("input", config.inputs, config.name)
-    _check_tensors("output", config.outputs, config.name)
-    check_ragged(config)
-    if config.response_cache and config.decoupled:
-        raise invalid_model(
-            f"Response Cache does not currently support model {config.name} with 'decoupled' transaction policy. "
-            "Please disable the response cache."
-        )
-    for sample in config.warmup:
-        _check_sample(config, sample)
+    for _, check in checks(config):
+        check()
     return replace(
         config,
         instance_groups=tuple(_group(config, index, group) for index, group in enumerate(config.instance_groups)),
         dynamic_batching=config.dynamic_batching and _batching(config, config.dynamic_batching),
         sequence_batching=normalise_sequences(config),
     )
+
+
+def checks(config: ModelConfig) -> Iterator[Check]:
+    """Every rule by itself: the field that it is about, and a function that raises where it is broken."""
+    yield "max_batch_size", partial(_check_batch_size, config)
+    for field, error in ensemble_problems(config):
+        yield field, partial(_raise, error)
+    yield (
+        "default_model_filename",
+        partial(_check_path, "default_model_filename", config.default_model_filename, config.name),
+    )
+    yield from _tensor_checks("input", config.inputs, config.name)
+    yield from _tensor_checks("output", config.outputs, config.name)
+    yield "batch_input", partial(check_ragged, config)
+    yield "response_cache", partial(_check_cache, config)
+    for index, sample in enumerate(config.warmup):
+        yield f"model_warmup[{index}]", partial(_check_sample, config, sample)
+    for index, group in enumerate(config.instance_groups):
+        yield f"instance_group[{index}]", partial(_group, config, index, group)
+    if config.dynamic_batching is not None:
+        yield "dynamic_batching", partial(_batching, config, config.dynamic_batching)
+
+
+def _raise(error: MmeError) -> None:
+    raise error
+
+
+def _check_batch_size(config: ModelConfig) -> None:
+    if config.max_batch_size < 0:
+        raise invalid_model(f"'max_batch_size' must be non-negative value for {config.name}")
+
+
+def _check_cache(config: ModelConfig) -> None:
+    if config.response_cache and config.decoupled:
+        raise invalid_model(
+            f"Response Cache does not currently support model {config.name} with 'decoupled' transaction policy. "
+            "Please disable the response cache."
+        )
 
 
 def _check_path(field: str, value: str, model: str) -> None:
@@ -79,13 +109,15 @@ def _check_sample(config: ModelConfig, sample: WarmupSample) -> None:
         _check_path(f"input_data_file of warmup sample '{sample.name}'", given.file, model)
 
 
-def _check_tensors(what: str, specs: Sequence[TensorSpec], model: str) -> None:
-    names = set()
-    for spec in specs:
+def _tensor_checks(what: str, specs: Sequence[TensorSpec], model: str) -> Iterator[Check]:
+    names: set[str] = set()
+    for index, spec in enumerate(specs):
+        subject = f"model {what} '{spec.name}'"
         if spec.name in names:
-            raise invalid_model(f"model {what} '{spec.name}' specified more than once for {model}")
+            error = invalid_model(f"{subject} specified more than once for {model}")
+            yield f"{what}[{index}].name", partial(_raise, error)
         names.add(spec.name)
-        _check_tensor(f"model {what} '{spec.name}'", spec, model)
+        yield f"{what}[{index}]", partial(_check_tensor, subject, spec, model)
 
 
 def _check_tensor(subject: str, spec: TensorSpec, model: str) -> None:

@@ -235,16 +235,24 @@ def check_fields(message: Message, model: str) -> None:
             sentence holds the field's full path.
     """
     logged = set()
-    for path, field, value, rule in _set_fields(message, ""):
-        if rule.fate is Fate.REFUSED:
-            raise refusal(path, rule.reason, model)
+    for path, field, value, rule in set_fields(message):
+        error = field_error(path, field, value, rule, model)
+        if error is not None:
+            raise error
         if rule.fate is Fate.HARMLESS and field.full_name not in logged:
             logged.add(field.full_name)
             _log.warning("model '%s': config.pbtxt field '%s' is ignored: %s", model, path, rule.reason)
-        # A number in the text need not be one that the enum names.
-        if field.enum_type is not None and value not in field.enum_type.values_by_number:
-            names = ", ".join(field.enum_type.values_by_name)
-            raise invalid_model(f"model '{model}': config.pbtxt field '{path}' is {value}, must be one of {names}")
+
+
+def field_error(path: str, field: FieldDescriptor, value: Any, rule: Rule, model: str) -> MmeError | None:
+    """What is wrong with a field that is set, whatever the rest of the configuration says."""
+    if rule.fate is Fate.REFUSED:
+        return refusal(path, rule.reason, model)
+    # A number in the text need not be one that the enum names.
+    if field.enum_type is not None and value not in field.enum_type.values_by_number:
+        names = ", ".join(field.enum_type.values_by_name)
+        return invalid_model(f"model '{model}': config.pbtxt field '{path}' is {value}, must be one of {names}")
+    return None
 
 
 def refusal(path: str, reason: str, model: str) -> MmeError:
@@ -256,7 +264,7 @@ def refusal(path: str, reason: str, model: str) -> MmeError:
     )
 
 
-def _set_fields(message: Message, prefix: str) -> Iterator[tuple[str, FieldDescriptor, Any, Rule]]:
+def set_fields(message: Message, prefix: str = "") -> Iterator[tuple[str, FieldDescriptor, Any, Rule]]:
     """Path, descriptor, value and row of each set field, depth first, as far as the rows lead inside."""
     rules = RULES[message.DESCRIPTOR.full_name.removeprefix("mme.")]
     for field, value in message.ListFields():
@@ -264,7 +272,7 @@ def _set_fields(message: Message, prefix: str) -> Iterator[tuple[str, FieldDescr
         yield path, field, value, rule
         if rule.fate is Fate.HONOURED:
             for member_path, member in _members(field, value, path):
-                yield from _set_fields(member, f"{member_path}.")
+                yield from set_fields(member, f"{member_path}.")
 
 
 def _members(field: FieldDescriptor, value: Any, path: str) -> Iterable[tuple[str, Message]]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from model_handlers.config import EnsembleStep, ModelConfig
+    from model_handlers.errors import MmeError
     from model_handlers.tensor import DataType, TensorSpec
 
 
@@ -34,60 +35,77 @@ def check_members(config: ModelConfig, members: Sequence[ModelConfig]) -> None:
     Raises:
         MmeError: INVALID_MODEL, naming ensemble, tensor and models.
     """
+    for _, error in member_problems(config, members):
+        raise error
+
+
+def member_problems(config: ModelConfig, members: Sequence[ModelConfig | None]) -> Iterator[tuple[str, MmeError]]:
+    """All that such a check finds: the field of the ensemble's configuration, and the error.
+
+    Arguments are those of `check_members`; of a step whose model is None nothing is known.
+    """
     tensors: dict[str, _Side] = {}
     for spec in (*config.inputs, *config.outputs):
         tensors[spec.name] = _side(config.name, config, spec)
-    for step, member in zip(config.ensemble, members, strict=True):
-        if config.max_batch_size > member.max_batch_size > 0:
-            raise invalid_model(
-                f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
-                f"{step.model} which only allows maximum batch size to be {member.max_batch_size}"
+    for index, (step, member) in enumerate(zip(config.ensemble, members, strict=True)):
+        if member is not None:
+            for field, error in _step_problems(config, step, member, tensors):
+                yield f"ensemble_scheduling.step[{index}]{field}", error
+
+
+def _step_problems(
+    config: ModelConfig, step: EnsembleStep, member: ModelConfig, tensors: dict[str, _Side]
+) -> Iterator[tuple[str, MmeError]]:
+    if config.max_batch_size > member.max_batch_size > 0:
+        sentence = (
+            f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
+            f"{step.model} which only allows maximum batch size to be {member.max_batch_size}"
+        )
+        yield "", invalid_model(sentence)
+    for spec in member.inputs:
+        if spec.name not in step.inputs and not spec.optional:
+            sentence = (
+                f"in ensemble {config.name}, input {spec.name} in model {step.model} is not mapped to any "
+                "ensemble tensors"
             )
-        for spec in member.inputs:
-            if spec.name not in step.inputs and not spec.optional:
-                raise invalid_model(
-                    f"in ensemble {config.name}, input {spec.name} in model {step.model} is not mapped to any "
-                    "ensemble tensors"
-                )
-        for tensor, side in _sides(config.name, step, member):
-            _check_same(config.name, tensor, tensors.setdefault(tensor, side), side)
+            yield ".input_map", invalid_model(sentence)
+    for field, name, tensor, found in _mapped(step, member):
+        if found is None:
+            way = "mapping to non-existing input" if field == ".input_map" else "mapped from non-existing output"
+            sentence = f"in ensemble {config.name}, ensemble tensor {tensor} is {way} {name} in model {step.model}"
+            yield field, invalid_model(sentence)
+            continue
+        side = _side(step.model, member, found)
+        error = _difference(config.name, tensor, tensors.setdefault(tensor, side), side)
+        if error is not None:
+            yield field, error
 
 
-def _sides(ensemble: str, step: EnsembleStep, member: ModelConfig) -> Iterator[tuple[str, _Side]]:
-    """The tensors of a step as its model takes them."""
+def _mapped(step: EnsembleStep, member: ModelConfig) -> Iterator[tuple[str, str, str, TensorSpec | None]]:
+    """The map, the tensor of the model by its name there, that of the ensemble, and what the model has."""
     for name, tensor in step.inputs.items():
-        spec = member.input(name)
-        if spec is None:
-            raise invalid_model(
-                f"in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input {name} in model "
-                f"{step.model}"
-            )
-        yield tensor, _side(step.model, member, spec)
+        yield ".input_map", name, tensor, member.input(name)
     for name, tensor in step.outputs.items():
-        spec = member.output(name)
-        if spec is None:
-            raise invalid_model(
-                f"in ensemble {ensemble}, ensemble tensor {tensor} is mapped from non-existing output {name} in model "
-                f"{step.model}"
-            )
-        yield tensor, _side(step.model, member, spec)
+        yield ".output_map", name, tensor, member.output(name)
 
 
 def _side(model: str, config: ModelConfig, spec: TensorSpec) -> _Side:
     return _Side(model, spec.data_type, spec.dims, config.max_batch_size > 0)
 
 
-def _check_same(ensemble: str, tensor: str, one: _Side, other: _Side) -> None:
+def _difference(ensemble: str, tensor: str, one: _Side, other: _Side) -> MmeError | None:
+    """What two models disagree about, if they do."""
     if one.data_type is not other.data_type:
-        raise invalid_model(
+        return invalid_model(
             f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent data type: {one.data_type.config_name} is "
             f"inferred from model {one.model} while {other.data_type.config_name} is inferred from model {other.model}"
         )
     if not _same_shape(one, other):
-        raise invalid_model(
+        return invalid_model(
             f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent shape: {_shape(one)} is inferred from "
             f"model {one.model} while {_shape(other)} is inferred from model {other.model}"
         )
+    return None
 
 
 def _same_shape(one: _Side, other: _Side) -> bool:
