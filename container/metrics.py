@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.utils import floatToGoString
 
+from container.machine_metrics import MachineCollector
 from model_handlers.metric_checks import MetricKind
 from model_handlers.metrics import METRICS
 from serve.stats import BOUNDS_SECONDS, EVICTION_REASONS, FAILURE_REASONS
@@ -48,7 +49,10 @@ def blueprint(service: Service, on_loop: OnLoop, _hot: View) -> Blueprint:
     registry.register(_Collector(service.engine))
 
     def metrics() -> Response:
-        return Response(on_loop.call(generate_latest, registry), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+        machine = CollectorRegistry()  # asking drivers takes milliseconds, which the loop does not have
+        machine.register(MachineCollector())
+        text = on_loop.call(generate_latest, registry) + generate_latest(machine)
+        return Response(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     routes.add_url_rule("/metrics", "metrics", metrics)
     return routes

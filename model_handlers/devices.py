@@ -1,15 +1,13 @@
-"""What this machine has: GPUs and memory, free and total. pynvml and psutil live here and nowhere else.
+"""What memory this machine has, free and total, and where instances of models go. psutil lives here alone.
 
-Every number is bytes. Asking for GPUs on a machine without one, or without a driver, is not an error: there are none.
+Every number is bytes. GPUs are the business of `gpus`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
 import mmap
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,53 +16,18 @@ import psutil
 from model_handlers.base import CPU, Device
 from model_handlers.config import InstanceKind
 from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.gpus import Gpu, gpu_count, gpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from model_handlers.config import InstanceGroup
 
+__all__ = ["Gpu", "gpu_count", "gpus"]
 _log = logging.getLogger("mme.devices")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _M_MMAP_THRESHOLD = -3  # glibc's malloc.h
 _LARGE_BLOCK = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU as the driver lists it."""
-
-    index: int
-    name: str
-    total: int
-    free: int
-
-
-def gpus() -> tuple[Gpu, ...]:
-    """The GPUs of this machine, () where there is none."""
-    import pynvml  # noqa: PLC0415 - dlopens the driver's library; a CPU machine should not pay for it at start
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        return tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _gpu(pynvml: object, index: int) -> Gpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)  # type: ignore[attr-defined]
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)  # type: ignore[attr-defined]
-    name = pynvml.nvmlDeviceGetName(handle)  # type: ignore[attr-defined]
-    return Gpu(index, str(name), int(memory.total), int(memory.free))
-
-
-@functools.cache
-def gpu_count() -> int:
-    """How many GPUs there are; asked of the driver once."""
-    return len(gpus())
 
 
 def host_memory() -> int:
@@ -80,9 +43,21 @@ def host_memory() -> int:
     return total
 
 
+def machine_memory() -> tuple[int, int]:
+    """Bytes of memory that the machine has, and that are in use by anybody."""
+    memory = psutil.virtual_memory()
+    return memory.total, memory.total - memory.available
+
+
+def processor_share() -> float:
+    """The share of the processors, 0 to 1, that was busy since this was last asked; 0 the first time."""
+    busy: float = psutil.cpu_percent(None)
+    return busy / 100
+
+
 def device_memory_used() -> int:
     """Bytes in use on all GPUs together, by anybody."""
-    return sum(gpu.total - gpu.free for gpu in gpus()) if gpu_count() else 0
+    return sum(gpu.used for gpu in gpus()) if gpu_count() else 0
 
 
 def private_memory() -> int:

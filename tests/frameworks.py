@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-
 sys.modules.setdefault("openvino_telemetry", None)  # importing OpenVINO reports to nobody from here, as in the server
 
 

@@ -18,7 +18,7 @@ def machine(monkeypatch):
 
     def make(*gpus):
         monkeypatch.setattr(devices, "host_memory", lambda: 1000)
-        found = tuple(Gpu(index, "GPU", total, total) for index, total in enumerate(gpus))
+        found = tuple(Gpu(index, "GPU", f"GPU-{index}", total, total) for index, total in enumerate(gpus))
         monkeypatch.setattr(devices, "gpus", lambda: found)
 
     return make

@@ -2,11 +2,15 @@
 
 import json
 import math
+import sys
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from container.settings import Mode
+from model_handlers import devices
+from tests.fake_nvml import FakeGpu, FakeNvml
 
 
 @pytest.fixture
@@ -170,3 +174,32 @@ def test_names_that_nobody_has_do_not_grow_the_metrics(own):
 def test_other_methods_are_a_405(own):
     """A scrape is a GET."""
     assert own.http("POST", "/metrics").status == 405
+
+
+def test_the_machine_shows_its_processors_and_memory(own):
+    """Under Triton's names; where there is no GPU there are no GPU metrics."""
+    samples = scrape(own)[1]
+
+    assert of(samples, "nv_cpu_memory_total_bytes") == psutil.virtual_memory().total
+    assert 0 < of(samples, "nv_cpu_memory_used_bytes") < of(samples, "nv_cpu_memory_total_bytes")
+    assert 0 <= of(samples, "nv_cpu_utilization") <= 1
+    assert {uuid for name, *labels in samples if name.startswith("nv_gpu") for _, uuid in labels} == {
+        gpu.uuid for gpu in devices.gpus()
+    }
+
+
+def test_gpus_show_memory_load_and_power(own, monkeypatch):
+    """One sample a GPU under Triton's names and label; what a driver does not say is left out. NVML is a stand-in."""
+    gpus = [FakeGpu("GPU-1", 80_000, 20_000), FakeGpu("GPU-2", silent=True)]
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(gpus))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    families, samples = scrape(own)
+
+    assert of(samples, "nv_gpu_memory_total_bytes", gpu_uuid="GPU-1") == 80_000
+    assert of(samples, "nv_gpu_memory_used_bytes", gpu_uuid="GPU-1") == 20_000
+    assert of(samples, "nv_gpu_utilization", gpu_uuid="GPU-1") == 0.25
+    assert of(samples, "nv_gpu_power_usage", gpu_uuid="GPU-1") == 60.5
+    assert of(samples, "nv_gpu_power_limit", gpu_uuid="GPU-1") == 700
+    assert of(samples, "nv_energy_consumption", gpu_uuid="GPU-1") == 123
+    assert [sample.labels for sample in families["nv_gpu_power_usage"].samples] == [{"gpu_uuid": "GPU-1"}]
+    assert len(families["nv_gpu_memory_used_bytes"].samples) == 2

@@ -1,0 +1,185 @@
+"""GPUs as the driver lists them and as CUDA numbers them: memory, load and power, by NVML. pynvml lives here alone.
+
+NVML shows every GPU of the machine; CUDA shows a process those that CUDA_VISIBLE_DEVICES leaves, numbered anew. Models
+are placed by CUDA's numbers, so this is where the two are brought together (`visible`, which is PURE). A GPU that is
+cut into MIG devices stands for the first of them, as with CUDA, which never shows a process more than one. Asking on a
+machine without a GPU, or without a driver, is not an error: there are none.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+# CUDA would number the fastest first. Set before anything of CUDA is loaded, for child processes too.
+_ORDER = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+_PREFIXES = ("GPU-", "MIG-")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, or MIG device, that this process may use; bytes of memory.
+
+    Attributes:
+        index: CUDA's number for it.
+        uuid: its name for everybody, `GPU-…` or `MIG-…`.
+    """
+
+    index: int
+    name: str
+    uuid: str
+    total: int
+    free: int
+
+    @property
+    def used(self) -> int:
+        """By anybody."""
+        return self.total - self.free
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a GPU is doing. None where its driver does not say: MIG devices have no power of their own.
+
+    Attributes:
+        uuid: the GPU's.
+        total, used: bytes of memory.
+        utilization: the share of the last moment in which it computed, 0 to 1.
+        power, power_limit: watts.
+        energy: joules since the driver was loaded.
+    """
+
+    uuid: str
+    total: int
+    used: int
+    utilization: float | None
+    power: float | None
+    power_limit: float | None
+    energy: float | None
+
+
+def visible(uuids: Sequence[str], wanted: str | None) -> list[str]:
+    """Which of the machine's GPUs CUDA shows, in its order.
+
+    Args:
+        uuids: of all GPUs, in the order of the bus.
+        wanted: CUDA_VISIBLE_DEVICES, None where it is not set.
+
+    Returns:
+        UUIDs: of GPUs of the machine, and of MIG devices, which are named in full. As with CUDA the first entry that
+        means no GPU hides those behind it, and one that comes twice hides all.
+    """
+    if wanted is None:
+        return list(uuids)
+    shown: list[str] = []
+    for entry in (text.strip() for text in wanted.split(",")):
+        if entry.startswith("MIG-"):
+            found = [entry]
+        elif entry.startswith(_PREFIXES):
+            found = [uuid for uuid in uuids if uuid.startswith(entry)]
+        else:
+            found = [uuids[int(entry)]] if entry.isdecimal() and int(entry) < len(uuids) else []
+        if len(found) != 1:
+            break
+        if found[0] in shown:
+            return []
+        shown += found
+    return shown
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs that this process may use, () where there is none."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return ()
+        found = []
+        for index, (uuid, handle) in enumerate(_handles(nvml)):
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            name = _text(nvml.nvmlDeviceGetName(handle))
+            found.append(Gpu(index, name, uuid, int(memory.total), int(memory.free)))
+        return tuple(found)
+
+
+def readings() -> tuple[Reading, ...]:
+    """What each of them is doing. Takes milliseconds, so never on the event loop."""
+    with _nvml() as nvml:
+        return () if nvml is None else tuple(_reading(nvml, uuid, handle) for uuid, handle in _handles(nvml))
+
+
+def _reading(nvml: Any, uuid: str, handle: Any) -> Reading:
+    def asked(ask: Callable[[Any], Any], unit: float) -> float | None:
+        try:
+            return float(ask(handle)) / unit
+        except nvml.NVMLError:
+            return None
+
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    return Reading(
+        uuid,
+        int(memory.total),
+        int(memory.total) - int(memory.free),
+        asked(lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu, 100),
+        asked(nvml.nvmlDeviceGetPowerUsage, 1000),
+        asked(nvml.nvmlDeviceGetEnforcedPowerLimit, 1000),
+        asked(nvml.nvmlDeviceGetTotalEnergyConsumption, 1000),
+    )
+
+
+def _handles(nvml: Any) -> list[tuple[str, Any]]:
+    """UUID and handle of each GPU that CUDA shows."""
+    os.environ.setdefault(*_ORDER)
+    present = {}
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        present[_text(nvml.nvmlDeviceGetUUID(handle))] = handle
+    found = []
+    for uuid in visible(list(present), os.environ.get(VARIABLE)):  # the driver's variable, which CUDA reads as well
+        try:
+            handle = _mig_device(nvml, present[uuid]) if uuid in present else nvml.nvmlDeviceGetHandleByUUID(uuid)
+            found.append((_text(nvml.nvmlDeviceGetUUID(handle)), handle))
+        except nvml.NVMLError:  # a MIG device of another machine, or a GPU that was cut up and has no parts yet
+            break
+    return found
+
+
+def _mig_device(nvml: Any, handle: Any) -> Any:
+    """The GPU itself, or its first MIG device if it is cut into such."""
+    try:
+        cut = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+    except nvml.NVMLError:  # most GPUs can't be
+        return handle
+    return nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0) if cut else handle
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    """NVML while it is needed; None where there is no driver."""
+    import pynvml  # noqa: PLC0415 - dlopens the driver's library; a CPU machine should not pay for it at start
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: Any) -> str:
+    """Older bindings return bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+@functools.cache
+def gpu_count() -> int:
+    """How many GPUs there are; asked of the driver once."""
+    return len(gpus())

@@ -1,0 +1,89 @@
+"""NVML without a driver: what `pynvml` offers of it, over GPUs that a test describes.
+
+Stands in where nothing real can run: the machines that the tests run on have no GPU.
+"""
+
+# ruff: noqa: D102, ARG002 - the methods are NVML's
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+
+
+@dataclass
+class FakeGpu:
+    """One GPU, or a MIG device of one; `silent` ones know no load, power or energy."""
+
+    uuid: str
+    total: int = 1000
+    used: int = 100
+    silent: bool = False
+    parts: tuple[FakeGpu, ...] = ()
+
+
+@dataclass
+class FakeNvml:
+    """Installed as `pynvml`."""
+
+    listed: list[FakeGpu] = field(default_factory=list)
+    NVMLError: type[Exception] = pynvml.NVMLError
+    NVML_DEVICE_MIG_ENABLE: int = pynvml.NVML_DEVICE_MIG_ENABLE
+    open: int = 0
+
+    def nvmlInit(self) -> None:
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.listed)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
+        return self.listed[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
+        for gpu in self.listed:
+            for found in (gpu, *gpu.parts):
+                if found.uuid == uuid:
+                    return found
+        raise self.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
+        return gpu.uuid
+
+    def nvmlDeviceGetName(self, gpu: FakeGpu) -> bytes:
+        return b"Fake"
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> Any:
+        return SimpleNamespace(total=gpu.total, used=gpu.used, free=gpu.total - gpu.used)
+
+    def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:
+        self._speak(gpu)
+        return [int(bool(gpu.parts))] * 2
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, index: int) -> FakeGpu:
+        return gpu.parts[index]
+
+    def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> Any:
+        self._speak(gpu)
+        return SimpleNamespace(gpu=25, memory=50)
+
+    def nvmlDeviceGetPowerUsage(self, gpu: FakeGpu) -> int:
+        self._speak(gpu)
+        return 60_500
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, gpu: FakeGpu) -> int:
+        self._speak(gpu)
+        return 700_000
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu) -> int:
+        self._speak(gpu)
+        return 123_000
+
+    def _speak(self, gpu: FakeGpu) -> None:
+        if gpu.silent:
+            raise self.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)

@@ -1,0 +1,104 @@
+"""Which GPUs there are and what they do. No GPU is here: but for one test, NVML is a stand-in."""
+
+import sys
+
+import pytest
+
+from model_handlers import devices, gpus
+from tests.fake_nvml import FakeGpu, FakeNvml
+
+A, B, C = "GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"
+MIG = "MIG-1234-5678"
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Sets the machine's GPUs, and CUDA_VISIBLE_DEVICES."""
+
+    def machine(*listed, shown=None):
+        fake = FakeNvml(list(listed))
+        monkeypatch.setitem(sys.modules, "pynvml", fake)
+        monkeypatch.delenv(gpus.VARIABLE, raising=False)
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        if shown is not None:
+            monkeypatch.setenv(gpus.VARIABLE, shown)
+        return fake
+
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (None, [A, B, C]),
+        ("", []),
+        ("0", [A]),
+        ("2,0", [C, A]),
+        (" 1 , 2 ", [B, C]),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("0,7,1", [A]),
+        ("1,nonsense,2", [B]),
+        ("0,0", []),
+        (C, [C]),
+        ("GPU-c,GPU-aab", [C, B]),
+        ("GPU-aa", []),
+        ("GPU-x,0", []),
+        (MIG, [MIG]),
+        ("MIG-GPU-aaaa/3/0", ["MIG-GPU-aaaa/3/0"]),
+    ],
+)
+def test_cuda_shows_what_its_variable_names(wanted, expected):
+    """Numbers, UUIDs and what they begin with, MIG devices; the first that means none ends the list, twice is none."""
+    assert gpus.visible([A, B, C], wanted) == expected
+
+
+def test_gpus_are_numbered_as_cuda_numbers_them(machine):
+    """Of three GPUs CUDA_VISIBLE_DEVICES shows two, in its own order; each has its memory and its name."""
+    fake = machine(FakeGpu(A), FakeGpu(B, 2000, 500), FakeGpu(C, 3000, 0), shown="2,1")
+
+    assert gpus.gpus() == (gpus.Gpu(0, "Fake", C, 3000, 3000), gpus.Gpu(1, "Fake", B, 2000, 1500))
+    assert gpus.gpus()[1].used == 500
+    assert fake.open == 0  # and NVML is left as it was found
+
+
+def test_a_gpu_in_parts_stands_for_the_first(machine):
+    """A GPU that is cut into MIG devices is one of them, by its UUID, with its memory."""
+    parts = (FakeGpu(MIG, 400, 40), FakeGpu("MIG-other", 400, 0))
+    machine(FakeGpu(A, parts=parts), FakeGpu(B, silent=True))
+
+    assert [(gpu.uuid, gpu.total) for gpu in gpus.gpus()] == [(MIG, 400), (B, 1000)]
+
+
+def test_a_mig_device_is_found_by_its_name(machine):
+    """CUDA_VISIBLE_DEVICES may name a part; one that is not there is no GPU, and no error."""
+    parts = (FakeGpu("MIG-other", 400, 0), FakeGpu(MIG, 400, 40))
+    machine(FakeGpu(A, parts=parts), shown=MIG)
+
+    assert gpus.gpus() == (gpus.Gpu(0, "Fake", MIG, 400, 360),)
+    machine(FakeGpu(A, parts=parts), shown="MIG-elsewhere")
+    assert gpus.gpus() == ()
+
+
+def test_what_gpus_do_is_read(machine):
+    """Memory in bytes, load as a share, power in watts, energy in joules; what a driver does not say is None."""
+    machine(FakeGpu(A), FakeGpu(B, silent=True))
+
+    assert gpus.readings() == (
+        gpus.Reading(A, 1000, 100, 0.25, 60.5, 700.0, 123.0),
+        gpus.Reading(B, 1000, 100, None, None, None, None),
+    )
+
+
+def test_memory_in_use_is_that_of_the_gpus_that_are_shown(machine, monkeypatch):
+    """What others do on GPUs that this process may not use is none of its models' business."""
+    machine(FakeGpu(A, used=1), FakeGpu(B, used=20), FakeGpu(C, used=300), shown="0,1")
+    monkeypatch.setattr(devices, "gpu_count", lambda: 2)
+
+    assert devices.device_memory_used() == 21
+
+
+@pytest.mark.skipif(bool(gpus.gpus()), reason="this machine has a GPU")
+def test_a_machine_without_a_gpu_has_no_readings():
+    """No driver is not an error: by the real NVML."""
+    assert gpus.readings() == ()
