@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from container.logs import configure
 from container.settings import Mode, Settings, choose_single_model, settings_table
 from container.settings.table import MME_VARIABLES
-from container.settings.values import boolean, directories, names
+from container.settings.values import boolean, directories, names, resource_limits
 from container.ship.flags import COMMANDS
 from model_handlers.errors import Kind, MmeError
 
@@ -208,7 +208,7 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
         if row.parse is boolean:
             parser.add_argument(row.flag, dest=row.field, action="store_const", const="true", help=text)
             continue
-        action = "append" if row.parse in {names, directories} else "store"
+        action = "append" if row.parse in {names, directories, resource_limits} else "store"
         metavar = row.flag.rpartition("-")[2].upper()
         parser.add_argument(row.flag, dest=row.field, action=action, metavar=metavar, help=text)
     _add_debug(parser)

@@ -16,7 +16,7 @@ from container.dashboard.document import Documents
 from container.dashboard.watcher import Watcher
 from container.emf import EmfReporter
 from container.infer_routes import InferRoutes
-from container.settings import ALL_MODELS, Mode, PingMode, Settings, choose_single_model
+from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.segments import SIZES
 from serve.control import Control
@@ -158,6 +158,9 @@ def engine_options(settings: Settings) -> EngineOptions:
         require_gpu=settings.require_gpu,
         weights=settings.weights,
         response_cache_bytes=settings.response_cache_bytes,
+        resources={limit.pool: limit.count for limit in settings.rate_limit_resources}
+        if settings.rate_limit is RateLimit.EXECUTION_COUNT
+        else None,
     )
 
 

@@ -121,13 +121,34 @@ class InstanceKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Resource:
+    """What each execution of an instance takes of something that instances share.
+
+    Attributes:
+        name: of what; count: how much of it.
+        is_global: whether it is the server's, and not each device's.
+    """
+
+    name: str
+    count: int
+    is_global: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """`count` execution lanes of a model on one kind of device (per GPU, where it names several)."""
+    """`count` execution lanes of a model on one kind of device (per GPU, where it names several).
+
+    Attributes:
+        resources: what each execution waits for, where rate limiting is on.
+        priority: who waits for them gets fewer turns, the larger it is.
+    """
 
     name: str
     kind: InstanceKind = InstanceKind.AUTO
     count: int = 1
     gpus: tuple[int, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    priority: int = 1
 
 
 class BatchInputKind(Enum):

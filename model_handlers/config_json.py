@@ -165,11 +165,19 @@ def _instance_group(group: InstanceGroup) -> Json:
         "kind": f"KIND_{group.kind.name}",
         "count": group.count,
         "gpus": list(group.gpus),
+        **_rate_limiter(group),
         "secondary_devices": [],
         "profile": [],
         "passive": False,
         "host_policy": "",
     }
+
+
+def _rate_limiter(group: InstanceGroup) -> Json:
+    if not group.resources and group.priority == 1:
+        return {}
+    resources = [{"name": needed.name, "global": needed.is_global, "count": needed.count} for needed in group.resources]
+    return {"rate_limiter": {"resources": resources, "priority": group.priority}}
 
 
 def _batch_input(given: BatchInput) -> Json:

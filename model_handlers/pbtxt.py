@@ -18,6 +18,7 @@ from model_handlers.config import (
     InstanceGroup,
     InstanceKind,
     ModelConfig,
+    Resource,
     VersionPolicy,
 )
 from model_handlers.config_checks import normalise
@@ -112,6 +113,7 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
                 kind=pb.ModelInstanceGroup.Kind.Value(f"KIND_{group.kind.name}"),
                 count=group.count,
                 gpus=group.gpus,
+                rate_limiter=_rate_limiter_message(group),
             )
             for group in config.instance_groups
         ],
@@ -238,7 +240,21 @@ def _version_policy_message(policy: VersionPolicy) -> pb.ModelVersionPolicy:
 
 def _instance_group(group: pb.ModelInstanceGroup) -> InstanceGroup:
     # 0 is how the message says that no count is given; a negative one is left for the checks to refuse.
-    return InstanceGroup(group.name, InstanceKind(group.kind), group.count or 1, tuple(group.gpus))
+    limiter = group.rate_limiter
+    resources = tuple(Resource(needed.name, needed.count, getattr(needed, "global")) for needed in limiter.resources)
+    return InstanceGroup(
+        group.name, InstanceKind(group.kind), group.count or 1, tuple(group.gpus), resources, limiter.priority or 1
+    )
+
+
+def _rate_limiter_message(group: InstanceGroup) -> pb.ModelRateLimiter | None:
+    if not group.resources and group.priority == 1:
+        return None
+    message = pb.ModelRateLimiter(priority=group.priority)
+    for needed in group.resources:
+        resource = message.resources.add(name=needed.name, count=needed.count)
+        setattr(resource, "global", needed.is_global)
+    return message
 
 
 def _step(step: pb.ModelEnsembling.Step) -> EnsembleStep:

@@ -52,7 +52,6 @@ _HONOURED = Rule(Fate.HONOURED)
 _SPEED = _harmless("it changes speed, never results")
 _TENSORRT = _refused("only TensorRT engines have it")
 _ACCELERATOR = _refused("execution providers are chosen by the device alone")
-_RATE_LIMITER = _refused("instances execute as soon as they are free")
 
 RULES: Mapping[str, Mapping[str, Rule]] = {
     "ModelConfig": {
@@ -210,7 +209,8 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "passive": _refused("every instance takes requests"),
         "host_policy": _harmless("threads and memory are the operating system's to place"),
     },
-    "ModelRateLimiter": {"resources": _RATE_LIMITER, "priority": _RATE_LIMITER},
+    "ModelRateLimiter": {"resources": _HONOURED, "priority": _HONOURED},
+    "ModelRateLimiter.Resource": {"name": _HONOURED, "global": _HONOURED, "count": _HONOURED},
     "ModelWarmup": {"name": _HONOURED, "batch_size": _HONOURED, "count": _HONOURED, "inputs": _HONOURED},
     "ModelWarmup.Input": {
         "data_type": _HONOURED,

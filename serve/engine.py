@@ -32,6 +32,7 @@ from serve.footprints import Footprints
 from serve.index import index_rows
 from serve.journal import Journal
 from serve.lifecycle import State
+from serve.limited_lanes import Limits
 from serve.model_cache import ModelCache
 from serve.outside import EngineOutside
 from serve.override import Overrides
@@ -118,6 +119,7 @@ class Engine:
             store=self._store,
             weights=options.weights,
             responses=self.responses,
+            limits=Limits(loop, options.resources),
             started=self._begins_to_serve,
         )
         self.cache: ModelCache[PreparedTarget, Target] = ModelCache(

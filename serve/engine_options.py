@@ -41,6 +41,7 @@ class EngineOptions:
         inline_ns: executions expected to take at most this long run on the event loop.
         require_gpu: whether KIND_GPU without a GPU is an error.
         weights: how models hold their weights whose configuration does not say.
+        resources: (name in lower case, device) → what there is of it, see `RateLimiter`; None for no rate limiting.
         response_cache_bytes: what the responses kept for models that ask for it may take together; 0 keeps none.
     """
 
@@ -64,4 +65,5 @@ class EngineOptions:
     inline_ns: int = 200_000
     require_gpu: bool = False
     weights: Weights = Weights.AUTO
+    resources: Mapping[tuple[str, str], int] | None = None
     response_cache_bytes: int = 64 << 20

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import Array
     from serve.instance import Batch
+    from serve.limited_lanes import LimitedLanes
     from serve.open_request import OpenRequest
     from serve.request import InferenceRequest
     from serve.rescue import RescueRequest
@@ -71,6 +72,7 @@ class Model:
         rescue: asked on the loop about a request that ran out of memory; True takes it back. See `Rescue`.
         responses: where responses are kept, if the configuration asks for that; None for nowhere.
         initial_states: state input → what a sequence begins with, for a model that has states.
+        limits: its lanes, where they share resources with others; None where each executes as soon as it is free.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Model:
         rescue: RescueRequest | None = None,
         responses: ResponseCache[InferenceResponse] | None = None,
         initial_states: Mapping[str, Array] | None = None,
+        limits: LimitedLanes | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -99,7 +102,10 @@ class Model:
             Instance(lane, handler, signature, self._pull, self._report, self._posts.post, number)
             for number, (lane, handler) in enumerate(handlers)
         ]
-        self._idle = list(range(len(self._lanes)))
+        self._limits = limits
+        self._idle = list(range(len(self._lanes))) if limits is None else []
+        if limits is not None:
+            limits.wake = self._ask_for_dispatch
         self._remote = RemoteLanes([lane for lane in self._lanes if lane.handler.patience], loop, self._received)
         self._executed: list[Execution] = []
         self._queue: Queue[InferenceRequest] = queue_for(name, self.config, len(self._lanes))
@@ -185,6 +191,32 @@ class Model:
     def _dispatch(self) -> None:
         """Give a batch to every idle lane while there are both, then answer those that are done. On the loop."""
         self._dispatch_asked = False
+        wake_at = self._give_out() if self._limits is None else self._give_out_in_turn(self._limits)
+        wake_at = wake_at or self._queue.next_deadline()
+        if wake_at or self._timer is not None:
+            self._set_timer(wake_at)
+        executed, self._executed = self._executed, []
+        for execution in executed:
+            self._hand_over(execution)
+
+    def _give_out_in_turn(self, limits: LimitedLanes) -> int:
+        """Give a batch to every free lane whose turn it is; others are told when it is theirs."""
+        wake_at = 0
+        for number in limits.free():
+            if not len(self._queue):
+                break
+            if limits.take(number):
+                self._idle.append(number)
+                wake_at = self._give_out()
+                if number in self._idle:
+                    self._idle.remove(number)
+                    limits.give_back(number)
+        if not len(self._queue):
+            limits.rest()
+        return wake_at
+
+    def _give_out(self) -> int:
+        """Give a batch to every idle lane while there are both; when to ask again."""
         wake_at = 0
         while len(self._queue):
             with self._lock:
@@ -202,12 +234,7 @@ class Model:
                 self._start(self._lanes[take.lane], take.batch)
             elif not take.cancelled:
                 break
-        wake_at = wake_at or self._queue.next_deadline()
-        if wake_at or self._timer is not None:
-            self._set_timer(wake_at)
-        executed, self._executed = self._executed, []
-        for execution in executed:
-            self._hand_over(execution)
+        return wake_at
 
     def _start(self, lane: Instance, batch: Batch) -> None:
         cost_class = input_class(batch)
@@ -223,7 +250,11 @@ class Model:
         """A lane has nothing to do until it is given a batch."""
         with self._lock:
             self._queue.returned(lane.number, _now())
-            self._idle.append(lane.number)
+            if self._limits is None:
+                self._idle.append(lane.number)
+        if self._limits is not None:
+            self._limits.done(lane.number, again=len(self._queue) > 0)
+            self._ask_for_dispatch()
 
     def _received(self, lane: Instance, execution: Execution) -> None:
         """A process has answered. On the loop, which gives it its next batch before it answers this one."""
@@ -233,6 +264,9 @@ class Model:
 
     def _pull(self, lane: Instance) -> Batch:
         """The lane's next batch; [] makes it idle. On the lane's thread, which leaves dropped requests to the loop."""
+        if self._limits is not None:  # others may be in turn
+            self._loop.call_soon_threadsafe(self._rest, lane)
+            return []
         if lane.handler.patience:  # the loop sends it its next batch
             self._rest(lane)
             self._loop.call_soon_threadsafe(self._dispatch)
@@ -427,6 +461,8 @@ class Model:
             lane.stop()
         if self._cached is not None:
             self._cached.close()
+        if self._limits is not None:
+            self._limits.close()
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._remote.close)
         with ExitStack() as handlers:  # each is closed, though another raises

@@ -24,6 +24,7 @@ from serve.ensemble import EnsembleModel
 from serve.environments import Brought, look, make
 from serve.footprints import Footprints
 from serve.initial_states import initial_states
+from serve.limited_lanes import Limits
 from serve.measuring import Scales
 from serve.model import Model
 from serve.override import digest_of
@@ -221,6 +222,7 @@ class ModelLoader:
         store: keeps the forms of models that can be mapped; None for no forms at all.
         weights: how models hold their weights whose configuration does not say.
         responses: see `Model`.
+        limits: the resources that instances share.
         started: told of every target that begins to serve; on the event loop.
     """
 
@@ -239,6 +241,7 @@ class ModelLoader:
         store: WeightStore | None = None,
         weights: Weights = Weights.AUTO,
         responses: ResponseCache[InferenceResponse] | None = None,
+        limits: Limits | None = None,
         started: Callable[[Target], None] | None = None,
     ) -> None:
         self.scales = Scales()
@@ -254,6 +257,7 @@ class ModelLoader:
         self._store = store
         self._weights = weights
         self._responses = responses
+        self._limits = limits or Limits(loop, None)
         self._started = started
 
     def prepare(self, name: str, source: Source, cancelled: Callable[[], bool]) -> PreparedTarget:
@@ -463,6 +467,7 @@ class ModelLoader:
                 self._rescue,
                 self._responses,
                 initial_states(config, directory.path),
+                self._limits.lanes(directory.name, config.instance_groups, prepared.lanes),
             )
         except BaseException:
             for handler in handlers:

@@ -31,6 +31,8 @@ from container.settings.values import (
     MemoryBudget,
     Mode,
     PingMode,
+    RateLimit,
+    ResourceLimit,
     SettingsError,
     to_text,
 )
@@ -49,6 +51,7 @@ __all__ = [
     "MemoryBudget",
     "Mode",
     "PingMode",
+    "RateLimit",
     "Settings",
     "SettingsError",
     "SingleModel",
@@ -82,6 +85,8 @@ class Settings:
         min_residency: seconds after its load for which a model stays.
         require_gpu: whether KIND_GPU without a GPU refuses.
         weights: how models hold their weights whose configuration does not say.
+        rate_limit: whether instances wait for the resources that their groups name.
+        rate_limit_resources: what there is of them; () for as much as the neediest instance wants.
         response_cache_bytes: what cached responses may take, of models whose configuration asks for that; 0 for none.
         cache_dir: where archives are unpacked; environments of Python models, and weights to be mapped, are kept.
         disk_budget: what archives may take there, as the other budgets; None for as much as the file system leaves.
@@ -127,6 +132,8 @@ class Settings:
     min_residency: float = 0.0
     require_gpu: bool = False
     weights: Weights = Weights.AUTO
+    rate_limit: RateLimit = RateLimit.OFF
+    rate_limit_resources: tuple[ResourceLimit, ...] = ()
     response_cache_bytes: int = 64 << 20
     cache_dir: Path = field(default_factory=lambda: _user_cache_dir({}))
     disk_budget: MemoryBudget = None

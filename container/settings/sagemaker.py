@@ -33,6 +33,8 @@ _ARGUMENTS = {
     "--http-max-input-size": "MME_MAX_BODY",
     "--model-load-thread-count": "MME_LOAD_THREADS",
     "--exit-timeout-secs": "MME_DRAIN_SECONDS",
+    "--rate-limit": "MME_RATE_LIMIT",
+    "--rate-limit-resource": "MME_RATE_LIMIT_RESOURCE",
     "--cache-config": "MME_RESPONSE_CACHE",
     "--response-cache-byte-size": "MME_RESPONSE_CACHE",
     "--log-verbose": "SAGEMAKER_TRITON_LOG_VERBOSE",
@@ -48,6 +50,7 @@ _ARGUMENTS = {
     "--model-config-name": "MME_MODEL_CONFIG_NAME",
     "--model-namespacing": "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
 }
+_LISTS = ("MME_LOAD_MODEL", "MME_RATE_LIMIT_RESOURCE")  # what is given several times adds up
 _ADDITIONAL_ARGS = "SAGEMAKER_TRITON_ADDITIONAL_ARGS"
 _LOG_VARIABLES = tuple(f"SAGEMAKER_TRITON_LOG_{name}" for name in ("VERBOSE", "INFO", "WARNING", "ERROR"))
 _SCRIPT_MODEL = "model"  # what Amazon's containers call it
@@ -89,9 +92,9 @@ def _take_arguments(reading: Reading, words: list[tuple[str, str]]) -> None:
 
 
 def _take_argument(reading: Reading, label: str, name: str, value: str) -> None:
-    """One flag: Triton's own variables lose against it, as in Triton; ours win over it, and model lists add up."""
+    """One flag: Triton's own variables lose against it, as in Triton; ours win over it, and lists add up."""
     before = reading.given.get(name)
-    if before and name == "MME_LOAD_MODEL":
+    if before and name in _LISTS:
         reading.given[name] = Given(before.label, f"{before.text},{value}")
     elif before is None or not name.startswith("MME_"):
         reading.given[name] = Given(label, value)

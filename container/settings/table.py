@@ -141,6 +141,22 @@ MME_VARIABLES = (
         "--weights",
     ),
     Variable(
+        "MME_RATE_LIMIT",
+        "rate_limit",
+        v.enum_of(v.RateLimit),
+        "execution_count: instances wait for the resources that their rate_limiter names, and take turns by priority.",
+        "--rate-limit",
+    ),
+    Variable(
+        "MME_RATE_LIMIT_RESOURCE",
+        "rate_limit_resources",
+        v.resource_limits,
+        "What there is of a resource: NAME:COUNT on every device, NAME:COUNT:DEVICE on one (comma-separated; the flag "
+        "may be repeated).",
+        "--rate-limit-resource",
+        "as much as the neediest instance wants",
+    ),
+    Variable(
         "MME_RESPONSE_CACHE",
         "response_cache_bytes",
         v.response_cache,

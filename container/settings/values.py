@@ -80,6 +80,13 @@ class Mode(Enum):
     REPOSITORY = "repository"  # a Triton model repository on disk, loaded at start
 
 
+class RateLimit(Enum):
+    """Whether instances wait for resources before they execute."""
+
+    OFF = "off"
+    EXECUTION_COUNT = "execution_count"
+
+
 class PingMode(Enum):
     """What a 200 from /ping means."""
 
@@ -182,6 +189,36 @@ def names(text: str) -> tuple[str, ...]:
         msg = "model names between commas, none of them empty"
         raise ValueError(msg)
     return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceLimit:
+    """What there is of a resource on a device, or on every device that is not named."""
+
+    name: str
+    count: int
+    device: str = ""
+
+    @property
+    def pool(self) -> tuple[str, str]:
+        """What the engine knows it by."""
+        return self.name.lower(), self.device
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.count}" + (f":{self.device}" if self.device else "")
+
+
+def resource_limits(text: str) -> tuple[ResourceLimit, ...]:
+    """Limits between commas, each as `NAME:COUNT` or `NAME:COUNT:DEVICE`; a later one of the same resource wins."""
+    found = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"([^:\0]+):([0-9]{1,9})(?::([0-9]{1,4}))?", part.strip())
+        if match is None:
+            msg = "NAME:COUNT or NAME:COUNT:DEVICE, several of them between commas"
+            raise ValueError(msg)
+        limit = ResourceLimit(match[1], int(match[2]), match[3] or "")
+        found[limit.pool] = limit
+    return tuple(found.values())
 
 
 def directory(text: str) -> Path:

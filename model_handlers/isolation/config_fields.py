@@ -20,6 +20,7 @@ from model_handlers.config import (
     InstanceKind,
     ModelConfig,
     QueuePolicy,
+    Resource,
     TimeoutAction,
     VersionPolicy,
     WarmupData,
@@ -104,7 +105,8 @@ def _sample(plain: dict[str, Any]) -> WarmupSample:
 
 
 def _group(plain: dict[str, Any]) -> InstanceGroup:
-    return InstanceGroup(**{**_tuples(plain), "kind": InstanceKind[plain["kind"]]})
+    resources = tuple(Resource(**needed) for needed in plain["resources"])
+    return InstanceGroup(**{**_tuples(plain), "kind": InstanceKind[plain["kind"]], "resources": resources})
 
 
 def _batching(plain: dict[str, Any]) -> DynamicBatching:

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.settings import LogFormat, Mode, PingMode, Settings, SettingsError, choose_single_model, settings_table
+from container.settings import (
+    LogFormat,
+    Mode,
+    PingMode,
+    RateLimit,
+    Settings,
+    SettingsError,
+    choose_single_model,
+    settings_table,
+)
 from container.settings import values as v
 from container.settings.table import VARIABLES
 from container.targets import InferenceType
@@ -246,7 +255,10 @@ BAD_VALUES = [
     ("SAGEMAKER_TRITON_TENSORFLOW_VERSION", "3"),
     ("SAGEMAKER_TRITON_LOG_INFO", "perhaps"),
     ("SAGEMAKER_TRITON_INFERENCE_TYPE", "Generate"),
-    ("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "--rate-limit=off"),
+    ("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "--rate-limit=often"),
+    ("MME_RATE_LIMIT_RESOURCE", "R"),
+    ("MME_RATE_LIMIT_RESOURCE", "R:1:gpu"),
+    ("MME_RATE_LIMIT_RESOURCE", "R:-1"),
     ("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "--load-model 'a"),
 ]
 
@@ -448,6 +460,18 @@ def test_variables_without_effect_are_accepted_and_logged_once(name):
     (notice,) = settings.notices
     assert notice.startswith(f"{name} has no effect: ")
     assert settings == Settings()
+
+
+def test_resources_are_given_as_tritonserver_is_given_them():
+    """By name, count and device, together or one by one; the last word on a resource wins."""
+    flags = "--rate-limit=execution_count --rate-limit-resource=R1:10 --rate-limit-resource r2:5:0 --log-info=1"
+    flagged = Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": flags})
+    own = Settings.from_environ({"MME_RATE_LIMIT": "execution_count", "MME_RATE_LIMIT_RESOURCE": "r1:1,r2:5:0,R1:10"})
+
+    assert flagged.rate_limit is own.rate_limit is RateLimit.EXECUTION_COUNT
+    assert {str(limit) for limit in flagged.rate_limit_resources} == {"R1:10", "r2:5:0"}
+    assert flagged.rate_limit_resources == own.rate_limit_resources
+    assert Settings.from_environ({}).rate_limit is RateLimit.OFF
 
 
 @pytest.mark.parametrize(

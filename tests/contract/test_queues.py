@@ -59,6 +59,8 @@ batch_output { target_name: "DOUBLE" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source
 dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 600000000 }
 """
 
+LIMITED = "instance_group { count: 2 kind: KIND_CPU rate_limiter { resources { name: 'R' count: %d } priority: 2 } }"
+
 COUNTING = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -95,6 +97,8 @@ def server(tmp_path_factory):
     repository = root / "repository"
     models.lay_out(repository / "levels", models.plus(1), LEVELS)
     models.lay_out(repository / "ragged", models.ragged(), RAGGED)
+    models.lay_out(repository / "limited", models.plus(1), LIMITED % 2)
+    models.lay_out(repository / "greedy", models.plus(1), LIMITED % 3)
     lay_out_python(repository / "warm", WARM, 1)
     lay_out_python(repository / "hot", WARM, 13)
     lay_out_python(repository / "cached", CACHED, 1)
@@ -104,6 +108,8 @@ def server(tmp_path_factory):
         "MME_MODEL_REPOSITORY": str(repository),
         "MME_LOAD_MODEL": "levels,warm,cached,ragged",
         "MME_PING_MODE": "ready",
+        "MME_RATE_LIMIT": "execution_count",
+        "MME_RATE_LIMIT_RESOURCE": "r:2",
     }
     with Server(root / "server", environ) as running:
         yield running
@@ -224,3 +230,15 @@ def test_a_python_model_is_told_nothing_of_batches(server):
     answer = server.ask("POST", "/v2/repository/models/told/load")
 
     assert "config.pbtxt field 'batch_input' is not honoured" in answer.error
+
+
+def test_instances_wait_for_what_they_share(server):
+    """Two instances that need all there is answer everybody, one after the other; one that needs more is not loaded."""
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: ask(server, "limited"), range(20)))
+    greedy = server.ask("POST", "/v2/repository/models/greedy/load")
+
+    assert [models.y(answer.json) for answer in answers] == [[2, 3, 4, 5]] * 20
+    assert 'Resource count for "r" is limited to 2' in greedy.error
+    limiter = server.ask("GET", "/v2/models/limited/config").json["instance_group"][0]["rate_limiter"]
+    assert limiter == {"resources": [{"name": "R", "global": False, "count": 2}], "priority": 2}
