@@ -162,6 +162,7 @@ class Handler(ABC):
         sees_requests: whether batches come as lists of requests (`execute_requests`) instead of collated tensors
             (`execute`): models that are code of the model's author.
         placement: where instances execute when the configuration does not say.
+        preload: `module:function`, called once for all processes that execute such models: it imports the framework.
         patience: seconds that a batch sent by `send_requests` may take; 0 where batches can't be sent.
     """
 
@@ -172,6 +173,7 @@ class Handler(ABC):
     inline: ClassVar[bool] = False
     sees_requests: ClassVar[bool] = False
     placement: ClassVar[Placement] = Placement.INLINE
+    preload: ClassVar[str] = ""
     patience: float = 0.0
 
     def __init__(self, config: ModelConfig) -> None:

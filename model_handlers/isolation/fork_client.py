@@ -1,7 +1,10 @@
-"""The serving process's side of the fork server: starts it when the first child is wanted, asks it for children.
+"""The serving process's side of the fork servers: starts one when the first child is wanted, asks it for children.
 
-Any thread may ask. The fork server is executed, not forked, so threads do it no harm; it ends with the serving
+Any thread may ask. A fork server is executed, not forked, so threads do it no harm; it ends with the serving
 process, whose end of the command socket the system closes.
+
+A framework whose import takes seconds and a hundred megabytes has a fork server of its own, which has imported it:
+its children begin with it, and share its pages. What that import may do wrong is nobody else's business.
 """
 
 from __future__ import annotations
@@ -25,9 +28,14 @@ _STOP_SECONDS = 5.0
 
 
 class ForkClient:
-    """At most one fork server, for as long as this process lives."""
+    """At most one fork server, for as long as this process lives.
 
-    def __init__(self) -> None:
+    Args:
+        preload: `module:function`, called in the fork server before it forks; "" for nothing.
+    """
+
+    def __init__(self, preload: str = "") -> None:
+        self._preload = preload
         self._lock = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
         self._command: socket.socket | None = None
@@ -81,7 +89,7 @@ class ForkClient:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         program = (
             f"import sys; sys.path[:] = {sys.path!r}; "
-            f"from model_handlers.isolation.fork_server import main; main({theirs.fileno()})"
+            f"from model_handlers.isolation.fork_server import main; main({theirs.fileno()}, {self._preload!r})"
         )
         with theirs:
             try:
@@ -109,5 +117,19 @@ class ForkClient:
         self._server = None
 
 
-FORKS = ForkClient()  # one a process: what it preloads is the same for all
+FORKS = ForkClient()  # one a process, for all that need no framework
 atexit.register(FORKS.stop)
+
+
+_WITH: dict[str, ForkClient] = {}
+
+
+def forks_with(preload: str) -> ForkClient:
+    """The fork server that has called `preload`: one a process and framework."""
+    return _WITH.setdefault(preload, ForkClient(preload))
+
+
+@atexit.register
+def _stop_all() -> None:
+    for client in _WITH.values():
+        client.stop()

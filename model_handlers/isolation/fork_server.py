@@ -51,8 +51,11 @@ _SWEEP_SECONDS = 1.0
 _libc = ctypes.CDLL(None)
 
 
-def main(command_fd: int) -> NoReturn:
-    """Serve until the other end of the command socket is closed, then end every child and ourselves."""
+def main(command_fd: int, preload: str = "") -> NoReturn:
+    """Serve until the other end of the command socket is closed, then end every child and ourselves.
+
+    `preload` is `module:function`, to be called before the first fork; "" for nothing.
+    """
     _libc.prctl(_PR_SET_NAME, b"mme-forks", 0, 0, 0)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -61,6 +64,10 @@ def main(command_fd: int) -> NoReturn:
             # a handler that can't be imported says so where it is used
             with contextlib.suppress(ImportError):
                 importlib.import_module(backend.handler.partition(":")[0])
+    if preload:
+        module, _, function = preload.partition(":")
+        with contextlib.suppress(Exception):  # likewise: a child calls it too, and tells what it raises
+            getattr(importlib.import_module(module), function)()
     gc.collect()
     gc.freeze()  # a collection in a child would touch every object, and so copy every page
     server = _ForkServer(socket.socket(fileno=command_fd))

@@ -52,16 +52,25 @@ class IsolatedHandler(Handler):
         lane: the name of the lane that will execute it.
         uses_gpu: whether what the load takes on GPUs is to be measured: nobody else loads meanwhile, see serve.target.
         program: what the process executes; None for a fork, in the server's own environment.
+        preload: see `Child`.
     """
 
     backend: ClassVar[str] = ""
     default_filename: ClassVar[str] = ""
 
     def __init__(
-        self, load: Message, config: ModelConfig, lane: str, *, uses_gpu: bool, program: Program | None = None
+        self,
+        load: Message,
+        config: ModelConfig,
+        lane: str,
+        *,
+        uses_gpu: bool,
+        program: Program | None = None,
+        preload: str = "",
     ) -> None:
         self._load = load
         self._program = program
+        self._preload = preload
         self._lane = lane
         self._deadlines = Deadlines.of(config)
         self._restarts = RestartBudget()
@@ -214,7 +223,7 @@ class IsolatedHandler(Handler):
     def _begin(self) -> tuple[Child, ModelConfig]:
         """A new process with the model in it, and the configuration that it completed."""
         try:
-            child = Child(self.config.name, self._lane, self._program)
+            child = Child(self.config.name, self._lane, self._program, self._preload)
         except OSError as error:
             raise MmeError(
                 Kind.UNAVAILABLE, f"model '{self.config.name}': no process can be started for it: {error}"

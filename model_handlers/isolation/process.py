@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation.fork_client import FORKS
+from model_handlers.isolation.fork_client import FORKS, forks_with
 from model_handlers.isolation.framing import MessageReader, ProtocolError, encode_message
 from model_handlers.isolation.leash import Leash, milliseconds
 from model_handlers.isolation.oom import LEDGER
@@ -53,13 +53,14 @@ class Child:
     Args:
         model, lane: what it is for.
         program: what it executes, `exec_child` in the end; None for a fork.
+        preload: what its fork server has called before, see `forks_with`; "" for nothing.
 
     Attributes:
         alive: whether it can be called.
         descriptors: those that it is heard on.
     """
 
-    def __init__(self, model: str, lane: str, program: Program | None = None) -> None:
+    def __init__(self, model: str, lane: str, program: Program | None = None, preload: str = "") -> None:
         self._subject = f"model '{model}': the process of '{lane}'"
         self.alive = True
         self._messages = MessageReader()
@@ -75,7 +76,7 @@ class Child:
             (self._control, control), (self._events, events), (held, leash) = ends
             self._leash = Leash(held)
             fds = [control.fileno(), events.fileno(), leash.fileno(), *self._output.writers]
-            FORKS.fork(lane, fds, program)
+            (forks_with(preload) if preload else FORKS).fork(lane, fds, program)
             self._output.start()
             undo.pop_all()
         self.descriptors = (self._control.fileno(), self._leash.fileno())

@@ -64,7 +64,14 @@ class IsolatedRequestsHandler(IsolatedHandler):
     sees_requests: ClassVar[bool] = True
 
     def __init__(
-        self, load: Message, config: ModelConfig, lane: str, *, uses_gpu: bool, program: Program | None = None
+        self,
+        load: Message,
+        config: ModelConfig,
+        lane: str,
+        *,
+        uses_gpu: bool,
+        program: Program | None = None,
+        preload: str = "",
     ) -> None:
         self._open: dict[int, ModelRequest] = {}  # single operations of a dict need no lock
         self._hears = False
@@ -73,7 +80,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._questions: Questions
         self._sent: _Sent | None = None
         self._counted: Counted
-        super().__init__(load, config, lane, uses_gpu=uses_gpu, program=program)
+        super().__init__(load, config, lane, uses_gpu=uses_gpu, program=program, preload=preload)
         self.patience = self._deadlines.execution
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:

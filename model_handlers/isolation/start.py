@@ -47,4 +47,5 @@ def start_isolated(
     if environment is not None:
         program = environment.program("-I", str(_EXEC_CHILD), lane, platform.python_version(), speaks=True)
     isolated = IsolatedRequestsHandler if handler_class.sees_requests else IsolatedHandler
-    return isolated(load, config, lane, uses_gpu=device.kind == "gpu", program=program)
+    preload = "" if program is not None else handler_class.preload
+    return isolated(load, config, lane, uses_gpu=device.kind == "gpu", program=program, preload=preload)
