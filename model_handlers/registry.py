@@ -65,8 +65,8 @@ BACKENDS = (
     Backend("tensorrt", ("tensorrt_plan",), "model.plan"),
     Backend("onnxruntime", ("onnxruntime_onnx",), "model.onnx", "model_handlers.onnx:OnnxHandler"),
     Backend("openvino", (), "model.xml", "model_handlers.openvino:OpenvinoHandler"),
-    Backend("pytorch", ("pytorch_libtorch", "libtorch"), "model.pt"),
-    Backend("pytorch", ("torch_aoti",), "model.pt2"),
+    Backend("pytorch", ("pytorch_libtorch", "libtorch"), "model.pt", "model_handlers.pytorch:TorchHandler"),
+    Backend("pytorch", ("torch_aoti",), "model.pt2", "model_handlers.pytorch:Pt2Handler"),
     Backend("python", (), "model.py", "model_handlers.python.handler:PythonHandler"),
     Backend("sagemaker", (), "code/inference.py", "model_handlers.python.script.handler:ScriptHandler", detect=False),
     Backend(
@@ -102,6 +102,12 @@ def find_backend(name: str, platform: str, model: str) -> Backend:
         f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration. "
         f"Model '{model}': the backends served here are {', '.join(served_backends())}."
     )
+
+
+def told_by_file(backend: Backend, version_directory: Path) -> Backend:
+    """Of the rows of one backend the one whose model file is there; `backend` itself where none is, or several are."""
+    rows = [b for b in BACKENDS if b.name == backend.name and (version_directory / b.filename).exists()]
+    return rows[0] if len(rows) == 1 else backend
 
 
 def handler_for(backend: Backend, model: str) -> type[Handler]:

@@ -19,7 +19,7 @@ from model_handlers.disk import disk_errors
 from model_handlers.ensemble_checks import PLATFORM
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.pbtxt import parse_config
-from model_handlers.registry import Backend, detect_backend, find_backend
+from model_handlers.registry import Backend, detect_backend, find_backend, told_by_file
 from serve.disk import directory_size
 from serve.scripts import DEFAULT_SCRIPTS, Scripts
 
@@ -247,7 +247,9 @@ def _read_config(path: Path, name: str, scripts: Scripts, *, strict_name: bool) 
 def _backend(path: Path, config: ModelConfig, available: dict[int, Path], scripts: Scripts) -> Backend:
     """The backend that the configuration names, or that the first version's file or an inference script gives away."""
     if config.backend or config.platform:
-        return find_backend(config.backend, config.platform, config.name)
+        named = find_backend(config.backend, config.platform, config.name)
+        alone = not (config.platform or config.default_model_filename)
+        return told_by_file(named, next(iter(available.values()))) if alone and available else named
     for directory in list(available.values())[:1]:  # Triton, too, looks at the first one alone
         detected = detect_backend(directory)
         if detected is not None:

@@ -7,7 +7,7 @@ import pytest
 
 from model_handlers.base import Handler
 from model_handlers.errors import Kind, MmeError
-from model_handlers.registry import BACKENDS, detect_backend, find_backend, handler_for, served_backends
+from model_handlers.registry import BACKENDS, detect_backend, find_backend, handler_for, served_backends, told_by_file
 
 SERVED = [backend for backend in BACKENDS if backend.handler]
 
@@ -137,3 +137,15 @@ def test_the_file_of_trees_depends_on_their_kind(tmp_path, files, parameters, ex
         (tmp_path / name).write_bytes(b"")
 
     assert find_backend("fil", "", "m").filename_in(tmp_path, parameters) == expected
+
+
+def test_the_file_tells_between_the_formats_of_a_backend(tmp_path):
+    """A configuration that names the backend alone leaves it to the file which format is meant, if that is clear."""
+    pytorch = find_backend("pytorch", "", "bert")
+    assert told_by_file(pytorch, tmp_path) is pytorch
+
+    (tmp_path / "model.pt2").write_bytes(b"")
+    assert told_by_file(pytorch, tmp_path).filename == "model.pt2"
+
+    (tmp_path / "model.pt").write_bytes(b"")
+    assert told_by_file(pytorch, tmp_path) is pytorch

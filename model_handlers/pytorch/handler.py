@@ -1,0 +1,128 @@
+"""PyTorch models: TorchScript, exported programs and AOTInductor packages, on CPU or GPU.
+
+PyTorch holds the GIL while it loads, and programs of torch.export hold it between their operators, so each instance
+has a process of its own, forked from one that has imported PyTorch. With `MME_PLACEMENT: inline` all instances on a
+device share one model in the serving process, and all such models of a GPU one CUDA context; another model's load then
+halts every model for its time.
+
+Called by load threads (`autocomplete`, `load`, `close`) and by whoever executes (`execute`).
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from model_handlers.base import Handler, Placement
+from model_handlers.errors import Kind, MmeError
+from model_handlers.pytorch.archive import recognise
+from model_handlers.pytorch.options import Options, set_up_process
+from model_handlers.pytorch.programs import load_program
+from model_handlers.pytorch.runtime import PRELOAD, pytorch, translated
+from model_handlers.pytorch.signature import arguments, completed, places
+from model_handlers.pytorch.tensors import from_result, to_strings, to_tensor
+from model_handlers.tensor import BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from model_handlers.base import Device
+    from model_handlers.config import ModelConfig
+    from model_handlers.pytorch.programs import Program
+    from model_handlers.tensor import Array
+
+
+class TorchHandler(Handler):
+    """One PyTorch model on one device."""
+
+    backend: ClassVar[str] = "pytorch"
+    platform: ClassVar[str] = "pytorch_libtorch"
+    default_filename: ClassVar[str] = "model.pt"
+    placement: ClassVar[Placement] = Placement.PROCESS
+    preload: ClassVar[str] = PRELOAD
+
+    def __init__(self, program: Program, config: ModelConfig, device: Any, options: Options) -> None:
+        super().__init__(completed(config, program))
+        self._program: Program | None = program
+        self._device = device
+        self._options = options
+        self._inputs = arguments(self.config, program)
+        self._outputs = {spec.name: spec for spec in self.config.outputs}
+        self._places = places(self.config, program)
+
+    @classmethod
+    def gpu_capable(cls) -> bool:
+        """Whether PyTorch was built for CUDA."""
+        return bool(pytorch().backends.cuda.is_built())
+
+    @classmethod
+    def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
+        """Inputs and outputs of an exported program; TorchScript and packages keep no types."""
+        return completed(config, load_program(model_file, recognise(model_file, config.name), None, config.name))
+
+    @classmethod
+    def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> TorchHandler:  # noqa: ARG003 - its process is its own
+        """Load the file; parameters are named as Triton's PyTorch backend names them."""
+        form = recognise(model_file, config.name)
+        torch = pytorch()
+        options = Options.of(config)
+        set_up_process(torch, config, model_file)
+        on = torch.device("cuda", device.index) if device.kind == "gpu" else None
+        return cls(load_program(model_file, form, on, config.name), config, on, options)
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Call the model once."""
+        torch, model = pytorch(), self.config.name
+        program = self._program
+        assert program is not None  # noqa: S101 - it is not closed
+        values = {
+            argument: to_strings(inputs[spec.name], spec, model)
+            if spec.data_type is BYTES
+            else to_tensor(torch, inputs[spec.name], spec, self._device)
+            for spec, argument in self._inputs
+            if spec.name in inputs
+        }
+        try:
+            with self._options.around(torch):
+                result = program.call(values)
+                return self._taken(torch, result, inputs, outputs)
+        except MmeError:
+            raise
+        except Exception as error:  # PyTorch raises RuntimeError, its guards AssertionError, TorchScript what it likes
+            raise translated(error, model, loading=False) from error
+        finally:
+            if self._options.clean and self._device is not None:
+                torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        """Drop the model, and have the device's memory given back that its allocator keeps."""
+        is_graph = self._program is not None and self._program.tensors is not None
+        self._program = None
+        if is_graph:
+            gc.collect()  # exported programs are full of circles
+        if self._device is not None:
+            pytorch().cuda.empty_cache()
+
+    def _taken(self, torch: Any, result: Any, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """The outputs asked for, out of what the model returned."""
+        rows = next((len(array) for array in inputs.values()), None) if self.config.max_batch_size > 0 else None
+        named = dict(enumerate(result)) if isinstance(result, list) else result
+        arrays = []
+        for name in outputs:
+            place = self._places[name] if isinstance(result, list) else name
+            if place not in named:
+                raise MmeError(
+                    Kind.EXECUTION_FAILED,
+                    f"model '{self.config.name}' returned {len(named)} results ({', '.join(map(str, named))}), none of "
+                    f"which is output '{name}'",
+                )
+            arrays.append(from_result(torch, named[place], self._outputs[name], rows, self.config.name))
+        return arrays
+
+
+class Pt2Handler(TorchHandler):
+    """The same, from the file that torch.export and AOTInductor write; what it is the file itself tells."""
+
+    platform: ClassVar[str] = "torch_aoti"
+    default_filename: ClassVar[str] = "model.pt2"

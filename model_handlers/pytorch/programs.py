@@ -1,0 +1,217 @@
+"""Loaded models of PyTorch's three formats, behind one face: what they take and give, and how they are called.
+
+Loaded on load threads, called on the threads that execute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.pytorch.archive import Format
+from model_handlers.pytorch.names import Slot
+from model_handlers.pytorch.runtime import never_unpickling, pytorch, translated
+from model_handlers.pytorch.tensors import data_type
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from model_handlers.completion import GraphTensor
+
+
+class Program(Protocol):
+    """A loaded model.
+
+    Attributes:
+        arguments: what it takes; None for a dictionary that takes whatever the configuration declares.
+        results: what it gives; None where only an execution tells.
+        tensors: the types and shapes of both, where the file tells them.
+    """
+
+    arguments: Sequence[Slot] | None
+    results: Sequence[Slot] | None
+    tensors: tuple[list[GraphTensor], list[GraphTensor]] | None
+
+    def call(self, values: dict[str, Any]) -> list[Any] | dict[str, Any]:
+        """Execute it on tensors and lists of strings by argument: its results in order, or by name."""
+
+
+def load_program(path: Path, form: Format, device: Any, model: str) -> Program:
+    """Load a file on a device (None for the CPU).
+
+    Raises:
+        MmeError: INVALID_MODEL, OUT_OF_MEMORY.
+    """
+    made: dict[Format, Any] = {Format.SCRIPT: Script, Format.EXPORTED: Exported, Format.COMPILED: Compiled}
+    try:
+        with never_unpickling():
+            program: Program = made[form](str(path), device, model)
+    except MmeError:
+        raise
+    except Exception as error:  # PyTorch raises whatever its layers do: RuntimeError, KeyError, AssertionError, …
+        raise translated(error, model, loading=True) from error
+    return program
+
+
+class Script:
+    """A TorchScript module. Its forward has names and types of Python for arguments, and types for results."""
+
+    tensors = None
+
+    def __init__(self, path: str, device: Any, model: str) -> None:
+        self._module = pytorch().jit.load(path, map_location=device or "cpu").eval()
+        schema = getattr(self._module, "forward").schema  # noqa: B009 - a module without forward says so here
+        arguments = [argument for argument in schema.arguments if argument.name != "self"]
+        self._dictionary = arguments[0].name if len(arguments) == 1 and _kind(arguments[0].type) == "Dict" else ""
+        self.arguments = None if self._dictionary else tuple(_argument(argument, model) for argument in arguments)
+        self.results = _results(schema.returns[0].type) if schema.returns else ()
+
+    def call(self, values: dict[str, Any]) -> list[Any] | dict[str, Any]:
+        """See `Program`."""
+        result = self._module(**{self._dictionary: values}) if self._dictionary else self._module(**values)
+        if isinstance(result, dict):
+            return {str(name): value for name, value in result.items()}
+        several = isinstance(result, (tuple, list)) and not all(isinstance(each, str) for each in result)
+        return list(result) if several else [result]
+
+
+def _kind(kind: Any) -> str:
+    """The outermost word of a type, of Tensor and List[str] the whole."""
+    text = str(kind.annotation_str)
+    return text if text in {"Tensor", "List[str]"} else text.partition("[")[0]
+
+
+def _argument(argument: Any, model: str) -> Slot:
+    kind = argument.type
+    required = not argument.has_default_value()
+    if _kind(kind) == "Optional":
+        kind, required = kind.getElementType(), False
+    if required and _kind(kind) not in {"Tensor", "List[str]"}:
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            f"model '{model}': forward's argument '{argument.name}' is {argument.type.annotation_str}, and what can be "
+            "sent is Tensor, List[str], or one Dict[str, Tensor]",
+        )
+    return Slot(argument.name, required=required, strings=_kind(kind) == "List[str]")
+
+
+def _results(kind: Any) -> tuple[Slot, ...] | None:
+    match _kind(kind):
+        case "Tensor" | "List[str]":
+            return (_result(0, ("RESULT", "RESULT[0]"), strings=_kind(kind) == "List[str]"),)
+        case "Tuple":
+            parts = [_kind(part) == "List[str]" for part in kind.elements()]
+            return tuple(_result(index, (f"RESULT[{index}]",), strings=strings) for index, strings in enumerate(parts))
+    return None
+
+
+def _result(index: int, aliases: tuple[str, ...], *, strings: bool) -> Slot:
+    return Slot(f"OUTPUT__{index}", aliases, strings=strings)
+
+
+class Exported:
+    """A program of torch.export: it knows names, types and shapes of everything."""
+
+    def __init__(self, path: str, device: Any, model: str) -> None:
+        torch = pytorch()
+        program = torch.export.load(path)
+        if device is not None:
+            program = torch.export.passes.move_to_device_pass(program, str(device))
+        self._tree = torch.utils._pytree  # noqa: SLF001 - the way in which exported programs take arguments
+        self._in = program.call_spec.in_spec
+        signature = program.graph_signature
+        self.arguments = _arguments(self._tree, self._in, signature.user_inputs)
+        self.results = _named_results(self._tree, program.call_spec.out_spec)
+        values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+        inputs = [values.get(name) for name in signature.user_inputs]
+        outputs = [values.get(name) for name in signature.user_outputs]
+        self.tensors = _facts(self.arguments, inputs, model), _facts(self.results, outputs, model)
+        self._module = program.module()
+
+    def call(self, values: dict[str, Any]) -> list[Any]:
+        """See `Program`."""
+        return _spread(self._tree, self._in, self.arguments, self._module, values)
+
+
+class Compiled:
+    """An AOTInductor package: native code for one kind of processor, which keeps no types and shapes."""
+
+    tensors = None
+
+    def __init__(self, path: str, device: Any, model: str) -> None:
+        torch = pytorch()
+        index = -1 if device is None else device.index
+        self._module = torch._inductor.aoti_load_package(path, device_index=index)  # noqa: SLF001 - as documented
+        made_for = str(self._module.loader.get_metadata().get("AOTI_DEVICE_KEY", "cpu"))
+        if made_for != ("cpu" if device is None else device.type):
+            raise invalid_model(
+                f"model '{model}' was compiled by AOTInductor for {made_for} and is to run on {device or 'cpu'}: "
+                "compile it there, or choose another instance_group"
+            )
+        self._tree = torch.utils._pytree  # noqa: SLF001 - as above
+        spec_in, spec_out = map(self._tree.treespec_loads, self._module.loader.get_call_spec())
+        self._in = spec_in
+        self.arguments = _arguments(self._tree, spec_in, ())
+        self.results = _named_results(self._tree, spec_out)
+
+    def call(self, values: dict[str, Any]) -> list[Any]:
+        """See `Program`."""
+        return _spread(self._tree, self._in, self.arguments, self._module, values)
+
+
+def _steps(tree: Any, spec: Any) -> list[list[int | str]]:
+    """For each tensor of nested arguments or results the keys and indices that lead to it."""
+    nested = tree.tree_unflatten(range(spec.num_leaves), spec)
+    paths = [path for path, _ in tree.tree_flatten_with_path(nested)[0]]
+    return [[getattr(step, "key", getattr(step, "idx", 0)) for step in path] for path in paths]
+
+
+def _arguments(tree: Any, spec: Any, names: Sequence[str]) -> tuple[Slot, ...]:
+    """Arguments by the keys of dictionaries that they lie in, by `names` where there are some, by `ARGS[i]`."""
+    slots = []
+    for index, (where, *steps) in enumerate(_steps(tree, spec)):  # of (args, kwargs)
+        alias = f"{'KWARGS' if where else 'ARGS'}{_brackets(steps)}"
+        key = steps[-1] if isinstance(steps[-1], str) else names[index] if names else alias
+        slots.append(Slot(key, (alias,), strings=False))
+    return _distinct(slots)
+
+
+def _named_results(tree: Any, spec: Any) -> tuple[Slot, ...]:
+    """Results by the keys of dictionaries that they lie in, by their position otherwise."""
+    slots = []
+    for index, steps in enumerate(_steps(tree, spec)):
+        key = steps[-1] if steps and isinstance(steps[-1], str) else f"OUTPUT__{index}"
+        slots.append(Slot(key, (f"RESULT{_brackets(steps)}", *([] if steps else ["RESULT[0]"])), strings=False))
+    return _distinct(slots)
+
+
+def _distinct(slots: list[Slot]) -> tuple[Slot, ...]:
+    """Two dictionaries may have the same keys; then the way to get there is the name."""
+    names = [slot.name for slot in slots]
+    return tuple(replace(slot, name=slot.aliases[0]) if names.count(slot.name) > 1 else slot for slot in slots)
+
+
+def _brackets(steps: Sequence[int | str]) -> str:
+    return "".join(f"[{step}]" for step in steps)
+
+
+def _facts(slots: Sequence[Slot], values: Sequence[Any], model: str) -> list[GraphTensor]:
+    facts = []
+    for slot, value in zip(slots, values, strict=True):
+        kind = data_type(value.dtype) if value is not None and hasattr(value, "dtype") else None
+        if kind is None:
+            found = getattr(value, "dtype", type(value).__name__)
+            raise MmeError(
+                Kind.UNSUPPORTED, f"model '{model}': '{slot.name}' is {found}, which can't be sent over the protocol"
+            )
+        facts.append((slot.name, kind, tuple(dim if isinstance(dim, int) else -1 for dim in value.shape)))
+    return facts
+
+
+def _spread(tree: Any, spec: Any, slots: Sequence[Slot], module: Any, values: dict[str, Any]) -> list[Any]:
+    """Call a module with the tensors where its arguments have them: its results, flat."""
+    args, kwargs = tree.tree_unflatten([values.get(slot.name) for slot in slots], spec)
+    results: list[Any] = tree.tree_flatten(module(*args, **kwargs))[0]
+    return results

@@ -1,0 +1,81 @@
+"""PyTorch itself: the one module that imports it, and its exceptions as ours.
+
+Called on load threads and in fork servers; `translated` on any.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PRELOAD = "model_handlers.pytorch.runtime:pytorch"
+_MEMORY_WORDS = ("can't allocate memory", "CUDA out of memory", "not enough memory", "std::bad_alloc")
+_WORDS = 600  # characters of an exception, whose C++ stack is of no use to a client
+_FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+_one_at_a_time = threading.Lock()
+
+
+@functools.cache
+def pytorch() -> Any:
+    """The framework, imported when the first model needs it.
+
+    Raises:
+        MmeError: UNSUPPORTED where it is not installed.
+    """
+    try:
+        import torch  # noqa: PLC0415 - optional, and a second of import
+    except ImportError as error:
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            "PyTorch models need PyTorch, which is not installed; run `pip install 'mme[torch]'`",
+        ) from error
+    # Inputs lie in memory that numpy may not write to. Models that write into their inputs write into their own copy
+    # of a request, which nobody reads again.
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+    return torch
+
+
+@contextmanager
+def never_unpickling() -> Iterator[None]:
+    """Whatever PyTorch reads meanwhile with `torch.load` is tensors and plain values: code in a pickle is refused.
+
+    torch.export.load would fall back to running it.
+    """
+    with _one_at_a_time:
+        before = os.environ.get(_FORCE)
+        os.environ[_FORCE] = "1"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_FORCE]
+            else:
+                os.environ[_FORCE] = before
+
+
+def translated(error: Exception, model: str, *, loading: bool) -> MmeError:
+    """PyTorch raises RuntimeError for nearly everything; only GPUs have a class for running out of memory."""
+    words = first_words(error)
+    full = isinstance(error, (MemoryError, pytorch().OutOfMemoryError))
+    if full or any(word in str(error) for word in _MEMORY_WORDS):
+        return out_of_memory(f"model '{model}' ran out of memory: {words}")
+    if loading:
+        return invalid_model(f"PyTorch can't load model '{model}': {words}")
+    return MmeError(Kind.EXECUTION_FAILED, f"PyTorch execute failure: model '{model}': {words}")
+
+
+def first_words(error: Exception) -> str:
+    """What went wrong, in one bounded line. Of an error inside TorchScript that is the last: the others are code."""
+    text = str(error).split("\nException raised from", 1)[0]
+    if "Traceback of TorchScript" in text:
+        text = text.rstrip().rpartition("\n")[2]
+    return " ".join(f"{text or type(error).__name__}".split())[:_WORDS]

@@ -1,0 +1,120 @@
+"""PyTorch models in processes of their own, forked from one that has imported PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from model_handlers.base import CPU, Placement
+from model_handlers.config import ModelConfig
+from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.fork_client import FORKS, forks_with
+from model_handlers.isolation.parameters import placement_of
+from model_handlers.isolation.start import start_isolated
+from model_handlers.pytorch import TorchHandler
+from model_handlers.pytorch.runtime import pytorch
+from tests.frameworks import framework
+
+torch = framework("torch")
+pytestmark = pytest.mark.slow
+_MEGABYTES = 16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_servers():
+    """They live as long as the process that serves: they are no leak of a test."""
+    servers = (FORKS, forks_with(TorchHandler.preload))
+    for server in servers:
+        server.ensure_running()
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def wide(save):
+    """A model of so many megabytes, and its file."""
+    module = torch.nn.Linear(1024, _MEGABYTES * 256)
+    return module, save(module)
+
+
+@pytest.fixture
+def start(specs):
+    """Starts a file in a process; whatever a test leaves is closed."""
+    started = []
+
+    def start(path, width=1024):
+        config = ModelConfig(
+            "m", max_batch_size=8, inputs=specs(x=("FP32", [width])), outputs=specs(y=("FP32", [_MEGABYTES * 256]))
+        )
+        started.append(start_isolated(TorchHandler, config, path, CPU, f"m_{len(started)}"))
+        return started[-1]
+
+    yield start
+    for handler in started:
+        handler.close()
+
+
+def test_models_have_processes_by_default():
+    """PyTorch holds the GIL while it loads: the serving process does not load it, unless it is told to."""
+    assert placement_of(ModelConfig("m"), TorchHandler) is Placement.PROCESS
+    assert placement_of(ModelConfig("m", parameters={"MME_PLACEMENT": "inline"}), TorchHandler) is Placement.INLINE
+
+
+def test_predictions_in_a_process(wide, start):
+    """The answers are PyTorch's own, at batch 1 and at the largest."""
+    module, path = wide
+    handler = start(path)
+    for rows in (1, 8):
+        x = np.random.default_rng(7).standard_normal((rows, 1024), "f4")
+        (answer,) = handler.execute({"x": x}, ["y"])
+
+        np.testing.assert_allclose(answer, module(torch.from_numpy(x)).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_memory_comes_back_with_the_end_of_the_process(wide, start):
+    """A model counts its weights and not the framework, and when it is closed its process is gone."""
+    _, path = wide
+    handler = start(path)
+    process = psutil.Process(handler._child.pid)
+    taken = handler.memory().host >> 20
+    handler.close()
+
+    assert _MEGABYTES <= taken < _MEGABYTES + 60
+    assert not process.is_running()
+
+
+def test_the_framework_is_imported_once(wide, start, fork_servers):
+    """Processes begin with PyTorch imported, and share it; those of other models do not have it."""
+    handler = start(wide[1])
+    parent = psutil.Process(handler._child.pid).parent()
+    plain, with_torch = fork_servers
+
+    assert parent.pid == with_torch._server.pid != plain._server.pid
+    assert "libtorch_cpu" in Path(f"/proc/{with_torch._server.pid}/maps").read_text()
+    assert "libtorch_cpu" not in Path(f"/proc/{plain._server.pid}/maps").read_text()
+
+
+def test_a_bad_file_in_a_process(tmp_path, start):
+    """The refusal is the same sentence as in this process, and nothing stays behind."""
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"\x80\x04.")
+    with pytest.raises(MmeError, match=r"'model.pt' of model 'm' is a pickle \(torch.save\)") as caught:
+        start(path)
+
+    assert caught.value.kind is Kind.INVALID_MODEL
+
+
+def test_without_the_framework(monkeypatch):
+    """Where PyTorch is not installed the sentence says what to install."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    pytorch.cache_clear()
+    with pytest.raises(MmeError, match=r"which is not installed; run `pip install 'mme\[torch\]'`") as caught:
+        TorchHandler.gpu_capable()
+    pytorch.cache_clear()
+
+    assert caught.value.kind is Kind.UNSUPPORTED
