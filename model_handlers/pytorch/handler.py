@@ -57,6 +57,11 @@ class TorchHandler(Handler):
         return bool(pytorch().backends.cuda.is_built())
 
     @classmethod
+    def prepare(cls, config: ModelConfig, model_file: Path) -> None:  # noqa: ARG003 - of all models
+        """Import the framework."""
+        pytorch()
+
+    @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
         """Inputs and outputs of an exported program; TorchScript and packages keep no types."""
         return completed(config, load_program(model_file, recognise(model_file, config.name), None, config.name))

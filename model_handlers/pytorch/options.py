@@ -7,11 +7,11 @@ own is alone with them. Applied on the load thread; `around` surrounds every exe
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.parameters import integer, switch, warn_of_unknown
+from model_handlers.threads import default_threads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,6 @@ _WITHOUT_EFFECT = {
     "TORCH_COMPILE_OPTIONAL_PARAMETERS": "nothing is compiled while models are served; an AOTInductor package is",
 }
 _THREADS = range(1025)
-_SMALL_MODEL = 1 << 20  # bytes of the model file
 # Private to PyTorch, and all that there is: what Triton's backend calls by its C++ names.
 _JIT_SWITCHES = {
     "ENABLE_JIT_EXECUTOR": "_jit_set_profiling_executor",
@@ -90,18 +89,14 @@ class Options:
 def set_up_process(torch: Any, config: ModelConfig, model_file: Path) -> None:
     """Threads and the switches of TorchScript's interpreter.
 
-    A small model computes on one thread: splitting its operators costs more than it gains.
-
     Raises:
         MmeError: INVALID_MODEL for a parameter that is not what it should be.
     """
-    small = model_file.stat().st_size < _SMALL_MODEL
-    default = 1 if small else len(os.sched_getaffinity(0))
     within = integer(config, "INTRA_OP_THREAD_COUNT", 0, _THREADS) or integer(config, "NUM_THREADS", 0, _THREADS)
     between = integer(config, "INTER_OP_THREAD_COUNT", 0, _THREADS) or integer(
         config, "NUM_INTEROP_THREADS", 0, _THREADS
     )
-    torch.set_num_threads(within or default)
+    torch.set_num_threads(within or default_threads(model_file))
     if between:
         with contextlib.suppress(RuntimeError):  # it can be set once a process, which is one model's unless inline
             torch.set_num_interop_threads(between)
