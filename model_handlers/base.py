@@ -96,6 +96,15 @@ class ModelResponse:
     data_types: Mapping[str, DataType] = field(default_factory=dict)
 
 
+class PutBack(ModelResponse):
+    """Stands for the response to a request that the model puts back, to be executed once more. There is one of it."""
+
+    __slots__ = ()
+
+
+PUT_BACK = PutBack({})
+
+
 class Responder(Protocol):
     """Takes the responses to one request that come of the model's own accord: any number of them, from any thread."""
 
@@ -239,7 +248,7 @@ class Handler(ABC):
 
         Returns:
             for each request its response, or the error that is its own; None where its responder has got its
-            responses, or will.
+            responses, or will; PUT_BACK where the request is to be executed once more.
 
         Raises:
             MmeError: what befell the whole batch.

@@ -22,7 +22,7 @@ from serve.open_request import OpenRequest
 from serve.request import InferenceRequest, InferenceResponse, Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from model_handlers.base import Handler, Watch
     from model_handlers.config import ModelConfig
@@ -89,6 +89,10 @@ class Signature:
         """What it answered to each request."""
         return collect(self, batch, answers)
 
+    def put_back(self, batch: Batch) -> Collection[InferenceRequest]:  # noqa: ARG002 - its interface
+        """The requests of a batch that are queued once more, and so are owed an answer by nobody now."""
+        return ()
+
     def response(self, request: InferenceRequest, answer: ModelResponse) -> InferenceResponse:
         """What a handler that sees requests answered to one of them."""
         outputs = [
@@ -146,7 +150,7 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
             answers = handler.execute_requests(requests)
             executed = _now()
             results = signature.collect(batch, answers)
-            uniform = _all_responses(results)
+            uniform = signature.whole(batch) and _all_responses(results)
         else:
             inputs, names = signature.gather(batch)
             collated = executed = _now()
@@ -435,7 +439,8 @@ class Instance:
             results = self._signature.collect(batch, answers)
         timings = Timings(start, sent - start, executed - sent, _now() - executed)
         _time(results, timings)
-        return Execution(batch, results, self._signature.rows(batch), timings, 0, uniform=_all_responses(results))
+        uniform = self._signature.whole(batch) and _all_responses(results)
+        return Execution(batch, results, self._signature.rows(batch), timings, 0, uniform=uniform)
 
     def stop(self) -> None:
         """End the thread after what it is doing, and wait for it. Never called on the event loop."""

@@ -320,7 +320,8 @@ class Model:
         if not execution.uniform or (self._unasked and any(request.answered for request in batch)):
             executed = not all(isinstance(result, MmeError) for result in execution.results)
             answered = [pair for pair in answered if not pair[0].answered]
-            self._leave_open([request for request, result in answered if result is None])
+            again = self._signature.put_back(batch)
+            self._leave_open([request for request, result in answered if result is None and request not in again])
             answered = [pair for pair in answered if pair[1] is not None]
             good = [request for request, result in answered if not isinstance(result, MmeError)]
             size = sum([request.batch_size for request in good])

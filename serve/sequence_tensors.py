@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, ModelRequest, ModelResponse
+from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, PUT_BACK, ModelRequest, ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.sequence_config import ControlKind
 from model_handlers.tensor import BYTES
 from serve.instance import Signature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from model_handlers.config import ModelConfig
     from model_handlers.sequence_config import Control, SequenceBatching
@@ -67,6 +67,8 @@ class SequenceSignature(Signature):
         self._states = {state.output_name: state.input_name for state in batching.states}
         self._growing = [state.input_name for state in batching.states if -1 in state.dims]
         self._initial = initial
+        kinds = {control.kind for _, control in batching.controls()}
+        self._knows_nobody = ControlKind.CONTROL_SEQUENCE_READY in kinds
 
     def rows(self, batch: Batch) -> int:
         """Those that are nobody's are executed like all others."""
@@ -164,13 +166,16 @@ class SequenceSignature(Signature):
     # -- handlers that see requests ------------------------------------------------------------------------------
 
     def present(self, batch: Batch, post: Post | None) -> list[ModelRequest]:
-        """A request a row, with signals and states among its inputs."""
+        """A request a row, with signals and states among its inputs.
+
+        Rows that are nobody's are left out where the model is not told that they are: it sees no rows, but requests.
+        """
         steps = cast("Steps", batch)
         requests = super().present(batch, post)
         for sequence, request, shown in zip(steps.sequences, steps, requests, strict=True):
             shown.inputs |= {signal.name: self._told(signal, signal.value(request)) for signal in self._signals}
             shown.inputs |= {name: self._state(name, sequence, request) for name in self._states.values()}
-        if self.whole(batch):
+        if self.whole(batch) or not self._knows_nobody:
             return requests
         rows = [self._nobody(requests[0])] * steps.height
         for shown, row in zip(requests, steps.rows, strict=True):
@@ -182,12 +187,19 @@ class SequenceSignature(Signature):
     ) -> list[InferenceResponse | MmeError | None]:
         """The answers of the rows that are somebody's; states are taken out of them."""
         steps = cast("Steps", batch)
-        own = [answers[row] for row in steps.rows]
+        own = answers if len(answers) == len(steps) else [answers[row] for row in steps.rows]
         for place, answer in enumerate(own):
-            if isinstance(answer, ModelResponse) and self._states:
+            if answer is PUT_BACK:
+                steps.again.add(place)
+                own[place] = None
+            elif isinstance(answer, ModelResponse) and self._states:
                 self._take_states(steps, place, answer)
         self._note_forms(steps)
         return super().collect(batch, own)
+
+    def put_back(self, batch: Batch) -> Collection[InferenceRequest]:
+        """The requests that are executed once more."""
+        return [batch[place] for place in cast("Steps", batch).again]
 
     def _take_states(self, steps: Steps, place: int, answer: ModelResponse) -> None:
         request = steps[place]

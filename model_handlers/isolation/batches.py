@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.base import ModelRequest, ModelResponse
+from model_handlers.base import PUT_BACK, ModelRequest, ModelResponse
 from model_handlers.errors import MmeError
 from model_handlers.isolation.framing import ProtocolError, checked_parameters, error_fields, error_from, unpack
 
@@ -68,7 +68,7 @@ def unpack_requests(fields: Message, shared: Array, model: str) -> list[ModelReq
 def pack_answers(answers: Sequence[Answer], packing: Packing, model: str) -> Message:
     """The fields that tell the answers to a batch, whose tensors go into `packing`."""
     subject = f"output '{{}}' of model '{model}'"
-    outputs = [answer.outputs for answer in answers if isinstance(answer, ModelResponse) and not answer.parameters]
+    outputs = [answer.outputs for answer in answers if type(answer) is ModelResponse and not answer.parameters]
     rows = _rows(outputs) if len(outputs) == len(answers) else None
     if rows is not None and not (rows and any(map(packing.has, outputs[0].values()))):  # what is there is not joined
         try:
@@ -113,6 +113,8 @@ def answer_from(fields: Message | None, shared: Array, model: str) -> Answer:
         return None
     if "error" in fields:
         return error_from(fields["error"])
+    if "again" in fields:
+        return PUT_BACK
     return ModelResponse(_unpacked(fields["outputs"], shared, model), checked_parameters(fields["parameters"]))
 
 
@@ -142,6 +144,8 @@ def _answer(answer: Answer, packing: Packing, subject: str) -> Message | None:
         return None
     if isinstance(answer, MmeError):
         return {"error": error_fields(answer)}
+    if answer is PUT_BACK:
+        return {"again": True}
     try:
         return answer_fields(answer, packing, subject)
     except MmeError as error:  # an array that can't be sent is the fault of this request alone

@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.base import Device
+from model_handlers.base import PUT_BACK, Device
 from model_handlers.errors import Kind, MmeError, out_of_memory
 from model_handlers.isolation.batches import pack_answers, unpack_requests
 from model_handlers.isolation.config_fields import config_fields, config_from
@@ -199,6 +199,9 @@ class _Worker:
         except BaseException as error:  # noqa: BLE001 - as for the load
             return self._failed(responders, _as_error(error, self._model, Kind.INTERNAL, "while it executed"))
         self._events.forget([r.number for r, answer in zip(responders, answers, strict=True) if answer is not None])
+        for responder, answer in zip(responders, answers, strict=True):
+            if answer is PUT_BACK and self._handler.config.decoupled:
+                responder.put_back()
         counted = METRICS.changes()
         told = {} if counted is None else {"metrics": counted}
         return pack_answers(answers, packing, self._model) | told

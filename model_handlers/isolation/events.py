@@ -235,6 +235,10 @@ class ResponderInChild:
             message |= answer_fields(response, packing, f"output '{{}}' of model '{self._events.model}'")
         self._events.send(message, packing)
 
+    def put_back(self) -> None:
+        """This was all, until the request is executed once more."""
+        self._events.send({"respond": self.number, "final": True, "again": True})
+
     def is_cancelled(self) -> bool:
         """Whether the client has left."""
         return self._events.is_cancelled(self.number)

@@ -13,6 +13,7 @@ import functools
 import threading
 from typing import TYPE_CHECKING, ClassVar
 
+from model_handlers.base import PUT_BACK
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.batches import answer_from, pack_requests, unpack_answers
 from model_handlers.isolation.channel import Frame
@@ -200,11 +201,18 @@ class IsolatedRequestsHandler(IsolatedHandler):
             self._counted.take(reply["metrics"])
         answers = unpack_answers(reply, shared, len(requests), self.config.name)
         return [
-            None
-            if answer is not None and request.responder is not None and self._open.pop(number, None) is None
-            else answer
+            None if answer is not None and request.responder is not None and not self._ends(number, answer) else answer
             for number, request, answer in zip(numbers, requests, answers, strict=True)
         ]
+
+    def _ends(self, number: int, answer: ModelResponse | MmeError) -> bool:
+        """Take the last response of a request; False if it had that before.
+
+        What a decoupled model sent of its own accord may still be under way when its batch puts the request back.
+        """
+        if answer is PUT_BACK and self.config.decoupled:
+            return True
+        return self._open.pop(number, None) is not None
 
     # -- the channel ---------------------------------------------------------------------------------------------
 
@@ -251,6 +259,9 @@ class IsolatedRequestsHandler(IsolatedHandler):
         response = answer_from(message if says else None, shared, self.config.name)
         final = bool(message["final"]) or isinstance(response, MmeError) or not self.config.decoupled
         number = message["respond"]
+        if "again" in message:
+            self._open.pop(number, None)
+            return
         request = self._open.pop(number, None) if final else self._open.get(number)
         if request is not None:
             _respond(request, response, final=final)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.base import ModelResponse
+from model_handlers.base import PUT_BACK, ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.failures import failed_batch, failed_execution, printable
 from model_handlers.python.pb_responses import KINDS, InferenceResponse, TritonError
@@ -58,6 +58,11 @@ def inside(spec: TensorSpec, array: Array, *, batches: bool) -> Array:
 def _answer(
     config: ModelConfig, lane: str, request: ModelRequest, responses: Responses, response: InferenceResponse | None
 ) -> ModelResponse | MmeError | None:
+    if responses.executed():
+        if response is None:
+            return PUT_BACK
+        what = "Expected a None object in the execute function return list for reschduled request, found type "
+        return failed_batch(f"{what}'{type(response)}'.", lane)
     if response is None and responses.taken:
         return responses.leave()
     if not responses.settle():

@@ -13,6 +13,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.base import PUT_BACK
 from model_handlers.config_json import config_json
 from model_handlers.errors import Kind, MmeError
 from model_handlers.metrics import METRICS
@@ -68,7 +69,9 @@ class Host:
                 self._module.unload()
                 raise
         self._batches = self.config.max_batch_size > 0
-        self._inputs = (*self.config.inputs, *hidden_inputs(self.config.sequence_batching))
+        sequences = self.config.sequence_batching
+        self._inputs = (*self.config.inputs, *hidden_inputs(sequences))
+        self._iterative = sequences is not None and sequences.iterative  # then requests are put back when execute ends
 
     def execute(
         self, requests: Sequence[ModelRequest], outside: Outside | None
@@ -86,7 +89,7 @@ class Host:
             if self.config.decoupled:
                 if returned is not None:
                     raise _fail(responses, self._must_return_none())
-                return [None] * len(requests)
+                return [PUT_BACK if each.executed() else None for each in responses]
             return answers(self.config, self._lane, requests, responses, returned)
 
     def close(self) -> None:
@@ -136,7 +139,7 @@ class Host:
             return returned
         if self._loop is None:
             self._loop = LoopThread(self._lane)
-        if not self.config.decoupled:
+        if not self.config.decoupled or self._iterative:
             return self._loop.run(returned)
         self._loop.start(returned, functools.partial(self._ended, responses))
         return None

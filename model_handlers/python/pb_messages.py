@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from model_handlers.python.pb_tensor import Tensor
 
 MEMORY_CPU, MEMORY_GPU = 0, 2  # as TRITONSERVER_MemoryType numbers them
-RELEASE_ALL = 1
+RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
 
 
 class PreferredMemory:
@@ -49,6 +49,9 @@ class Answering(Protocol):
 
     def let_go(self) -> None:
         """The model can't send any more."""
+
+    def release(self, *, again: bool) -> None:
+        """What becomes of the request after `execute`."""
 
 
 class InferenceResponseSender:
@@ -85,7 +88,6 @@ class InferenceRequest:
         "_inputs",
         "_parameters",
         "_preferred_memory",
-        "_release_flags",
         "_request_id",
         "_requested_output_names",
         "_responses",
@@ -125,7 +127,6 @@ class InferenceRequest:
         self._preferred_memory = preferred_memory
         self._trace = trace
         self._parameters = parameters or {}
-        self._release_flags = RELEASE_ALL
 
     def inputs(self) -> list[Tensor]:
         """Its tensors; optional inputs that the client left out are not among them."""
@@ -179,9 +180,17 @@ class InferenceRequest:
         return self._responses is not None and self._responses.is_cancelled()
 
     def set_release_flags(self, flags: int) -> None:
-        """Say what becomes of the request after `execute`; only that it is done with is served."""
-        if flags != RELEASE_ALL:
-            raise TritonModelException("rescheduling a request is not served yet: answer it in this execute")
+        """Say what becomes of the request after `execute`: it is done with, or executed once more.
+
+        Raises:
+            TritonModelException: for other flags, or where requests can't be executed once more.
+        """
+        if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
+            raise TritonModelException(f"set_release_flags of {flags!r}: use one of TRITONSERVER_REQUEST_RELEASE_*")
+        if self._responses is not None:
+            self._responses.release(again=flags == RELEASE_RESCHEDULE)
+        elif flags == RELEASE_RESCHEDULE:
+            raise TritonModelException("rescheduling a request is for those that execute was given")
 
     def get_response_sender(self) -> InferenceResponseSender:
         """What sends its responses: the same sender each time."""

@@ -30,6 +30,7 @@ class Responses:
 
     Attributes:
         taken: whether the model asked for a sender.
+        again: whether the request is to be executed once more: then what sends its last response is another sender.
 
     Args:
         config: the model's.
@@ -37,7 +38,19 @@ class Responses:
         request: what is answered.
     """
 
-    __slots__ = ("_closed", "_config", "_gone", "_lane", "_left", "_lock", "_request", "_sent", "taken")
+    __slots__ = (
+        "_closed",
+        "_config",
+        "_executed",
+        "_gone",
+        "_lane",
+        "_left",
+        "_lock",
+        "_request",
+        "_sent",
+        "again",
+        "taken",
+    )
 
     def __init__(self, config: ModelConfig, lane: str, request: ModelRequest) -> None:
         self._config = config
@@ -48,6 +61,8 @@ class Responses:
         self._closed = False
         self._gone = False  # the sender
         self._left = False  # to the sender, by `execute`
+        self._executed = False
+        self.again = False
         self.taken = False
 
     def sender(self) -> InferenceResponseSender:
@@ -85,10 +100,32 @@ class Responses:
         responder = self._request.responder
         return responder is not None and responder.is_cancelled()
 
+    def release(self, *, again: bool) -> None:
+        """`InferenceRequest.set_release_flags`.
+
+        Raises:
+            TritonModelException: the request can't be executed once more.
+        """
+        batching = self._config.sequence_batching
+        if again and (batching is None or not batching.iterative):
+            raise TritonModelException(
+                "rescheduling a request needs 'sequence_batching { iterative_sequence: true }' in config.pbtxt"
+            )
+        if again and self._executed:
+            raise TritonModelException("rescheduling a request must be asked for before execute returns")
+        self.again = again
+
+    def executed(self) -> bool:
+        """`execute` has returned. Whether the request is to be executed once more."""
+        self._executed = True
+        if self.again:
+            self._closed = True
+        return self.again
+
     def let_go(self) -> None:
         """The model has no sender any more. In a collection of garbage, maybe, in the middle of anything."""
         self._gone = True
-        if self._closed:
+        if self._closed or self.again:
             return
         if self._config.decoupled:
             self._closed = True

@@ -1,12 +1,15 @@
 """Sequences behind the real server: ONNX models that accumulate in an implicit state, and Python models.
 
-sums      direct, rows of 4: X → Y, the sum of what its sequence has sent since START
-states    oldest: the same by an implicit state that begins at 100, from a file
-python    oldest: a Python model that keeps a list per id
+sums, full   direct, rows of 4: X → Y, the sum of what its sequence has sent since START; `full` waits for three rows
+brief        oldest: the same, with one candidate that may be silent for 0.3 s
+states       oldest: the same, two candidates; the sums begin at 100, from a file
+python       oldest: a Python model that keeps a sum per id
+loop, decoupled  Python models that count down from X, one iteration each
 """
 
 from __future__ import annotations
 
+import json
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
@@ -66,6 +69,41 @@ class TritonPythonModel:
 
 def requests_of(model):
     return model.heard
+"""
+
+
+ITERATIVE = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.left = {}
+        self.decoupled = "decoupled" in args["model_name"]
+
+    def execute(self, requests):
+        answers = [self.step(request) for request in requests]
+        return None if self.decoupled else answers
+
+    def step(self, request):
+        name = request.correlation_id()
+        start = request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+        if start:
+            self.left[name] = int(pb_utils.get_input_tensor_by_name(request, "X").as_numpy()[0, 0])
+        self.left[name] -= 1
+        again = self.left[name] > 0
+        told = [[int(bool(start)), self.left[name], int(name > 2**62), len(self.left)]]
+        y = pb_utils.Tensor("Y", np.array([[self.left[name]]], np.float32))
+        response = pb_utils.InferenceResponse([y, pb_utils.Tensor("TOLD", np.array(told, np.int64))])
+        if again:
+            request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+        else:
+            del self.left[name]
+        if not self.decoupled:
+            return None if again else response
+        final = 0 if again else pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        request.get_response_sender().send(response, final)
 """
 
 
@@ -145,6 +183,13 @@ def server(tmp_path_factory):
         "max_sequence_idle_microseconds: 60000000 }",
         "model.py",
     )
+    for name, more in (("loop", ""), ("decoupled", "model_transaction_policy { decoupled: true }\n")):
+        lay_out(
+            repository / name,
+            textwrap.dedent(ITERATIVE).encode(),
+            f'backend: "python"\nmax_batch_size: 4\n{TENSORS}{one}{more}sequence_batching {{ iterative_sequence: true }}',
+            "model.py",
+        )
     environ = {"MME_MODEL_REPOSITORY": str(repository), "MME_MEMORY_BUDGET": "2GiB", "MME_PING_MODE": "ready"}
     environ["MME_DRAIN_SECONDS"] = "2"  # for those who wait for a slot that nobody gives back
     with Server(tmp_path_factory.mktemp("server"), environ) as server:
@@ -259,6 +304,32 @@ def test_a_python_model_is_told_as_well(server):
         sums = list(clients.map(lambda name: run(server, "python", [1, 2, 3], name), names))
 
     assert sums == [[1, 3, 6]] * 6
+
+
+def test_a_python_model_has_a_request_executed_until_it_is_done(server, client):
+    """One response, after as many executions as the model asked for; no id, no END, and the slot is free again."""
+    before = client.get_inference_statistics("loop")["model_stats"][0]
+    for _ in range(5):  # more than there are slots
+        y, told = step(server, "loop", 3, 0)
+        assert (y, told[:3]) == (0, [0, 0, 1])
+    after = client.get_inference_statistics("loop")["model_stats"][0]
+
+    assert after["execution_count"] - before["execution_count"] == 15
+    assert after["inference_count"] - before["inference_count"] == 5
+    assert after["inference_stats"]["success"]["count"] - before["inference_stats"]["success"]["count"] == 5
+
+
+def test_a_decoupled_model_answers_in_every_iteration(server):
+    """As language models do: a response each time, and others get their turns in between."""
+
+    def ask(number):
+        body = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [number]}]}
+        answer = server.ask("POST", "/models/decoupled/invoke", body, Content_Type="application/json")
+        lines = [json.loads(line) for line in answer.body.decode().splitlines()]
+        return [line["outputs"][0]["data"][0] for line in lines]
+
+    with ThreadPoolExecutor(4) as clients:
+        assert list(clients.map(ask, [4, 3, 2, 1])) == [[3, 2, 1, 0], [2, 1, 0], [1, 0], [0]]
 
 
 def test_who_does_not_begin_is_refused(server):
