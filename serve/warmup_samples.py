@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,17 +16,20 @@ import numpy as np
 from model_handlers.config import WarmupData
 from model_handlers.disk import disk_errors
 from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.sequence_config import ControlKind, hidden_inputs
 from model_handlers.tensor import BYTES, decode_bytes_elements, element_count
+from serve.initial_states import initial_states
 from serve.instance import Signature, execute_batch
 from serve.layout_check import check_layout
 from serve.request import InferenceRequest, Layout
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from model_handlers.base import Handler, ModelResponse
     from model_handlers.config import ModelConfig, WarmupInput, WarmupSample
-    from model_handlers.tensor import Array
+    from model_handlers.tensor import Array, DataType
     from serve.open_request import OpenRequest
 
 FOLDER = "warmup"  # in the model's directory, beside its versions
@@ -47,9 +51,11 @@ class Warmup:
     """
 
     def __init__(self, config: ModelConfig, directory: Path) -> None:
-        self._config = config
+        # What a model of sequences is given beside clients' tensors a sample may hold as well.
+        inputs = (*config.inputs, *hidden_inputs(config.sequence_batching))
+        self._config = config = replace(config, inputs=inputs)
         self._signature = Signature(config.name, 0, config)
-        self._samples = [_Sample(sample, config, directory / FOLDER) for sample in config.warmup if sample.batch_size]
+        self._samples = [_Sample(sample, config, directory) for sample in config.warmup if sample.batch_size]
 
     def run(self, handler: Handler, lane: str) -> None:
         """Execute all samples on the instance `lane`.
@@ -82,14 +88,16 @@ class Warmup:
 class _Sample:
     """One sample with its data."""
 
-    def __init__(self, sample: WarmupSample, config: ModelConfig, folder: Path) -> None:
+    def __init__(self, sample: WarmupSample, config: ModelConfig, directory: Path) -> None:
         self.name = sample.name
         self.count = sample.count
         self._batch_size = sample.batch_size
         try:
             tensors = [
-                (name, given.data_type, _tensor(given, name, config, folder)) for name, given in sample.inputs.items()
+                (name, given.data_type, _tensor(given, name, config, directory / FOLDER))
+                for name, given in sample.inputs.items()
             ]
+            tensors += [tensor for tensor in _of_sequences(config, directory) if tensor[0] not in sample.inputs]
             self._layout = Layout(tuple((name, kind, array.shape) for name, kind, array in tensors), ())
             self._arrays = [array for _, _, array in tensors]
             self._checked = check_layout(self._layout, config)
@@ -104,6 +112,21 @@ class _Sample:
         request = InferenceRequest(self._layout, self._arrays, lambda _request, _result: None)
         request.batch_size, request.order = self._checked.batch_size, self._checked.order
         return request
+
+
+def _of_sequences(config: ModelConfig, directory: Path) -> Iterator[tuple[str, DataType, Array]]:
+    """What a sequence's first request comes with, where a sample does not say otherwise."""
+    batching = config.sequence_batching
+    if batching is None:
+        return
+    for name, control in batching.controls():
+        kind = control.tensor_type
+        told = control.false_true[control.kind is not ControlKind.CONTROL_SEQUENCE_END] if control.false_true else 1
+        value = told if kind is not BYTES else b"1"
+        yield name, kind, np.full((1, 1) if config.max_batch_size > 0 else (1,), value, kind.dtype)
+    first = initial_states(config, directory)
+    for state in batching.states:
+        yield state.input_name, state.data_type, first[state.input_name]
 
 
 class _Answers:

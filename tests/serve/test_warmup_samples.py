@@ -9,6 +9,7 @@ import pytest
 from model_handlers.base import ModelResponse
 from model_handlers.config import WarmupData, WarmupInput, WarmupSample
 from model_handlers.errors import Kind, MmeError
+from model_handlers.sequence_config import Control, ControlInput, ControlKind, SequenceBatching, SequenceState
 from model_handlers.tensor import BYTES, DATA_TYPES, FP32, INT64, TensorSpec, encode_bytes_elements
 from serve.warmup_samples import Warmup
 
@@ -178,6 +179,34 @@ def test_each_sample_is_logged(toys, tmp_path, caplog):
         "warmup sample 's' for iteration 0",
         "warmup sample 's' for iteration 1",
     ]
+
+
+SEQUENCES = SequenceBatching(
+    control_inputs=(
+        ControlInput("start", (Control(ControlKind.CONTROL_SEQUENCE_START, int32_false_true=(0, 1)),)),
+        ControlInput("end", (Control(ControlKind.CONTROL_SEQUENCE_END, fp32_false_true=(0.0, 1.0)),)),
+        ControlInput("id", (Control(ControlKind.CONTROL_SEQUENCE_CORRID, data_type=BYTES),)),
+    ),
+    states=(SequenceState("sum", "next", FP32, (-1,)),),
+)
+
+
+def test_a_model_of_sequences_is_warmed_up_by_first_requests(toys, tmp_path):
+    """It is told that a sequence begins, and given its first state, unless the sample says otherwise."""
+    seen = []
+
+    class Keeping(toys.Scripted):
+        def execute(self, inputs, outputs):  # noqa: ARG002 - there is one
+            seen.append({name: array.ravel().tolist() for name, array in inputs.items()})
+            return [inputs["x"]]
+
+    ends = {"end": WarmupInput(FP32, (1,), WarmupData.RANDOM), "x": WarmupInput(FP32, (2,), WarmupData.ZERO)}
+    config = toys.config(sequence_batching=SEQUENCES, warmup=(sample(batch_size=2), sample(**ends)))
+    Warmup(config, tmp_path).run(Keeping(config), "m_0")
+
+    assert seen[0] == {"x": [0] * 4, "start": [1, 1], "end": [0, 0], "id": [b"1", b"1"], "sum": [0, 0]}
+    assert seen[1].keys() == seen[0].keys()
+    assert seen[1]["end"] != [0]
 
 
 class Answering:
