@@ -32,6 +32,7 @@ from serve.request import InferenceResponse, Timings
 from serve.scheduling.ordering import InOrder
 from serve.scheduling.queues import keeps_order, queue_for
 from serve.sequence_tensors import signature_for
+from serve.stats import Outcome
 
 if TYPE_CHECKING:
     import asyncio
@@ -337,6 +338,9 @@ class Model:
                 if result.kind is Kind.OUT_OF_MEMORY and self._is_rescued(request, result):
                     continue
                 self.stats.failed(result.kind, done - request.arrival_ns)
+            if self._decoupled:
+                outcome = Outcome.FAIL if isinstance(result, MmeError) else Outcome.SUCCESS
+                self.stats.responded(0, outcome, timings.compute_infer, timings.compute_output)
             if self._decoupled and isinstance(result, InferenceResponse):
                 request.respond(result)
                 request.resolve(None)
@@ -364,6 +368,8 @@ class Model:
         request = opened.request
         if request.answered:
             return
+        if self._decoupled:
+            self._count_response(opened, response)
         result: InferenceResponse | MmeError | None = None
         if isinstance(response, MmeError):
             result = response
@@ -377,6 +383,16 @@ class Model:
             result = None
         if final or result is not None:
             self._finish(opened, result)
+
+    def _count_response(self, opened: OpenRequest, response: ModelResponse | MmeError | None) -> None:
+        outcome = Outcome.SUCCESS if response is not None else Outcome.EMPTY
+        if isinstance(response, MmeError):
+            cancelled = opened.request.cancelled or response.kind is Kind.CANCELLED
+            outcome = Outcome.CANCEL if cancelled else Outcome.FAIL
+        now = _now()
+        self.stats.responded(opened.responses, outcome, now - opened.responded_ns)
+        opened.responses += 1
+        opened.responded_ns = now
 
     def _finish(self, opened: OpenRequest, result: InferenceResponse | MmeError | None) -> None:
         """An open request has got its last response, or none, or an error."""

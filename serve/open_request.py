@@ -30,17 +30,19 @@ class OpenRequest:
 
     Attributes:
         request: the request.
-        began_ns: `time.perf_counter_ns()` of the start.
+        began_ns: `time.perf_counter_ns()` of the start; responded_ns: of the last response, or of the start.
+        responses: how many there were.
 
     Args:
         post: takes each response and whether it is the last; called on any thread.
     """
 
-    __slots__ = ("_post", "_tell", "began_ns", "request")
+    __slots__ = ("_post", "_tell", "began_ns", "request", "responded_ns", "responses")
 
     def __init__(self, request: InferenceRequest, post: Post) -> None:
         self.request = request
-        self.began_ns = time.perf_counter_ns()
+        self.began_ns = self.responded_ns = time.perf_counter_ns()
+        self.responses = 0
         self._post = post
         self._tell: list[Callable[[], None]] = []
 

@@ -10,6 +10,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Footprint
@@ -31,6 +32,7 @@ _REASON_OF_KIND = {
     Kind.EXECUTION_FAILED: "BACKEND",
     Kind.OUT_OF_MEMORY: "BACKEND",
 }
+_LAST_PLACE = 999  # of responses counted apart: those behind it are counted with it, for a model may send any number
 # From a model whose pages are in memory to the longest load that SageMaker waits for.
 BOUNDS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 360.0)
 
@@ -79,11 +81,43 @@ class BatchStats:
     compute_output: Duration = field(default_factory=Duration)
 
 
+class Outcome(Enum):
+    """What became of one response of a decoupled model; the value is the protocol's word for it."""
+
+    SUCCESS = "success"
+    FAIL = "fail"
+    EMPTY = "empty_response"  # the news that there is none any more
+    CANCEL = "cancel"
+
+
+@dataclass(slots=True)
+class ResponseStats:
+    """All responses that were the first of their requests, or all that were the second, ….
+
+    Attributes:
+        compute_infer: how long the model took for them, from the response before; compute_output: to hand them over.
+        outcomes: both together, by what became of the response.
+    """
+
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    outcomes: dict[Outcome, Duration] = field(default_factory=lambda: {outcome: Duration() for outcome in Outcome})
+
+    def as_dict(self) -> dict[str, Any]:
+        """The protocol's form."""
+        return {
+            "compute_infer": self.compute_infer.as_dict(),
+            "compute_output": self.compute_output.as_dict(),
+            **{outcome.value: duration.as_dict() for outcome, duration in self.outcomes.items()},
+        }
+
+
 @dataclass(slots=True)
 class ModelStats:
     """Everything counted for one version of one model. It outlives the model: an evicted model keeps its numbers.
 
     Attributes:
+        responses: of a decoupled model, by their place among the responses to their request.
         cached: whether its responses are cached; cache_hit: look-ups that found one; cache_miss: those that did not,
             each with what it took to keep the response.
     """
@@ -99,6 +133,7 @@ class ModelStats:
     compute_output: Duration = field(default_factory=Duration)
     batches: dict[int, BatchStats] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
+    responses: dict[int, ResponseStats] = field(default_factory=dict)
     cached: bool = False
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)
@@ -130,6 +165,17 @@ class ModelStats:
         ):
             duration.count += requests
             duration.ns += ns
+
+    def responded(self, place: int, outcome: Outcome, infer_ns: int, output_ns: int = 0) -> None:
+        """One response of a decoupled model, the first of its request in place 0."""
+        place = min(place, _LAST_PLACE)
+        counted = self.responses.get(place)
+        if counted is None:
+            counted = self.responses[place] = ResponseStats()
+        if outcome in (Outcome.SUCCESS, Outcome.FAIL):
+            counted.compute_infer.add(infer_ns)
+            counted.compute_output.add(output_ns)
+        counted.outcomes[outcome].add(infer_ns + output_ns)
 
     def hit(self, ns: int) -> None:
         """One request was answered out of the response cache, without being queued or executed."""
@@ -170,7 +216,7 @@ class ModelStats:
                 for size, batch in sorted(self.batches.items())
             ],
             "memory_usage": [],
-            "response_stats": {},
+            "response_stats": {str(place): counted.as_dict() for place, counted in sorted(self.responses.items())},
         }
 
 

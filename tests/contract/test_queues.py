@@ -59,6 +59,30 @@ batch_output { target_name: "DOUBLE" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source
 dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 600000000 }
 """
 
+SENDING = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            x = request.inputs()[0].as_numpy()
+            for number in range(int(x[0, 0])):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]))
+            if x[0, 1]:
+                error = pb_utils.TritonError("no more")
+                sender.send(pb_utils.InferenceResponse(error=error))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+DECOUPLED = """
+backend: "python"
+input { name: "X" data_type: TYPE_FP32 dims: [ -1, 4 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ -1, 4 ] }
+instance_group { kind: KIND_CPU }
+model_transaction_policy { decoupled: true }
+"""
+
 LIMITED = "instance_group { count: 2 kind: KIND_CPU rate_limiter { resources { name: 'R' count: %d } priority: 2 } }"
 
 COUNTING = """
@@ -81,10 +105,10 @@ class TritonPythonModel:
 """
 
 
-def lay_out_python(folder, config, warmup):
-    """A model that adds up the first numbers that it was ever sent, and refuses 13; and its recorded data."""
+def lay_out_python(folder, config, warmup=0, code=COUNTING):
+    """Code, by default a model that adds up the first numbers that it was ever sent, and refuses 13; and its recorded data."""
     (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.py").write_text(COUNTING)
+    (folder / "1" / "model.py").write_text(code)
     (folder / "config.pbtxt").write_text(config)
     (folder / "warmup").mkdir()
     (folder / "warmup" / "x").write_bytes(np.array([warmup] * 4, "<f4").tobytes())
@@ -100,13 +124,14 @@ def server(tmp_path_factory):
     models.lay_out(repository / "limited", models.plus(1), LIMITED % 2)
     models.lay_out(repository / "greedy", models.plus(1), LIMITED % 3)
     lay_out_python(repository / "warm", WARM, 1)
+    lay_out_python(repository / "sending", DECOUPLED, code=SENDING)
     lay_out_python(repository / "hot", WARM, 13)
     lay_out_python(repository / "cached", CACHED, 1)
     told = 'batch_input { target_name: "N" data_type: TYPE_INT32 source_input: "X" }'
     lay_out_python(repository / "told", f"{CACHED} {told}", 1)
     environ = {
         "MME_MODEL_REPOSITORY": str(repository),
-        "MME_LOAD_MODEL": "levels,warm,cached,ragged",
+        "MME_LOAD_MODEL": "levels,warm,cached,ragged,sending",
         "MME_PING_MODE": "ready",
         "MME_RATE_LIMIT": "execution_count",
         "MME_RATE_LIMIT_RESOURCE": "r:2",
@@ -242,3 +267,22 @@ def test_instances_wait_for_what_they_share(server):
     assert 'Resource count for "r" is limited to 2' in greedy.error
     limiter = server.ask("GET", "/v2/models/limited/config").json["instance_group"][0]["rate_limiter"]
     assert limiter == {"resources": [{"name": "R", "global": False, "count": 2}], "priority": 2}
+
+
+def test_responses_of_a_decoupled_model_are_counted_by_their_place(server):
+    """Requests of two responses, of one and an error, and of none: each place has counts of its own."""
+    for numbers in ([2, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]):
+        server.ask("POST", "/models/sending/invoke", models.x(numbers))
+    row = statistics(server, "sending")
+    counts = {
+        place: {what: each["count"] for what, each in durations.items() if each["count"]}
+        for place, durations in row["response_stats"].items()
+    }
+
+    assert counts == {
+        "0": {"compute_infer": 2, "compute_output": 2, "success": 2, "empty_response": 1},
+        "1": {"compute_infer": 2, "compute_output": 2, "success": 1, "fail": 1},
+        "2": {"empty_response": 1},
+    }
+    assert row["inference_stats"]["success"]["count"] == 2
+    assert row["inference_stats"]["fail"]["count"] == 1

@@ -6,7 +6,7 @@ import pytest
 
 from model_handlers.errors import Kind
 from serve.request import Timings
-from serve.stats import FAILURE_REASONS, Duration, ModelStats, TargetStats
+from serve.stats import FAILURE_REASONS, Duration, ModelStats, Outcome, TargetStats
 
 TIMINGS = Timings(start=0, compute_input=10, compute_infer=200, compute_output=30)
 
@@ -80,6 +80,40 @@ def test_batches_are_counted_by_their_size():
         }
         for size, count in ((2, 1), (8, 2))
     ]
+
+
+def test_responses_of_a_decoupled_model_are_counted_by_their_place():
+    """What was computed for each, and what became of it; the news that there is no more costs time, and computes none."""
+    stats = ModelStats()
+    for place, outcome, infer, output in (
+        (0, Outcome.SUCCESS, 10, 1),
+        (0, Outcome.FAIL, 20, 0),
+        (1, Outcome.EMPTY, 5, 0),
+        (1, Outcome.CANCEL, 7, 0),
+    ):
+        stats.responded(place, outcome, infer, output)
+    none, first, second = ({"count": 0, "ns": 0}, *stats.as_dict("m", "1")["response_stats"].values())
+
+    assert first == {
+        "compute_infer": {"count": 2, "ns": 30},
+        "compute_output": {"count": 2, "ns": 1},
+        "success": {"count": 1, "ns": 11},
+        "fail": {"count": 1, "ns": 20},
+        "empty_response": none,
+        "cancel": none,
+    }
+    assert (second["empty_response"], second["cancel"]) == ({"count": 1, "ns": 5}, {"count": 1, "ns": 7})
+    assert second["compute_infer"] == second["compute_output"] == second["success"] == second["fail"] == none
+
+
+def test_a_model_that_sends_without_end_does_not_fill_the_memory():
+    """The responses behind the thousandth are counted together with it."""
+    stats = ModelStats()
+    for place in range(2000):
+        stats.responded(place, Outcome.SUCCESS, 1)
+
+    assert len(stats.responses) == 1000
+    assert stats.responses[999].outcomes[Outcome.SUCCESS].count == 1001
 
 
 @pytest.mark.parametrize(
