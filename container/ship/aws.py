@@ -111,6 +111,15 @@ class Aws:
             answer: dict[str, Any] = getattr(client, operation)(**parameters)
         return answer
 
+    def pages(self, paginator: Any, parameters: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The pages of one of boto3's paginators.
+
+        Raises:
+            MmeError: see `aws_errors`.
+        """
+        with aws_errors("AWS"):
+            yield from paginator.paginate(**parameters)
+
     def _check_region(self, service: str) -> None:
         """Refuse a region that AWS has not, or that has no such service; a new one may not be known here yet."""
         for partition in self._session.get_available_partitions():

@@ -70,6 +70,99 @@ def _add_local_flags(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, type=float, default=seconds, metavar="SECONDS", help=text)
 
 
+_PUSH_EXAMPLES = """\
+examples:
+  mme push bert-0.tar.gz bert-1.tar.gz s3://my-bucket/models
+      what is there with the same content is skipped; another archive under the same name is not overwritten
+  mme push archives/*.tar.gz s3://my-bucket/models --dry-run
+"""
+_DEPLOY_EXAMPLES = """\
+examples:
+  mme deploy bert --models s3://my-bucket/models --role SageMakerRole --instance-type ml.g5.xlarge \\
+      --image 123456789012.dkr.ecr.eu-central-1.amazonaws.com/mme:latest
+      a multi-model endpoint; waits until it is in service, and tells why if it fails
+  mme deploy bert ... --autoscale 1..4 --target-invocations 600 --alarms --dashboard
+      with scaling, CloudWatch alarms and a CloudWatch dashboard
+  mme deploy bert ... --dry-run
+      the API calls, word for word, and none of them made
+  mme deploy one --single s3://my-bucket/models/bert-0.tar.gz ...
+      an endpoint of a single model, on any instance type
+"""
+_UPDATE_EXAMPLES = """\
+examples:
+  mme update bert --image 123456789012.dkr.ecr.eu-central-1.amazonaws.com/mme:2
+      the rest stays as it is; requests move to the new instances when they are healthy, and none is lost
+  mme update bert --instance-type ml.g5.2xlarge --canary 10 --bake-seconds 600
+      a tenth of the capacity first; the alarms of `mme deploy --alarms` call it back
+"""
+_DELETE_EXAMPLES = """\
+examples:
+  mme delete bert --dry-run       what was made for it, whole or half made
+  mme delete bert --yes           take that down, and nothing else; archives in S3 stay
+"""
+
+
+def _add_push_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("archives", type=Path, nargs="+", metavar="ARCHIVE", help="made by `mme pack`")
+    parser.add_argument(
+        "destination", metavar="s3://BUCKET/PREFIX", help="where they go; a key where it ends in .tar.gz"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite other archives of the same names")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done")
+    _add_region(parser)
+
+
+def _add_deploy_flags(parser: argparse.ArgumentParser) -> None:
+    _add_deployed(parser)
+    parser.add_argument("--no-model-cache", action="store_true", help="unload each model after use: ModelCacheSetting")
+    parser.add_argument("--volume-gb", type=int, default=0, metavar="GB", help="size of each instance's disk")
+    text = "how long the container may take to be healthy, 60 to 3600"
+    parser.add_argument("--startup-seconds", type=int, default=0, metavar="SECONDS", help=text)
+    parser.add_argument("--async-output", metavar="S3URI", help="an asynchronous endpoint; its answers go here")
+    parser.add_argument("--autoscale", metavar="LEAST..MOST", help="scale between so many instances, as in 1..4")
+    text = "requests a minute and instance that scaling aims at; default 600"
+    parser.add_argument("--target-invocations", type=float, default=0.0, metavar="N", help=text)
+    parser.add_argument("--alarms", action="store_true", help="CloudWatch alarms: errors, latency, memory, thrashing")
+    parser.add_argument("--alarm-topic", metavar="ARN", help="the SNS topic that they tell; means --alarms")
+    parser.add_argument("--dashboard", action="store_true", help="a CloudWatch dashboard, called mme-NAME")
+
+
+def _add_update_flags(parser: argparse.ArgumentParser) -> None:
+    _add_deployed(parser)
+    parser.add_argument("--canary", type=int, default=0, metavar="PERCENT", help="move so much capacity first, 1 to 50")
+    text = "how long the first of the new ones are watched; default 60"
+    parser.add_argument("--bake-seconds", type=int, default=60, metavar="SECONDS", help=text)
+    parser.add_argument("--keep-old", action="store_true", help="keep the old model and configuration")
+
+
+def _add_deployed(parser: argparse.ArgumentParser) -> None:
+    """What both making and changing take."""
+    parser.add_argument("name", metavar="NAME", help="the endpoint")
+    parser.add_argument("--models", metavar="S3URI", help="the prefix with the archives of a multi-model endpoint")
+    parser.add_argument("--single", metavar="S3URI", help="the archive of an endpoint of one model")
+    parser.add_argument("--image", metavar="URI", help="the container's image, in ECR")
+    parser.add_argument("--instance-type", metavar="TYPE", help="such as ml.g5.xlarge")
+    text = "try a type that is not on the list of those that SageMaker runs multi-model endpoints on"
+    parser.add_argument("--any-instance-type", action="store_true", help=text)
+    parser.add_argument("--instances", type=int, metavar="N", help="how many; default 1")
+    parser.add_argument("--role", metavar="ARN|NAME", help="the IAM role that the container runs as")
+    parser.add_argument("--env", metavar="NAME=VALUE", action="append", help="a variable for the container; repeatable")
+    parser.add_argument("--dry-run", action="store_true", help="print the API calls and make none of them")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until the endpoint is in service")
+    _add_region(parser)
+
+
+def _add_delete_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the endpoint")
+    parser.add_argument("--dry-run", action="store_true", help="list it and delete nothing")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    _add_region(parser)
+
+
+def _add_region(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--region", help="the AWS region; boto3's own choice by default")
+
+
 COMMANDS = (
     Command(
         "local",
@@ -77,5 +170,23 @@ COMMANDS = (
         _LOCAL_EXAMPLES,
         _add_local_flags,
         "container.local.command:run",
+    ),
+    Command("push", "upload archives to S3", _PUSH_EXAMPLES, _add_push_flags, "container.ship.push:run"),
+    Command(
+        "deploy", "make an endpoint on SageMaker", _DEPLOY_EXAMPLES, _add_deploy_flags, "container.ship.deploy:run"
+    ),
+    Command(
+        "update",
+        "bring something new behind an endpoint, without a gap",
+        _UPDATE_EXAMPLES,
+        _add_update_flags,
+        "container.ship.deploy:run_update",
+    ),
+    Command(
+        "delete",
+        "take down what `mme deploy` made",
+        _DELETE_EXAMPLES,
+        _add_delete_flags,
+        "container.ship.delete:run",
     ),
 )

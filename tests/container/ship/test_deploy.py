@@ -1,0 +1,287 @@
+"""`mme deploy`, `update` and `delete`, against moto: what is made, what is refused, what is taken down."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.container.ship.conftest import IMAGE, refusal
+
+CPU = "ml.m5.xlarge"
+
+
+@pytest.fixture
+def models(account):
+    """A prefix with an archive."""
+    account.client("s3").put_object(Bucket="models", Key="bert/a.tar.gz", Body=b"x")
+    return "s3://models/bert"
+
+
+@pytest.fixture
+def deploy(mme, models):
+    """A function that deploys with what is needed, and what else is given."""
+
+    def run(name, *more, **changes):
+        flags = {"models": models, "image": IMAGE, "role": "runner", "instance_type": CPU, **changes}
+        pairs = [(f"--{flag.replace('_', '-')}", value) for flag, value in flags.items() if value]
+        return mme("deploy", name, *(word for pair in pairs for word in pair), *more)
+
+    return run
+
+
+def made(account):
+    """Models, configurations, endpoints, alarms, dashboards, and scalable targets that there are."""
+    sagemaker, cloudwatch = account.backend("sagemaker"), account.backend("cloudwatch")
+    targets = [name for each in account.backend("applicationautoscaling").targets.values() for name in each]
+    kinds = (sagemaker._models, sagemaker.endpoint_configs, sagemaker.endpoints, cloudwatch.alarms)
+    return (*map(list, kinds), list(cloudwatch.dashboards), targets)
+
+
+NOTHING = ([], [], [], [], [], [])
+
+
+def test_a_multi_model_endpoint_is_made(account, deploy):
+    """Model, configuration and endpoint under names that belong together, and it is in service."""
+    said = deploy("bert", "--env", "MME_LOG_LEVEL=debug")
+
+    assert said.code == 0, said.err
+    ((model,), (config,), endpoints, *_) = made(account)
+    assert model == config
+    assert endpoints == ["bert"]
+    described = account.client("sagemaker").describe_model(ModelName=model)
+    container = described["PrimaryContainer"]
+    assert (container["Mode"], container["ModelDataUrl"]) == ("MultiModel", "s3://models/bert/")
+    assert container["Environment"] == {"MME_ENDPOINT_NAME": "bert", "MME_LOG_LEVEL": "debug"}
+    assert described["ExecutionRoleArn"] == "arn:aws:iam::123456789012:role/runner"
+    assert "mme invoke bert --target ARCHIVE" in said.out
+
+
+def test_a_single_model_is_deployed_on_any_type(account, deploy):
+    """Also with several GPUs, and asynchronously."""
+    said = deploy("one", models="", single="s3://models/bert/a.tar.gz", instance_type="ml.p3.8xlarge",
+                  async_output="s3://models/out")  # fmt: skip
+
+    assert said.code == 0, said.err
+    ((model,), *_) = made(account)
+    container = account.client("sagemaker").describe_model(ModelName=model)["PrimaryContainer"]
+    assert (container["Mode"], container["ModelDataUrl"]) == ("SingleModel", "s3://models/bert/a.tar.gz")
+
+
+def test_scaling_alarms_and_dashboard_stand_around_it_and_go_with_it(account, deploy, mme):
+    """All of them are made, delete lists them, and takes down these and nothing else."""
+    assert deploy("bert-2", "--alarms").code == 0
+    mine = account.client("cloudwatch")
+    mine.put_metric_alarm(AlarmName="mme-bert-mine", Namespace="n", MetricName="m", Statistic="Sum", Period=60,
+                          EvaluationPeriods=1, Threshold=1, ComparisonOperator="GreaterThanThreshold")  # fmt: skip
+    others = made(account)
+
+    topic = "arn:aws:sns:us-east-1:123456789012:ops"
+    said = deploy("bert", "--autoscale", "1..4", "--target-invocations", "200", "--alarm-topic", topic, "--dashboard")
+    assert said.code == 0, said.err
+    *_, alarms, dashboards, targets = made(account)
+    assert len(alarms) == len(others[3]) + 7
+    assert (dashboards, targets) == (["mme-bert"], ["endpoint/bert/variant/AllTraffic"])
+    listed = mme("delete", "bert", "--dry-run").out.splitlines()
+    assert len(listed) == 2 + 7 + 1 + 3
+    assert mme("delete", "bert").code == 2, "nobody can be asked"
+    deleted = mme("delete", "bert", "--yes")
+    assert deleted.code == 0, deleted.err
+    assert made(account) == others
+    again = mme("delete", "bert", "--yes")
+    assert again.code == 2
+    assert "there is no such endpoint" in again.err
+
+
+def test_the_dashboard_draws_what_there_is(account, deploy):
+    """Every chart names metrics of this endpoint; those of GPUs only where there are some."""
+    assert deploy("bert", "--dashboard", instance_type="ml.p3.2xlarge").code == 0
+    body = account.client("cloudwatch").get_dashboard(DashboardName="mme-bert")["DashboardBody"]
+
+    charts = [widget["properties"] for widget in json.loads(body)["widgets"] if widget["type"] == "metric"]
+    text = json.dumps([chart["metrics"] for chart in charts])
+    for metric in ("ModelCacheHit", "LoadedModelCount", "ModelLoadingTime", "ModelLatency", "GPUMemoryUtilization"):
+        assert f'"{metric}"' in text
+    assert "mme,EndpointName,VariantName,TargetModel" in text
+    assert {chart["region"] for chart in charts} == {"us-east-1"}
+
+
+def test_a_dry_run_prints_the_calls_and_makes_none(account, deploy):
+    """Each with its service, its operation and parameters that botocore's model takes."""
+    said = deploy("bert", "--autoscale", "1..4", "--alarms", "--dashboard", "--dry-run", instance_type="ml.g5.xlarge")
+
+    assert said.code == 0, said.err
+    headings = [line for line in said.out.splitlines() if line.startswith(("sagemaker ", "application", "cloudwatch "))]
+    assert headings[:3] == ["sagemaker create_model", "sagemaker create_endpoint_config", "sagemaker create_endpoint"]
+    assert headings[3:5] == [
+        "application-autoscaling register_scalable_target", "application-autoscaling put_scaling_policy",
+    ]  # fmt: skip
+    assert {heading.split()[1] for heading in headings[5:]} == {"put_metric_alarm", "put_dashboard"}
+    assert made(account) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("bert", {"role": ""}, "no role: give --role"),
+        ("bert", {"role": "nobody"}, "role 'nobody' does not exist"),
+        ("bert", {"role": "a/b"}, "is no role"),
+        ("bert", {"image": ""}, "no image: give --image"),
+        ("bert", {"image": "mme:latest"}, "is not in ECR"),
+        ("bert", {"image": IMAGE.replace("us-east-1", "eu-west-1")}, "is in region eu-west-1"),
+        ("bert", {"instance_type": ""}, "no instance type"),
+        ("bert", {"instance_type": "ml.m5.xlrage"}, "did you mean 'ml.m5.xlarge'?"),
+        ("bert", {"instance_type": "ml.p4d.24xlarge"}, "runs no multi-model endpoint on 'ml.p4d.24xlarge'"),
+        ("bert", {"instance_type": "ml.g5.12xlarge"}, "ml.g5.2xlarge"),
+        ("bert", {"models": ""}, "--models s3://bucket/prefix for many"),
+        ("bert", {"models": "s3://models/none"}, "there is no .tar.gz in s3://models/none/"),
+        ("bert", {"models": "s3://models/bert/a.tar.gz"}, "--single s3://models/bert/a.tar.gz"),
+        ("bert", {"models": "s3://nobody-has-this/p"}, "the bucket does not exist"),
+        ("bert", {"models": "", "single": "s3://models/none.tar.gz"}, "put it there with `mme push`"),
+        ("bert", {"autoscale": "4..1"}, "is not LEAST..MOST"),
+        ("bert", {"target_invocations": "5"}, "needs --autoscale"),
+        ("bert", {"async_output": "s3://models/out"}, "--async-output needs --single"),
+        ("bert", {"env": "X"}, "is not NAME=VALUE"),
+        ("b_ert", {}, "can't be the name of an endpoint"),
+        ("bert", {"region": "mars-1"}, "is not the name of a region"),
+        ("bert", {"region": "us-gov-east"}, "is not the name of a region"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_makes_nothing(account, deploy, name, changes, sentence):
+    """With the next step, and exit code 2."""
+    said = deploy(name, **changes)
+
+    assert said.code == 2
+    (line,) = said.err.splitlines()
+    assert sentence in line
+    assert made(account) == NOTHING
+
+
+def test_a_name_that_is_taken(account, deploy):
+    """Is refused before anything is made."""
+    deploy("bert")
+    before = made(account)
+    said = deploy("bert")
+
+    assert said.code == 2
+    assert "`mme update`" in said.err
+    assert made(account) == before
+
+
+def test_a_region_without_the_service(account, deploy, answered, monkeypatch):
+    """Names regions that have it."""
+    monkeypatch.setattr(
+        "boto3.session.Session.get_available_regions",
+        lambda _self, service, _partition="aws": ["us-east-1", "us-east-2"] if service == "s3" else ["us-east-2"],
+    )
+    said = deploy("bert")
+
+    assert said.code == 2
+    assert "region 'us-east-1' has no sagemaker: choose one of us-east-2" in said.err
+
+
+def test_no_region_at_all(account, deploy, monkeypatch):
+    """Says how to choose one."""
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+
+    assert "no AWS region is chosen: give --region" in deploy("bert").err
+
+
+def test_what_was_half_made_is_listed_and_can_be_deleted(account, deploy, mme, answered):
+    """A call that fails in the middle names what was made before it, and delete takes that down."""
+    answered("sagemaker.CreateEndpoint", refusal("ResourceLimitExceeded", message="ml.m5.xlarge: 0 instances"))
+    said = deploy("bert")
+
+    assert said.code == 2
+    quota, left = said.err.splitlines()
+    assert "exceeds a quota" in quota
+    assert "made so far: model bert-" in left
+    assert left.endswith("take it down with: mme delete bert")
+    assert mme("delete", "bert", "--yes").code == 0
+    assert made(account) == NOTHING
+
+
+def test_why_an_endpoint_failed(account, deploy, answered):
+    """SageMaker's reason and the end of the container's log."""
+    logs = account.client("logs")
+    group = "/aws/sagemaker/Endpoints/bert"
+    logs.create_log_group(logGroupName=group)
+    logs.create_log_stream(logGroupName=group, logStreamName="AllTraffic/i-1")
+    event = {"timestamp": time.time_ns() // 1_000_000, "message": "MME_PROT: there is no such variable"}
+    logs.put_log_events(logGroupName=group, logStreamName="AllTraffic/i-1", logEvents=[event])
+
+    def fail(_):
+        endpoint = next(iter(account.backend("sagemaker").endpoints.values()))
+        endpoint.endpoint_status, endpoint.failure_reason = "Failed", "The primary container did not pass the ping."
+
+    answered("sagemaker.CreateEndpoint", fail, after=True)
+    said = deploy("bert")
+
+    assert said.code == 1
+    assert "endpoint 'bert' is Failed: The primary container did not pass the ping." in said.err
+    assert "MME_PROT: there is no such variable" in said.err
+
+
+def test_an_update_brings_a_new_configuration_and_takes_the_old_one_down(account, deploy, mme, answered):
+    """By blue/green, watched by the alarms of the endpoint; what is not named stays as it was."""
+    deploy("bert", "--alarms", "--env", "A=1")
+    before = made(account)
+    seen = []
+
+    def update(body):
+        seen.append(json.loads(body))
+        (endpoint,) = account.backend("sagemaker").endpoints.values()
+        endpoint.endpoint_config_name = seen[0]["EndpointConfigName"]
+        return 200, {"EndpointArn": "arn"}
+
+    answered("sagemaker.UpdateEndpoint", update)
+    monkey = IMAGE.replace("mme:1", "mme:2")
+    said = mme("update", "bert", "--image", monkey, "--canary", "10", "--env", "B=2")
+
+    assert said.code == 0, said.err
+    ((model,), (config,), endpoints, *_) = made(account)
+    assert (model, config) == (seen[0]["EndpointConfigName"],) * 2
+    assert model != before[0][0]
+    assert endpoints == ["bert"]
+    container = account.client("sagemaker").describe_model(ModelName=model)["PrimaryContainer"]
+    assert container["Image"] == monkey
+    assert container["Environment"] == {"MME_ENDPOINT_NAME": "bert", "A": "1", "B": "2"}
+    traffic = seen[0]["DeploymentConfig"]["BlueGreenUpdatePolicy"]["TrafficRoutingConfiguration"]
+    assert traffic["CanarySize"] == {"Type": "CAPACITY_PERCENT", "Value": 10}
+    alarms = seen[0]["DeploymentConfig"]["AutoRollbackConfiguration"]["Alarms"]
+    assert alarms == [{"AlarmName": "mme-bert-5xx"}, {"AlarmName": "mme-bert-model-errors"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("none", "--instances", "2"), "there is no endpoint 'none' in us-east-1"),
+        (("theirs", "--instances", "2"), "was not made by `mme deploy`"),
+        (("bert",), "nothing changes"),
+        (("bert", "--instance-type", "ml.p4d.24xlarge"), "runs no multi-model endpoint"),
+    ],
+)
+def test_updates_that_are_refused(account, deploy, mme, arguments, sentence):
+    """One sentence, exit code 2, and nothing is made."""
+    deploy("bert")
+    sagemaker = account.client("sagemaker")
+    config = made(account)[1][0]
+    sagemaker.create_endpoint(EndpointName="theirs", EndpointConfigName=config)
+    before = made(account)
+
+    said = mme("update", *arguments)
+    assert said.code == 2
+    assert sentence in said.err
+    assert made(account) == before
+
+
+def test_an_endpoint_of_somebody_else_stays(account, deploy, mme):
+    """Delete finds nothing of its own and says so."""
+    deploy("bert")
+    account.client("sagemaker").create_endpoint(EndpointName="theirs", EndpointConfigName=made(account)[1][0])
+    said = mme("delete", "theirs", "--yes")
+
+    assert said.code == 2
+    assert "made by somebody else" in said.err
+    assert "theirs" in made(account)[2]
