@@ -19,17 +19,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from container.config.flags import COMMAND as CONFIG
 from container.logs import configure
 from container.settings import Mode, Settings, choose_single_model, settings_table
 from container.settings.table import MME_VARIABLES
 from container.settings.values import boolean, directories, names, resource_limits
-from container.ship.flags import COMMANDS
+from container.ship.flags import COMMANDS as SHIP
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _log = logging.getLogger("mme.start")
+
+COMMANDS = (*SHIP, CONFIG)
 
 _SERVE_EXAMPLES = """\
 examples:

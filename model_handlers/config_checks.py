@@ -69,6 +69,7 @@ def checks(config: ModelConfig) -> Iterator[Check]:
         yield f"instance_group[{index}]", partial(_group, config, index, group)
     if config.dynamic_batching is not None:
         yield "dynamic_batching", partial(_batching, config, config.dynamic_batching)
+    yield "sequence_batching", partial(normalise_sequences, config)
 
 
 def _raise(error: MmeError) -> None:

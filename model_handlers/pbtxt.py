@@ -22,7 +22,7 @@ from model_handlers.config import (
     VersionPolicy,
 )
 from model_handlers.config_checks import normalise
-from model_handlers.errors import invalid_model
+from model_handlers.errors import MmeError, invalid_model
 from model_handlers.pbtxt_batching import dynamic_batching, dynamic_batching_message
 from model_handlers.pbtxt_fields import check_fields
 from model_handlers.pbtxt_ragged import batch_input_messages, batch_inputs, batch_output_messages, batch_outputs
@@ -63,29 +63,36 @@ def config_of(message: pb.ModelConfig, *, model: str, strict_name: bool = False)
         raise invalid_model(
             f"unexpected directory name '{model}' for model '{message.name}', directory name must equal model name"
         )
-    return normalise(
-        ModelConfig(
-            name=model,
-            backend=message.backend,
-            platform=message.platform,
-            max_batch_size=message.max_batch_size,
-            inputs=tuple(_input(tensor, model) for tensor in message.input),
-            outputs=tuple(_output(tensor, model) for tensor in message.output),
-            version_policy=_version_policy(message, model),
-            instance_groups=tuple(_instance_group(group) for group in message.instance_group),
-            dynamic_batching=dynamic_batching(message),
-            default_model_filename=message.default_model_filename,
-            optimization_level=message.optimization.graph.level,
-            parameters=MappingProxyType({key: value.string_value for key, value in message.parameters.items()}),
-            metric_tags=MappingProxyType(dict(message.metric_tags)),
-            decoupled=message.model_transaction_policy.decoupled,
-            ensemble=tuple(_step(step) for step in message.ensemble_scheduling.step),
-            batch_inputs=batch_inputs(message),
-            batch_outputs=batch_outputs(message),
-            warmup=warmup_samples(message, model),
-            response_cache=message.response_cache.enable,
-            sequence_batching=sequence_batching(message, model),
-        )
+    return normalise(translated(message, model))
+
+
+def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
+    """The message as a configuration, whose rules nobody has looked at yet.
+
+    Raises:
+        MmeError: INVALID_MODEL for what a configuration has no place for.
+    """
+    return ModelConfig(
+        name=model,
+        backend=message.backend,
+        platform=message.platform,
+        max_batch_size=message.max_batch_size,
+        inputs=tuple(_input(tensor, model) for tensor in message.input),
+        outputs=tuple(_output(tensor, model) for tensor in message.output),
+        version_policy=_version_policy(message, model),
+        instance_groups=tuple(_instance_group(group) for group in message.instance_group),
+        dynamic_batching=dynamic_batching(message),
+        default_model_filename=message.default_model_filename,
+        optimization_level=message.optimization.graph.level,
+        parameters=MappingProxyType({key: value.string_value for key, value in message.parameters.items()}),
+        metric_tags=MappingProxyType(dict(message.metric_tags)),
+        decoupled=message.model_transaction_policy.decoupled,
+        ensemble=tuple(_step(step) for step in message.ensemble_scheduling.step),
+        batch_inputs=batch_inputs(message),
+        batch_outputs=batch_outputs(message),
+        warmup=warmup_samples(message, model),
+        response_cache=message.response_cache.enable,
+        sequence_batching=sequence_batching(message, model),
     )
 
 
@@ -145,18 +152,23 @@ def config_text(config: ModelConfig) -> str:
 
 
 def _parse_text(text: str, model: str) -> pb.ModelConfig:
-    _check_escapes(text, model)
+    check_escapes(text, model)
     try:
         return text_format.Parse(text, pb.ModelConfig())
     except text_format.ParseError as error:
-        line, column = error.GetLine(), error.GetColumn()
-        # The parser quotes the line, which may be the whole file and may hold what no response can carry.
-        what = str(error).removeprefix(f"{line}:{column} : ").replace('"mme.', '"')[:300]
-        what = what.encode(errors="replace").decode()
-        raise invalid_model(f"model '{model}': config.pbtxt line {line}, column {column}: {what}") from None
+        raise syntax_error(error, model) from None
 
 
-def _check_escapes(text: str, model: str) -> None:
+def syntax_error(error: text_format.ParseError, model: str) -> MmeError:
+    """What the parser says, with line and column."""
+    line, column = error.GetLine(), error.GetColumn()
+    # The parser quotes the line, which may be the whole file and may hold what no response can carry.
+    what = str(error).removeprefix(f"{line}:{column} : ").replace('"mme.', '"')[:300]
+    what = what.encode(errors="replace").decode()
+    return invalid_model(f"model '{model}': config.pbtxt line {line}, column {column}: {what}")
+
+
+def check_escapes(text: str, model: str) -> None:
     r"""Refuse `\m` and its like in strings: the parser keeps them as they are, with one of Python's own warnings."""
     for token in _COMMENT_OR_STRING.finditer(text):
         for escape in () if token[0].startswith("#") else _ESCAPE.finditer(token[0]):

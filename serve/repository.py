@@ -11,6 +11,7 @@ import hashlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from model_handlers.body import BACKEND, SUBMIT_DIRECTORY
 from model_handlers.config import ModelConfig
@@ -22,6 +23,9 @@ from model_handlers.pbtxt import parse_config
 from model_handlers.registry import Backend, detect_backend, find_backend, told_by_file
 from serve.disk import directory_size
 from serve.scripts import DEFAULT_SCRIPTS, Scripts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CONFIG_NAME = "config.pbtxt"
 ENTRY = "MME_ENTRY"  # a parameter of the model that an archive of several is asked for
@@ -84,7 +88,7 @@ def open_target(path: Path, name: str, scripts: Scripts = DEFAULT_SCRIPTS, *, ov
     if not path.is_dir():
         raise invalid_argument(f"model '{name}' should be in {path}, which is not a directory")
     with disk_errors(f"model '{name}' cannot be read from {path}"):
-        entry, *others = _models_in(path, name, scripts)
+        entry, *others = models_in(path, name, scripts)
         model = _open(entry, name, scripts, strict_name=False, override=override)
         members = [_open(other, f"{name}:{other.name}", scripts, strict_name=False) for other in others]
         return replace(model, members=tuple(members))
@@ -99,7 +103,7 @@ def list_models(path: Path, scripts: Scripts = DEFAULT_SCRIPTS) -> list[str]:
     if not path.is_dir():
         raise invalid_argument(f"model repository '{path}' is not a directory: create it, or name another")
     with disk_errors(f"model repository {path} cannot be read"):
-        return [child.name for child in _directories(path) if _is_model(child) or scripts.serves(child)]
+        return [child.name for child in _directories(path) if is_model(child) or scripts.serves(child)]
 
 
 def open_model(
@@ -128,7 +132,7 @@ def open_model(
         reason = f"model '{name}' is not in the repository {path.parent}: make {name}/{CONFIG_NAME} and {name}/1/"
         raise MmeError(Kind.UNKNOWN_MODEL, reason)
     with disk_errors(f"model '{name}' cannot be read from {path}"):
-        if not _is_model(path) and not scripts.serves(path):
+        if not is_model(path) and not scripts.serves(path):
             raise _no_model(path, name)
         model = _open(path, name, scripts, strict_name=strict_name, override=override)
         parts = _parts((path.parent, *others), model, scripts)
@@ -151,11 +155,20 @@ def _parts(repositories: tuple[Path, ...], ensemble: ModelDirectory, scripts: Sc
     return list(found.values())
 
 
-def _models_in(path: Path, name: str, scripts: Scripts) -> list[Path]:
-    """The model directories of an unpacked archive, the one that requests are for first."""
-    if _is_model(path):
+def candidates_in(path: Path, scripts: Scripts) -> list[Path]:
+    """The model directories of an unpacked archive."""
+    if is_model(path):
         return [path]
-    candidates = [child for child in _directories(path) if _is_model(child)] or _scripts_in(path, scripts)
+    return [child for child in _directories(path) if is_model(child)] or _scripts_in(path, scripts)
+
+
+def models_in(path: Path, name: str, scripts: Scripts) -> list[Path]:
+    """The model directories of an unpacked archive, the one that requests are for first.
+
+    Raises:
+        MmeError: INVALID_MODEL when there is none, or none of several that requests are for.
+    """
+    candidates = candidates_in(path, scripts)
     if not candidates:
         raise _no_model(path, name)
     entries = candidates if len(candidates) == 1 else _entries(candidates, name, scripts)
@@ -192,24 +205,29 @@ def _open(path: Path, name: str, scripts: Scripts, *, strict_name: bool, overrid
         config = parse_config_json(override, model=name, strict_name=strict_name)
     else:
         config = _read_config(path, name, scripts, strict_name=strict_name)
-    available = _versions(path)
+    available = versions_in(path)
     if config.platform == PLATFORM:  # it has no files: archives may have lost its empty version
         available = available or {1: path}
-        return ModelDirectory(name, path, replace(config, name=name), _selected(config, available, name))
-    backend = _backend(path, config, available, scripts)
+        return ModelDirectory(name, path, replace(config, name=name), selected_versions(config, available, name))
+    backend = backend_of(path, config, available, scripts)
     if backend.name == BACKEND:
         available = {version: where for version, where in available.items() if scripts.own(where)} or {1: path}
         config = scripts.completed(replace(config, name=name), next(iter(available.values())))
-    config = replace(
+    config = with_backend(replace(config, name=name), backend, available)
+    model = ModelDirectory(name, path, config, selected_versions(config, available, name))
+    for error in missing_files(model):
+        raise error
+    return model
+
+
+def with_backend(config: ModelConfig, backend: Backend, available: dict[int, Path]) -> ModelConfig:
+    """The configuration with what it leaves out of backend, platform and model file."""
+    return replace(
         config,
-        name=name,
         backend=backend.name,
         platform=config.platform or next(iter(backend.platforms), ""),
         default_model_filename=config.default_model_filename or _default_file(backend, config, available),
     )
-    model = ModelDirectory(name, path, config, _selected(config, available, name))
-    _check_files(model)
-    return model
 
 
 def _default_file(backend: Backend, config: ModelConfig, available: dict[int, Path]) -> str:
@@ -218,7 +236,7 @@ def _default_file(backend: Backend, config: ModelConfig, available: dict[int, Pa
     return backend.filename if first is None else backend.filename_in(first, config.parameters)
 
 
-def _selected(config: ModelConfig, available: dict[int, Path], name: str) -> dict[int, Path]:
+def selected_versions(config: ModelConfig, available: dict[int, Path], name: str) -> dict[int, Path]:
     """The versions that the version policy selects."""
     selected = config.version_policy.select(tuple(available))
     if not selected:
@@ -230,21 +248,33 @@ def _selected(config: ModelConfig, available: dict[int, Path], name: str) -> dic
 
 
 def _read_config(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> ModelConfig:
-    file = path / CONFIG_NAME
-    if scripts.config_name and (named := path / CONFIGS / f"{scripts.config_name}.pbtxt").is_file():
-        file = named
+    file = config_file(path, scripts)
     if not file.is_file():
         return ModelConfig(name=name)
+    return parse_config(config_text(file, name), model=name, strict_name=strict_name)
+
+
+def config_file(path: Path, scripts: Scripts) -> Path:
+    """Where the configuration of the model in a directory is, if it has one."""
+    named = path / CONFIGS / f"{scripts.config_name}.pbtxt"
+    return named if scripts.config_name and named.is_file() else path / CONFIG_NAME
+
+
+def config_text(file: Path, name: str) -> str:
+    """What a configuration says.
+
+    Raises:
+        MmeError: INVALID_MODEL when it is no text, or too long for one.
+    """
     if file.stat().st_size > _MAX_CONFIG_SIZE:
         raise invalid_model(f"{file.name} of model '{name}' is larger than {_MAX_CONFIG_SIZE} bytes")
     try:
-        text = file.read_text("utf-8")
+        return file.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise invalid_model(f"{file.name} of model '{name}' is not UTF-8 text: {error}") from error
-    return parse_config(text, model=name, strict_name=strict_name)
 
 
-def _backend(path: Path, config: ModelConfig, available: dict[int, Path], scripts: Scripts) -> Backend:
+def backend_of(path: Path, config: ModelConfig, available: dict[int, Path], scripts: Scripts) -> Backend:
     """The backend that the configuration names, or that the first version's file or an inference script gives away."""
     if config.backend or config.platform:
         named = find_backend(config.backend, config.platform, config.name)
@@ -259,28 +289,30 @@ def _backend(path: Path, config: ModelConfig, available: dict[int, Path], script
     raise _no_model(path, config.name)
 
 
-def _check_files(model: ModelDirectory) -> None:
-    """Every selected version has the model file, inside its directory."""
+def missing_files(model: ModelDirectory) -> Iterator[MmeError]:
+    """Every selected version has to have the model file, inside its directory; an error for each that has not."""
     filename = PurePosixPath(model.config.default_model_filename)
     # Names are what is checked, not where links lead: archives hold none, and a folder of its owner may.
     if filename.is_absolute() or ".." in filename.parts or not filename.parts:
-        raise invalid_model(
+        yield invalid_model(
             f"default_model_filename '{filename}' of model '{model.name}' lies outside of its version directory"
         )
+        return
     for version, inside in model.versions.items():
         directory = Path(model.config.parameters.get(SUBMIT_DIRECTORY, inside))
         if not (directory / filename).exists():
-            raise invalid_model(
+            yield invalid_model(
                 f"model '{model.name}' has no file '{filename}' in version {version}, which backend "
                 f"'{model.config.backend}' loads: found {_shown_tree(directory)}; name it in default_model_filename"
             )
 
 
-def _is_model(path: Path) -> bool:
-    return (path / CONFIG_NAME).is_file() or bool(_versions(path))
+def is_model(path: Path) -> bool:
+    """Whether a directory is that of a model with a configuration or with versions."""
+    return (path / CONFIG_NAME).is_file() or bool(versions_in(path))
 
 
-def _versions(path: Path) -> dict[int, Path]:
+def versions_in(path: Path) -> dict[int, Path]:
     """The version directories by their numbers, ascending. Other names, and 01 for 1, are no versions to Triton."""
     names = [child.name for child in _directories(path) if child.name.isascii() and child.name.isdigit()]
     return {int(name): path / name for name in sorted(names, key=int) if str(int(name)) == name}

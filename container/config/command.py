@@ -1,0 +1,76 @@
+"""`mme config check` and `mme config fields`: reads paths, prints reports, and a table of fields.
+
+Exit code 1 when anything would not be served.
+"""
+
+# ruff: noqa: T201 - a command talks to people
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+from container.config.check import check
+from container.config.fields import field_rows
+from container.config.report import document, lines
+from serve.scripts import Scripts
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable
+
+    from container.config.report import Line
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what was asked.
+
+    Raises:
+        MmeError: a path that is none.
+    """
+    return _run_fields(arguments) if arguments.action == "fields" else _run_check(arguments)
+
+
+def _run_check(arguments: argparse.Namespace) -> int:
+    logging.disable(logging.WARNING)  # what they say is in the report
+    scripts = Scripts(program=arguments.program, config_name=arguments.config_name)
+    reports = [check(source, scripts) for source in arguments.sources]
+    ok = all(report.ok for report in reports)
+    if arguments.json:
+        print(json.dumps({"ok": ok, "reports": [document(report) for report in reports]}, indent=2))
+        return 0 if ok else 1
+    for report in reports:
+        _show(lines(report, quiet=arguments.quiet))
+    return 0 if ok else 1
+
+
+def _show(shown: Iterable[Line]) -> None:
+    """In colours on a terminal, where rich is installed."""
+    try:
+        from rich.console import Console  # noqa: PLC0415 - optional, and 100 ms
+        from rich.text import Text  # noqa: PLC0415
+    except ImportError:
+        for _, text in shown:
+            print(text)
+        return
+    if not sys.stdout.isatty():
+        for _, text in shown:
+            print(text)
+        return
+    console = Console(highlight=False)
+    for style, text in shown:
+        console.print(Text(text, style=style), soft_wrap=True)
+
+
+def _run_fields(arguments: argparse.Namespace) -> int:
+    rows = list(field_rows())
+    if arguments.format == "markdown":
+        print("| field | | what becomes of it |\n|---|---|---|")
+        for path, fate, reason in rows:
+            print(f"| `{path}` | {fate} | {reason} |")
+        return 0
+    width = max(len(path) for path, _, _ in rows)
+    for path, fate, reason in rows:
+        print(f"{path:{width}}  {fate:8}  {reason}".rstrip())
+    return 0

@@ -1,0 +1,42 @@
+"""The flags and examples of `mme config`. Imports nothing heavy; see `container.ship.flags`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from container.ship.flags import Command
+
+if TYPE_CHECKING:
+    import argparse
+
+_EXAMPLES = """\
+examples:
+  mme config check ./repository            every model of a repository, with every problem and how to mend it
+  mme config check bert-0.tar.gz *.tar.gz  archives, as a server would open them
+  mme config check ./bert-0 --json | jq '.models[].problems'
+  mme config fields                        what becomes of each field of config.pbtxt
+"""
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    check = actions.add_parser(
+        "check", help="print what is understood, and every problem; exit code 1 if there are any"
+    )
+    sources = "a model directory, a repository of several, or a .tar.gz archive"
+    check.add_argument("sources", metavar="DIR|ARCHIVE", nargs="+", help=sources)
+    check.add_argument("--json", action="store_true", help="one JSON document for programs")
+    check.add_argument("--config-name", default="", metavar="NAME", help="read configs/NAME.pbtxt where a model has it")
+    check.add_argument("--program", default="inference.py", metavar="FILE", help="what inference scripts are called")
+    check.add_argument("--quiet", action="store_true", help="only problems, no configurations and trees")
+    fields = actions.add_parser("fields", help="what becomes of each field of config.pbtxt")
+    fields.add_argument("--format", choices=("text", "markdown"), default="text")
+
+
+COMMAND = Command(
+    "config",
+    "check configurations, and list what becomes of their fields",
+    _EXAMPLES,
+    _add_flags,
+    "container.config.command:run",
+)

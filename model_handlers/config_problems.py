@@ -1,0 +1,264 @@
+"""Everything that is wrong with a config.pbtxt, and not only the first of it. PURE.
+
+A load stops at the first rule that is broken; whoever writes a configuration wants all of them at once. So what can't
+be read is set aside, named, and the rest is judged without it: a field that there is none of, a value that no enum
+names, a tensor without a type. What follows from another problem alone may be missing until that one is mended.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import text_format
+
+from model_handlers.config_checks import checks, normalise
+from model_handlers.errors import MmeError
+from model_handlers.pbtxt import check_escapes, syntax_error, translated
+from model_handlers.pbtxt_fields import RULES, Fate, field_error, set_fields
+from model_handlers.proto import model_config_pb2 as pb
+from model_handlers.tensor import BY_NUMBER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from google.protobuf.message import Message
+
+    from model_handlers.config import ModelConfig
+
+_MOST_REPAIRS = 50
+_NAME = re.compile(r"[A-Za-z_]\w*")
+# What stands before the value of an enum: the field, and maybe other values.
+_ENUM_VALUE = re.compile(r"(\w+)\s*:\s*\[?(?:[^\[\]{}<>:]*,)?\s*$")
+_STRING = r"""(?:"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
+_SCALAR = re.compile(rf"""{_STRING}(?:\s*{_STRING})*|[^\s,;\]}}>"']+""")
+_TOKEN = re.compile(r"""#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[\[{<]|[\]}>]""")
+_FIELDS = sorted({name for rows in RULES.values() for name in rows})
+_FP32 = 11
+_STAND_IN = {"data_type": "11"}  # for a value that the enum has not; 0 does for others
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, or worth a word.
+
+    Attributes:
+        field: the path of the field, as far as it is known; "" where it is none.
+        sentence: what about it.
+        mend: what to do, where the sentence does not say.
+    """
+
+    field: str
+    sentence: str
+    mend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Understood:
+    """What a text says.
+
+    Attributes:
+        config: the configuration, defaults filled in where nothing is wrong; None where the text can't be read at all.
+        problems: what keeps the model from being loaded.
+        notes: fields that change nothing here.
+    """
+
+    config: ModelConfig | None
+    problems: tuple[Finding, ...] = ()
+    notes: tuple[Finding, ...] = ()
+
+
+def understand(text: str, *, model: str, strict_name: bool = False) -> Understood:
+    """Read a config.pbtxt as far as it can be read. Arguments are those of `pbtxt.parse_config`."""
+    problems: list[Finding] = []
+    message = _parsed(text, model, problems)
+    if message is None:
+        return Understood(None, tuple(problems))
+    notes = tuple(_judge_fields(message, model, problems))
+    if strict_name and message.name and message.name != model:
+        sentence = (
+            f"unexpected directory name '{model}' for model '{message.name}', directory name must equal model name"
+        )
+        problems.append(Finding("name", sentence, f'write name: "{model}", or leave the field out'))
+    _complete_tensors(message, model, problems)
+    config = _translated(message, model, problems)
+    if config is None:
+        return Understood(None, tuple(problems), notes)
+    problems += config_findings(config)
+    return Understood(config if problems else normalise(config), tuple(problems), notes)
+
+
+def config_findings(config: ModelConfig) -> Iterator[Finding]:
+    """Every rule that a configuration breaks."""
+    for field, check in checks(config):
+        try:
+            check()
+        except MmeError as error:
+            yield Finding(field, error.message)
+
+
+# -- the text ----------------------------------------------------------------------------------------------------------
+
+
+def _parsed(text: str, model: str, problems: list[Finding]) -> pb.ModelConfig | None:
+    """The message, what can't be read left out; None where nobody can tell where that ends."""
+    try:
+        check_escapes(text, model)
+    except MmeError as error:
+        problems.append(Finding("", _bare(error, model)))
+        return None
+    for _ in range(_MOST_REPAIRS):
+        try:
+            return text_format.Parse(text, pb.ModelConfig())
+        except text_format.ParseError as error:
+            place = _offset(text, error)
+            problems.append(_unreadable(text, place, _bare(syntax_error(error, model), model)))
+            repaired = _repaired(text, place)
+            if repaired is None:
+                return None
+            text = repaired
+    return None
+
+
+def _bare(error: MmeError, model: str) -> str:
+    """The sentence without the model and the file, which whoever shows it says himself."""
+    return error.message.removeprefix(f"model '{model}': config.pbtxt ")
+
+
+def _offset(text: str, error: text_format.ParseError) -> int:
+    lines = text.split("\n")[: (error.GetLine() or 1) - 1]
+    return sum(len(line) + 1 for line in lines) + (error.GetColumn() or 1) - 1
+
+
+def _unreadable(text: str, place: int, sentence: str) -> Finding:
+    found = _NAME.match(text, place)
+    if found is None:
+        return Finding("", sentence)
+    known = _FIELDS
+    before = _ENUM_VALUE.search(text, 0, place)
+    if before is not None:
+        known = [value.name for enum in _enums() for value in enum.values]
+    nearest = difflib.get_close_matches(found[0], known, n=1, cutoff=0.7)
+    mend = f"did you mean {nearest[0]}?" if nearest else ""
+    return Finding(before[1] if before is not None else found[0], sentence, mend)
+
+
+def _enums() -> Iterator[Any]:
+    yield pb.DESCRIPTOR.enum_types_by_name["DataType"]
+    waiting = list(pb.DESCRIPTOR.message_types_by_name.values())
+    while waiting:
+        message = waiting.pop()
+        yield from message.enum_types
+        waiting += message.nested_types
+
+
+def _repaired(text: str, place: int) -> str | None:
+    """The text without what can't be read at that place, or with something in its place; None if that does not help."""
+    for candidate in (_without_field(text, place), _with_other_value(text, place)):
+        if candidate is not None and _gets_further(candidate, place):
+            return candidate
+    return None
+
+
+def _gets_further(text: str, place: int) -> bool:
+    try:
+        text_format.Parse(text, pb.ModelConfig())
+    except text_format.ParseError as error:
+        return _offset(text, error) > place
+    return True
+
+
+def _without_field(text: str, place: int) -> str | None:
+    """The text without the field that begins there; lines and columns of the rest stay what they are."""
+    name = _NAME.match(text, place)
+    if name is None or _ENUM_VALUE.search(text, 0, place):
+        return None
+    begin = name.end()
+    while begin < len(text) and text[begin] in " \t\r\n:":
+        begin += 1
+    end = _end_of_value(text, begin)
+    if end is None:
+        return None
+    return text[:place] + re.sub(r"[^\n]", " ", text[place:end]) + text[end:]
+
+
+def _end_of_value(text: str, begin: int) -> int | None:
+    if begin >= len(text) or text[begin] not in "[{<":
+        scalar = _SCALAR.match(text, begin)
+        return scalar.end() if scalar is not None else None
+    depth = 0
+    for token in _TOKEN.finditer(text, begin):
+        depth += (token[0] in "[{<") - (token[0] in "]}>")
+        if depth == 0:
+            return token.end()
+    return None
+
+
+def _with_other_value(text: str, place: int) -> str | None:
+    before, value = _ENUM_VALUE.search(text, 0, place), _NAME.match(text, place)
+    if before is None or value is None:
+        return None
+    stand_in = _STAND_IN.get(before[1], "0")
+    return text[:place] + stand_in.ljust(len(value[0])) + text[value.end() :]
+
+
+# -- the message -------------------------------------------------------------------------------------------------------
+
+
+def _judge_fields(message: pb.ModelConfig, model: str, problems: list[Finding]) -> Iterator[Finding]:
+    """What is refused becomes a problem, what is harmless a note."""
+    for path, field, value, rule in set_fields(message):
+        error = field_error(path, field, value, rule, model)
+        if error is not None:
+            problems.append(Finding(path, _bare(error, model), "remove it" if rule.fate is Fate.REFUSED else ""))
+        elif rule.fate is Fate.HARMLESS:
+            yield Finding(path, f"is ignored: {rule.reason}")
+
+
+def _complete_tensors(message: pb.ModelConfig, model: str, problems: list[Finding]) -> None:
+    """Give tensors without a name or a type one, after saying so: what else is wrong with them is told as well."""
+    both: list[tuple[str, Any]] = [("input", message.input), ("output", message.output)]
+    for what, tensors in both:
+        for index, tensor in enumerate(tensors):
+            if not tensor.name:
+                problems.append(Finding(f"{what}[{index}].name", f"model {what} must specify 'name' for {model}"))
+                tensor.name = f"{what}[{index}]"
+            if tensor.data_type not in BY_NUMBER:
+                sentence = f"model {what} '{tensor.name}' must specify 'data_type' for {model}"
+                problems.append(Finding(f"{what}[{index}].data_type", sentence))
+                tensor.data_type = _FP32
+
+
+def _translated(message: pb.ModelConfig, model: str, problems: list[Finding]) -> ModelConfig | None:
+    """The configuration, without fields that can't be translated."""
+    for _ in range(len(message.DESCRIPTOR.fields)):
+        try:
+            return replace(translated(message, model), name=model)
+        except MmeError as error:
+            field = _culprit(message, model, error)
+            problems.append(Finding(field, error.message))
+            if not field:
+                return None
+            _clear(message, field)
+    return None
+
+
+def _culprit(message: pb.ModelConfig, model: str, error: MmeError) -> str:
+    """The field without which that error would not be."""
+    for field, _ in message.ListFields():
+        rest = pb.ModelConfig()
+        rest.CopyFrom(message)
+        _clear(rest, field.name)
+        try:
+            translated(rest, model)
+        except MmeError as other:
+            if other.message == error.message:
+                continue
+        return str(field.name)
+    return ""
+
+
+def _clear(message: Message, field: str) -> None:
+    message.ClearField(field)

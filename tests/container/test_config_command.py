@@ -1,0 +1,159 @@
+"""`mme config`: reports of directories and archives, for people and for programs, and the table of fields."""
+
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from container import cli
+from container.config.fields import field_rows
+from container.config.mend import mend_for
+
+ENSEMBLE = """
+platform: "ensemble"
+input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }
+ensemble_scheduling { step { model_name: "%s" input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } } }
+"""
+
+
+@pytest.fixture
+def repository(tmp_path, put):
+    """A repository: `good`, `bad` with two faults, and `whole`, made of `good`."""
+    put["multiple"](tmp_path / "r", "good", 2.0)
+    put["multiple"](tmp_path / "r", "bad", 2.0)
+    (tmp_path / "r" / "bad" / "config.pbtxt").write_text("max_batchsize: 1\nmax_batch_size: -1")
+    (tmp_path / "r" / "whole" / "1").mkdir(parents=True)
+    (tmp_path / "r" / "whole" / "config.pbtxt").write_text(ENSEMBLE % "good")
+    return tmp_path / "r"
+
+
+def packed(archive, folder, *names):
+    """An archive of some directories, or of all that lies in the folder."""
+    with tarfile.open(archive, "w:gz") as tar:
+        for name in names or [path.name for path in folder.iterdir()]:
+            tar.add(folder / name, name)
+    return archive
+
+
+def told(capsys, *arguments):
+    """The exit code and the JSON of a check."""
+    code = cli.main(["config", "check", "--json", *map(str, arguments)])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_repository_is_reported_model_by_model(repository, capsys):
+    """Every problem with its file, field and what to do; exit code 1."""
+    code, document = told(capsys, repository)
+    assert (code, document["ok"]) == (1, False)
+    [report] = document["reports"]
+    assert report["kind"] == "repository"
+    models = {model["name"]: model for model in report["models"]}
+    assert {name: model["ok"] for name, model in models.items()} == {"bad": False, "good": True, "whole": True}
+    assert [(each["file"], each["field"]) for each in models["bad"]["problems"]] == [
+        ("config.pbtxt", "max_batchsize"),
+        ("config.pbtxt", "max_batch_size"),
+    ]
+    assert models["bad"]["problems"][0]["mend"] == "did you mean max_batch_size?"
+    assert models["good"]["config"]["input"][0]["name"] == "X"
+    assert list(models["good"]["files"]) == ["1/model.onnx"]
+
+
+def test_people_read_the_same(repository, capsys):
+    """What is understood, the tree, the problems and how to mend them."""
+    assert cli.main(["config", "check", str(repository)]) == 1
+    text = capsys.readouterr().out
+    assert f"{repository}: repository of 3 models, 2 problems" in text
+    assert '  config.pbtxt: max_batchsize: line 1, column 1: Message type "ModelConfig" has no field' in text
+    assert "      → did you mean max_batch_size?" in text
+    assert "whole: ensemble of good, versions 1" in text
+    assert re.search(r"    1/model.onnx +\d+ B", text)
+    assert '    name: "good"' in text
+
+    assert cli.main(["config", "check", "--quiet", str(repository), str(repository / "good")]) == 1
+    quiet = capsys.readouterr().out
+    assert "files" not in quiet
+    assert "max_batchsize" in quiet
+    assert f"{repository / 'good'}: a model, no problem" in quiet
+
+
+@pytest.mark.parametrize(
+    ("names", "roles", "problem"),
+    [
+        (["good"], {"good": "model"}, ""),
+        (["whole", "good"], {"whole": "entry", "good": "member"}, ""),
+        (["good", "other"], {"good": "model", "other": "model"}, "holds two models or more and no ensemble"),
+        (["bad", "good"], {"bad": "model", "good": "model"}, ""),
+        (["whole"], {"whole": "model"}, ""),
+    ],
+)
+def test_archives_are_opened_as_a_server_does(repository, put, tmp_path, capsys, names, roles, problem):
+    """With the model that requests are for and its members, or why there is none."""
+    put["multiple"](repository, "other", 3.0)
+    archive = packed(tmp_path / "a.tar.gz", repository, *names)
+    code, document = told(capsys, archive)
+    [report] = document["reports"]
+    assert {model["name"]: model["role"] for model in report["models"]} == roles
+    assert code == (0 if names in (["good"], ["whole", "good"]) else 1)
+    assert [problem in each["problem"] for each in report["problems"]] == [True] * bool(problem)
+
+
+def test_a_model_at_the_root_of_an_archive_is_called_as_the_archive_is(repository, tmp_path, capsys):
+    """An inference script too, which is not run."""
+    archive = packed(tmp_path / "root.tar.gz", repository / "good")
+    code, document = told(capsys, archive)
+    assert (code, document["reports"][0]["models"][0]["name"]) == (0, "root")
+    (tmp_path / "s" / "code").mkdir(parents=True)
+    (tmp_path / "s" / "code" / "inference.py").write_text("raise SystemExit('it was run')")
+    code, document = told(capsys, packed(tmp_path / "script.tar.gz", tmp_path / "s"))
+    assert (code, document["reports"][0]["models"][0]["config"]["backend"]) == (0, "sagemaker")
+
+
+def test_an_ensemble_by_itself_finds_its_models_beside_it(repository, capsys):
+    """As a server of the repository would; one that is made of nobody is told so."""
+    assert told(capsys, repository / "whole")[0] == 0
+    (repository / "whole" / "config.pbtxt").write_text(ENSEMBLE % "nobody")
+    code, document = told(capsys, repository / "whole")
+    assert code == 1
+    assert "not available or ambiguous: nobody" in document["reports"][0]["models"][0]["problems"][0]["problem"]
+
+
+def test_what_can_hold_no_model(tmp_path, capsys):
+    """A broken archive and an empty folder are reported; a path that is none is the caller's mistake."""
+    (tmp_path / "empty").mkdir()
+    code, document = told(capsys, tmp_path / "empty")
+    assert (code, "no model found" in document["reports"][0]["problems"][0]["problem"]) == (1, True)
+    (tmp_path / "broken.tar.gz").write_bytes(b"no archive")
+    code, document = told(capsys, tmp_path / "broken.tar.gz")
+    assert (code, len(document["reports"][0]["problems"])) == (1, 1)
+    for path, words in ((tmp_path / "gone", "does not exist"), (Path(__file__), "neither a directory nor an archive")):
+        assert cli.main(["config", "check", str(path)]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_every_field_of_the_message_has_its_row(capsys):
+    """Once, with a reason where it is not honoured; as text and as Markdown."""
+    rows = list(field_rows())
+    paths = [path for path, _, _ in rows]
+    assert len(set(paths)) == len(paths)
+    assert all(reason for _, fate, reason in rows if fate != "honoured")
+    assert {"max_batch_size", "input[].dims[]", "version_policy.latest.num_versions"} <= set(paths)
+    assert cli.main(["config", "fields"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(rows)
+
+
+def test_the_documentation_has_the_table_of_fields(capsys):
+    """As `mme config fields --format markdown` prints it; who changes a rule prints it anew."""
+    assert cli.main(["config", "fields", "--format", "markdown"]) == 0
+    table = capsys.readouterr().out
+    document = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    assert table in document, "docs/configuration.md: replace its table by `mme config fields --format markdown`"
+
+
+def test_advice_is_by_field():
+    """The nearest that is known, and none for what nobody knows."""
+    assert "batch dimension" in mend_for("max_batch_size")
+    assert mend_for("input[3].dims") == mend_for("output[0]")
+    assert "one label a line" in mend_for("output[0].label_filename")
+    assert mend_for("zzz") == ""

@@ -1,0 +1,138 @@
+"""Everything that is wrong with a model's directory: real directories with real ONNX models, and what is said of them."""
+
+import pytest
+
+from serve.model_check import examine, examine_ensembles
+from serve.scripts import DEFAULT_SCRIPTS, Scripts
+
+ENSEMBLE = """
+platform: "ensemble" max_batch_size: 8
+input {{ name: "x" data_type: {kind} dims: [ 2 ] }} output {{ name: "y" data_type: TYPE_FP32 dims: [ 2 ] }}
+ensemble_scheduling {{
+  step {{ model_name: "{first}" {version} input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "h" }} }}
+  step {{ model_name: "{second}" input_map {{ key: "x" value: "h" }} output_map {{ key: "y" value: "y" }} }}
+}}
+"""
+WARM = "data_type: TYPE_FP32 dims: [ 2 ] input_data_file: 'gone'"
+
+
+def looked_at(path, scripts=DEFAULT_SCRIPTS, *, strict_name=True):
+    """What is found of one model."""
+    return examine(path, path.name, scripts, strict_name=strict_name)
+
+
+def said(model):
+    """(file, field) of every problem."""
+    return [(each.file, each.finding.field) for each in model.problems]
+
+
+def sentences(model):
+    """All that is said of problems, in one text."""
+    return " | ".join(each.finding.sentence for each in model.problems)
+
+
+def test_a_good_model_is_completed_from_its_file(tmp_path, write_repository_model):
+    """With or without a configuration; nothing is said but that there is none."""
+    model = looked_at(write_repository_model(tmp_path / "m", "max_batch_size: 8", versions=(1, 3)))
+    assert (model.problems, model.notes, sorted(model.versions)) == ([], [], [3])
+    assert [spec.name for spec in model.config.inputs] == ["x"]
+    bare = looked_at(write_repository_model(tmp_path / "bare"))
+    assert bare.problems == []
+    assert [each.finding.sentence for each in bare.notes] == ["there is none: all is taken from the model's files"]
+    assert bare.config.backend == "onnxruntime"
+
+
+@pytest.mark.parametrize(
+    ("config", "places", "words"),
+    [
+        ('backend: "abacus"', [("config.pbtxt", "backend")], "unable to find backend library for backend 'abacus'"),
+        ('backend: "tensorflow"', [("config.pbtxt", "backend")], "backend 'tensorflow'"),
+        (
+            "version_policy { specific { versions: 9 } } max_batch_size: -1",
+            [("config.pbtxt", "max_batch_size"), ("config.pbtxt", "version_policy")],
+            "at least one version must be available",
+        ),
+        (
+            'default_model_filename: "other.onnx"',
+            [("config.pbtxt", "default_model_filename")],
+            "no file 'other.onnx' in version 1",
+        ),
+        (
+            'output { name: "y" data_type: TYPE_FP32 dims: [ 2 ] label_filename: "labels.txt" }',
+            [("config.pbtxt", "output[0].label_filename")],
+            "no file 'labels.txt'",
+        ),
+        (
+            'max_batch_size: 8 input { name: "x" data_type: TYPE_INT32 dims: [ 2 ] }',
+            [("1/model.onnx", "")],
+            "configuration expects datatype TYPE_INT32 for input 'x', model provides TYPE_FP32",
+        ),
+        (
+            f"max_batch_size: 8 model_warmup {{ name: 'w' batch_size: 1 inputs {{ key: 'x' value {{ {WARM} }} }} }}",
+            [("config.pbtxt", "model_warmup[0]")],
+            "gone",
+        ),
+        ("max_batch_size: [", [("config.pbtxt", "")], "line 1"),
+    ],
+)
+def test_each_problem_is_told_where_it_is(tmp_path, write_repository_model, config, places, words):
+    """By file and field, with what a load would say."""
+    model = looked_at(write_repository_model(tmp_path / "m", config))
+    assert said(model) == places, model.problems
+    assert words in sentences(model)
+
+
+def test_a_directory_that_is_no_model(tmp_path):
+    """And one whose model file is none."""
+    (tmp_path / "empty" / "1").mkdir(parents=True)
+    assert "no model found in 'empty'" in sentences(looked_at(tmp_path / "empty"))
+    (tmp_path / "bad" / "1").mkdir(parents=True)
+    (tmp_path / "bad" / "1" / "model.onnx").write_bytes(b"no model")
+    assert said(looked_at(tmp_path / "bad")) == [("1/model.onnx", "")]
+
+
+def test_names_count_in_repositories_alone(tmp_path, write_repository_model):
+    """An archive's model may be called anything."""
+    path = write_repository_model(tmp_path / "m", 'name: "other"')
+    assert said(looked_at(path)) == [("config.pbtxt", "name")]
+    assert said(looked_at(path, strict_name=False)) == []
+
+
+def test_a_script_and_a_python_model_are_not_run(tmp_path):
+    """What only their code knows is a note."""
+    (tmp_path / "s" / "code").mkdir(parents=True)
+    (tmp_path / "s" / "code" / "inference.py").write_text("raise SystemExit('it was run')")
+    script = looked_at(tmp_path / "s", Scripts())
+    assert (script.problems, script.config.backend, list(script.versions)) == ([], "sagemaker", [1])
+    (tmp_path / "p" / "1").mkdir(parents=True)
+    (tmp_path / "p" / "1" / "model.py").write_text("raise SystemExit('it was run')")
+    python = looked_at(tmp_path / "p")
+    assert python.problems == []
+    assert "not checked" in python.notes[-1].finding.sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "places", "words"),
+    [
+        ({}, [], ""),
+        ({"second": "nobody"}, ["step[1].model_name"], "not available or ambiguous: nobody"),
+        ({"version": "model_version: 4"}, ["step[0].model_version"], "whose required version 4 is not loaded"),
+        ({"kind": "TYPE_INT32"}, ["step[0].input_map"], "inconsistent data type"),
+        ({"second": "e"}, ["step"], "circular dependency between ensembles: e -> e"),
+        ({"first": "circle"}, ["step"], "circular dependency between ensembles: e -> circle -> e"),
+        ({"kind": "TYPE_INT32", "second": "nobody"}, ["step[1].model_name", "step[0].input_map"], "nobody"),
+    ],
+)
+def test_ensembles_are_held_against_the_models_beside_them(tmp_path, write_repository_model, change, places, words):
+    """Members that are missing, other versions and types, and circles; several at once."""
+    for name in "ab":
+        write_repository_model(tmp_path / name, "max_batch_size: 8")
+    steps = {"kind": "TYPE_FP32", "first": "a", "second": "b", "version": ""}
+    for name, chosen in (("e", steps | change), ("circle", steps | {"first": "e"})):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(ENSEMBLE.format(**chosen))
+    models = [looked_at(tmp_path / name) for name in ("a", "b", "circle", "e")]
+    examine_ensembles(models)
+    assert [field for _, field in said(models[3])] == [f"ensemble_scheduling.{place}" for place in places]
+    assert words in sentences(models[3])
+    assert models[0].problems == models[1].problems == []
