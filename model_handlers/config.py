@@ -121,6 +121,14 @@ class InstanceKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Accelerator:
+    """What instances execute by, beside their framework itself: its `name` for it, and parameters for that."""
+
+    name: str
+    parameters: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
+
+
+@dataclass(frozen=True, slots=True)
 class Resource:
     """What each execution of an instance takes of something that instances share.
 
@@ -139,6 +147,7 @@ class InstanceGroup:
     """`count` execution lanes of a model on one kind of device (per GPU, where it names several).
 
     Attributes:
+        profiles: the optimisation profiles of a TensorRT engine that they execute by, () for all.
         resources: what each execution waits for, where rate limiting is on.
         priority: who waits for them gets fewer turns, the larger it is.
     """
@@ -149,6 +158,7 @@ class InstanceGroup:
     gpus: tuple[int, ...] = ()
     resources: tuple[Resource, ...] = ()
     priority: int = 1
+    profiles: tuple[str, ...] = ()
 
 
 class BatchInputKind(Enum):
@@ -247,7 +257,9 @@ class ModelConfig:
         dynamic_batching: None when requests are never batched together, or as those of sequences are.
         sequence_batching: None where a request has nothing to do with any other.
         default_model_filename: the model file inside a version directory.
+        cc_filenames: compute capability of a GPU, such as `9.0` → the model file for it.
         optimization_level: `optimization.graph.level` (-1 none, 1 basic, 2 extended, 0 all).
+        gpu_accelerators, cpu_accelerators: `optimization.execution_accelerators`.
         parameters: the model's own `parameters`, for its backend.
         metric_tags: labels that every metric of the model carries.
         decoupled: whether a request may have any number of responses (`model_transaction_policy`).
@@ -277,6 +289,9 @@ class ModelConfig:
     warmup: tuple[WarmupSample, ...] = ()
     response_cache: bool = False
     sequence_batching: SequenceBatching | None = None
+    cc_filenames: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
+    gpu_accelerators: tuple[Accelerator, ...] = ()
+    cpu_accelerators: tuple[Accelerator, ...] = ()
 
     def input(self, name: str) -> TensorSpec | None:
         """The input of that name, or None."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.config import InstanceKind, TimeoutAction
 from model_handlers.ensemble_checks import ensemble_problems
-from model_handlers.errors import invalid_model
+from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.ragged_checks import check_ragged
 from model_handlers.sequence_checks import normalise_sequences
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from model_handlers.config import DynamicBatching, InstanceGroup, ModelConfig, WarmupSample
-    from model_handlers.errors import MmeError
     from model_handlers.tensor import TensorSpec
 
     Check = tuple[str, Callable[[], object]]
@@ -61,6 +60,9 @@ def checks(config: ModelConfig) -> Iterator[Check]:
     )
     yield from _tensor_checks("input", config.inputs, config.name)
     yield from _tensor_checks("output", config.outputs, config.name)
+    for filename in config.cc_filenames.values():
+        yield "cc_model_filenames", partial(_check_path, "cc_model_filenames", filename, config.name)
+    yield "optimization.execution_accelerators", partial(_check_accelerators, config)
     yield "batch_input", partial(check_ragged, config)
     yield "response_cache", partial(_check_cache, config)
     for index, sample in enumerate(config.warmup):
@@ -79,6 +81,22 @@ def _raise(error: MmeError) -> None:
 def _check_batch_size(config: ModelConfig) -> None:
     if config.max_batch_size < 0:
         raise invalid_model(f"'max_batch_size' must be non-negative value for {config.name}")
+
+
+def _check_accelerators(config: ModelConfig) -> None:
+    """Once the backend is known: only ONNX Runtime has them."""
+    if (config.gpu_accelerators or config.cpu_accelerators) and config.backend not in {"", "onnxruntime"}:
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            f"model '{config.name}': config.pbtxt field 'optimization.execution_accelerators' is not honoured for "
+            f"backend '{config.backend}', only for 'onnxruntime': remove it",
+        )
+    if any(group.profiles for group in config.instance_groups) and config.backend not in {"", "tensorrt"}:
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            f"model '{config.name}': config.pbtxt field 'instance_group.profile' is not honoured for backend "
+            f"'{config.backend}', only for 'tensorrt': remove it",
+        )
 
 
 def _check_cache(config: ModelConfig) -> None:

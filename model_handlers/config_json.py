@@ -13,6 +13,7 @@ from model_handlers.sequence_json import sequence_json
 
 if TYPE_CHECKING:
     from model_handlers.config import (
+        Accelerator,
         BatchInput,
         BatchOutput,
         DynamicBatching,
@@ -45,13 +46,13 @@ def config_json(config: ModelConfig) -> Json:
         "output": [_output(spec) for spec in config.outputs],
         "batch_input": [_batch_input(given) for given in config.batch_inputs],
         "batch_output": [_batch_output(given) for given in config.batch_outputs],
-        **_optimization(config.optimization_level),
+        **_optimization(config),
         **_dynamic_batching(config.dynamic_batching),
         **sequence_json(config.sequence_batching),
         **_ensemble(config.ensemble),
         "instance_group": [_instance_group(group) for group in config.instance_groups],
         "default_model_filename": config.default_model_filename,
-        "cc_model_filenames": {},
+        "cc_model_filenames": dict(config.cc_filenames),
         "metric_tags": dict(config.metric_tags),
         "parameters": {key: {"string_value": value} for key, value in config.parameters.items()},
         "model_warmup": [_warmup(sample) for sample in config.warmup],
@@ -98,17 +99,24 @@ def _reshape(spec: TensorSpec) -> Json:
     return {} if spec.reshape is None else {"reshape": {"shape": list(spec.reshape)}}
 
 
-def _optimization(level: int) -> Json:
-    if not level:
-        return {}
-    return {
-        "optimization": {
-            "graph": {"level": level},
-            "priority": "PRIORITY_DEFAULT",
-            "gather_kernel_buffer_threshold": 0,
-            "eager_batching": False,
-        }
+def _optimization(config: ModelConfig) -> Json:
+    accelerators = {
+        "gpu_execution_accelerator": [_accelerator(each) for each in config.gpu_accelerators],
+        "cpu_execution_accelerator": [_accelerator(each) for each in config.cpu_accelerators],
     }
+    found: Json = {}
+    if config.optimization_level:
+        found["graph"] = {"level": config.optimization_level}
+    if any(accelerators.values()):
+        found["execution_accelerators"] = accelerators
+    if not found:
+        return {}
+    defaults = {"priority": "PRIORITY_DEFAULT", "gather_kernel_buffer_threshold": 0, "eager_batching": False}
+    return {"optimization": {**found, **defaults}}
+
+
+def _accelerator(accelerator: Accelerator) -> Json:
+    return {"name": accelerator.name, "parameters": dict(accelerator.parameters)}
 
 
 def _dynamic_batching(batching: DynamicBatching | None) -> Json:
@@ -167,7 +175,7 @@ def _instance_group(group: InstanceGroup) -> Json:
         "gpus": list(group.gpus),
         **_rate_limiter(group),
         "secondary_devices": [],
-        "profile": [],
+        "profile": list(group.profiles),
         "passive": False,
         "host_policy": "",
     }

@@ -25,6 +25,7 @@ from model_handlers.config_checks import normalise
 from model_handlers.errors import MmeError, invalid_model
 from model_handlers.pbtxt_batching import dynamic_batching, dynamic_batching_message
 from model_handlers.pbtxt_fields import check_fields
+from model_handlers.pbtxt_optimization import cpu_accelerators, gpu_accelerators, set_optimization
 from model_handlers.pbtxt_ragged import batch_input_messages, batch_inputs, batch_output_messages, batch_outputs
 from model_handlers.pbtxt_warmup import warmup_messages, warmup_samples
 from model_handlers.proto import model_config_pb2 as pb
@@ -93,6 +94,9 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
         warmup=warmup_samples(message, model),
         response_cache=message.response_cache.enable,
         sequence_batching=sequence_batching(message, model),
+        cc_filenames=MappingProxyType(dict(message.cc_model_filenames)),
+        gpu_accelerators=gpu_accelerators(message),
+        cpu_accelerators=cpu_accelerators(message),
     )
 
 
@@ -120,11 +124,13 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
                 kind=pb.ModelInstanceGroup.Kind.Value(f"KIND_{group.kind.name}"),
                 count=group.count,
                 gpus=group.gpus,
+                profile=group.profiles,
                 rate_limiter=_rate_limiter_message(group),
             )
             for group in config.instance_groups
         ],
         default_model_filename=config.default_model_filename,
+        cc_model_filenames=config.cc_filenames,
         metric_tags=config.metric_tags,
         parameters={key: pb.ModelParameter(string_value=value) for key, value in config.parameters.items()},
         batch_input=batch_input_messages(config.batch_inputs),
@@ -141,8 +147,7 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
         message.model_transaction_policy.decoupled = True
     if config.response_cache:
         message.response_cache.enable = True
-    if config.optimization_level:
-        message.optimization.graph.level = config.optimization_level
+    set_optimization(message, config)
     return message
 
 
@@ -255,7 +260,13 @@ def _instance_group(group: pb.ModelInstanceGroup) -> InstanceGroup:
     limiter = group.rate_limiter
     resources = tuple(Resource(needed.name, needed.count, getattr(needed, "global")) for needed in limiter.resources)
     return InstanceGroup(
-        group.name, InstanceKind(group.kind), group.count or 1, tuple(group.gpus), resources, limiter.priority or 1
+        group.name,
+        InstanceKind(group.kind),
+        group.count or 1,
+        tuple(group.gpus),
+        resources,
+        limiter.priority or 1,
+        tuple(group.profile),
     )
 
 

@@ -50,8 +50,7 @@ def _refused(reason: str) -> Rule:
 
 _HONOURED = Rule(Fate.HONOURED)
 _SPEED = _harmless("it changes speed, never results")
-_TENSORRT = _refused("only TensorRT engines have it")
-_ACCELERATOR = _refused("execution providers are chosen by the device alone")
+_TENSORRT = _refused("a request's own shapes are what an engine is told, and its tensors lie as numpy's do")
 
 RULES: Mapping[str, Mapping[str, Rule]] = {
     "ModelConfig": {
@@ -71,7 +70,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "ensemble_scheduling": _HONOURED,
         "instance_group": _HONOURED,
         "default_model_filename": _HONOURED,
-        "cc_model_filenames": _refused("one model file serves every device; name it in 'default_model_filename'"),
+        "cc_model_filenames": _HONOURED,
         "metric_tags": _HONOURED,
         "parameters": _HONOURED,
         "model_warmup": _HONOURED,
@@ -180,9 +179,10 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "output_copy_stream": _SPEED,
     },
     "ModelOptimizationPolicy.ExecutionAccelerators": {
-        "gpu_execution_accelerator": _ACCELERATOR,
-        "cpu_execution_accelerator": _ACCELERATOR,
+        "gpu_execution_accelerator": _HONOURED,
+        "cpu_execution_accelerator": _HONOURED,
     },
+    "ModelOptimizationPolicy.ExecutionAccelerators.Accelerator": {"name": _HONOURED, "parameters": _HONOURED},
     "ModelDynamicBatching": {
         "preferred_batch_size": _HONOURED,
         "max_queue_delay_microseconds": _HONOURED,
@@ -205,7 +205,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "rate_limiter": _HONOURED,
         "gpus": _HONOURED,
         "secondary_devices": _refused("instances run on CPUs and GPUs alone"),
-        "profile": _TENSORRT,
+        "profile": _HONOURED,
         "passive": _refused("every instance takes requests"),
         "host_policy": _harmless("threads and memory are the operating system's to place"),
     },

@@ -357,6 +357,7 @@ class ModelLoader:
         """The forms of a model that executes in this process, on the CPU, and can be mapped."""
         weights = weights_of(directory.config, self._weights)
         here = placement is Placement.INLINE and all(device == CPU for _, device in lanes)
+        here = here and not directory.config.cpu_accelerators
         if self._store is None or weights is Weights.PLAIN or not here or not issubclass(handler, MappedHandler):
             return None
         files = {version: directory.model_file(version) for version in directory.versions}

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from model_handlers.config import (
+    Accelerator,
     BatchInput,
     BatchInputKind,
     BatchOutput,
@@ -73,6 +74,9 @@ def config_from(plain: dict[str, Any]) -> ModelConfig:
             "batch_outputs": tuple(BatchOutput(**_tuples(given)) for given in plain["batch_outputs"]),
             "warmup": tuple(_sample(sample) for sample in plain["warmup"]),
             "sequence_batching": sequences_from(plain["sequence_batching"]),
+            "cc_filenames": MappingProxyType(plain["cc_filenames"]),
+            "gpu_accelerators": tuple(_accelerator(each) for each in plain["gpu_accelerators"]),
+            "cpu_accelerators": tuple(_accelerator(each) for each in plain["cpu_accelerators"]),
         }
     )
 
@@ -102,6 +106,10 @@ def _sample(plain: dict[str, Any]) -> WarmupSample:
         for name, given in plain["inputs"].items()
     }
     return WarmupSample(**{**plain, "inputs": MappingProxyType(inputs)})
+
+
+def _accelerator(plain: dict[str, Any]) -> Accelerator:
+    return Accelerator(plain["name"], MappingProxyType(plain["parameters"]))
 
 
 def _group(plain: dict[str, Any]) -> InstanceGroup:

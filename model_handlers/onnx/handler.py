@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from model_handlers.completion import complete
-from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.errors import invalid_argument
 from model_handlers.mapped import MappedHandler
 from model_handlers.onnx import forms
+from model_handlers.onnx.binding import run_bound
 from model_handlers.onnx.external import take_weights_out
-from model_handlers.onnx.options import session_options
+from model_handlers.onnx.options import run_options, session_options
+from model_handlers.onnx.providers import check_available, check_providers, providers
 from model_handlers.onnx.runtime import (
-    CPU_PROVIDER,
     CUDA_PROVIDER,
     create_session,
     onnx_runtime,
@@ -34,7 +35,7 @@ from model_handlers.tensor import BYTES
 from model_handlers.threads import default_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from model_handlers.base import Device
@@ -55,7 +56,7 @@ class OnnxHandler(MappedHandler):
     def __init__(self, session: Any, config: ModelConfig) -> None:
         super().__init__(complete(config, *signature(session, config.name)))
         self._session = session
-        self._run = session.run
+        self._run = _runner(session, run_options(config))
         sequences = self.config.sequence_batching
         inputs = (*self.config.inputs, *hidden_inputs(sequences))
         self._texts = [spec.name for spec in inputs if spec.data_type is BYTES]
@@ -77,18 +78,14 @@ class OnnxHandler(MappedHandler):
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> OnnxHandler:  # noqa: ARG003 - shared by lanes
         """Create the session; parameters are named as Triton's ONNX Runtime backend names them."""
         options = session_options(config, default_threads(model_file))
-        providers: list[Any] = [CPU_PROVIDER]
+        wanted = providers(config, device)
+        runtime = onnx_runtime()
+        check_available(wanted, runtime.get_available_providers(), config.name)
         if device.kind == "gpu":
-            preload_cuda(onnx_runtime())
-            providers.insert(0, (CUDA_PROVIDER, {"device_id": str(device.index)}))
-        session = create_session(_onnx_path(model_file), options, config.name, providers)
-        if device.kind == "gpu" and session.get_providers()[0] != CUDA_PROVIDER:
-            raise MmeError(
-                Kind.UNAVAILABLE,
-                f"model '{config.name}' was to run on {device}, but ONNX Runtime's CUDA provider did not start; "
-                "check that the driver, CUDA and cuDNN fit the installed onnxruntime-gpu",
-            )
-        return cls(session, config)
+            preload_cuda(runtime)
+        session = create_session(_onnx_path(model_file), options, config.name, wanted)
+        check_providers(wanted, session.get_providers(), config.name, device)
+        return cls(session, config) if device.kind == "cpu" else OnGpu(session, config)
 
     @classmethod
     def refinement(cls, config: ModelConfig) -> str:
@@ -134,6 +131,26 @@ class OnnxHandler(MappedHandler):
         del self._run
         del self._session
         self.mappings = 0
+
+
+class OnGpu(OnnxHandler):
+    """One session on a GPU, which has the CPU wait: never on the event loop."""
+
+    inline: ClassVar[bool] = False
+    warms: ClassVar[bool] = True
+
+    def __init__(self, session: Any, config: ModelConfig) -> None:
+        super().__init__(session, config)
+        if not self._texts and not self._answers_text:  # strings stay on the host, and can't be bound
+            options = run_options(config)
+            self._run = lambda outputs, inputs: run_bound(session, inputs, outputs, options)
+
+
+def _runner(session: Any, options: Any) -> Callable[[Sequence[str], Mapping[str, Array]], list[Array]]:
+    if options is None:
+        run: Callable[[Sequence[str], Mapping[str, Array]], list[Array]] = session.run
+        return run
+    return lambda outputs, inputs: session.run(outputs, inputs, options)
 
 
 def _text(array: Array, name: str, model: str) -> Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import invalid_model
+from model_handlers.onnx.providers import CUDA_PARAMETERS, SHRINKAGE
 from model_handlers.onnx.runtime import FATAL, onnx_runtime
 from model_handlers.parameters import integer, warn_of_unknown
 from model_handlers.threads import processors
@@ -25,6 +26,8 @@ _PARAMETERS = frozenset(
         "level",
         "enable_mem_arena",
         "enable_mem_pattern",
+        SHRINKAGE,
+        *CUDA_PARAMETERS,
     )
 )
 
@@ -64,3 +67,13 @@ def graph_level(config: ModelConfig) -> str:
     if level not in _GRAPH_LEVELS:
         raise invalid_model(f"model '{config.name}': optimization.graph.level must be -1, 0, 1 or 2, got {level}")
     return _GRAPH_LEVELS[level]
+
+
+def run_options(config: ModelConfig) -> Any:
+    """The options of each execution: None, or that the named arenas give back what they hold when it is done."""
+    arenas = config.parameters.get(SHRINKAGE)
+    if not arenas:
+        return None
+    options = onnx_runtime().RunOptions()
+    options.add_run_config_entry(SHRINKAGE, arenas)
+    return options

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from model_handlers.config import (
+    Accelerator,
     BatchInput,
     BatchInputKind,
     BatchOutput,
@@ -55,7 +56,16 @@ dynamic_batching {
   }
 }
 default_model_filename: "net.onnx"
-optimization { graph { level: -1 } }
+cc_model_filenames { key: "9.0" value: "h100.onnx" }
+optimization {
+  graph { level: -1 }
+  execution_accelerators {
+    gpu_execution_accelerator: [
+      { name: "tensorrt" parameters { key: "precision_mode" value: "FP16" } }, { name: "cuda" }
+    ]
+    cpu_execution_accelerator { name: "openvino" }
+  }
+}
 parameters { key: "intra_op_thread_count" value: { string_value: "2" } }
 parameters { key: "custom" value: { } }
 metric_tags { key: "team" value: "search" }
@@ -84,6 +94,9 @@ PARSED = ModelConfig(
     ),
     default_model_filename="net.onnx",
     optimization_level=-1,
+    cc_filenames={"9.0": "h100.onnx"},
+    gpu_accelerators=(Accelerator("tensorrt", {"precision_mode": "FP16"}), Accelerator("cuda")),
+    cpu_accelerators=(Accelerator("openvino"),),
     parameters={"intra_op_thread_count": "2", "custom": ""},
     metric_tags={"team": "search"},
 )
@@ -416,6 +429,7 @@ CONFIGS = (
             ),
         ).map(levelled),
         default_model_filename=st.sampled_from(["", "model.onnx", "a/b"]),
+        cc_filenames=st.sampled_from([{}, {"8.6": "a100.plan", "9.0": "h100.plan"}]),
         optimization_level=st.integers(-1, 2),
         parameters=MAPS,
         metric_tags=MAPS,

@@ -9,6 +9,7 @@ from isolated_models import Echo
 
 from model_handlers.base import Placement
 from model_handlers.config import (
+    Accelerator,
     BatchInput,
     BatchInputKind,
     BatchOutput,
@@ -52,7 +53,9 @@ FULL = ModelConfig(
     inputs=(TensorSpec("x", BF16, (-1, 2), reshape=(2,), optional=True, format="FORMAT_NCHW", ragged=True),),
     outputs=(TensorSpec("y", BYTES, (), labels="labels.txt"), TensorSpec("z", BYTES, (1,), reshape=())),
     version_policy=VersionPolicy(latest=0, all=True, specific=(1, 3)),
-    instance_groups=(InstanceGroup("g", InstanceKind.GPU, 2, (0, 1), (Resource("r", 2, is_global=True),), 3),),
+    instance_groups=(
+        InstanceGroup("g", InstanceKind.GPU, 2, (0, 1), (Resource("r", 2, is_global=True),), 3, ("0", "1")),
+    ),
     dynamic_batching=DynamicBatching((2, 4), 5, True, QueuePolicy(TimeoutAction.DELAY, 1, True, 2), 3, 2, _LEVELS),
     default_model_filename="f",
     optimization_level=-1,
@@ -62,6 +65,9 @@ FULL = ModelConfig(
     batch_inputs=(BatchInput(BatchInputKind.ITEM_SHAPE, ("t", "u"), INT32, ("x",)),),
     batch_outputs=(BatchOutput(("y",), ("x",)),),
     response_cache=True,
+    cc_filenames=MappingProxyType({"9.0": "h"}),
+    gpu_accelerators=(Accelerator("tensorrt", MappingProxyType({"precision_mode": "FP16"})), Accelerator("gpu_io")),
+    cpu_accelerators=(Accelerator("openvino"),),
     warmup=(
         WarmupSample("w", 2, 3, MappingProxyType({"x": WarmupInput(BF16, (1, 2), WarmupData.FILE, "f")})),
         WarmupSample("none", 0, 1, MappingProxyType({})),

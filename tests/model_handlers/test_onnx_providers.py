@@ -1,0 +1,204 @@
+"""By which execution providers ONNX models compute.
+
+No GPU is here: what is proven is what is asked of ONNX Runtime, that a provider which does not start is an error, and
+that bound executions answer as others do, on the CPU.
+"""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, save
+
+from model_handlers.base import CPU, Device
+from model_handlers.config import Accelerator, ModelConfig
+from model_handlers.config_checks import normalise
+from model_handlers.errors import Kind, MmeError
+from model_handlers.onnx import OnnxHandler
+from model_handlers.onnx.handler import OnGpu
+from model_handlers.onnx.providers import check_providers, providers
+from model_handlers.onnx.runtime import create_session, onnx_runtime
+
+GPU1 = Device("gpu", 1)
+CUDA, TENSORRT, HOST = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
+DEFAULTS = {
+    "device_id": "1",
+    "arena_extend_strategy": "kSameAsRequested",
+    "cudnn_conv_algo_search": "EXHAUSTIVE",
+    "do_copy_in_default_stream": "1",
+}
+
+
+def gpu(*accelerators, **parameters):
+    """The configuration of a model with these accelerators."""
+    return ModelConfig("m", gpu_accelerators=accelerators, parameters=parameters)
+
+
+@pytest.fixture
+def doubler(tmp_path):
+    """The file of a model that doubles `x`, and says how many rows there were."""
+    nodes = [helper.make_node("Add", ["x", "x"], ["y"]), helper.make_node("Shape", ["x"], ["shape"])]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2]) for name in "xy")
+    shape = helper.make_tensor_value_info("shape", TensorProto.INT64, [2])
+    graph = helper.make_graph(nodes, "g", [x], [y, shape])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (gpu(), [(CUDA, DEFAULTS), (HOST, {})]),
+        (
+            gpu(gpu_mem_limit="1000000", arena_extend_strategy="0", cudnn_conv_algo_search="1"),
+            [
+                (
+                    CUDA,
+                    {
+                        **DEFAULTS,
+                        "gpu_mem_limit": "1000000",
+                        "arena_extend_strategy": "kNextPowerOfTwo",
+                        "cudnn_conv_algo_search": "HEURISTIC",
+                    },
+                ),
+                (HOST, {}),
+            ],
+        ),
+        (
+            gpu(Accelerator("cuda", {"enable_cuda_graph": "1"}), Accelerator("gpu_io")),
+            [(CUDA, {**DEFAULTS, "enable_cuda_graph": "1"}), (HOST, {})],
+        ),
+        (
+            gpu(
+                Accelerator(
+                    "tensorrt",
+                    {"precision_mode": "FP16", "max_workspace_size_bytes": "4096", "trt_engine_cache_enable": "1"},
+                )
+            ),
+            [
+                (
+                    TENSORRT,
+                    {
+                        "device_id": "1",
+                        "trt_fp16_enable": "1",
+                        "trt_max_workspace_size": "4096",
+                        "trt_engine_cache_enable": "1",
+                    },
+                ),
+                (CUDA, DEFAULTS),
+                (HOST, {}),
+            ],
+        ),
+    ],
+    ids=["plain", "parameters", "cuda", "tensorrt"],
+)
+def test_a_gpus_providers_and_their_options(config, expected):
+    """CUDA behind what the configuration wants first, and the CPU behind both, with options by ONNX Runtime's names."""
+    assert providers(config, GPU1) == expected
+
+
+def test_accelerators_of_gpus_are_none_of_the_cpus():
+    """An instance on the CPU has the CPU's provider, whatever its sisters on GPUs have."""
+    assert providers(gpu(Accelerator("tensorrt")), CPU) == [(HOST, {})]
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "sentence"),
+    [
+        (gpu(Accelerator("tpu")), GPU1, "'gpu_execution_accelerator' names 'tpu', but the accelerators that there are"),
+        (ModelConfig("m", cpu_accelerators=(Accelerator("mkl"),)), CPU, "'cpu_execution_accelerator' names 'mkl', but"),
+        (gpu(Accelerator("tensorrt", {"precision_mode": "FP8"})), GPU1, "must be one of FP32, FP16, INT8, got 'FP8'"),
+        (gpu(Accelerator("tensorrt", {"fast": "1"})), GPU1, "accelerator 'tensorrt' has no parameter 'fast'"),
+        (gpu(gpu_mem_limit="much"), GPU1, "'gpu_mem_limit' must be an integer from 1 to"),
+        (gpu(cudnn_conv_algo_search="5"), GPU1, "'cudnn_conv_algo_search' must be an integer from 0 to 2, got '5'"),
+    ],
+    ids=["gpu", "cpu", "precision", "tensorrt's", "memory", "search"],
+)
+def test_what_does_not_exist_is_refused_by_name(config, device, sentence):
+    """An accelerator, a parameter of one, a value: INVALID_MODEL in one sentence."""
+    with pytest.raises(MmeError) as caught:
+        providers(config, device)
+
+    assert caught.value.kind is Kind.INVALID_MODEL
+    assert sentence in caught.value.message
+
+
+def test_accelerators_are_onnx_runtimes_alone():
+    """A model of another backend that names one is refused, since nothing would come of it."""
+    config = ModelConfig("m", "openvino", cpu_accelerators=(Accelerator("openvino"),))
+    with pytest.raises(
+        MmeError, match=r"'optimization\.execution_accelerators' is not honoured for backend 'openvino'"
+    ):
+        normalise(config)
+
+
+def test_openvino_as_an_accelerator_is_refused_with_the_way_to_have_it(doubler):
+    """A build without that provider does not quietly compute by another: the sentence names the backend instead."""
+    config = ModelConfig("m", "onnxruntime", cpu_accelerators=(Accelerator("openvino"),))
+    with pytest.raises(MmeError, match="serve the model by backend 'openvino'") as caught:
+        OnnxHandler.load(config, doubler, CPU)
+
+    assert caught.value.kind is Kind.UNAVAILABLE
+
+
+def test_a_provider_that_is_not_built_in_is_an_error(doubler):
+    """A model for a GPU is not computed on the CPU by a build that knows no GPU."""
+    if CUDA in onnx_runtime().get_available_providers():
+        pytest.skip("the installed ONNX Runtime is built for GPUs")
+    with pytest.raises(
+        MmeError, match="asks for ONNX Runtime's CUDAExecutionProvider, which the installed build"
+    ) as caught:
+        OnnxHandler.load(ModelConfig("m", "onnxruntime"), doubler, GPU1)
+
+    assert caught.value.kind is Kind.UNAVAILABLE
+
+
+def test_a_provider_that_does_not_start_is_an_error(doubler):
+    """ONNX Runtime for GPUs on a machine without one falls back to the CPU in silence; the model is refused."""
+    if CUDA not in onnx_runtime().get_available_providers():
+        pytest.skip("the installed ONNX Runtime is not built for GPUs")
+    with pytest.raises(MmeError, match=r"ONNX Runtime's (CUDA|Tensorrt)ExecutionProvider did not start") as caught:
+        OnnxHandler.load(ModelConfig("m", "onnxruntime"), doubler, Device("gpu", 63))
+
+    assert caught.value.kind is Kind.UNAVAILABLE
+
+
+def test_what_a_session_has_is_compared_with_what_it_was_to_have():
+    """Each provider that is missing counts, the first in the list or not."""
+    wanted = providers(gpu(Accelerator("tensorrt")), GPU1)
+
+    check_providers(wanted, [TENSORRT, CUDA, HOST], "m", GPU1)
+    for got, missing in (([HOST], TENSORRT), ([CUDA, HOST], TENSORRT), ([TENSORRT, HOST], CUDA)):
+        with pytest.raises(
+            MmeError, match=f"model 'm' was to run on gpu:1, but ONNX Runtime's {missing} did not start"
+        ):
+            check_providers(wanted, got, "m", GPU1)
+
+
+def test_bound_executions_answer_as_others_do(doubler):
+    """With inputs and outputs bound, as on a GPU, a session answers what was asked for, in that order. On the CPU."""
+    handler = OnGpu(create_session(doubler, None, "m"), ModelConfig("m"))
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+    shape, doubled = handler.execute({"x": rows}, ["shape", "y"])
+    np.testing.assert_array_equal(doubled, rows * 2)
+    assert shape.tolist() == [3, 2]
+    (doubled,) = handler.execute({"x": rows[:1]}, ["y"])
+    np.testing.assert_array_equal(doubled, rows[:1] * 2)
+    assert not OnGpu.inline  # an execution on a GPU has its thread wait
+    assert OnGpu.warms
+    handler.close()
+
+
+def test_arenas_are_shrunk_where_the_parameter_says(doubler):
+    """`memory.enable_memory_arena_shrinkage` goes with every execution; an arena that is not there is an error of ONNX's."""
+    shrinking = ModelConfig("m", parameters={"memory.enable_memory_arena_shrinkage": "cpu:0"})
+    handler = OnnxHandler.load(shrinking, doubler, CPU)
+    rows = np.ones((1, 2), np.float32)
+
+    np.testing.assert_array_equal(handler.execute({"x": rows}, ["y"])[0], rows * 2)
+    handler.close()
+    wrong = OnnxHandler.load(
+        ModelConfig("m", parameters={"memory.enable_memory_arena_shrinkage": "gpu:7"}), doubler, CPU
+    )
+    with pytest.raises(MmeError):
+        wrong.execute({"x": rows}, ["y"])
+    wrong.close()
