@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from serve.disk_room import Hold, Unpacking
+    from serve.disk_room import Derived, Hold, Unpacking
     from serve.store import Store, StoredObject
     from serve.tar_member import ExtractLimits
 
@@ -95,6 +95,7 @@ class Artifacts:
         *,
         budget: int | None = None,
         let_go: Callable[[str], bool] = lambda _: False,
+        derived: Derived | None = None,
     ) -> None:
         """Take the directory over; what a crashed run left half unpacked goes.
 
@@ -104,6 +105,7 @@ class Artifacts:
             limits: what each may unpack to.
             budget: bytes for all together; see `DiskRoom`.
             let_go: see `DiskRoom`.
+            derived: see `DiskRoom`.
 
         Raises:
             MmeError: INTERNAL or OUT_OF_MEMORY when the directory cannot be made, INVALID_ARGUMENT when another user
@@ -120,7 +122,7 @@ class Artifacts:
         with disk_errors(f"{directory} cannot hold unpacked models"):
             own_directory(directory)
             remove_staging(directory)
-            self.room = DiskRoom(directory, budget, let_go)
+            self.room = DiskRoom(directory, budget, let_go, derived)
 
     def __repr__(self) -> str:
         return f"<Artifacts of {self.store!r} in {self._directory}>"

@@ -15,7 +15,7 @@ import threading
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from model_handlers.disk import disk_errors
 from model_handlers.errors import out_of_memory
@@ -62,12 +62,26 @@ class Hold:
             self.room._release(self.path)  # noqa: SLF001 - its own
 
 
+class Derived(Protocol):
+    """What lies on the same disk and was made of what archives hold, as the weights of models.
+
+    Attributes:
+        taken: bytes, as far as is known.
+    """
+
+    taken: int
+
+    def shrink(self) -> None:
+        """Remove what nobody needs any more, since the archives that it was made of are gone."""
+
+
 class DiskRoom:
     """Room for unpacked archives in one directory, whose names are those that `Artifacts` gives.
 
     Attributes:
         budget: bytes for all of them.
         evictions: how many left for others.
+        derived: what counts as well; None for nothing.
 
     Args:
         directory: theirs; it exists.
@@ -77,7 +91,11 @@ class DiskRoom:
     """
 
     def __init__(
-        self, directory: Path, budget: int | None = None, let_go: Callable[[str], bool] = lambda _: False
+        self,
+        directory: Path,
+        budget: int | None = None,
+        let_go: Callable[[str], bool] = lambda _: False,
+        derived: Derived | None = None,
     ) -> None:
         self._directory = directory
         self._let_go = let_go
@@ -87,6 +105,7 @@ class DiskRoom:
         self._sizes: dict[str, int] = {}
         self._claimed = 0
         self.evictions = 0
+        self.derived = derived
         self._look()
         free = shutil.disk_usage(directory).free
         self.budget = int((free + self.used) * _DEFAULT_SHARE) if budget is None else budget
@@ -96,8 +115,13 @@ class DiskRoom:
 
     @property
     def used(self) -> int:
-        """Bytes of everything unpacked, and of everything claimed."""
-        return sum(self._sizes.copy().values()) + self._claimed
+        """Bytes of everything unpacked, of everything claimed, and of what was derived."""
+        return self.archives + self._claimed + (self.derived.taken if self.derived is not None else 0)
+
+    @property
+    def archives(self) -> int:
+        """Bytes of everything unpacked."""
+        return sum(self._sizes.copy().values())
 
     def hold(self, path: Path) -> Hold | None:
         """Use a directory that lies there; None if it does not, or somebody is removing it."""
@@ -158,11 +182,25 @@ class DiskRoom:
         if unpacking.claimed > self.budget:
             raise self._too_large(unpacking.name)
         while self.used > self.budget:
+            if self._shrink():
+                continue
             if self._evict_one(unpacking.name) is None and not self._let_go(unpacking.name):
                 raise out_of_memory(
                     f"archive '{unpacking.name}' finds no room on disk: models in memory, and archives being unpacked, "
                     f"hold {self.used - size} of {self.budget} bytes; raise MME_DISK_BUDGET, or unload a model first"
                 )
+
+    def has(self, size: int) -> bool:
+        """Whether so many bytes are left, for what can do without: nobody leaves for it."""
+        return self.used + size <= self.budget
+
+    def _shrink(self) -> bool:
+        """Whether anything comes back of what was derived from archives that are gone."""
+        if self.derived is None:
+            return False
+        before = self.derived.taken
+        self.derived.shrink()
+        return self.derived.taken < before
 
     def _too_large(self, name: str) -> MmeError:
         return out_of_memory(
@@ -180,6 +218,7 @@ class DiskRoom:
         freed: list[int] = []
         while sum(freed) < size:
             evicted = self._evict_one(name)
+            self._shrink()
             if evicted is None and (freed or not self._let_go(name)):
                 break
             freed += [] if evicted is None else [evicted]

@@ -86,10 +86,15 @@ class Engine:
         self.options = options
         self.stats: dict[tuple[str, int], ModelStats] = {}
         self._loop = loop
+        self._store = WeightStore(options.cache_directory / "weights", self._disk_has_room)
         self._artifacts: Artifacts | None = None
         if options.store:
             self._artifacts = Artifacts(
-                open_store(options.store), options.cache_directory, budget=options.disk_budget, let_go=self._let_go
+                open_store(options.store),
+                options.cache_directory,
+                budget=options.disk_budget,
+                let_go=self._let_go,
+                derived=self._store,
             )
         self._script = SharedScript(options.scripts, options.cache_directory)
         self._repositories: Repositories | None = None
@@ -105,7 +110,6 @@ class Engine:
         known = Footprints(file.read())
         self._footprints = LazyFile(file, known.snapshot, self._writes, delay=_FOOTPRINT_SECONDS)
         self.responses: ResponseCache[InferenceResponse] = ResponseCache(options.response_cache_bytes)
-        self._store = WeightStore(options.cache_directory / "weights")
         loader = ModelLoader(
             loop,
             self.stats,
@@ -157,6 +161,9 @@ class Engine:
     def disk_room(self) -> DiskRoom | None:
         """What unpacked archives take of the disk; None where there are none."""
         return self._artifacts.room if self._artifacts is not None else None
+
+    def _disk_has_room(self, size: int) -> bool:
+        return self.disk_room is None or self.disk_room.has(size)
 
     def _begins_to_serve(self, target: Target) -> None:
         self._tiering.watch(target)

@@ -62,6 +62,7 @@ class Documents:
             "source": self._source,
             "uptime": now - self._began,
             "memory": [memory for kind in ("host", "device") if (memory := self._memory(kind, entries, names, now))],
+            "disk": self._disk(),
             "counts": {
                 "known": len(entries),
                 "resident": self._engine.cache.resident_count,
@@ -75,6 +76,13 @@ class Documents:
             "history": self._watcher.history.columns(),
             "windows": self._watcher.history.windows(),
         }
+
+    def _disk(self) -> dict[str, int] | None:
+        """The bytes of unpacked archives and what was made of them; None where there are none."""
+        room = self._engine.disk_room
+        if room is None:
+            return None
+        return {"budget": room.budget, "used": room.used, "archives": room.archives, "evictions": room.evictions}
 
     def _memory(
         self, kind: str, entries: Iterable[Entry[Target]], names: dict[str, str], now: float

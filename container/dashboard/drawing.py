@@ -189,6 +189,12 @@ def held(memory: Mapping[str, Any]) -> str:
     return f"{size(memory['held'])} of {size(memory['budget'])} held by models{loading}"
 
 
+def on_disk(disk: Mapping[str, int]) -> str:
+    """The budget of unpacked archives in words."""
+    taken = f"{size(disk['used'])} of {size(disk['budget'])}, {size(disk['archives'])} of it by unpacked archives"
+    return f"{taken}; {_counted(disk['evictions'], 'archive')} left for others"
+
+
 def resident(counts: Mapping[str, int]) -> str:
     """How many models are in memory."""
     return f"{counts['resident']:,} of {_counted(counts['known'], 'model')}"

@@ -29,6 +29,7 @@ class Draft:
         folder: the directory for what is needed meanwhile.
         blobs: what the form shares: name → bytes.
         sources: what was opened to be read.
+        added: bytes of blobs that were not there before.
 
     Args:
         files: the directory where all blobs lie.
@@ -38,6 +39,7 @@ class Draft:
         self.folder = folder
         self.blobs: dict[str, int] = {}
         self.sources: dict[Path, SourceFile] = {}
+        self.added = 0
         self._files = files
 
     def __repr__(self) -> str:
@@ -85,7 +87,10 @@ class Draft:
                 _write(fd, piece)
         finally:
             os.close(fd)
-        return appear(path, self._files / name)
+        if not appear(path, self._files / name):
+            return False
+        self.added += span.length
+        return True
 
 
 def appear(made: Path, name: Path) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import mmap
-import shutil
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
@@ -35,7 +34,6 @@ _log = logging.getLogger("mme.weights")
 _SMALLEST = 4 << 20
 _FAR_SLOWER = 3.0  # times; kernels that can't do with weights as they are: such a model is packed from the start
 _WORTH_PACKING = 1.05  # times quicker, at least
-_SPARE_DISK = 2  # times the model's size that the disk must have left
 
 
 class TargetForms:
@@ -203,7 +201,7 @@ class TargetForms:
         """A new form of a version, to be kept later; None when there can't be one."""
         file = self._files[version]
         size = _size(file)
-        if size < _SMALLEST or not self._store.open() or not self._has_room(size):
+        if size < _SMALLEST or not self._store.open() or not self._store.has_room(size):
             return None
         try:
             with self._store.draft() as draft:
@@ -219,12 +217,6 @@ class TargetForms:
         except OSError as error:
             self._store.complain(f"{error}")
         return None
-
-    def _has_room(self, size: int) -> bool:
-        free = shutil.disk_usage(self._store.directory).free
-        if free < _SPARE_DISK * size:
-            self._store.complain(f"{free / 1e6:.0f} MB are left on the disk")
-        return free >= _SPARE_DISK * size
 
     def keep(self) -> None:
         """Have the disk keep what was written, and remember what it was made from. Takes as long as the disk does."""
@@ -248,7 +240,7 @@ class TargetForms:
         for version, form in self._forms.items():
             if form.trial is not None:
                 continue
-            if not self._has_room(form.blob_bytes):
+            if not self._store.has_room(form.blob_bytes):
                 raise MmeError(Kind.UNAVAILABLE, f"no room on the disk to refine model '{self._config.name}'")
             if not refiner.refine(self._handler, self._config, form):
                 self._refuse(version)

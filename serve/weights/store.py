@@ -27,6 +27,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -42,13 +43,15 @@ from serve.disk import remove_staging, staging_directory
 from serve.weights.draft import Draft, appear
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from model_handlers.file_span import FileIdentity
     from model_handlers.mapped import MappedHandler
 
 _log = logging.getLogger("mme.weights")
 _NEW_SECONDS = 600.0  # for which what nothing leads to stays
+_HURRIED_SECONDS = 5.0  # likewise, where the disk is short of room; what somebody then misses he loads plainly
+_SPARE_DISK = 2  # times the model's size that the disk must have left
 _KERNEL_LIMIT = Path("/proc/sys/vm/max_map_count")
 # What reading something can raise that is not there, not there any more, or was not written by us.
 _NONE_OF_OURS = (OSError, ValueError, LookupError, TypeError, AttributeError)
@@ -107,15 +110,23 @@ class WeightStore:
 
     Attributes:
         handlers: those of this process that were loaded from a form.
+        taken: bytes of all files, as counted with the last sweep and written by us since.
+
+    Args:
+        directory: its own.
+        has_room: tells whether so many bytes more may be written; None for as long as the disk has them.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, has_room: Callable[[int], bool] | None = None) -> None:
         self.directory = directory
+        self.taken = 0
+        self._has_room = has_room
         self.handlers: WeakSet[MappedHandler] = WeakSet()
         self._files, self._forms, self._refs = (directory / name for name in ("files", "forms", "refs"))
         self._is_open = False
         self._complained = False
         self._lock = threading.Lock()  # of taking the directory over
+        self.open(make=False)
 
     def __repr__(self) -> str:
         return f"<WeightStore {self.directory}>"
@@ -132,6 +143,7 @@ class WeightStore:
                     for folder in (self.directory.parent, self.directory, self._files, self._forms, self._refs):
                         own_directory(folder)
                     remove_staging(self.directory)
+                    self._count()
                     self._is_open = True
                 except (OSError, MmeError) as error:
                     self.complain(f"{error}")
@@ -142,6 +154,17 @@ class WeightStore:
         if not self._complained:
             self._complained = True
             _log.warning("weights are not mapped, models are loaded plainly: %s: %s", self.directory, reason)
+
+    def has_room(self, size: int) -> bool:
+        """Whether a form of a model of that size may be written. If not, the reason is in the log."""
+        free = shutil.disk_usage(self.directory).free
+        if free < _SPARE_DISK * size:
+            self.complain(f"{free / 1e6:.0f} MB are left on the disk")
+            return False
+        if self._has_room is not None and not self._has_room(size):
+            self.complain("archives take all of the disk budget but for less than a model's weights: MME_DISK_BUDGET")
+            return False
+        return True
 
     def can_map(self, files: int) -> bool:
         """Whether so many more files may be mapped: the kernel lets a process have only so many mappings."""
@@ -232,11 +255,23 @@ class WeightStore:
         for path in list(self._files.iterdir()):
             if path.name not in needed and not _is_newer(path, new):
                 path.unlink(missing_ok=True)
+        self._count()
+
+    def shrink(self) -> None:
+        """Remove what nothing leads to, now that the disk is short of room: see `DiskRoom`."""
+        self.sweep(_HURRIED_SECONDS)
+
+    def _count(self) -> None:
+        with os.scandir(self._files) as files:
+            self.taken = sum(_size(file) for file in files)
 
     def _add_graph(self, draft: Draft, graph: bytes, name: str) -> Path:
         made, path = draft.folder / name, self._files / name
         made.write_bytes(graph)
-        if not appear(made, path):
+        self.taken += draft.added
+        if appear(made, path):
+            self.taken += len(graph)
+        else:
             os.utime(path)
         return path
 
@@ -289,6 +324,13 @@ def _is_newer(path: Path, than: float) -> bool:
         return path.stat().st_mtime > than
     except FileNotFoundError:
         return True
+
+
+def _size(file: os.DirEntry[str]) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # somebody sweeps
+        return 0
 
 
 def _sync(path: Path) -> None:

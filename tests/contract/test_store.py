@@ -205,7 +205,7 @@ def test_a_pinned_model_stays_when_memory_fills(serve, runtime, archives):
 def test_the_disk_budget_holds(serve, runtime, archives):
     """Archives leave the disk least recently used first, with the models that they hold in memory; all are answered."""
     budget = 3 * HEAVY_MEGABYTES * 1_000_000
-    server = serve({"MME_MODEL_STORE": str(archives), "MME_DISK_BUDGET": f"{budget + 100_000}"})
+    server = serve({"MME_MODEL_STORE": str(archives), "MME_DISK_BUDGET": f"{budget + 100_000}", **PLAIN})
     client = runtime(server)
     for number in (*range(9), 0):
         answer = invoke(client, f"heavy-{number}.tar.gz")
@@ -216,6 +216,19 @@ def test_the_disk_budget_holds(serve, runtime, archives):
     assert server.metric("mme_disk_evictions_total") == 7
     assert server.metric("mme_model_evictions_total", model="heavy-1.tar.gz", reason="disk") == 1
     assert "cache;desc=hit" in timing(invoke(client, "heavy-8.tar.gz"))
+
+
+def test_weights_count_as_what_archives_take(serve, runtime, archives):
+    """Of an archive whose weights lie on disk again there is room for two; the budget holds all the same."""
+    budget = 4 * HEAVY_MEGABYTES * 1_000_000 + 200_000
+    server = serve({"MME_MODEL_STORE": str(archives), "MME_DISK_BUDGET": str(budget)})
+    client = runtime(server)
+    for number in range(9):
+        answer = invoke(client, f"heavy-{number}.tar.gz")
+        assert models.y(json.load(answer["Body"])) == [1, 2, 3, 4]
+        assert server.metric("mme_disk_used_bytes") <= budget
+        assert len(server.unpacked()) < 4
+    assert server.metric("mme_disk_evictions_total") > 5
 
 
 def test_models_on_disk_are_served_while_s3_is_away(serve, gate, runtime, bucket, s3, archives, aws, tmp_path):

@@ -399,3 +399,64 @@ def test_a_room_says_what_it_holds(tmp_path):
     room = DiskRoom(tmp_path, 3_000_000)
     assert repr(room) == "<DiskRoom 0.0 MB of 3.0 MB taken by 0 archives>"
     room.close()
+
+
+class Weights:
+    """What was derived from archives: so many bytes for each that was unpacked, until its archive is gone.
+
+    Attributes:
+        of: name → bytes.
+        there: names of the archives that are on disk.
+    """
+
+    def __init__(self):
+        self.of = {}
+        self.there = lambda: ""
+
+    @property
+    def taken(self):
+        """Bytes of all."""
+        return sum(self.of.values())
+
+    def shrink(self):
+        """Forget what was made of archives that are gone."""
+        self.of = {name: size for name, size in self.of.items() if name in self.there()}
+
+
+def test_what_was_derived_from_archives_counts_and_goes_with_them(tier):
+    """Room for three archives, two of which have weights of half their size: those who leave leave them behind."""
+    weights = Weights()
+    disk = tier(3, derived=weights)
+    weights.there = disk.there
+    for name in "ab":
+        disk.fetch(name)
+        weights.of[name] = SIZE // 2
+    assert disk.room.used == 3 * SIZE
+    assert disk.room.archives == 2 * SIZE
+    assert disk.room.has(0)
+    assert not disk.room.has(1)
+
+    disk.fetch("c")
+
+    assert disk.there() == "bc"
+    disk.fetch("d")
+
+    assert disk.there() == "cd"
+    assert weights.of == {"b": SIZE // 2}
+    assert disk.room.used == 2 * SIZE + SIZE // 2
+    assert disk.room.evictions == 2
+
+
+def test_what_belongs_to_no_archive_any_more_goes_before_an_archive(tier):
+    """It helps nobody."""
+    weights = Weights()
+    disk = tier(3, derived=weights)
+    weights.there = disk.there
+    disk.fetch("a")
+    disk.fetch("b")
+    weights.of["f"] = SIZE
+
+    disk.fetch("c")
+
+    assert disk.there() == "abc"
+    assert disk.room.evictions == 0

@@ -77,6 +77,11 @@
     return `${size(memory.held)} of ${size(memory.budget)} held by models${loading}`;
   }
 
+  function onDisk(disk) {
+    const taken = `${size(disk.used)} of ${size(disk.budget)}, ${size(disk.archives)} of it by unpacked archives`;
+    return `${taken}; ${counted(disk.evictions, "archive")} left for others`;
+  }
+
   // ---- elements
 
   function set(element, text) {
@@ -249,6 +254,7 @@
     const taken = rest.host + rest.device;
     const largest = Math.max(0, ...view.models.map(shareOf)) || 1;
     reconcile(byId("rows"), "row", view.models, (model) => model.name, (tr, model) => showRow(tr, model, largest));
+    if (view.disk) set(byId("disk"), onDisk(view.disk));
     set(byId("resident"), `${count(counts.resident)} of ${counted(counts.known, "model")}`);
     set(byId("matching"), byId("filter").value.trim() ? `${count(counts.matching)} of ${count(counts.known)}` : count(counts.known));
     set(byId("rest"), rest.models ? `and ${counted(rest.models, "model")} more${taken ? `, ${size(taken)} in all` : ""}` : "");

@@ -14,6 +14,7 @@ from selenium.webdriver.chrome.service import Service
 
 from container.settings import Mode
 from model_handlers.base import Footprint
+from serve.archive import pack
 
 PATIENCE = 60  # seconds until a test gives up on something that takes a moment on an idle machine
 MB = 1_000_000
@@ -78,6 +79,20 @@ def served(start, tmp_path, lay):
             assert running.http("POST", f"/v2/repository/models/{quote(name, safe='')}/load").status == 200
         assert [name for name, _ in running.on_loop.call(running.engine.registered)] == sorted(loaded)
         return running
+
+    return run
+
+
+@pytest.fixture
+def served_from_store(start, tmp_path, put):
+    """A function that starts a server of a folder of archives, each with a small model."""
+
+    def run(*names, **settings):
+        folder = tmp_path / "store"
+        folder.mkdir()
+        for name in names:
+            pack(put["multiple"](tmp_path / "packed", name, 2.0), folder / f"{name}.tar.gz")
+        return start(mode=Mode.STORE, model_store=str(folder), **settings)
 
     return run
 

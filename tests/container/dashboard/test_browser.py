@@ -215,3 +215,15 @@ def _luminance(rgb):
     """Of a colour, as the Web Content Accessibility Guidelines count it."""
     channels = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
     return sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), channels, strict=True))
+
+
+def test_the_disk_is_told_of_where_archives_are_unpacked(served_from_store, page, ask, until):
+    """By the script and, without one, by the server, in the same words; elsewhere there is no word of it."""
+    running = served_from_store("a", "b")
+    page.open(running)
+    empty = page.text("#disk")
+    assert empty.endswith("0 archives left for others")
+    assert ask(running, "a").status == 200
+    told = until(lambda: (words := page.text("#disk")) != empty and words, "the archive on disk")
+    page.open(running, scripts=False)
+    assert page.text("#disk") == told

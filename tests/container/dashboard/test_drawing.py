@@ -158,3 +158,13 @@ def test_rows_have_bars_of_the_memory_that_is_scarcer():
         *["\N{EN DASH}"] * 2,
     ]
     assert drawing.rows([], budgets) == []
+
+
+@pytest.mark.parametrize(
+    ("evictions", "left"),
+    [(0, "0 archives left for others"), (1, "1 archive left for others"), (1200, "1,200 archives")],
+)
+def test_the_disk_in_words(evictions, left):
+    """What is taken, by what, and who left."""
+    words = drawing.on_disk({"budget": 10_000_000, "used": 1_500_000, "archives": 1_000_000, "evictions": evictions})
+    assert words.replace(SPACE, " ").startswith("1.50 MB of 10.0 MB, 1.00 MB of it by unpacked archives; " + left)

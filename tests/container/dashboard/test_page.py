@@ -186,3 +186,13 @@ def test_another_wsgi_server_shows_it_too(served, wsgi_server, raw_http):
     assert b"<title>mme</title>" in raw_http(port, "GET", "/dashboard").body
     assert raw_http(port, "GET", "/dashboard/data").json["counts"]["known"] == 1
     assert b"use strict" in raw_http(port, "GET", "/dashboard/static/dashboard.js").body
+
+
+def test_the_disk_is_in_the_data_where_archives_are_unpacked(served, served_from_store, ask):
+    """Its budget, what archives take and what all takes; a repository is nobody's to remove from."""
+    running = served_from_store("a", disk_budget=10**7)
+    assert data(running)["disk"] == {"budget": 10**7, "used": 0, "archives": 0, "evictions": 0}
+    assert ask(running, "a").status == 200
+    disk = running.on_loop.call(lambda: running.engine.disk_room)
+    assert disk.archives > 0
+    assert data(served({"m": 10}, "m"))["disk"] is None

@@ -399,3 +399,37 @@ def test_mappings_are_limited(store, monkeypatch):
     assert store.can_map(70)
     del other
     assert store.can_map(100)
+
+
+def test_the_store_knows_what_it_takes(store, model, tmp_path):
+    """Each blob once, graphs too; a store that finds files counts them, and a sweep counts anew."""
+    assert store.taken == 0
+    written(store, model("a"))
+    assert store.taken == len(BIG) + len(b"graph")
+    written(store, model("b"), b"another")
+    assert store.taken == len(BIG) + len(b"graph") + len(b"another")
+    assert WeightStore(store.directory).taken == store.taken
+
+    (tmp_path / "a").unlink()
+    store.sweep(EVERYTHING)
+    assert store.taken == len(BIG) + len(b"another")
+    (tmp_path / "b").unlink()
+    store.shrink()
+    assert store.taken == len(BIG) + len(b"another")  # it is new
+    for name in names(store, "files") + names(store, "forms"):
+        for part in ("files", "forms"):
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(store.directory / part / name, (0, 0))
+    store.shrink()
+    assert store.taken == 0
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_whoever_keeps_the_disk_is_asked(tmp_path, caplog, room):
+    """Whether there is room for a form; if not, that is said once."""
+    asked = []
+    store = WeightStore(tmp_path / "weights", lambda size: asked.append(size) or room)
+    store.open()
+    assert [store.has_room(1000), store.has_room(2000)] == [room, room]
+    assert asked == [1000, 2000]
+    assert len([record for record in caplog.records if "MME_DISK_BUDGET" in record.message]) == (not room)
