@@ -16,6 +16,7 @@ from serve.cached_responses import cached_responses
 from serve.layout_check import check_layout
 from serve.request import InferenceRequest, InferenceResponse, Timings, layout_of
 from serve.scheduling.ensemble import Graph, Progress, Ready, Run
+from serve.scheduling.ensemble_sequence import belonging, overridden
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array, DataType
     from serve.layout_check import Checked
     from serve.model import Model
+    from serve.scheduling.ensemble_sequence import Belongs
     from serve.scheduling.response_cache import ResponseCache
     from serve.stats import ModelStats
 
-    # Its type, its elements, and whether the first dimension is the batch's.
-    Passed = tuple[DataType, Array, bool]
+    # Its type, its elements, whether the first dimension is the batch's, and which sequence who reads it belongs to.
+    Passed = tuple[DataType, Array, bool, Belongs]
 
 _now = time.perf_counter_ns
 _KNOWN_LAYOUTS = 1024
@@ -131,6 +133,7 @@ class _Journey:
         self._ensemble = ensemble
         self._request = request
         self._batches = ensemble.config.max_batch_size > 0
+        self._belongs = request.correlation_id, request.flags
         self._wanted = request.layout.outputs or tuple(spec.name for spec in ensemble.config.outputs)
         tensors, absent = self._received()
         self._run: Run[Passed] = Run(ensemble.graph, tensors, absent, self._wanted)
@@ -154,7 +157,7 @@ class _Journey:
             if position < 0:
                 absent.append(spec.name)
             else:
-                tensors[spec.name] = (spec.data_type, request.inputs[position], self._batches)
+                tensors[spec.name] = (spec.data_type, request.inputs[position], self._batches, self._belongs)
         return tensors, absent
 
     def _go_on(self, progress: Progress[Passed]) -> None:
@@ -171,8 +174,9 @@ class _Journey:
         member = ensemble.members[ready.step]
         tensors = [
             (name, kind, _fitted(member.config, name, array, batched))
-            for name, (kind, array, batched) in ready.inputs.items()
+            for name, (kind, array, batched, _) in ready.inputs.items()
         ]
+        belongs = belonging(self._belongs, (tensor[3] for tensor in ready.inputs.values()))
         outputs = tuple(ensemble.graph.steps[ready.step].outputs)
 
         def complete(step: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
@@ -187,15 +191,13 @@ class _Journey:
         def came(step: InferenceRequest, response: InferenceResponse) -> None:
             self._count(step, response.timings)
             if self._error is None:
-                batched = member.config.max_batch_size > 0
-                passed = {name: (kind, array, batched) for name, kind, array in response.outputs}
-                self._go_on(self._run.came(ready, passed))
+                self._go_on(self._run.came(ready, self._passed(member.config, belongs, response)))
 
         layout = layout_of(tuple((name, kind, array.shape) for name, kind, array in tensors), outputs)
         arrays = [array for _, _, array in tensors]
         step = InferenceRequest(layout, arrays, complete, request.id, request.parameters, request.timeout_us)
         step.priority = request.priority
-        step.correlation_id, step.flags = request.correlation_id, request.flags
+        step.correlation_id, step.flags = belongs
         step.callers = (*request.callers, ensemble.name)
         if member.config.decoupled:
             step.on_response = came
@@ -204,6 +206,16 @@ class _Journey:
             member.submit(step)
         except MmeError as error:
             complete(step, error)
+
+    def _passed(self, config: ModelConfig, belongs: Belongs, response: InferenceResponse) -> dict[str, Passed]:
+        """What a response of a step gives to those behind it; nothing, if it is wrong."""
+        try:
+            belongs = overridden(belongs, response.parameters)
+        except MmeError as error:
+            self._fail(error)
+            return {}
+        batched = config.max_batch_size > 0
+        return {name: (kind, array, batched, belongs) for name, kind, array in response.outputs}
 
     def _count(self, step: InferenceRequest, timings: Timings | None) -> None:
         if timings is not None:
@@ -269,7 +281,7 @@ def _fitted(config: ModelConfig, name: str, array: Array, batched: bool) -> Arra
 
 
 def _with_batch(tensor: Passed, *, wanted: bool) -> Array:
-    _, array, batched = tensor
+    _, array, batched, _ = tensor
     if wanted == batched:
         return array
     if wanted:

@@ -4,6 +4,7 @@ sums, full   direct, rows of 4: X → Y, the sum of what its sequence has sent s
 brief        oldest: the same, with one candidate that may be silent for 0.3 s
 states       oldest: the same, two candidates; the sums begin at 100, from a file
 python       oldest: a Python model that keeps a sum per id
+passed_on    an ensemble of `sums`; `renamed` has another model before it, which names another sequence
 loop, decoupled  Python models that count down from X, one iteration each
 """
 
@@ -35,10 +36,12 @@ CONTROLS = """
 IMPLICIT = """
   state { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_FP32 dims: [ 1 ] %s }
 """
-TENSORS = """
+ONE = """
 input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
 output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
-output { name: "TOLD" data_type: TYPE_INT64 dims: [ 4 ] }
+"""
+TENSORS = f"""{ONE}
+output {{ name: "TOLD" data_type: TYPE_INT64 dims: [ 4 ] }}
 """
 PYTHON = """
 import numpy as np
@@ -105,6 +108,34 @@ class TritonPythonModel:
         final = 0 if again else pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         request.get_response_sender().send(response, final)
 """
+
+
+# Says that what is behind it belongs to another sequence.
+NAMING = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        x = requests[0].inputs()[0].as_numpy()
+        told = {"sequence_id": 1000 + requests[0].correlation_id(), "sequence_start": True, "sequence_end": True}
+        if x[0, 0] < 0:
+            told["sequence_end"] = "yes"
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)], parameters=told)]
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 1
+input {{ name: "X" data_type: TYPE_FP32 dims: [ 1 ] }}
+output {{ name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }}
+output {{ name: "TOLD" data_type: TYPE_INT64 dims: [ 4 ] }}
+ensemble_scheduling {{
+  {first}
+  step {{ model_name: "sums" input_map {{ key: "X" value: "{x}" }}
+         output_map [ {{ key: "Y" value: "Y" }}, {{ key: "TOLD" value: "TOLD" }} ] }}
+}}
+"""
+FIRST = """step { model_name: "naming" input_map { key: "X" value: "X" } output_map { key: "Y" value: "named" } }"""
 
 
 def accumulator() -> bytes:
@@ -190,6 +221,15 @@ def server(tmp_path_factory):
             f'backend: "python"\nmax_batch_size: 4\n{TENSORS}{one}{more}sequence_batching {{ iterative_sequence: true }}',
             "model.py",
         )
+    lay_out(
+        repository / "naming",
+        textwrap.dedent(NAMING).encode(),
+        f'backend: "python"\nmax_batch_size: 1\n{ONE}{one}',
+        "model.py",
+    )
+    for name, config in (("passed_on", {"first": "", "x": "X"}), ("renamed", {"first": FIRST, "x": "named"})):
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(ENSEMBLE.format(**config))
     environ = {"MME_MODEL_REPOSITORY": str(repository), "MME_MEMORY_BUDGET": "2GiB", "MME_PING_MODE": "ready"}
     environ["MME_DRAIN_SECONDS"] = "2"  # for those who wait for a slot that nobody gives back
     with Server(tmp_path_factory.mktemp("server"), environ) as server:
@@ -330,6 +370,22 @@ def test_a_decoupled_model_answers_in_every_iteration(server):
 
     with ThreadPoolExecutor(4) as clients:
         assert list(clients.map(ask, [4, 3, 2, 1])) == [[3, 2, 1, 0], [2, 1, 0], [1, 0], [0]]
+
+
+def test_an_ensemble_passes_the_sequence_on(server):
+    """Its steps are steps of the client's sequence, and their errors the client's."""
+    assert run(server, "passed_on", [1, 2, 3], 7) == [1, 3, 6]
+    status, message = refused(server, "passed_on", 1, 7)
+    assert (status, message.startswith("in ensemble 'passed_on', ")) == ("400", True)
+    assert "must specify the START flag" in message
+
+
+def test_a_step_may_name_another_sequence(server):
+    """By parameters of its response; one of another type is told by Triton's sentence."""
+    assert step(server, "renamed", 5, 7) == (5, [1, 1, 1, 1007])
+    assert refused(server, "renamed", -1, 7)[1].startswith(
+        "in ensemble 'renamed', expect parameter 'sequence_end' to be TRITONSERVER_PARAMETER_BOOL"
+    )
 
 
 def test_who_does_not_begin_is_refused(server):
