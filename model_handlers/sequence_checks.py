@@ -36,6 +36,12 @@ def normalise_sequences(config: ModelConfig) -> SequenceBatching | None:
             f"Response Cache does not currently support model {config.name} with sequence batching scheduler. Please "
             "disable the response cache."
         )
+    ragged = [spec.name for spec in config.inputs if spec.ragged]
+    if ragged or config.batch_inputs or config.batch_outputs:
+        name = ragged[0] if ragged else "batch_input and batch_output"
+        raise invalid_model(
+            f"{name} of {config.name} can't be ragged with sequence batching: rows of a batch have one shape"
+        )
     _check_controls(batching, config)
     for state in batching.states:
         _check_state(state, config.name)

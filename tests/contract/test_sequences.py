@@ -193,7 +193,10 @@ def server(tmp_path_factory):
         repository / "brief",
         onnx,
         f"{one}sequence_batching {{ oldest {{ max_candidate_sequences: 1 }} {controls} {IMPLICIT % ''} "
-        "max_sequence_idle_microseconds: 300000 }",
+        "max_sequence_idle_microseconds: 300000 }\n"
+        'model_warmup { name: "one" batch_size: 1 '
+        'inputs { key: "X" value { data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } } '
+        'inputs { key: "START" value { data_type: TYPE_FP32 dims: [ 1 ] random_data: true } } }',
     )
     lay_out(
         repository / "states",
@@ -386,6 +389,11 @@ def test_a_step_may_name_another_sequence(server):
     assert refused(server, "renamed", -1, 7)[1].startswith(
         "in ensemble 'renamed', expect parameter 'sequence_end' to be TRITONSERVER_PARAMETER_BOOL"
     )
+
+
+def test_a_warm_up_brings_what_clients_can_not(server):
+    """A sample may say what a control is; what it leaves out is zeros."""
+    assert "is running warmup sample 'one'" in server.log
 
 
 def test_who_does_not_begin_is_refused(server):

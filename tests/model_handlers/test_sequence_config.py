@@ -233,6 +233,14 @@ def test_answers_of_sequences_are_not_cached():
         normalise(ModelConfig("bert", response_cache=True, sequence_batching=SequenceBatching()))
 
 
+def test_rows_of_sequences_are_of_one_shape():
+    """A ragged input has no rows."""
+    config = ModelConfig("bert", inputs=(TensorSpec("X", FP32, (-1,), ragged=True),))
+
+    with pytest.raises(MmeError, match="X of bert can't be ragged with sequence batching"):
+        normalise(replace(config, sequence_batching=SequenceBatching()))
+
+
 def test_a_state_without_a_data_type_is_refused():
     """Nobody knows how many bytes it has."""
     with pytest.raises(MmeError, match="state input 'I' must specify 'data_type' for bert"):
