@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from container import answers
 from container.codec import event_stream
 from container.codec.body import body_of, content_type_of
+from container.codec.classification import classified
 from container.codec.encode import encode, encode_line
 from container.codec.framing import BINARY_TYPE
 from container.codec.generate import encode_generate, error_event
@@ -29,13 +30,14 @@ from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.request import InferenceResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from container.codec.encode import Reply
     from container.exchange import Exchange
     from serve.request import InferenceRequest, LoadReport
 
     Parts = Sequence[bytes | memoryview]
+    ClassNames = Callable[[str, str], tuple[bool, Mapping[str, Sequence[str]]]]
 
 _log = logging.getLogger("mme.infer")
 
@@ -74,9 +76,11 @@ class Call:
         reply: how the client wants tensors. Set once the request is decoded; None where the answer is a body.
         request: what was submitted.
         report: what its load cost, if it had to wait for one.
+        class_names: tells of a model and version whether it batches, and what its classes are called. Set where the
+            client wants classes.
     """
 
-    __slots__ = ("_begun", "_over", "exchange", "flavor", "kserve_form", "reply", "report", "request")
+    __slots__ = ("_begun", "_over", "class_names", "exchange", "flavor", "kserve_form", "reply", "report", "request")
 
     wire: ClassVar[Wire] = LINES
 
@@ -87,6 +91,7 @@ class Call:
         self.reply: Reply | None = None
         self.report: LoadReport | None = None
         self.request: InferenceRequest | None = None
+        self.class_names: ClassNames | None = None
         self._begun = False
         self._over = False
 
@@ -155,7 +160,7 @@ class Call:
         """Content type, further header lines, and body."""
         if self.reply is None:
             return content_type_of(response), b"", (body_of(response),)
-        parts, length = encode(response, self.reply)
+        parts, length = encode(self._shown(response), self.reply)
         if length is None:
             return _JSON, b"", parts
         if self.kserve_form:
@@ -183,7 +188,14 @@ class Call:
         """Content type of the whole, if this is the first of several responses, and its bytes."""
         if self.reply is None:
             return content_type_of(response), body_of(response)
-        return self.wire.content_type, self.wire.response(response)
+        return self.wire.content_type, self.wire.response(self._shown(response))
+
+    def _shown(self, response: InferenceResponse) -> InferenceResponse:
+        """With classes in place of tensors, where the client wants them."""
+        if self.class_names is None or self.reply is None:
+            return response
+        batches, labels = self.class_names(response.model_name, response.model_version)
+        return classified(response, self.reply.classes, labels, batches=batches)
 
     # -- to the client -------------------------------------------------------------------------------------------
 

@@ -130,6 +130,8 @@ class InferRoutes:
                 self._aside(call, name, self.engine.submit_made(name, version, make))
                 return
             request, call.reply = self._decoder.decode(body, length, name, call.complete)
+            if call.reply.classes:
+                call.class_names = self.engine.class_names
         except MmeError as error:
             if route.flavor is Flavor.KSERVE or self.engine.is_resident(name):
                 raise

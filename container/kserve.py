@@ -23,7 +23,18 @@ if TYPE_CHECKING:
     from model_handlers.tensor import TensorSpec
 
 # Of Triton's extensions, by Triton's names, those that are served.
-EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics", "generate")
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "generate",
+)
 
 
 def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from serve.disk_room import DiskRoom
     from serve.engine_options import EngineOptions
     from serve.eviction import Rules
+    from serve.labels import Labels
     from serve.request import InferenceRequest, InferenceResponse, LoadReport
     from serve.source import Source
     from serve.stats import ModelStats
@@ -437,6 +438,15 @@ class Engine:
         """The served versions of a model, [] if it is not in memory."""
         entry = self.cache.entries.get(name)
         return sorted(entry.resident.versions) if entry is not None and entry.resident is not None else []
+
+    def class_names(self, name: str, version: str) -> tuple[bool, Labels]:
+        """Of a model in memory: whether it batches, and what the classes of its outputs are called."""
+        entry = self.cache.entries.get(name)
+        if entry is None or entry.resident is None:  # it left in the very moment of its last answer
+            return False, {}
+        target = entry.resident  # which may have taken the place of the one that answered
+        model = target.versions.get(int(version), target.latest)
+        return model.config.max_batch_size > 0, target.labels
 
     def is_ready(self, name: str, version: int | None = None) -> bool:
         """Whether a request would be answered: in memory, or put out of it by us and back with the next request."""

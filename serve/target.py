@@ -24,6 +24,7 @@ from serve.ensemble import EnsembleModel
 from serve.environments import Brought, look, make
 from serve.footprints import Footprints
 from serve.initial_states import initial_states
+from serve.labels import ensemble_labels, read_labels
 from serve.limited_lanes import Limits
 from serve.measuring import Scales
 from serve.model import Model
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from model_handlers.environments.cache import Environments
     from model_handlers.outside import Outside
     from serve.disk_room import Hold
+    from serve.labels import Labels
     from serve.request import InferenceResponse
     from serve.rescue import RescueRequest
     from serve.scheduling.response_cache import ResponseCache
@@ -66,6 +68,7 @@ class Target:
         members: the other models of its archive, by the names that it calls them by.
         forms: what it was loaded from; None where that is the models' files.
         footprint: what it takes, without its members.
+        labels: output → the names of its classes, where there are any.
 
     Args:
         started: told when it serves.
@@ -79,9 +82,11 @@ class Target:
         *,
         forms: TargetForms | None = None,
         footprint: Footprint | None = None,
+        labels: Labels | None = None,
         started: Callable[[Target], None] | None = None,
     ) -> None:
         self.name = name
+        self.labels = labels or {}
         self.versions = versions
         self.members = members or {}
         self.latest = versions[max(versions)]
@@ -384,13 +389,16 @@ class ModelLoader:
         cancelled: Callable[[], bool],
     ) -> Target:
         """One model of a target; ensembles consist of the `parts` that are loaded already."""
-        name, forms = prepared.directory.name, prepared.forms
+        name, forms, config = prepared.directory.name, prepared.forms, prepared.directory.config
+        labels: Labels = read_labels(config, prepared.directory.path)
         if prepared.handler is None:
-            return Target(name, self._ensembles(prepared, parts), members, started=self._started)
+            versions = self._ensembles(prepared, parts)
+            labels = ensemble_labels(config, labels, {part: target.labels for part, target in parts.items()})
+            return Target(name, versions, members, labels=labels, started=self._started)
         models, taken = self._load_measured(prepared, cancelled)
         self._footprints.measured(prepared.identity, prepared.handler.backend, prepared.on_disk, taken.whole())
         forms = forms if forms is not None and forms.known else None
-        return Target(name, models, members, forms=forms, footprint=taken, started=self._started)
+        return Target(name, models, members, forms=forms, footprint=taken, labels=labels, started=self._started)
 
     def _load_measured(
         self, prepared: PreparedTarget, cancelled: Callable[[], bool]

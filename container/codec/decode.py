@@ -171,8 +171,8 @@ class Decoder:
             described.append((name, data_type, shape))
             tensor, offset = _tensor(item, name, data_type, shape, offset)
             tensors.append(tensor)
-        names, binary = _requested(document)
-        reply = Reply(binary, binary=own.binary, remember=remember)
+        names, binary, classes = _requested(document)
+        reply = Reply(binary, binary=own.binary, remember=remember, classes=classes)
         return _Plan(self.layouts.intern(tuple(described), tuple(names)), tensors, offset, reply, own)
 
 
@@ -257,10 +257,11 @@ def _tensor(
     return _Tensor(name, data_type, shape, offset, offset + size), offset + size
 
 
-def _requested(document: dict[str, Any]) -> tuple[list[str], dict[str, bool]]:
-    """The requested outputs, and which of them say themselves whether they want to be binary."""
+def _requested(document: dict[str, Any]) -> tuple[list[str], dict[str, bool], dict[str, int]]:
+    """The requested outputs; which of them say themselves whether they want to be binary; and who wants classes."""
     names: list[str] = []
     binary: dict[str, bool] = {}
+    classes: dict[str, int] = {}
     for item in _objects(document, "outputs") if "outputs" in document else ():
         name = item.get("name")
         if not isinstance(name, str) or not name:
@@ -268,14 +269,18 @@ def _requested(document: dict[str, Any]) -> tuple[list[str], dict[str, bool]]:
         parameters = object_field(item, "parameters", f"output '{name}'")
         if "shared_memory_region" in parameters:
             raise _no_shared_memory(f"output '{name}'")
-        if parameters.get("classification"):
-            raise MmeError(
-                Kind.UNSUPPORTED, f"output '{name}' asks for 'classification', which is not served; ask for the tensor"
-            )
+        if "classification" in parameters:
+            classes |= _classes(parameters["classification"], name)
         names.append(name)
         if "binary_data" in parameters:
             binary[name] = bool(boolean_field(parameters, "binary_data", f"output '{name}'"))
-    return names, binary
+    return names, binary, classes
+
+
+def _classes(count: Any, name: str) -> dict[str, int]:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise invalid_argument(f"'classification' of output '{name}' must be a number of classes, got {count!r}")
+    return {name: count} if count else {}
 
 
 def _deduced_shape(dims: tuple[int, ...], size: int, itemsize: int, name: str, model: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ The head of a binary response says the same for every request of one form, but f
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,12 +16,13 @@ from container.codec.json_data import array_to_json, parameters_to_json, refuse_
 from model_handlers.tensor import BYTES, encode_bytes_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from model_handlers.tensor import Array, DataType
     from serve.request import InferenceResponse
 
 _MAX_HEADS = 64  # heads remembered for one form of request: its outputs mostly have one shape
+_NO_CLASSES: Mapping[str, int] = MappingProxyType({})
 _LARGE = 1 << 16  # bytes from which an output is sent from where it lies instead of copied
 
 
@@ -30,14 +32,23 @@ class Reply:
     Attributes:
         binary: whether outputs are binary by default; None where the request leaves it to its Accept header.
         outputs: output name → binary, for those that say so themselves.
+        classes: output name → how many classes are wanted in place of it. See `classification`.
         heads: ready response heads by what they depend on; None where requests of this form are not remembered.
     """
 
-    __slots__ = ("_accepting", "binary", "heads", "outputs")
+    __slots__ = ("_accepting", "binary", "classes", "heads", "outputs")
 
-    def __init__(self, outputs: dict[str, bool], *, binary: bool | None, remember: bool) -> None:
+    def __init__(
+        self,
+        outputs: dict[str, bool],
+        *,
+        binary: bool | None,
+        remember: bool,
+        classes: Mapping[str, int] = _NO_CLASSES,
+    ) -> None:
         self.binary = binary
         self.outputs = outputs
+        self.classes = classes
         self.heads: dict[Any, bytes] | None = {} if remember else None
         self._accepting: Reply | None = None
 
@@ -46,7 +57,7 @@ class Reply:
         if self.binary is not None:
             return self
         if self._accepting is None:
-            self._accepting = Reply(self.outputs, binary=True, remember=self.heads is not None)
+            self._accepting = Reply(self.outputs, binary=True, remember=self.heads is not None, classes=self.classes)
         return self._accepting
 
 

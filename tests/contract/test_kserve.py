@@ -14,6 +14,10 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from tests.contract import models
 from tests.contract.server import Server, eventually
 
+LABELLED = """
+max_batch_size: 8
+output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] label_filename: "labels.txt" }
+"""
 BATCHED = "max_batch_size: 8\n"
 # Waits for four before it executes; for longer than any test.
 FOURS = "max_batch_size: 4\ndynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 600000000 }\n"
@@ -32,6 +36,8 @@ def repository(tmp_path_factory):
     models.lay_out(folder / "bare", models.plus(2))
     models.lay_out(folder / "types", models.every_type(), BATCHED)
     models.lay_out(folder / "pick", models.pick())
+    labelled = models.lay_out(folder / "labelled", models.plus(1), LABELLED)
+    (labelled / "labels.txt").write_text("ant\nbee\ncat\n")
     for name, config in {"fours": FOURS, "narrow": NARROW, "hasty": HASTY, "crowded": CROWDED}.items():
         models.lay_out(folder / name, models.plus(1), config)
     models.lay_out(folder / "versions", models.plus(1), "version_policy { specific { versions: [1, 3] } }\n")
@@ -340,6 +346,18 @@ def test_repository_index_load_and_unload(client, repository):
     np.testing.assert_array_equal(client.infer("late", row(1, 2, 3, 4)).as_numpy("Y"), [[10, 11, 12, 13]])
     with pytest.raises(InferenceServerException, match="nobody"):
         client.load_model("nobody")
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_outputs_can_be_asked_for_as_classes(client, binary):
+    """As Triton's client does: the highest, with place and label, of each element of a batch."""
+    wanted = [triton.InferRequestedOutput("Y", binary_data=binary, class_count=2)]
+    numbers = [tensor("X", np.array([[1, 3, 2, 0], [0, 0, 0, 9]], np.float32))]
+    for _ in range(2):  # the second time its header is known
+        answer = client.infer("labelled", numbers, outputs=wanted)
+        texts = [[b"4.000000:1:bee", b"3.000000:2:cat"], [b"10.000000:3", b"1.000000:0:ant"]]
+        np.testing.assert_array_equal(answer.as_numpy("Y").astype("S"), np.array(texts))
+        assert answer.get_output("Y")["datatype"] == "BYTES"
 
 
 def test_a_model_is_loaded_anew_under_a_stream_of_requests(server, client):

@@ -349,13 +349,21 @@ def test_requested_outputs_must_be_an_array_of_objects(outputs, decode, refusal,
     assert sentence == "the request must have 'outputs': an array of objects"
 
 
-def test_classification_is_refused(decode, refusal, input_):
-    """An extension that is not served is refused by output name; 0 classes ask for nothing."""
+def test_classes_in_place_of_an_output(decode, refusal, input_):
+    """A number of them; 0 asks for the tensor, and anything else is refused by the output's name."""
     inputs = [input_(data=[1, 2])]
-    document = {"inputs": inputs, "outputs": [{"name": "Y", "parameters": {"classification": 3}}]}
-    assert "output 'Y' asks for 'classification'" in refusal(decode, document, kind=Kind.UNSUPPORTED)
-    document = {"inputs": inputs, "outputs": [{"name": "Y", "parameters": {"classification": 0}}]}
-    assert decode(document)[0].layout.outputs == ("Y",)
+
+    def asking_for(count):
+        return {"inputs": inputs, "outputs": [{"name": "Y", "parameters": {"classification": count}}]}
+
+    for count, classes in ((3, {"Y": 3}), (0, {})):
+        request, reply = decode(asking_for(count))
+        assert request.layout.outputs == ("Y",)
+        assert reply.classes == reply.accepting_binary().classes == classes
+    for count in (True, "3", -1, 1.5, None):
+        assert refusal(decode, asking_for(count)).startswith(
+            "'classification' of output 'Y' must be a number of classes"
+        )
 
 
 def test_requested_outputs_keep_their_order_and_their_form(decode, input_):
