@@ -49,12 +49,6 @@ examples:
 
 Every flag is also a variable (in brackets); a flag wins. `mme settings` lists all variables.
 """
-_PACK_EXAMPLES = """\
-examples:
-  mme pack repository/bert-0 -o bert-0.tar.gz     a Triton model directory: config.pbtxt and versions
-  mme pack resnet.onnx --name resnet50            a bare ONNX file becomes resnet50/1/model.onnx
-  mme pack search -o search.tar.gz                several models: the one with parameter MME_ENTRY calls the others
-"""
 _INVOKE_EXAMPLES = """\
 examples:
   mme invoke --target bert-0.tar.gz --json request.json
@@ -160,7 +154,6 @@ def run_settings(arguments: argparse.Namespace) -> int:
 _COMMANDS = {
     "serve": "container.cli:run_serve",
     "settings": "container.cli:run_settings",
-    "pack": "container.pack_command:run",
     "invoke": "container.client_commands:run_invoke",
     "models": "container.models_command:run",
     **{command.name: command.run for command in COMMANDS},
@@ -172,7 +165,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mme {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_serve_flags(_command(commands, "serve", "start the server", _SERVE_EXAMPLES))
-    _add_pack_flags(_command(commands, "pack", "make a .tar.gz that a multi-model endpoint can load", _PACK_EXAMPLES))
     _add_invoke_flags(_command(commands, "invoke", "send one request and print the answer", _INVOKE_EXAMPLES))
     _add_models_flags(_command(commands, "models", "list a server's models", _MODELS_EXAMPLES))
     for each in COMMANDS:
@@ -215,14 +207,6 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
         metavar = row.flag.rpartition("-")[2].upper()
         parser.add_argument(row.flag, dest=row.field, action=action, metavar=metavar, help=text)
     _add_debug(parser)
-
-
-def _add_pack_flags(parser: argparse.ArgumentParser) -> None:
-    sources = "a Triton model directory, a folder of several, or an .onnx file"
-    parser.add_argument("source", type=Path, metavar="MODEL", help=sources)
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the archive; NAME.tar.gz by default")
-    parser.add_argument("--name", help="the model's name; that of the directory or file by default")
-    parser.add_argument("--level", type=int, default=1, help="0 (fastest) to 3 (smallest); default 1")
 
 
 def _add_invoke_flags(parser: argparse.ArgumentParser) -> None:

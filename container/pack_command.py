@@ -1,38 +1,41 @@
-"""`mme pack`: from a model directory, Triton's or SageMaker's, or a bare ONNX file to a .tar.gz that an endpoint loads.
+"""`mme pack`: from models as frameworks write them to a .tar.gz that an endpoint loads.
 
 The archive holds one directory named after the model, which suits a multi-model endpoint and a single-model one (that
-wants the directory). Of a folder of several models, one of which requests are for, it holds each under its own name;
-of an ensemble in a repository, also the models that it consists of. A model of an inference script is packed as
-SageMaker's own containers want it, `code/` at the root. Before anything is written the models are opened by the same
-code that the server uses, and their files are held against their configurations where the framework is installed.
+wants the directory). Of several models, one of which requests are for, it holds each under its own name; of an ensemble
+in a repository, also the models that it consists of. A model of an inference script is packed as SageMaker's own
+containers want it, `code/` at the root. A bare file gets the configuration that the server would complete, in writing.
+Before anything is written the models are opened by the same code that the server uses, and their files are held against
+their configurations where the framework is installed.
 """
 
 # ruff: noqa: T201 - a command talks to people
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
 import sys
-import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from container.ship.progress import progress
+from container.ship.staging import CONFIG, Origin, link_or_copy, staged
+from container.ship.wiring import ensemble_of
 from model_handlers.body import takes_body
+from model_handlers.config import DynamicBatching
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.pbtxt import config_text
 from model_handlers.registry import find_backend, handler_for
 from serve.archive import pack
 from serve.repository import open_model, open_target
+from serve.store import ARCHIVE_SUFFIX
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
 
     from model_handlers.config import ModelConfig
     from serve.repository import ModelDirectory
 
-_ONNX_WEIGHTS = (".data", "_data")  # what exporters append to the model's file name for weights beside it
+_MOST_COPIES = 10_000
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,51 +44,129 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         MmeError: what is wrong with the model, by file or field; or with the arguments.
     """
-    source: Path = arguments.source
-    name = arguments.name or source.resolve().name.removesuffix(".onnx")
-    output: Path = arguments.output or Path(f"{name}.tar.gz")
-    if "/" in name or name in {"", ".", ".."}:
-        raise invalid_argument(f"--name '{name}' is not the name of a directory")
-    if not output.name.endswith(".tar.gz"):
-        raise invalid_argument(f"-o '{output}' must end in .tar.gz, because SageMaker takes no other archive")
-    archive = output.name.removesuffix(".tar.gz")
-    origins = _origins(source, name, archive)
-    with _staged(origins) as staging:
-        first = staging / next(iter(origins))
-        models = [_opened(staging, first, name)] if len(origins) == 1 else _opened_all(staging, archive)
-        _check_steps(models)
-        configs = [model.config if model.config.ensemble else _checked(model) for model in models]
+    sources = [Origin.of(path, arguments.config) for path in arguments.models]
+    name = _name(arguments, sources)
+    output: Path = arguments.output or Path(f"{name}{ARCHIVE_SUFFIX}")
+    _check_arguments(arguments, name, output)
+    archive = output.name.removesuffix(ARCHIVE_SUFFIX)
+    steps = arguments.ensemble.split(",") if arguments.ensemble else []
+    origins = _parts(sources, steps, name) if steps or len(sources) > 1 else _origins(sources[0], name, archive)
+    with staged(origins) as staging:
+        configs = _configured(staging, origins, steps, name, archive)
         total = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
-        with _progress(total, output.name) as progress:
-            pack(staging, output, level=arguments.level, progress=progress)
-        for folder in origins:
+        with progress(total, f"pack {output.name}") as advance:
+            pack(staging, output, level=arguments.level, progress=advance)
+        for folder in [*origins, *([name] if steps else [])]:
             print(f"{folder}/")
             for line in _tree(staging / folder):
                 print(f"  {line}")
     for config in configs:
         print(f"\nconfiguration in effect\n{_indented(config_text(config))}")
-    print(f"\n{output}: {_size(output.stat().st_size)}")
+    for path in _copies(output, arguments.copies):
+        print(f"\n{path}: {_size(path.stat().st_size)}", end="")
+    print()
     return 0
 
 
-def _origins(source: Path, name: str, archive: str) -> dict[str, Path]:
-    """What is packed, by its place in the archive: the .onnx file or the model's directory, or those of several models.
+def _name(arguments: argparse.Namespace, sources: list[Origin]) -> str:
+    """The model's name: given, or that of what is packed."""
+    if arguments.name:
+        return str(arguments.name)
+    if len(sources) == 1 and not arguments.ensemble:
+        return sources[0].stem
+    if arguments.output:
+        return str(arguments.output.name).removesuffix(ARCHIVE_SUFFIX)
+    raise invalid_argument("give several models together a name: -o NAME.tar.gz")
+
+
+def _check_arguments(arguments: argparse.Namespace, name: str, output: Path) -> None:
+    if "/" in name or name in {"", ".", ".."}:
+        raise invalid_argument(f"--name '{name}' is not the name of a directory")
+    if not output.name.endswith(ARCHIVE_SUFFIX):
+        raise invalid_argument(f"-o '{output}' must end in .tar.gz, because SageMaker takes no other archive")
+    if not 1 <= arguments.copies <= _MOST_COPIES:
+        raise invalid_argument(f"--copies {arguments.copies} is not between 1 and {_MOST_COPIES}")
+    if arguments.config and len(arguments.models) > 1:
+        raise invalid_argument("--config is for one model: put a config.pbtxt into the directory of each")
+
+
+def _origins(source: Origin, name: str, archive: str) -> dict[str, Origin]:
+    """What is packed, by its place in the archive: the model, or those of a folder of several.
 
     Raises:
         MmeError: there is no such model, or nothing says which of several requests are for.
     """
-    if not source.exists():
-        raise invalid_argument(f"'{source}' does not exist: name a model directory or an .onnx file")
-    if source.is_file() and source.suffix != ".onnx":
-        raise invalid_argument(f"'{source}' is neither a model directory nor an .onnx file")
-    if source.is_file():
+    if source.file is not None:
+        return {"." if source.file.is_script else name: source}
+    if source.bare or source.config is not None:
         return {name: source}
-    model = open_target(source, archive)
+    model = open_target(source.path, archive)
     if model.config.ensemble and not model.members:  # the models of its steps are beside it
         model = open_model(model.path, archive, strict_name=False)
     if not model.members:
-        return {"." if takes_body(model.config) else name: model.path}
-    return {each.path.name: each.path for each in (model, *model.members)}
+        return {"." if takes_body(model.config) else name: Origin(model.path)}
+    return {each.path.name: Origin(each.path) for each in (model, *model.members)}
+
+
+def _parts(sources: list[Origin], steps: list[str], name: str) -> dict[str, Origin]:
+    """Several models by their names; those of an ensemble's steps where there is one.
+
+    Raises:
+        MmeError: a step has no model, or two have one name.
+    """
+    if len(sources) == 1 and sources[0].file is None:
+        sources = [Origin.of(path, None) for path in sorted(sources[0].path.iterdir()) if path.is_dir()]
+    parts = {source.stem: source for source in sources}
+    if len(parts) < len(sources):
+        raise invalid_argument(f"two models have one name among {', '.join(sorted(each.stem for each in sources))}")
+    missing = [step for step in steps if step not in parts]
+    if missing:
+        raise invalid_argument(f"--ensemble: there is no model '{missing[0]}' among {', '.join(parts)}")
+    if steps and name in parts:
+        raise invalid_argument(f"the ensemble can't be called '{name}' like its model: give --name")
+    return {step: parts[step] for step in steps} if steps else parts
+
+
+def _configured(
+    staging: Path, origins: Mapping[str, Origin], steps: list[str], name: str, archive: str
+) -> list[ModelConfig]:
+    """The configurations of the staged models, first that of the one to be asked; those of bare files are written."""
+    for folder, origin in origins.items():
+        if origin.bare and folder != ".":
+            _write_config(staging / folder, folder)
+    if steps:
+        ensemble = ensemble_of(name, [_checked(open_model(staging / step, step, strict_name=False)) for step in steps])
+        (staging / name / "1").mkdir(parents=True)
+        (staging / name / CONFIG).write_text(config_text(ensemble))
+    alone = len(origins) == 1 and not steps
+    models = [_opened(staging, staging / next(iter(origins)), name)] if alone else _opened_all(staging, archive)
+    _check_steps(models)
+    return [model.config if model.config.ensemble else _checked(model) for model in models]
+
+
+def _write_config(directory: Path, name: str) -> None:
+    """Write what the server would complete by itself, with dynamic batching where the model takes batches."""
+    model = open_model(directory, name, strict_name=False)
+    config = _checked(model)
+    if not (config.inputs and config.outputs):
+        return
+    if config.max_batch_size > 1 and config.dynamic_batching is None and not config.decoupled:
+        config = replace(config, dynamic_batching=DynamicBatching(()))
+    # Without a name: the archive may be called as its owner likes.
+    (directory / CONFIG).write_text(config_text(replace(config, name="")))
+
+
+def _copies(output: Path, count: int) -> list[Path]:
+    """The archives: one, or as many of the same content under names with a number."""
+    if count == 1:
+        return [output]
+    stem = output.name.removesuffix(ARCHIVE_SUFFIX)
+    copies = [output.with_name(f"{stem}-{number}{ARCHIVE_SUFFIX}") for number in range(count)]
+    for copy in copies:
+        copy.unlink(missing_ok=True)
+        link_or_copy(output, copy)
+    output.unlink()
+    return copies
 
 
 def _opened(staging: Path, directory: Path, name: str) -> ModelDirectory:
@@ -102,62 +183,6 @@ def _opened_all(staging: Path, archive: str) -> list[ModelDirectory]:
     """The staged models, first the one that requests for the archive are for."""
     model = open_target(staging, archive)
     return [model, *model.members]
-
-
-@contextlib.contextmanager
-def _staged(origins: Mapping[str, Path]) -> Iterator[Path]:
-    """A directory that holds the models' directories in their places, and nothing else.
-
-    Files are hard links where the disk allows, so that gigabytes are not copied.
-    """
-    first = next(iter(origins.values()))
-    with tempfile.TemporaryDirectory(prefix=".mme-pack-", dir=_link_parent(first)) as folder:
-        staging = Path(folder)
-        for name, origin in origins.items():
-            if origin.is_file():
-                _stage_onnx(origin, staging / name / "1")
-            else:
-                _stage_directory(origin, staging / name)
-        try:
-            yield staging
-        except MmeError as error:  # the sentence names files, and its reader knows them by the place they come from
-            message = error.message
-            for name, origin in origins.items():
-                place = origin.parent if origin.is_file() else origin
-                message = message.replace(str(staging / name), str(place))
-            raise MmeError(error.kind, message) from error
-
-
-def _link_parent(origin: Path) -> Path | None:
-    """Where links to `origin` can be made: beside it; None for the temporary directory, where files are copied."""
-    parent = origin.resolve().parent
-    return parent if os.access(parent, os.W_OK) else None
-
-
-def _stage_onnx(file: Path, version: Path) -> None:
-    version.mkdir(parents=True)
-    _link_or_copy(file.resolve(), version / "model.onnx")
-    for suffix in _ONNX_WEIGHTS:  # found under the name that the model's file gives it
-        weights = file.with_name(file.name + suffix)
-        if weights.is_file():
-            _link_or_copy(weights.resolve(), version / weights.name)
-
-
-def _stage_directory(origin: Path, destination: Path) -> None:
-    """The same files under new directories. Links stay links, for `pack` to refuse."""
-    destination.mkdir(exist_ok=True)
-    for entry in os.scandir(origin):
-        if entry.is_dir(follow_symlinks=False):
-            _stage_directory(Path(entry.path), destination / entry.name)
-        else:
-            _link_or_copy(Path(entry.path), destination / entry.name)
-
-
-def _link_or_copy(origin: Path, destination: Path) -> None:
-    try:
-        os.link(origin, destination, follow_symlinks=False)
-    except OSError:  # another disk, or one without links
-        shutil.copy2(origin, destination, follow_symlinks=False)
 
 
 def _check_steps(models: list[ModelDirectory]) -> None:
@@ -185,22 +210,6 @@ def _checked(model: ModelDirectory) -> ModelConfig:
             _note(f"{model.config.default_model_filename} is not checked: {error.message}")
             return model.config
     return config
-
-
-@contextlib.contextmanager
-def _progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal where rich is installed, else nothing."""
-    try:
-        from rich.console import Console  # noqa: PLC0415 - optional, and 100 ms
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
-    except ImportError:
-        yield lambda _count: None
-        return
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"pack {what}", total=total)
-        yield lambda count: progress.advance(task, count)
 
 
 def _tree(directory: Path) -> list[str]:

@@ -163,7 +163,37 @@ def _add_region(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--region", help="the AWS region; boto3's own choice by default")
 
 
+_PACK_EXAMPLES = """\
+examples:
+  mme pack repository/bert-0 -o bert-0.tar.gz     a Triton model directory: config.pbtxt and versions
+  mme pack resnet.onnx --name resnet50            a bare file becomes resnet50/1/model.onnx, and gets a config.pbtxt
+  mme pack traced.pt --config config.pbtxt        a file that does not tell its shapes, and what does
+  mme pack bert.onnx --copies 50                  bert-0.tar.gz to bert-49.tar.gz, a fleet to try things with
+  mme pack search -o search.tar.gz                several models: the one with parameter MME_ENTRY calls the others
+  mme pack pre bert.onnx post --ensemble pre,bert,post -o pipeline.tar.gz
+      models one behind the other, wired by the names of their tensors
+"""
+
+
+def _add_pack_flags(parser: argparse.ArgumentParser) -> None:
+    sources = "model directories, a folder of several, or files of ONNX, PyTorch, TensorRT, TensorFlow, OpenVINO, trees"
+    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL", help=f"{sources}; model.py, inference.py")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the archive; NAME.tar.gz by default")
+    parser.add_argument("--name", help="the model's name; that of the directory or file by default")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the config.pbtxt of a bare file")
+    parser.add_argument("--ensemble", metavar="MODEL,MODEL...", help="run these one behind the other, as one model")
+    parser.add_argument("--copies", type=int, default=1, metavar="N", help="the same as NAME-0 to NAME-(N-1)")
+    parser.add_argument("--level", type=int, default=1, help="0 (fastest) to 3 (smallest); default 1")
+
+
 COMMANDS = (
+    Command(
+        "pack",
+        "make a .tar.gz that a multi-model endpoint can load",
+        _PACK_EXAMPLES,
+        _add_pack_flags,
+        "container.pack_command:run",
+    ),
     Command(
         "local",
         "run a SageMaker endpoint on this machine, for boto3",

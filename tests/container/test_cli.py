@@ -173,7 +173,7 @@ def test_exec_keeps_the_process_and_is_not_fooled_by_the_working_directory(tmp_p
     assert store == str(home / "archives")
 
 
-@pytest.mark.parametrize("command", ["serve", "pack", "invoke", "models", *(each.name for each in COMMANDS)])
+@pytest.mark.parametrize("command", ["serve", "invoke", "models", *(each.name for each in COMMANDS)])
 def test_help_has_examples(command, capsys):
     """Each command's help shows how it is used."""
     assert run(command, "--help") == 0
@@ -309,12 +309,12 @@ def test_a_script_of_broken_syntax_is_not_packed(tmp_path, capsys):
 
 
 def test_bare_onnx_file_becomes_a_model(tmp_path, monkeypatch, capsys):
-    """An .onnx file is packed as version 1, with the configuration that the server will complete."""
+    """An .onnx file is packed as version 1, with the configuration that the server would complete, in writing."""
     write_onnx(tmp_path / "plus.onnx")
     monkeypatch.chdir(tmp_path)
 
     assert run("pack", "plus.onnx", "--name", "adder") == 0
-    assert members("adder.tar.gz") == ["adder", "adder/1", "adder/1/model.onnx"]
+    assert members("adder.tar.gz") == ["adder", "adder/1", "adder/1/model.onnx", "adder/config.pbtxt"]
     assert 'name: "X"' in capsys.readouterr().out
 
 
@@ -332,7 +332,13 @@ def test_weights_beside_an_onnx_file_come_along(tmp_path, capsys):
     onnx.save(model, tmp_path / "big.onnx", save_as_external_data=True, location="big.onnx.data", size_threshold=0)
 
     assert run("pack", tmp_path / "big.onnx", "-o", tmp_path / "big.tar.gz") == 0
-    assert members(tmp_path / "big.tar.gz") == ["big", "big/1", "big/1/big.onnx.data", "big/1/model.onnx"]
+    assert members(tmp_path / "big.tar.gz") == [
+        "big",
+        "big/1",
+        "big/1/big.onnx.data",
+        "big/1/model.onnx",
+        "big/config.pbtxt",
+    ]
 
 
 def test_repository_of_one_model_is_packed_as_that_model(model, tmp_path):
@@ -461,7 +467,7 @@ def test_another_name_than_the_configurations_is_mentioned(model, tmp_path, caps
     ("arguments", "message"),
     [
         (("none",), "does not exist"),
-        (("notes.txt",), "neither a model directory nor an .onnx file"),
+        (("notes.txt",), "is no model that is known here"),
         (("plus.onnx", "-o", "plus.zip"), "must end in .tar.gz"),
         (("plus.onnx", "--name", "a/b"), "is not the name of a directory"),
         (("plus.onnx", "--level", "9"), "compression level 9"),

@@ -1,0 +1,153 @@
+"""What kind of model a file or folder is, by its name and its first bytes; where its place in a model directory is.
+
+Knows how frameworks write files, and opens none of them with a framework.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from model_handlers.errors import invalid_argument
+from model_handlers.registry import detect_backend
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SCRIPT = "code/inference.py"
+_ONNX_WEIGHTS = (".data", "_data")  # what exporters append to the model's file name for weights beside it
+_KNOWN = (
+    "a Triton model directory or a folder of them, .onnx, TorchScript (.pt), .pt2, a TensorRT plan (.plan, .engine), "
+    "a SavedModel folder, .pb, OpenVINO's .xml, XGBoost's .json, .ubj or .model, LightGBM's .txt, treelite's .tl, "
+    "model.py, inference.py or a folder with code/inference.py"
+)
+_HEAD = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A model that is a file or a folder of a framework's.
+
+    Attributes:
+        place: where it goes, below the version directory; a script's is below the model directory.
+        beside: files that come along: where they are, and their names beside it.
+        config: of config.pbtxt, what tells the server more than the file's name does.
+    """
+
+    place: str
+    beside: tuple[tuple[Path, str], ...] = ()
+    config: str = ""
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is an inference script of SageMaker's."""
+        return self.place == _SCRIPT
+
+
+def recognised(path: Path) -> ModelFile | None:
+    """What the path is, None for a directory that is none of a framework's own.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when there is nothing, or nothing that is known.
+    """
+    if not path.exists():
+        raise invalid_argument(f"'{path}' does not exist: name a model directory or a model file")
+    if path.is_dir():
+        return ModelFile("model.savedmodel") if _is_saved_model(path) else None
+    found = _by_name(path)
+    if found is None:
+        raise invalid_argument(f"'{path}' is no model that is known here: {_KNOWN}")
+    return found
+
+
+def is_version(path: Path) -> bool:
+    """Whether a directory holds what a version directory of Triton's does, and is called otherwise."""
+    return path.is_dir() and not (path / "config.pbtxt").exists() and detect_backend(path) is not None
+
+
+def _is_saved_model(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt"))
+
+
+def _by_name(path: Path) -> ModelFile | None:
+    if path.name == "inference.py":
+        return ModelFile(_SCRIPT)
+    match path.suffix.lower():
+        case ".onnx":
+            weights = (path.with_name(path.name + suffix) for suffix in _ONNX_WEIGHTS)
+            return ModelFile("model.onnx", tuple((each, each.name) for each in weights if each.is_file()))
+        case ".pt" | ".pth" | ".ts" | ".torchscript":
+            return _torch(path)
+        case ".pt2":
+            return ModelFile("model.pt2")
+        case ".plan" | ".engine" | ".trt":
+            return ModelFile("model.plan")
+        case ".pb":
+            return ModelFile("model.graphdef")
+        case ".xml":
+            return _openvino(path)
+        case ".py":
+            return _python(path)
+        case _:
+            return _trees(path)
+
+
+def _torch(path: Path) -> ModelFile:
+    """TorchScript is a zip with a program in it; weights alone are none."""
+    names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
+    if any(name.endswith("/constants.pkl") for name in names):
+        return ModelFile("model.pt")
+    if any(name.partition("/")[2].startswith("models/") or name.endswith("/archive_format") for name in names):
+        return ModelFile("model.pt2")
+    raise invalid_argument(
+        f"'{path}' holds weights and no program: write one with torch.jit.script(model).save(...) or "
+        "torch.export.save(...)"
+    )
+
+
+def _openvino(path: Path) -> ModelFile:
+    weights = path.with_suffix(".bin")
+    if b"<net" not in _head(path):
+        raise invalid_argument(f"'{path}' is no model of OpenVINO's, which begins with <net")
+    if not weights.is_file():
+        raise invalid_argument(f"'{path}' has no weights beside it: put {weights.name} there, as OpenVINO writes both")
+    return ModelFile("model.xml", ((weights, "model.bin"),))
+
+
+def _python(path: Path) -> ModelFile:
+    if "TritonPythonModel" in path.read_text("utf-8", "replace"):
+        return ModelFile("model.py")
+    if path.name == "model.py":
+        raise invalid_argument(f"'{path}' has no class TritonPythonModel")
+    raise invalid_argument(
+        f"'{path}' has no class TritonPythonModel; a script with model_fn and predict_fn is called inference.py"
+    )
+
+
+def _trees(path: Path) -> ModelFile | None:
+    """A model of trees, whose library is told to the server by a parameter."""
+    head = _head(path)
+    match path.suffix.lower():
+        case ".json" if b'"learner"' in head or b'"version"' in head:
+            return _fil("xgboost.json", "xgboost_json")
+        case ".ubj":
+            return _fil("xgboost.ubj", "xgboost_ubj")
+        case ".model" | ".bst":
+            return _fil("xgboost.model", "xgboost")
+        case ".txt" | ".lgb" if head.startswith(b"tree\n"):
+            return _fil("model.txt", "lightgbm")
+        case ".tl":
+            return _fil("checkpoint.tl", "treelite_checkpoint")
+        case _:
+            return None
+
+
+def _fil(place: str, kind: str) -> ModelFile:
+    config = f'backend: "fil"\nparameters {{ key: "model_type" value: {{ string_value: "{kind}" }} }}\n'
+    return ModelFile(place, config=config)
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as content:
+        return content.read(_HEAD)
