@@ -205,9 +205,7 @@ class _Collector:
             yield family
         disk = self._engine.disk_room
         if disk is not None:
-            yield GaugeMetricFamily(
-                "mme_disk_budget_bytes", "Disk budget for archives and weights", disk.budget
-            )
+            yield GaugeMetricFamily("mme_disk_budget_bytes", "Disk budget for archives and weights", disk.budget)
             yield GaugeMetricFamily("mme_disk_used_bytes", "Disk used by archives and weights", disk.used)
             yield CounterMetricFamily("mme_disk_evictions", "Archives that left the disk for others", disk.evictions)
 

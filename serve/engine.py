@@ -13,8 +13,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
-import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
@@ -36,6 +34,7 @@ from serve.limited_lanes import Limits
 from serve.model_cache import ModelCache
 from serve.outside import EngineOutside
 from serve.override import Overrides
+from serve.priority import lower_priority
 from serve.register import Register, unknown
 from serve.repositories import Repositories
 from serve.rescue import Rescue
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
     from serve.target import AnyModel
 
 _log = logging.getLogger("mme.engine")
-_LOADER_NICENESS = 10
 _GRACE_SECONDS = 5.0  # SageMaker waits for 360, of which a load may take 350
 _SPARE = 16  # threads that stand in for those in which a framework hangs while it closes a model
 _LET_GO_SECONDS = 30.0  # for a model that nobody uses to be closed
@@ -102,9 +100,9 @@ class Engine:
         if options.repository is not None:
             folders = (options.repository, *options.more_repositories)
             self._repositories = Repositories(folders, self._script.scripts, namespaces=options.namespaces)
-        self._loads = ThreadPerTask("load", _lower_priority)
+        self._loads = ThreadPerTask("load", lower_priority)
         # Threads of their own: an unload must not queue behind the downloads it would make room for.
-        self._unloads = ThreadPoolExecutor(options.load_threads + _SPARE, "unload", initializer=_lower_priority)
+        self._unloads = ThreadPoolExecutor(options.load_threads + _SPARE, "unload", initializer=lower_priority)
         # Of one thread: what a stuck load would keep from being written.
         self._writes = ThreadPoolExecutor(1, "state")
         file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
@@ -139,7 +137,7 @@ class Engine:
             drain_patience=options.drain_patience,
         )
         self._overrides = Overrides(options.cache_directory / "overrides")
-        self._tiering = Tiering(self._store, self.cache, loader.scales, loop, _lower_priority)
+        self._tiering = Tiering(self._store, self.cache, loader.scales, loop, lower_priority)
         self.register = Register(
             self.cache,
             artifacts=self._artifacts,
@@ -571,12 +569,3 @@ def _with_suffixes(rules: Rules) -> Rules:
     """As names of a store's archives, pins may leave out the suffix."""
     pins = dict.fromkeys(name for pin in rules.pins for name in (pin, pin + ARCHIVE_SUFFIX))
     return replace(rules, pins=tuple(pins))
-
-
-def _lower_priority() -> None:
-    """Loads and unloads leave the cores to inference; nice is per thread on Linux.
-
-    Only root may raise a priority again, which the threads that a framework starts for a model need.
-    """
-    if os.geteuid() == 0:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOADER_NICENESS)
