@@ -62,7 +62,7 @@ class Backend:
 BACKENDS = (
     Backend("tensorflow", ("tensorflow_savedmodel",), "model.savedmodel"),
     Backend("tensorflow", ("tensorflow_graphdef",), "model.graphdef"),
-    Backend("tensorrt", ("tensorrt_plan",), "model.plan"),
+    Backend("tensorrt", ("tensorrt_plan",), "model.plan", "model_handlers.tensorrt:TensorrtHandler"),
     Backend("onnxruntime", ("onnxruntime_onnx",), "model.onnx", "model_handlers.onnx:OnnxHandler"),
     Backend("openvino", (), "model.xml", "model_handlers.openvino:OpenvinoHandler"),
     Backend("pytorch", ("pytorch_libtorch", "libtorch"), "model.pt", "model_handlers.pytorch:TorchHandler"),
