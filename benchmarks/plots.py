@@ -1,0 +1,83 @@
+"""Plots of what was measured, for docs/benchmarks.md.
+
+    python -m benchmarks.plots docs/plots --cache cache.json --python-models python.json
+
+The files are those that `benchmarks.cache --json` and `benchmarks.python_models --json` write. Needs matplotlib, which
+nothing else does: pip install matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+
+_OURS, _THEIRS, _AIM = "#2f6f9f", "#c9a24b", "#a03030"
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+
+
+def plot_ratios(rows: list[dict[str, Any]], path: Path) -> None:
+    """Each ratio as a bar, with its aim as a line: left of a "≤", right of a "≥"."""
+    shown = [row for row in rows if row["ratio"] is not None and row["target"]][::-1]
+    figure, axes = plt.subplots(figsize=(8.6, 0.42 * len(shown) + 0.9), layout="constrained")
+    axes.barh(range(len(shown)), [row["ratio"] for row in shown], height=0.62, color=_OURS)
+    for index, row in enumerate(shown):
+        aim = float(_NUMBER.search(row["target"])[0])  # type: ignore[index]  # every aim has one
+        axes.plot([aim, aim], [index - 0.42, index + 0.42], color=_AIM, linewidth=2)
+        axes.annotate(
+            f" {row['ratio']:.2f}, aim {row['target']}", (max(row["ratio"], aim), index), va="center", fontsize=8
+        )
+    axes.set_yticks(range(len(shown)), [f"{row['part']}: {row['what'].split(' (')[0]}" for row in shown], fontsize=8)
+    axes.set_xlim(0, 1.45 * max(row["ratio"] for row in shown))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def plot_python_models(rows: list[dict[str, Any]], path: Path) -> None:
+    """Answers a second of ours and of the peer's, by clients, batched and not."""
+    figure, both = plt.subplots(1, 2, figsize=(8.6, 3), sharey=True, layout="constrained")
+    for axes, (model, title) in zip(
+        both, (("adding_batched", "dynamic batching"), ("adding", "no batching")), strict=True
+    ):
+        found = [row for row in rows if row["what"] == "infer/s" and row["part"].startswith(f"{model}, ")]
+        clients = [_NUMBER.search(row["part"])[0] for row in found]  # type: ignore[index]  # "adding, 8 at a time"
+        for server, color, shift in (("mme", _OURS, -0.2), ("Triton", _THEIRS, 0.2)):
+            heights = [row["median"][server] for row in found]
+            bars = axes.bar([index + shift for index in range(len(found))], heights, 0.38, color=color, label=server)
+            axes.bar_label(bars, [f"{height / 1000:.1f}k" for height in heights], fontsize=8)
+        axes.set_xticks(range(len(found)), clients)
+        axes.set_xlabel("clients")
+        axes.set_title(title, fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    both[0].set_ylabel("answers a second")
+    both[0].legend(frameon=False)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("folder", type=Path, help="where the plots go")
+    parser.add_argument("--cache", type=Path, help="what benchmarks.cache wrote")
+    parser.add_argument("--python-models", type=Path, help="what benchmarks.python_models wrote")
+    arguments = parser.parse_args()
+    mpl.rcParams |= {"svg.hashsalt": "mme", "svg.fonttype": "none", "font.family": "sans-serif"}
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    if arguments.cache:
+        plot_ratios(json.loads(arguments.cache.read_text()), arguments.folder / "cache.svg")
+    if arguments.python_models:
+        plot_python_models(
+            json.loads(arguments.python_models.read_text())["rows"], arguments.folder / "python_models.svg"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
