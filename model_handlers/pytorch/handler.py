@@ -18,7 +18,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.pytorch.archive import recognise
 from model_handlers.pytorch.options import Options, set_up_process
 from model_handlers.pytorch.programs import load_program
-from model_handlers.pytorch.runtime import PRELOAD, pytorch, translated
+from model_handlers.pytorch.runtime import PRELOAD, built_for_cuda, pytorch, translated
 from model_handlers.pytorch.signature import arguments, completed, places
 from model_handlers.pytorch.tensors import from_result, to_strings, to_tensor
 from model_handlers.tensor import BYTES
@@ -53,8 +53,8 @@ class TorchHandler(Handler):
 
     @classmethod
     def gpu_capable(cls) -> bool:
-        """Whether PyTorch was built for CUDA."""
-        return bool(pytorch().backends.cuda.is_built())
+        """Whether PyTorch was built for CUDA; asked in the serving process, which has no other need of PyTorch."""
+        return built_for_cuda()
 
     @classmethod
     def prepare(cls, config: ModelConfig, model_file: Path) -> None:  # noqa: ARG003 - of all models

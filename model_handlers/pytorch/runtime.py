@@ -6,10 +6,13 @@ Called on load threads and in fork servers; `translated` on any.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
+import re
 import threading
 import warnings
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 PRELOAD = "model_handlers.pytorch.runtime:pytorch"
 _MEMORY_WORDS = ("can't allocate memory", "CUDA out of memory", "not enough memory", "std::bad_alloc")
+_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"]", re.MULTILINE)  # of its version.py, which says None otherwise
 _WORDS = 600  # characters of an exception, whose C++ stack is of no use to a client
 _FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _one_at_a_time = threading.Lock()
@@ -42,6 +46,15 @@ def pytorch() -> Any:
     # of a request, which nobody reads again.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     return torch
+
+
+@functools.cache
+def built_for_cuda() -> bool:
+    """Whether the installed PyTorch was built for CUDA, told without importing it; False where there is none."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    return _CUDA.search(Path(found.origin).with_name("version.py").read_text("utf-8")) is not None
 
 
 @contextmanager

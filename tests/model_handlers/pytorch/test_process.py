@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -114,7 +115,19 @@ def test_without_the_framework(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     pytorch.cache_clear()
     with pytest.raises(MmeError, match=r"which is not installed; run `pip install 'mme\[torch\]'`") as caught:
-        TorchHandler.gpu_capable()
+        TorchHandler.prepare(ModelConfig("m"), Path("model.pt"))
     pytorch.cache_clear()
 
     assert caught.value.kind is Kind.UNSUPPORTED
+
+
+def test_the_serving_process_does_not_import_the_framework():
+    """Whether PyTorch can use a GPU is known without it."""
+    program = (
+        "import sys\n"
+        "from model_handlers.pytorch import TorchHandler\n"
+        f"assert TorchHandler.gpu_capable() is {torch.backends.cuda.is_built()}\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
