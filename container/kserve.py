@@ -12,7 +12,7 @@ from container.targets import parse_version
 from container.views import json_answer, json_body
 from model_handlers.config_json import config_json
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from model_handlers.registry import find_backend
+from model_handlers.registry import platform_of
 from serve.lifecycle import State
 
 if TYPE_CHECKING:
@@ -173,15 +173,10 @@ def model_metadata(name: str, config: ModelConfig, versions: list[int]) -> dict[
     return {
         "name": name,
         "versions": [str(number) for number in versions],
-        "platform": config.platform or _platform(config),
+        "platform": config.platform or platform_of(config.backend),
         "inputs": [tensor(spec) for spec in config.inputs],
         "outputs": [tensor(spec) for spec in config.outputs],
     }
-
-
-def _platform(config: ModelConfig) -> str:
-    backend = find_backend(config.backend, "", config.name)
-    return next(iter(backend.platforms), backend.name)
 
 
 def _version() -> str:

@@ -199,7 +199,9 @@ def _check_steps(models: list[ModelDirectory]) -> None:
 
 def _checked(model: ModelDirectory) -> ModelConfig:
     """The configuration as the server would complete it; every served version's file has to agree with it."""
-    handler = handler_for(find_backend(model.config.backend, model.config.platform, model.name), model.name)
+    handler = handler_for(
+        find_backend(model.config.backend, model.config.platform, model.name, model.first), model.name
+    )
     config = model.config
     for version in model.versions:
         try:

@@ -2,15 +2,19 @@
 
 The table holds every backend that Triton publishes, so that a model for one that is not served here is refused by
 its name and not mistaken for another. A handler's module imports its framework when the first such model is loaded.
+Other names are looked for among installed packages, and in the archive: see `custom`.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from model_handlers.custom.found import GROUP, HANDLER_FILE, registered_handler, sees_requests
 from model_handlers.errors import Kind, MmeError, invalid_model
 
 if TYPE_CHECKING:
@@ -38,7 +42,7 @@ class Backend:
     Attributes:
         name: the `backend` field.
         platforms: values of the older `platform` field that mean the same.
-        filename: its model file in a version directory, when the configuration names none.
+        filename: its model file in a version directory, when the configuration names none; "" where it has none.
         handler: `module:class` of the handler, "" where this build serves no such model.
         detect: whether the file's presence is enough to recognise the backend.
         variants: where the model file depends on a parameter of the configuration: that, and values → file names.
@@ -77,6 +81,9 @@ BACKENDS = (
         detect=False,
         variants=("model_type", _TREE_FILES),
     ),
+    Backend("identity", (), "", "model_handlers.examples.identity:IdentityHandler", detect=False),
+    Backend("repeat", (), "", "model_handlers.examples.repeat:RepeatHandler", detect=False),
+    Backend("square", (), "", "model_handlers.examples.square:SquareHandler", detect=False),
 )
 
 
@@ -85,11 +92,15 @@ def detect_backend(version_directory: Path) -> Backend | None:
     return next((b for b in BACKENDS if b.detect and (version_directory / b.filename).exists()), None)
 
 
-def find_backend(name: str, platform: str, model: str) -> Backend:
+def find_backend(name: str, platform: str, model: str, version_directory: Path | None = None) -> Backend:
     """The backend that a configuration names by `backend`, by `platform`, or by both.
 
+    Beside those of the table these are the ones that installed packages register, and those whose code lies in the
+    archive itself, in `version_directory`.
+
     Raises:
-        MmeError: INVALID_MODEL when the two disagree or neither is known.
+        MmeError: INVALID_MODEL when the two disagree or neither is known; UNSUPPORTED when the package that registers
+            the backend can't be imported.
     """
     if platform and not any(platform in b.platforms for b in BACKENDS):
         raise invalid_model(f"unexpected platform type '{platform}' for {model}")
@@ -98,10 +109,38 @@ def find_backend(name: str, platform: str, model: str) -> Backend:
         return matches[0]
     if platform:
         raise invalid_model(f"unexpected 'platform' and 'backend' pair, got:{platform}, {name}")
+    brought = _brought(name, version_directory) if version_directory is not None else None
+    found = brought or _registered(name)
+    if found is not None:
+        return found
     raise invalid_model(
         f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration. "
-        f"Model '{model}': the backends served here are {', '.join(served_backends())}."
+        f"Model '{model}': the backends served here are {', '.join(served_backends())}; another one is a package that "
+        f"registers it, or a {HANDLER_FILE} beside the model."
     )
+
+
+def _brought(name: str, version_directory: Path) -> Backend | None:
+    """The backend whose handler lies beside the model."""
+    file = version_directory / HANDLER_FILE
+    if not file.is_file():
+        return None
+    kind = "RequestsFileHandler" if sees_requests(file) else "FileHandler"
+    return Backend(name, (), HANDLER_FILE, f"model_handlers.custom:{kind}", detect=False)
+
+
+@functools.cache
+def _registered(name: str) -> Backend | None:
+    """The backend that an installed package registers; packages do not come and go while this process lives."""
+    for entry in entry_points(group=GROUP, name=name):
+        handler = registered_handler(entry.value, name, entry.dist.name if entry.dist else entry.value)
+        return Backend(name, (), handler.default_filename, entry.value, detect=False)
+    return None
+
+
+def platform_of(name: str) -> str:
+    """What clients are told of a model whose configuration names the backend alone."""
+    return next((b.platforms[0] for b in BACKENDS if b.name == name and b.platforms), name)
 
 
 def told_by_file(backend: Backend, version_directory: Path) -> Backend:

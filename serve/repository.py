@@ -54,6 +54,11 @@ class ModelDirectory:
     versions: dict[int, Path]
     members: tuple[ModelDirectory, ...] = ()
 
+    @property
+    def first(self) -> Path:
+        """The directory of the lowest version."""
+        return next(iter(self.versions.values()))
+
     def model_file(self, version: int) -> Path:
         """The file (or directory, for some backends) that the handler of that version loads."""
         return self.versions[version] / self.config.default_model_filename
@@ -213,6 +218,8 @@ def _open(path: Path, name: str, scripts: Scripts, *, strict_name: bool, overrid
     if backend.name == BACKEND:
         available = {version: where for version, where in available.items() if scripts.own(where)} or {1: path}
         config = scripts.completed(replace(config, name=name), next(iter(available.values())))
+    if not backend.filename:  # it loads no file: archives may have lost its empty version
+        available = available or {1: path}
     config = with_backend(replace(config, name=name), backend, available)
     model = ModelDirectory(name, path, config, selected_versions(config, available, name))
     for error in missing_files(model):
@@ -277,9 +284,10 @@ def config_text(file: Path, name: str) -> str:
 def backend_of(path: Path, config: ModelConfig, available: dict[int, Path], scripts: Scripts) -> Backend:
     """The backend that the configuration names, or that the first version's file or an inference script gives away."""
     if config.backend or config.platform:
-        named = find_backend(config.backend, config.platform, config.name)
+        first = next(iter(available.values()), None)
+        named = find_backend(config.backend, config.platform, config.name, first)
         alone = not (config.platform or config.default_model_filename)
-        return told_by_file(named, next(iter(available.values()))) if alone and available else named
+        return told_by_file(named, first) if alone and first is not None else named
     for directory in list(available.values())[:1]:  # Triton, too, looks at the first one alone
         detected = detect_backend(directory)
         if detected is not None:
@@ -291,6 +299,8 @@ def backend_of(path: Path, config: ModelConfig, available: dict[int, Path], scri
 
 def missing_files(model: ModelDirectory) -> Iterator[MmeError]:
     """Every selected version has to have the model file, inside its directory; an error for each that has not."""
+    if not model.config.default_model_filename:  # its backend loads none
+        return
     filename = PurePosixPath(model.config.default_model_filename)
     # Names are what is checked, not where links lead: archives hold none, and a folder of its owner may.
     if filename.is_absolute() or ".." in filename.parts or not filename.parts:

@@ -322,7 +322,7 @@ class ModelLoader:
             return PreparedTarget(
                 target, directory, None, [], Placement.INLINE, Brought(), content, none, none, pinned=False
             )
-        backend = find_backend(directory.config.backend, directory.config.platform, name)
+        backend = find_backend(directory.config.backend, directory.config.platform, name, directory.first)
         handler = handler_for(backend, name)
         if handler.sees_requests and (directory.config.batch_inputs or directory.config.batch_outputs):
             field = "batch_input" if directory.config.batch_inputs else "batch_output"

@@ -1,0 +1,109 @@
+"""A handler that an archive brings along as handler.py, beside the model that it loads.
+
+The file is its author's code: it runs in the process of the instance, never in the serving process unless the
+configuration places the model there. What stands in its place here knows how to find the class and nothing of what it
+does; the class is a `Handler` like any other.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from model_handlers.base import Handler, Placement
+from model_handlers.config_checks import normalise
+from model_handlers.custom.found import HANDLER_FILE
+from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.python.environment import wanted
+from model_handlers.python.imports import ImportedFile, check_syntax, free_name
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from model_handlers.base import Device
+    from model_handlers.config import ModelConfig
+    from model_handlers.environments.wanted import Wanted
+
+
+class FileHandler(Handler):
+    """Loads the class in handler.py, and has it load the model: what `load` returns is the author's handler."""
+
+    backend: ClassVar[str] = ""
+    default_filename: ClassVar[str] = HANDLER_FILE
+    placement: ClassVar[Placement] = Placement.PROCESS
+
+    @classmethod
+    def gpu_capable(cls) -> bool:
+        """The author's class is told which GPU is its own, and may use it or not."""
+        return True
+
+    @classmethod
+    def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:
+        """What its parameter names, or what its requirements.txt does, as with Python models."""
+        folder = _handler_file(config, model_file).parent
+        return wanted(config, folder.parent, (folder, folder.parent))
+
+    @classmethod
+    def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
+        """Check that the file is Python.
+
+        Raises:
+            MmeError: INVALID_MODEL, UNSUPPORTED. The latter also where only the author's code knows the tensors.
+        """
+        check_syntax(config.name, _handler_file(config, model_file))
+        if not (config.inputs and config.outputs):
+            raise MmeError(
+                Kind.UNSUPPORTED,
+                f"model '{config.name}' is completed by its own {HANDLER_FILE}, which only a load runs",
+            )
+        return normalise(config)
+
+    @classmethod
+    def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
+        """Import handler.py and have its class load the model.
+
+        The model file is the one that the configuration names, else the class's `default_filename` beside handler.py.
+        """
+        path = _handler_file(config, model_file)
+        folders = [str(path.parent), str(path.parent.parent)]
+        file = ImportedFile(config.name, path, free_name(f"handler_of_{path.parent.name}"), folders, path.parent.parent)
+        try:
+            author_class = _author_class(file.module, config, sees_requests=cls.sees_requests)
+            named = model_file if model_file != path else path.with_name(author_class.default_filename)
+            return author_class.load(config, named, device, lane)
+        except BaseException:
+            file.forget()
+            raise
+
+
+class RequestsFileHandler(FileHandler):
+    """The same for a class that sees requests."""
+
+    sees_requests: ClassVar[bool] = True
+
+
+def _handler_file(config: ModelConfig, model_file: Path) -> Path:
+    """handler.py in the version directory, wherever below it the model file lies."""
+    depth = len(Path(config.default_model_filename or model_file.name).parts)
+    return model_file.parents[depth - 1] / HANDLER_FILE
+
+
+def _author_class(module: ModuleType, config: ModelConfig, *, sees_requests: bool) -> type[Handler]:
+    """The one subclass of Handler that the file defines, or the one for this backend."""
+    classes = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Handler) and value.__module__ == module.__name__
+    ]
+    chosen = [each for each in classes if getattr(each, "backend", "") == config.backend] or classes
+    if len(chosen) != 1:
+        raise invalid_model(
+            f"model '{config.name}': {HANDLER_FILE} must define one subclass of model_handlers.base.Handler whose "
+            f"backend is '{config.backend}'; it defines {', '.join(each.__name__ for each in classes) or 'none'}"
+        )
+    if chosen[0].sees_requests is not sees_requests:
+        raise invalid_model(
+            f"model '{config.name}': {HANDLER_FILE} must say in the class itself, as 'sees_requests = True', that it "
+            "sees requests"
+        )
+    return chosen[0]

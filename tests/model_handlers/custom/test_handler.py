@@ -1,0 +1,115 @@
+"""A handler.py beside a model: its class, its model file, and what is said of one that is none."""
+
+from __future__ import annotations
+
+import textwrap
+
+import numpy as np
+import pytest
+
+from model_handlers.base import CPU
+from model_handlers.config import ModelConfig
+from model_handlers.custom import FileHandler, RequestsFileHandler
+from model_handlers.errors import Kind, MmeError
+
+HEAD = """
+import numpy as np
+import beside
+from model_handlers.base import Handler
+from model_handlers.config_checks import normalise
+"""
+CLASS = """
+class Adds(Handler):
+    backend = "adds"
+    default_filename = "number.txt"
+
+    def __init__(self, config, number):
+        super().__init__(config)
+        self.number = number
+
+    @classmethod
+    def autocomplete(cls, config, model_file):
+        return normalise(config)
+
+    @classmethod
+    def load(cls, config, model_file, device, lane):
+        return cls(config, float(model_file.read_text()) + beside.MORE)
+
+    def execute(self, inputs, outputs):
+        return [inputs["X"] + self.number for name in outputs]
+
+    def close(self):
+        pass
+"""
+
+
+@pytest.fixture
+def version(tmp_path):
+    """A model's version directory, and a function that writes its handler.py."""
+    folder = tmp_path / "model" / "1"
+    folder.mkdir(parents=True)
+    (folder / "number.txt").write_text("3")
+    (folder / "weights").mkdir()
+    (folder / "weights" / "other.txt").write_text("5")
+    (folder / "beside.py").write_text("MORE = 0.5")
+
+    def write(source):
+        (folder / "handler.py").write_text(textwrap.dedent(HEAD + source))
+        return folder
+
+    return write
+
+
+def load(folder, handler=FileHandler, file="handler.py", **fields):
+    """Load what lies there."""
+    return handler.load(ModelConfig("m", backend="adds", **fields), folder / file, CPU, "m_0_0")
+
+
+def test_its_class_loads_its_own_file(version):
+    """The class's default_filename, in the version's directory; it imports what lies beside it."""
+    handler = load(version(CLASS))
+
+    assert handler.execute({"X": np.ones(2)}, ["Y"])[0].tolist() == [4.5, 4.5]
+
+
+def test_the_configuration_may_name_another_file(version):
+    """default_model_filename wins, wherever in the version's directory it is."""
+    handler = load(version(CLASS), file="weights/other.txt", default_model_filename="weights/other.txt")
+
+    assert handler.execute({"X": np.ones(2)}, ["Y"])[0].tolist() == [6.5, 6.5]
+
+
+def test_of_several_classes_the_backend_s_is_taken(version):
+    """A file may define handlers for several backends."""
+    folder = version(CLASS + '\nclass Other(Adds):\n    backend = "other"\n')
+
+    assert type(load(folder)).__name__ == "Adds"
+
+
+REFUSED = {
+    "no class": ("", FileHandler, r"must define one subclass .* whose backend is 'adds'; it defines none"),
+    "two classes": (
+        CLASS + "\nclass Again(Adds):\n    pass\n",
+        FileHandler,
+        r"must define one subclass .* it defines Adds, Again",
+    ),
+    "one that raises": ("raise RuntimeError('no luck')", FileHandler, r"failed while .*handler.py was imported"),
+    "one that exits": ("raise SystemExit(3)", FileHandler, r"failed while .*handler.py was imported"),
+    "one that hides that it sees requests": (
+        CLASS + "\nsetattr(Adds, 'sees_requests', True)",
+        FileHandler,
+        "must say in the class itself, as 'sees_requests = True'",
+    ),
+    "one that only seems to": (CLASS, RequestsFileHandler, "must say in the class itself"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_file_that_can_t_serve_is_refused(case, version):
+    """The sentence names the model and what the file lacks."""
+    source, handler, sentence = REFUSED[case]
+    with pytest.raises(MmeError, match=sentence) as caught:
+        load(version(source), handler)
+
+    assert caught.value.kind is Kind.INVALID_MODEL
+    assert "model 'm'" in caught.value.message
