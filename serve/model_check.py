@@ -127,7 +127,9 @@ def _complete(found: Examined, available: dict[int, Path], scripts: Scripts) -> 
 
 
 def _script_versions(found: Examined, available: dict[int, Path], scripts: Scripts) -> dict[int, Path]:
-    """An inference script's archive need have no versions."""
+    """An inference script's archive need have no versions, nor need one whose backend loads no file."""
+    if found.config is not None and not found.config.default_model_filename:
+        return available or {1: found.path}
     if found.config is None or found.config.backend != BACKEND:
         return available
     return {version: path for version, path in available.items() if scripts.own(path)} or {1: found.path}
@@ -154,7 +156,8 @@ def _hold_against_files(found: Examined) -> None:
     """The model's files have to agree with its configuration; what that leaves out is completed from them."""
     config = found.config
     assert config is not None  # noqa: S101 - it was understood
-    handler = handler_for(find_backend(config.backend, config.platform, found.name), found.name)
+    first = next(iter(found.versions.values()), None)
+    handler = handler_for(find_backend(config.backend, config.platform, found.name, first), found.name)
     directory = ModelDirectory(found.name, found.path, config, found.versions)
     for version in found.versions:
         model_file = directory.model_file(version)

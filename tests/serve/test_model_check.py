@@ -136,3 +136,16 @@ def test_ensembles_are_held_against_the_models_beside_them(tmp_path, write_repos
     assert [field for _, field in said(models[3])] == [f"ensemble_scheduling.{place}" for place in places]
     assert words in sentences(models[3])
     assert models[0].problems == models[1].problems == []
+
+
+def test_backends_of_others(tmp_path):
+    """A model that is a configuration alone is whole; a handler of the archive is read, and not run."""
+    (tmp_path / "same").mkdir()
+    tensors = 'input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ] }'
+    (tmp_path / "same" / "config.pbtxt").write_text(f'backend: "identity" {tensors}')
+    (tmp_path / "own" / "1").mkdir(parents=True)
+    (tmp_path / "own" / "config.pbtxt").write_text(f'backend: "own" {tensors}')
+    (tmp_path / "own" / "1" / "handler.py").write_text("raise SystemExit")
+
+    assert looked_at(tmp_path / "same").problems == []
+    assert looked_at(tmp_path / "own").problems == []
