@@ -74,8 +74,12 @@ class _Collector:
         yield from self._memory()
         yield from _of_models()
 
-    def _models(self) -> list[tuple[list[str], ModelStats]]:
-        return [([name, str(version)], stats) for (name, version), stats in sorted(self._engine.stats.items())]
+    def _models(self) -> list[tuple[dict[str, str], ModelStats]]:
+        """Labels and counters of each version of each model; the labels that its configuration adds begin with `_`."""
+        return [
+            (_labels(name, version, stats), stats)
+            for (name, version), stats in sorted(self._engine.stats.items(), key=lambda item: item[0])
+        ]
 
     def _inference(self) -> Iterator[Metric]:
         """Triton's counters. Their names lack Prometheus's `_total`, so they are written as untyped."""
@@ -84,8 +88,7 @@ class _Collector:
         count = Metric("nv_inference_count", "Inferences: batch elements", "unknown")
         executions = Metric("nv_inference_exec_count", "Executions: batches", "unknown")
         durations = {name: Metric(name, "Microseconds, cumulative", "unknown") for name in _DURATIONS}
-        for (model, version), stats in self._models():
-            labels = {"model": model, "version": version}
+        for labels, stats in self._models():
             success.add_sample(success.name, labels, stats.success.count)
             count.add_sample(count.name, labels, stats.inference_count)
             executions.add_sample(executions.name, labels, stats.execution_count)
@@ -94,11 +97,9 @@ class _Collector:
             for name, field in _DURATIONS.items():
                 durations[name].add_sample(name, labels, getattr(stats, field).ns / 1000)
         yield from (success, failure, count, executions, *durations.values())
-        pending = GaugeMetricFamily(
-            "nv_inference_pending_request_count", "Requests waiting for execution", labels=["model", "version"]
-        )
+        pending = Metric("nv_inference_pending_request_count", "Requests waiting for execution", "gauge")
         for name, model_now in self._engine.resident_models():
-            pending.add_metric([name, str(model_now.version)], model_now.queued)
+            pending.add_sample(pending.name, _labels(name, model_now.version, model_now.stats), model_now.queued)
         yield pending
 
     def _responses(self) -> Iterator[Metric]:
@@ -107,10 +108,9 @@ class _Collector:
             plural = {"hit": "hits", "miss": "misses"}[what]
             count = Metric(f"nv_cache_num_{plural}_per_model", f"Cache {plural}", "unknown")
             took = Metric(f"nv_cache_{what}_duration_per_model", f"Microseconds of cache {plural}", "unknown")
-            for (model, version), stats in self._models():
+            for labels, stats in self._models():
                 if stats.cached:
                     duration: Duration = getattr(stats, f"cache_{what}")
-                    labels = {"model": model, "version": version}
                     count.add_sample(count.name, labels, duration.count)
                     took.add_sample(took.name, labels, duration.ns / 1000)
             yield from (count, took)
@@ -130,7 +130,9 @@ class _Collector:
             ]
             total = sum(sizes.values())
             buckets.append(("+Inf", float(total)))
-            family.add_metric(labels, buckets, sum(size * count for size, count in sizes.items()))
+            family.add_metric(
+                [labels["model"], labels["version"]], buckets, sum(size * count for size, count in sizes.items())
+            )
         return family
 
     def _cache(self) -> Iterator[Metric]:
@@ -208,6 +210,10 @@ class _Collector:
             yield GaugeMetricFamily("mme_disk_budget_bytes", "Disk budget for archives and weights", disk.budget)
             yield GaugeMetricFamily("mme_disk_used_bytes", "Disk used by archives and weights", disk.used)
             yield CounterMetricFamily("mme_disk_evictions", "Archives that left the disk for others", disk.evictions)
+
+
+def _labels(model: str, version: int, stats: ModelStats) -> dict[str, str]:
+    return {"model": model, "version": str(version), **{f"_{tag}": value for tag, value in stats.tags.items()}}
 
 
 def _of_models() -> Iterator[Metric]:

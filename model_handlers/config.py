@@ -246,6 +246,19 @@ class WarmupSample:
 
 
 @dataclass(frozen=True, slots=True)
+class RepositoryAgent:
+    """What is to be done with a model's directory before it is loaded. `checksum` is the one that there is.
+
+    Attributes:
+        name: which.
+        parameters: of `checksum`: `MD5:` and a file of the directory → its digest.
+    """
+
+    name: str
+    parameters: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything we honour of a model's configuration.
 
@@ -267,6 +280,8 @@ class ModelConfig:
         batch_inputs, batch_outputs: what a model is told of a ragged batch, and how its outputs are split.
         warmup: what is executed before the model is ready.
         response_cache: whether requests that come again may be answered without the model.
+        runtime: the library that Triton's backend is to be, "" for its own.
+        agents: what is to be done before a load.
     """
 
     name: str
@@ -292,6 +307,8 @@ class ModelConfig:
     cc_filenames: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
     gpu_accelerators: tuple[Accelerator, ...] = ()
     cpu_accelerators: tuple[Accelerator, ...] = ()
+    runtime: str = ""
+    agents: tuple[RepositoryAgent, ...] = ()
 
     def input(self, name: str) -> TensorSpec | None:
         """The input of that name, or None."""

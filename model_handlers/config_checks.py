@@ -7,6 +7,7 @@ is asked where instances are made. Sentences are Triton's where it has one, so t
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -17,17 +18,21 @@ from model_handlers.config import InstanceKind, TimeoutAction
 from model_handlers.ensemble_checks import ensemble_problems
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.ragged_checks import check_ragged
+from model_handlers.registry import BACKENDS
 from model_handlers.sequence_checks import normalise_sequences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from model_handlers.config import DynamicBatching, InstanceGroup, ModelConfig, WarmupSample
+    from model_handlers.config import DynamicBatching, InstanceGroup, ModelConfig, RepositoryAgent, WarmupSample
     from model_handlers.tensor import TensorSpec
 
     Check = tuple[str, Callable[[], object]]
 
 _MOST_LEVELS = 1024  # each is a queue that is looked at when a batch is formed
+CHECKSUM = "checksum"
+_TAG = re.compile(r"[A-Za-z0-9_]+")
+_PYTHON = next(backend for backend in BACKENDS if backend.name == "python")
 _WHOLE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 
@@ -65,6 +70,11 @@ def checks(config: ModelConfig) -> Iterator[Check]:
     yield "optimization.execution_accelerators", partial(_check_accelerators, config)
     yield "batch_input", partial(check_ragged, config)
     yield "response_cache", partial(_check_cache, config)
+    yield "runtime", partial(_check_runtime, config)
+    for tag in config.metric_tags:
+        yield f"metric_tags['{tag}']", partial(_check_tag, tag, config.name)
+    for index, agent in enumerate(config.agents):
+        yield f"model_repository_agents.agents[{index}]", partial(_check_agent, agent, config.name)
     for index, sample in enumerate(config.warmup):
         yield f"model_warmup[{index}]", partial(_check_sample, config, sample)
     for index, group in enumerate(config.instance_groups):
@@ -105,6 +115,40 @@ def _check_cache(config: ModelConfig) -> None:
             f"Response Cache does not currently support model {config.name} with 'decoupled' transaction policy. "
             "Please disable the response cache."
         )
+
+
+def _check_runtime(config: ModelConfig) -> None:
+    """A library of Triton's own is what a backend is here anyway; another one can't be had."""
+    runtime = config.runtime
+    if "/" in runtime:
+        raise invalid_model(f"backend library name '{runtime}' escapes backend directory")
+    own = {f"libtriton_{backend.name}.so": backend for backend in BACKENDS} | {"model.py": _PYTHON}
+    backend = own.get(runtime)
+    named = backend is not None and config.backend in {"", backend.name} and (backend is not _PYTHON or config.backend)
+    if runtime and not named:
+        raise invalid_model(
+            f"unable to find backend library '{runtime}' for model '{config.name}': leave 'runtime' out, the backend "
+            "is chosen by 'backend', 'platform' or the model file"
+        )
+
+
+def _check_tag(tag: str, model: str) -> None:
+    if not _TAG.fullmatch(tag):
+        raise invalid_model(
+            f"metric tag '{tag}' of {model} can't be the name of a label: use letters, digits and underscores"
+        )
+
+
+def _check_agent(agent: RepositoryAgent, model: str) -> None:
+    if agent.name != CHECKSUM:
+        raise invalid_model(
+            f"repository agent '{agent.name}' of {model} is not known; the one that there is is '{CHECKSUM}'"
+        )
+    for key in agent.parameters:
+        kind, _, name = key.partition(":")
+        if kind != "MD5" or not name:
+            raise invalid_model(f"parameter '{key}' of agent '{CHECKSUM}' of {model} must be MD5: and a file's path")
+        _check_path(f"parameter of agent '{CHECKSUM}'", name, model)
 
 
 def _check_path(field: str, value: str, model: str) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         EnsembleStep,
         InstanceGroup,
         ModelConfig,
+        RepositoryAgent,
         VersionPolicy,
         WarmupInput,
         WarmupSample,
@@ -39,7 +40,7 @@ def config_json(config: ModelConfig) -> Json:
         "name": config.name,
         "platform": config.platform,
         "backend": config.backend,
-        "runtime": "",
+        "runtime": config.runtime,
         "version_policy": _version_policy(config.version_policy),
         "max_batch_size": config.max_batch_size,
         "input": [_input(spec) for spec in config.inputs],
@@ -58,7 +59,15 @@ def config_json(config: ModelConfig) -> Json:
         "model_warmup": [_warmup(sample) for sample in config.warmup],
         **_transaction_policy(config.decoupled),
         **({"response_cache": {"enable": True}} if config.response_cache else {}),
+        **_agents(config.agents),
     }
+
+
+def _agents(agents: tuple[RepositoryAgent, ...]) -> Json:
+    if not agents:
+        return {}
+    listed = [{"name": agent.name, "parameters": dict(agent.parameters)} for agent in agents]
+    return {"model_repository_agents": {"agents": listed}}
 
 
 def _version_policy(policy: VersionPolicy) -> Json:

@@ -18,6 +18,7 @@ from model_handlers.config import (
     InstanceGroup,
     InstanceKind,
     ModelConfig,
+    RepositoryAgent,
     Resource,
     VersionPolicy,
 )
@@ -93,6 +94,11 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
         batch_outputs=batch_outputs(message),
         warmup=warmup_samples(message, model),
         response_cache=message.response_cache.enable,
+        runtime=message.runtime,
+        agents=tuple(
+            RepositoryAgent(agent.name, MappingProxyType(dict(agent.parameters)))
+            for agent in message.model_repository_agents.agents
+        ),
         sequence_batching=sequence_batching(message, model),
         cc_filenames=MappingProxyType(dict(message.cc_model_filenames)),
         gpu_accelerators=gpu_accelerators(message),
@@ -106,6 +112,7 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
         name=config.name,
         platform=config.platform,
         backend=config.backend,
+        runtime=config.runtime,
         max_batch_size=config.max_batch_size,
         input=[
             pb.ModelInput(
@@ -147,6 +154,8 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
         message.model_transaction_policy.decoupled = True
     if config.response_cache:
         message.response_cache.enable = True
+    for agent in config.agents:
+        message.model_repository_agents.agents.add(name=agent.name, parameters=agent.parameters)
     set_optimization(message, config)
     return message
 

@@ -57,7 +57,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "name": _HONOURED,
         "platform": _HONOURED,
         "backend": _HONOURED,
-        "runtime": _refused("a backend is chosen by 'backend' or 'platform', not by a library file"),
+        "runtime": _HONOURED,
         "version_policy": _HONOURED,
         "max_batch_size": _HONOURED,
         "input": _HONOURED,
@@ -221,9 +221,12 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     },
     "ModelOperations": {"op_library_filename": _refused("libraries of custom operations are not loaded")},
     "ModelTransactionPolicy": {"decoupled": _HONOURED},
-    "ModelRepositoryAgents": {"agents": _refused("no plug-in runs when a model is loaded or unloaded")},
+    "ModelRepositoryAgents": {"agents": _HONOURED},
+    "ModelRepositoryAgents.Agent": {"name": _HONOURED, "parameters": _HONOURED},
     "ModelResponseCache": {"enable": _HONOURED},
-    "ModelMetrics": {"metric_control": _refused("the buckets of the metrics are the same for all models")},
+    "ModelMetrics": {
+        "metric_control": _harmless("the histogram of first responses, whose buckets it sets, is not kept"),
+    },
 }
 
 

@@ -500,6 +500,8 @@ class Engine:
         self._footprints.changed()
         target = self.cache.entries[event.name].leased()
         self.register.versions[event.name] = sorted(target.versions)
+        for model in target.models():
+            model.stats.tags = model.config.metric_tags
         config = target.latest.config
         (self.body_takers.add if takes_body(config) else self.body_takers.discard)(event.name)
 

@@ -17,6 +17,7 @@ from model_handlers.config_problems import Finding, Understood, understand
 from model_handlers.ensemble_checks import PLATFORM
 from model_handlers.errors import Kind, MmeError
 from model_handlers.registry import find_backend, handler_for
+from serve.checksums import checksum_errors
 from serve.initial_states import initial_states
 from serve.repository import (
     CONFIG_NAME,
@@ -101,6 +102,10 @@ def examine(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> Ex
     for error in missing_files(ModelDirectory(name, path, found.config, found.versions)):
         found.problems.append(Located(file.name, Finding("default_model_filename", error.message)))
     _look_for_labels(found)
+    found.problems += [
+        Located(file.name, Finding("model_repository_agents", error.message))
+        for error in checksum_errors(found.config, path)
+    ]
     if not found.problems:
         _hold_against_files(found)
     return found

@@ -21,6 +21,7 @@ from model_handlers.ensemble_checks import PLATFORM
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.pbtxt import parse_config
 from model_handlers.registry import Backend, detect_backend, find_backend, told_by_file
+from serve.checksums import checksum_errors
 from serve.disk import directory_size
 from serve.scripts import DEFAULT_SCRIPTS, Scripts
 
@@ -222,7 +223,7 @@ def _open(path: Path, name: str, scripts: Scripts, *, strict_name: bool, overrid
         available = available or {1: path}
     config = with_backend(replace(config, name=name), backend, available)
     model = ModelDirectory(name, path, config, selected_versions(config, available, name))
-    for error in missing_files(model):
+    for error in (*missing_files(model), *checksum_errors(config, path)):
         raise error
     return model
 

@@ -17,6 +17,8 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from serve.request import Timings
 
 # Triton's reasons for a failed request.
@@ -118,6 +120,7 @@ class ModelStats:
 
     Attributes:
         responses: of a decoupled model, by their place among the responses to their request.
+        tags: labels that its metrics carry, by the configuration that it was loaded with last.
         cached: whether its responses are cached; cache_hit: look-ups that found one; cache_miss: those that did not,
             each with what it took to keep the response.
     """
@@ -134,6 +137,7 @@ class ModelStats:
     batches: dict[int, BatchStats] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
     responses: dict[int, ResponseStats] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
     cached: bool = False
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)

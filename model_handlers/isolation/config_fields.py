@@ -21,6 +21,7 @@ from model_handlers.config import (
     InstanceKind,
     ModelConfig,
     QueuePolicy,
+    RepositoryAgent,
     Resource,
     TimeoutAction,
     VersionPolicy,
@@ -77,6 +78,7 @@ def config_from(plain: dict[str, Any]) -> ModelConfig:
             "cc_filenames": MappingProxyType(plain["cc_filenames"]),
             "gpu_accelerators": tuple(_accelerator(each) for each in plain["gpu_accelerators"]),
             "cpu_accelerators": tuple(_accelerator(each) for each in plain["cpu_accelerators"]),
+            "agents": tuple(_agent(each) for each in plain["agents"]),
         }
     )
 
@@ -110,6 +112,10 @@ def _sample(plain: dict[str, Any]) -> WarmupSample:
 
 def _accelerator(plain: dict[str, Any]) -> Accelerator:
     return Accelerator(plain["name"], MappingProxyType(plain["parameters"]))
+
+
+def _agent(plain: dict[str, Any]) -> RepositoryAgent:
+    return RepositoryAgent(plain["name"], MappingProxyType(plain["parameters"]))
 
 
 def _group(plain: dict[str, Any]) -> InstanceGroup:

@@ -55,6 +55,21 @@ def test_the_text_parses_and_every_family_explains_itself(own):
     )
 
 
+def test_tags_of_a_configuration_are_labels_of_its_metrics(start, tmp_path, put, json_inputs):
+    """Of Triton's, each with an underscore before it; other models have none."""
+    put["multiple"](tmp_path, "tagged", 2.0)
+    (tmp_path / "tagged" / "config.pbtxt").write_text('metric_tags { key: "team" value: "search \\"a\\"" }')
+    put["multiple"](tmp_path, "plain", 2.0)
+    running = start(mode=Mode.REPOSITORY, model_repository=tmp_path)
+    for name in ("tagged", "plain"):
+        assert post(running, f"/v2/models/{name}/infer", {"inputs": json_inputs(X=[1, 2, 3, 4])}).status == 200
+    _, samples = scrape(running)
+    for name in ("nv_inference_request_success", "nv_inference_count"):
+        assert of(samples, name, model="tagged", version="1", _team='search "a"') == 1
+        assert of(samples, name, model="plain", version="1") == 1
+    assert of(samples, "nv_inference_pending_request_count", model="tagged", version="1", _team='search "a"') == 0
+
+
 def test_requests_are_counted_as_triton_counts_them(own, json_inputs):
     """Successes by request, inferences by row, failures by reason; every request in exactly one of them."""
     rows = {1: [[1, 2, 3, 4]], 3: [[1, 2, 3, 4]] * 3}

@@ -1,5 +1,6 @@
 """Rules that a configuration obeys, one by one, and the defaults that depend on other fields."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from model_handlers.config import (
     InstanceKind,
     ModelConfig,
     QueuePolicy,
+    RepositoryAgent,
     TimeoutAction,
     WarmupData,
     WarmupInput,
@@ -204,3 +206,49 @@ def test_normalising_twice_changes_nothing():
     )
 
     assert normalise(config) == config
+
+
+@pytest.mark.parametrize(
+    ("runtime", "backend", "words"),
+    [
+        ("", "onnxruntime", ""),
+        ("libtriton_onnxruntime.so", "onnxruntime", ""),
+        ("libtriton_onnxruntime.so", "", ""),
+        ("model.py", "python", ""),
+        ("libtriton_onnxruntime.so", "openvino", "unable to find backend library 'libtriton_onnxruntime.so' for model"),
+        ("model.py", "pytorch", "unable to find backend library 'model.py' for model 'm'"),
+        ("model.py", "", "unable to find backend library 'model.py' for model 'm'"),
+        ("libmine.so", "onnxruntime", "unable to find backend library 'libmine.so' for model 'm'"),
+        ("../libmine.so", "onnxruntime", "backend library name '../libmine.so' escapes backend directory"),
+    ],
+)
+def test_a_runtime_may_be_the_backends_own(runtime, backend, words):
+    """Any other library can't be had, and nothing leads out of the backend's directory."""
+    config = ModelConfig("m", backend=backend, runtime=runtime)
+    if not words:
+        assert normalise(config).runtime == runtime
+        return
+    with pytest.raises(MmeError, match=re.escape(words)):
+        normalise(config)
+
+
+@pytest.mark.parametrize("tag", ["", "a-b", "a b", 'a"', "ä"])
+def test_a_tag_that_can_be_no_label_is_refused(tag):
+    """Or a scrape could not be read."""
+    with pytest.raises(MmeError, match="can't be the name of a label"):
+        normalise(ModelConfig("m", metric_tags={tag: "x"}))
+
+
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [
+        (RepositoryAgent("encrypt", {}), "repository agent 'encrypt' of m is not known"),
+        (RepositoryAgent("checksum", {"SHA:1/x": "abc"}), "parameter 'SHA:1/x' of agent 'checksum' of m must be MD5:"),
+        (RepositoryAgent("checksum", {"MD5:": "abc"}), "must be MD5: and a file's path"),
+        (RepositoryAgent("checksum", {"MD5:../x": "abc"}), "it must name a file inside the model's directory"),
+    ],
+)
+def test_an_agent_that_makes_no_sense_is_refused(agent, words):
+    """By its name or its parameter."""
+    with pytest.raises(MmeError, match=re.escape(words)):
+        normalise(ModelConfig("m", agents=(agent,)))

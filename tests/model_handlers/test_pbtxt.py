@@ -19,6 +19,7 @@ from model_handlers.config import (
     InstanceKind,
     ModelConfig,
     QueuePolicy,
+    RepositoryAgent,
     Resource,
     TimeoutAction,
     VersionPolicy,
@@ -69,6 +70,8 @@ optimization {
 parameters { key: "intra_op_thread_count" value: { string_value: "2" } }
 parameters { key: "custom" value: { } }
 metric_tags { key: "team" value: "search" }
+runtime: "libtriton_onnxruntime.so"
+model_repository_agents { agents { name: "checksum" parameters { key: "MD5:1/model.onnx" value: "abc" } } }
 """
 
 PARSED = ModelConfig(
@@ -99,6 +102,8 @@ PARSED = ModelConfig(
     cpu_accelerators=(Accelerator("openvino"),),
     parameters={"intra_op_thread_count": "2", "custom": ""},
     metric_tags={"team": "search"},
+    runtime="libtriton_onnxruntime.so",
+    agents=(RepositoryAgent("checksum", {"MD5:1/model.onnx": "abc"}),),
 )
 
 
@@ -432,7 +437,12 @@ CONFIGS = (
         cc_filenames=st.sampled_from([{}, {"8.6": "a100.plan", "9.0": "h100.plan"}]),
         optimization_level=st.integers(-1, 2),
         parameters=MAPS,
-        metric_tags=MAPS,
+        metric_tags=st.dictionaries(st.sampled_from(["team", "stage_2"]), NAMES),
+        runtime=st.just(""),
+        agents=st.lists(
+            st.builds(RepositoryAgent, st.just("checksum"), st.sampled_from([{}, {"MD5:1/model.onnx": "abc"}])),
+            max_size=2,
+        ).map(tuple),
         decoupled=st.just(value=True),
         batch_inputs=st.lists(
             st.builds(

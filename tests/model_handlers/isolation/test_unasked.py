@@ -15,6 +15,7 @@ from unasked_models import Once, Unasked
 from model_handlers.base import ModelRequest, ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.restarts import LIMIT
+from model_handlers.outside import Override
 from model_handlers.tensor import FP32
 from tests.responders import Responses
 
@@ -507,14 +508,14 @@ class Server:
             responder.send(MmeError(Kind.UNKNOWN_MODEL, f"no model '{call.model}'"), final=True)
         self.came.release()
 
-    def load(self, model, callers, done):
+    def load(self, model, override, callers, done):
         """Everything can be loaded."""
-        self.asked.append(("load", model, callers))
+        self.asked.append(("load", model, override, callers))
         done(True)
 
-    def unload(self, model, callers, done):
+    def unload(self, model, dependents, callers, done):
         """Nothing can be unloaded."""
-        self.asked.append(("unload", model, callers))
+        self.asked.append(("unload", model, dependents, callers))
         done(MmeError(Kind.UNKNOWN_MODEL, f"no model '{model}'"))
 
     def is_ready(self, model, version, done):
@@ -588,12 +589,14 @@ def test_questions_cross(start):
     assert calls(handler, "ask ready other") == "True"
     assert calls(handler, "ask ready nobody") == "False"
     assert calls(handler, "ask load other") == "True"
+    assert calls(handler, "ask override other") == "True"
     assert calls(handler, "ask unload other") == "UNKNOWN_MODEL: no model 'other'"
     assert server.asked == [
         ("ready", "other", None),
         ("ready", "nobody", None),
-        ("load", "other", ("m",)),
-        ("unload", "other", ("m",)),
+        ("load", "other", None, ("m",)),
+        ("load", "other", Override("{}", {"file:small": b"", "file:large": bytes(100_000)}), ("m",)),
+        ("unload", "other", True, ("m",)),
     ]
 
 

@@ -20,7 +20,7 @@ from isolated_models import Model
 
 from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
-from model_handlers.outside import ModelCall
+from model_handlers.outside import ModelCall, Override
 from model_handlers.tensor import FP32
 
 
@@ -349,8 +349,11 @@ def _ask(model, request, argument):
     what, name = argument.split()
     if what == "ready":
         model.outside.is_ready(name, None, tell)
+    elif what == "unload":
+        model.outside.unload(name, True, (), tell)
     else:
-        getattr(model.outside, what)(name, (), tell)
+        files = {"file:small": b"", "file:large": bytes(100_000)}
+        model.outside.load(name, Override("{}", files) if what == "override" else None, (), tell)
     done.wait()
     [answer] = answered
     told = f"{answer.kind.name}: {answer.message}" if isinstance(answer, MmeError) else str(answer)
