@@ -167,7 +167,8 @@ class _Worker:
         return segment
 
     def _answer(self, message: Message, segment: Segment) -> Message:
-        shared = segment.lend()
+        # Models may write to the tensors of their requests, which nobody reads again. Frameworks get theirs to read.
+        shared = segment.lend(writable=self._handler.sees_requests)
         packing = Packing(message["at"], shared)
         answer = (
             self._execute_requests(message, shared, packing)

@@ -102,9 +102,10 @@ class Segment:
         """The bytes, to write into. To be released before the segment is closed."""
         return memoryview(self._mapping)
 
-    def lend(self) -> Array:
-        """The bytes as a read-only array; until it and its views are gone the segment is busy."""
-        array: Array = np.frombuffer(memoryview(self._mapping).toreadonly(), np.uint8)
+    def lend(self, *, writable: bool = False) -> Array:
+        """The bytes as an array, read-only as a rule; until it and its views are gone the segment is busy."""
+        memory = memoryview(self._mapping)
+        array: Array = np.frombuffer(memory if writable else memory.toreadonly(), np.uint8)
         self._lent = weakref.ref(array)
         return array
 

@@ -1,8 +1,8 @@
 """`pb_utils.Tensor`: a name and an array, on its way into a model or out of it. Runs on the model's threads.
 
-A tensor that came with a request looks into memory that is not its own: it is copied when the model could see the
-difference (it may write to what `as_numpy` gives it), not before. A tensor that another framework left on a GPU stays
-there until the host sends it.
+A tensor that came with a request looks into memory that it shares with others: it is copied when the model could see
+the difference (it may write to what `as_numpy` gives it), not before, and not at all where it is large and that memory
+is the model's to write to. A tensor that another framework left on a GPU stays there until the host sends it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from model_handlers.tensor import BF16, BY_DTYPE, BYTES, UINT16
 if TYPE_CHECKING:
     from model_handlers.tensor import Array, DataType
 
+_LARGE = 64 << 10  # bytes from which a tensor is read where it lies
 _CPU, _CUDA = 1, 2  # DLDeviceType
 _UNSIGNED, _BFLOAT = 1, 4  # DLDataTypeCode
 _DEVICE_TYPE, _TYPE_CODE, _TYPE_BITS = 8, 20, 21  # offsets in a DLManagedTensor
@@ -139,7 +140,8 @@ class ReceivedTensor(Tensor):
     def _elements(self) -> Array:
         if not self._own:
             flags = self._array.flags
-            if not (flags.writeable and flags.aligned):
+            # Small ones always, since whoever keeps one keeps all of the memory that it lies in.
+            if self._array.nbytes < _LARGE or not (flags.writeable and flags.aligned):
                 self._array = self._array.copy()
             self._own = True
         return self._array

@@ -15,7 +15,8 @@ from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.start import start_isolated
 from model_handlers.onnx import OnnxHandler
-from model_handlers.tensor import BYTES, DATA_TYPES
+from model_handlers.python.handler import PythonHandler
+from model_handlers.tensor import BYTES, DATA_TYPES, FP32, TensorSpec
 
 MIB = 1 << 20
 
@@ -362,3 +363,36 @@ def test_descriptors_do_not_grow(start):
     gc.collect()
 
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+
+
+IN_PLACE = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request.inputs()[0].as_numpy()) for request in requests]
+
+    def answer(self, x):
+        x *= 2
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)], parameters={"copied": x.base is None})
+"""
+
+
+@pytest.mark.parametrize(("count", "copied"), [(1, True), (64 << 10, False)])
+def test_a_python_model_works_on_large_tensors_where_they_lie(tmp_path, count, copied):
+    """It may write to them and answer with them, and the caller's are as they were; small ones are copied."""
+    file = tmp_path / "m/1/model.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(IN_PLACE)
+    tensors = {"inputs": (TensorSpec("x", FP32, (-1,)),), "outputs": (TensorSpec("y", FP32, (-1,)),)}
+    config = ModelConfig("m", max_batch_size=4, **tensors)
+    handler = start_isolated(PythonHandler, config, file, CPU, "m_0_0")
+    sent = [np.full((1, count), number, "f4") for number in (1, 2, 3)]
+    try:
+        answers = handler.execute_requests([ModelRequest({"x": x}, ("y",)) for x in sent])
+        assert [answer.parameters["copied"] for answer in answers] == [copied] * 3
+        for x, answer in zip(sent, answers, strict=True):
+            np.testing.assert_array_equal(answer.outputs["y"], 2 * x)
+        assert [x[0, -1] for x in sent] == [1, 2, 3]
+    finally:
+        handler.close()

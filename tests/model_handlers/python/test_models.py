@@ -226,13 +226,29 @@ def test_a_model_may_write_to_its_inputs_without_anybody_seeing(models, kit):
 
 
 def test_a_writable_input_is_handed_over_as_it_is(models, kit):
-    """No byte is copied that the model may write to already."""
-    sent = kit.request(["SUM"], A=[[1, 2]])
+    """No byte of a large one is copied that the model may write to already."""
+    sent = kit.request(["SUM"], A=[[1.0] * (16 << 10)])
     handler = models.load(
         kit.each('return pb_utils.InferenceResponse([pb_utils.Tensor("SUM", request.inputs()[0].as_numpy())])')
     )
     [answer] = handler.execute_requests([sent])
     assert answer.outputs["SUM"] is sent.inputs["A"]
+
+
+def test_a_small_input_that_a_model_keeps_keeps_nothing_else(models, kit):
+    """It is a copy, though it could be written to: others lie in the same memory."""
+    whole = np.zeros((100, 2), np.float32)
+    handler = models.load(
+        kit.each("""
+        own = request.inputs()[0].as_numpy()
+        own += 1
+        return pb_utils.InferenceResponse([pb_utils.Tensor("SUM", own)])
+        """)
+    )
+    [answer] = handler.execute_requests([kit.request(["SUM"], A=whole[:1])])
+    assert lists(answer) == {"SUM": [[1, 1]]}
+    assert answer.outputs["SUM"].base is None
+    assert not whole.any()
 
 
 def test_tensors_are_reshaped_between_client_and_model(models, kit):
