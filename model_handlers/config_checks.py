@@ -18,7 +18,6 @@ from model_handlers.config import InstanceKind, TimeoutAction
 from model_handlers.ensemble_checks import ensemble_problems
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.ragged_checks import check_ragged
-from model_handlers.registry import BACKENDS
 from model_handlers.sequence_checks import normalise_sequences
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 _MOST_LEVELS = 1024  # each is a queue that is looked at when a batch is formed
 CHECKSUM = "checksum"
 _TAG = re.compile(r"[A-Za-z0-9_]+")
-_PYTHON = next(backend for backend in BACKENDS if backend.name == "python")
+_LIBRARY = re.compile(r"libtriton_(\w+)\.so")
 _WHOLE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 
@@ -122,9 +121,9 @@ def _check_runtime(config: ModelConfig) -> None:
     runtime = config.runtime
     if "/" in runtime:
         raise invalid_model(f"backend library name '{runtime}' escapes backend directory")
-    own = {f"libtriton_{backend.name}.so": backend for backend in BACKENDS} | {"model.py": _PYTHON}
-    backend = own.get(runtime)
-    named = backend is not None and config.backend in {"", backend.name} and (backend is not _PYTHON or config.backend)
+    library = _LIBRARY.fullmatch(runtime)
+    own = runtime == "model.py" and config.backend == "python"
+    named = own or (library is not None and config.backend in {"", library[1]})
     if runtime and not named:
         raise invalid_model(
             f"unable to find backend library '{runtime}' for model '{config.name}': leave 'runtime' out, the backend "
