@@ -25,6 +25,7 @@ from container.settings import Mode, Settings, choose_single_model, settings_tab
 from container.settings.table import MME_VARIABLES
 from container.settings.values import boolean, directories, names, resource_limits
 from container.ship.flags import COMMANDS as SHIP
+from container.ship.flags import DEFAULT_URL
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -49,13 +50,6 @@ examples:
 
 Every flag is also a variable (in brackets); a flag wins. `mme settings` lists all variables.
 """
-_INVOKE_EXAMPLES = """\
-examples:
-  mme invoke --target bert-0.tar.gz --json request.json
-  mme invoke --target iris.tar.gz --json '{"inputs":[{"name":"X","shape":[1,4],"datatype":"FP32","data":[5,3,1,0]}]}'
-  mme invoke --url http://localhost:9000 --target resnet.tar.gz --npy input=image.npy
-  mme invoke --endpoint my-endpoint --target bert-0.tar.gz --json -      boto3, on AWS; the request on standard input
-"""
 _MODELS_EXAMPLES = """\
 examples:
   mme models
@@ -63,7 +57,6 @@ examples:
   mme models --watch                                 again every two seconds, until interrupted
   mme models --json | jq '.[] | select(.state == "READY") | .name'
 """
-_DEFAULT_URL = "http://127.0.0.1:8080"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -154,7 +147,6 @@ def run_settings(arguments: argparse.Namespace) -> int:
 _COMMANDS = {
     "serve": "container.cli:run_serve",
     "settings": "container.cli:run_settings",
-    "invoke": "container.client_commands:run_invoke",
     "models": "container.models_command:run",
     **{command.name: command.run for command in COMMANDS},
 }
@@ -165,7 +157,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mme {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_serve_flags(_command(commands, "serve", "start the server", _SERVE_EXAMPLES))
-    _add_invoke_flags(_command(commands, "invoke", "send one request and print the answer", _INVOKE_EXAMPLES))
     _add_models_flags(_command(commands, "models", "list a server's models", _MODELS_EXAMPLES))
     for each in COMMANDS:
         each.add_flags(_command(commands, each.name, each.summary, each.examples))
@@ -209,22 +200,9 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
     _add_debug(parser)
 
 
-def _add_invoke_flags(parser: argparse.ArgumentParser) -> None:
-    _add_url_flags(parser, None)
-    parser.add_argument("--endpoint", metavar="NAME", help="call this SageMaker endpoint through boto3")
-    parser.add_argument("--target", metavar="NAME", help="the model: TargetModel, such as bert-0.tar.gz")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--json", metavar="FILE", help="a KServe v2 request: a file, - for standard input, or the JSON")
-    what.add_argument(
-        "--npy", metavar="INPUT=FILE", action="append", help="an input tensor out of a .npy file; may be repeated"
-    )
-    parser.add_argument("--inference-id", metavar="ID", help="an id that the server logs")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the answer here, as it came")
-    parser.add_argument("--timeout", type=float, default=70.0, metavar="SECONDS", help="default 70")
-
-
 def _add_models_flags(parser: argparse.ArgumentParser) -> None:
-    _add_url_flags(parser, _DEFAULT_URL)
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"the server; default {DEFAULT_URL}")
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="default 10")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--stats", action="store_true", help="more columns: requests, failures, batches, mean times")
     how.add_argument("--json", action="store_true", help="the server's repository index as it comes")
@@ -238,12 +216,6 @@ def _interval(text: str) -> float:
     if not 0.1 <= seconds <= 86400:
         raise ValueError
     return seconds
-
-
-def _add_url_flags(parser: argparse.ArgumentParser, default: str | None) -> None:
-    parser.add_argument("--url", default=default, help=f"the server; default {_DEFAULT_URL}")
-    if default:
-        parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="default 10")
 
 
 def _version() -> str:

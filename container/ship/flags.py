@@ -186,6 +186,69 @@ def _add_pack_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", type=int, default=1, help="0 (fastest) to 3 (smallest); default 1")
 
 
+_INVOKE_EXAMPLES = """\
+examples:
+  mme invoke my-endpoint --target bert-0.tar.gz --json request.json      boto3, on AWS
+  mme invoke --local http://localhost:8080 --target bert-0.tar.gz --json -      boto3, against `mme local`
+  mme invoke --target iris.tar.gz --json '{"inputs":[{"name":"X","shape":[1,4],"datatype":"FP32","data":[5,3,1,0]}]}'
+  mme invoke --url http://localhost:9000 --target resnet.tar.gz --npy input=image.npy --output scores.npz
+  mme invoke --target pipeline.tar.gz --text TEXT=sentences.txt     a line is an element of a tensor [lines, 1]
+  mme invoke --target script.tar.gz --body rows.csv --content-type text/csv
+"""
+_BENCH_EXAMPLES = """\
+examples:
+  mme bench http://localhost:8080 --target bert-0.tar.gz --json request.json
+  mme bench my-endpoint --target 'bert-{0..49}.tar.gz' --zipf 1.1 --npy input=image.npy --concurrency 1,8,32
+      fifty models, some asked for more than others
+  mme bench --local http://localhost:8080 --target bert-0.tar.gz --json request.json --seconds 30 --png bench.png
+"""
+
+
+def _add_invoke_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="ENDPOINT", help="call this SageMaker endpoint through boto3")
+    _add_sender(parser)
+    parser.add_argument("--endpoint", metavar="NAME", help="the same as ENDPOINT")
+    parser.add_argument("--target", metavar="NAME", help="the model: TargetModel, such as bert-0.tar.gz")
+    _add_request(parser)
+    parser.add_argument("--inference-id", metavar="ID", help="an id that the server logs")
+    text = "write the answer here, as it came; its tensors as arrays where the name ends in .npz"
+    parser.add_argument("--output", type=Path, metavar="FILE", help=text)
+
+
+def _add_bench_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("where", nargs="?", metavar="URL|ENDPOINT", help="a server over plain HTTP, or boto3 on AWS")
+    _add_sender(parser)
+    text = "a model; repeatable, and bert-{0..49}.tar.gz names fifty"
+    parser.add_argument("--target", metavar="NAME", action="append", help=text)
+    _add_request(parser)
+    parser.add_argument("--concurrency", default="1,2,4,8,16", metavar="N,N...", help="clients; default 1,2,4,8,16")
+    parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="for each of them; default 5")
+    text = "ask for some models more than for others, with this exponent; by default for all alike"
+    parser.add_argument("--zipf", type=float, default=0.0, metavar="S", help=text)
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the figures into a picture")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the figures as JSON")
+
+
+def _add_sender(parser: argparse.ArgumentParser) -> None:
+    """Where requests go."""
+    parser.add_argument("--url", help=f"a server over plain HTTP; default {DEFAULT_URL}")
+    parser.add_argument("--local", metavar="URL", help="boto3 against this server, such as `mme local`")
+    parser.add_argument("--timeout", type=float, default=70.0, metavar="SECONDS", help="default 70")
+
+
+def _add_request(parser: argparse.ArgumentParser) -> None:
+    """What is sent."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--json", metavar="FILE", help="a KServe v2 request: a file, - for standard input, or the JSON")
+    text = "an input tensor out of a .npy file; may be repeated"
+    what.add_argument("--npy", metavar="INPUT=FILE", action="append", help=text)
+    text = "an input tensor of a text's lines, or without INPUT= the text as it is; may be repeated"
+    what.add_argument("--text", metavar="[INPUT=]FILE", action="append", help=text)
+    what.add_argument("--body", metavar="FILE", help="any body, for models that read them: CSV, images, ...")
+    parser.add_argument("--content-type", metavar="TYPE", help="of --body and --text")
+    parser.add_argument("--accept", metavar="TYPE", help="the content type that is wanted back")
+
+
 COMMANDS = (
     Command(
         "pack",
@@ -200,6 +263,20 @@ COMMANDS = (
         _LOCAL_EXAMPLES,
         _add_local_flags,
         "container.local.command:run",
+    ),
+    Command(
+        "invoke",
+        "send one request and print the answer",
+        _INVOKE_EXAMPLES,
+        _add_invoke_flags,
+        "container.ship.invoke:run",
+    ),
+    Command(
+        "bench",
+        "measure a server or an endpoint: rates and latencies by concurrency",
+        _BENCH_EXAMPLES,
+        _add_bench_flags,
+        "container.ship.bench:run",
     ),
     Command("push", "upload archives to S3", _PUSH_EXAMPLES, _add_push_flags, "container.ship.push:run"),
     Command(

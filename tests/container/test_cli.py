@@ -16,9 +16,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from container import cli, client_commands
+from container import cli
 from container.settings import Settings
 from container.ship.flags import COMMANDS
+from container.ship.invoke import server_timing
 from serve.archive import extract
 from serve.eviction import Policy
 from serve.repository import open_model, open_target
@@ -173,7 +174,7 @@ def test_exec_keeps_the_process_and_is_not_fooled_by_the_working_directory(tmp_p
     assert store == str(home / "archives")
 
 
-@pytest.mark.parametrize("command", ["serve", "invoke", "models", *(each.name for each in COMMANDS)])
+@pytest.mark.parametrize("command", ["serve", "models", *(each.name for each in COMMANDS)])
 def test_help_has_examples(command, capsys):
     """Each command's help shows how it is used."""
     assert run(command, "--help") == 0
@@ -664,4 +665,4 @@ def test_nobody_listening_is_said(capsys):
 )  # fmt: skip
 def test_server_timing_is_read_with_its_quotes(header, entries):
     """Metrics keep their order; commas and semicolons between quotes separate nothing."""
-    assert client_commands.server_timing(header) == entries
+    assert server_timing(header) == entries

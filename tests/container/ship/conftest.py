@@ -75,7 +75,6 @@ def account(aws_url, clients, monkeypatch, tmp_path):
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_CONFIG_FILE": str(tmp_path / "none"),
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
     }.items():
@@ -124,6 +123,7 @@ def handlers(monkeypatch, loader):
     """Handlers of botocore's events in the commands' sessions: (event, function) each."""
     registered = []
     make = boto3.session.Session
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
     def session(**options):
         made = make(**options)

@@ -1,0 +1,104 @@
+"""How a request gets to a model: over plain HTTP, or through boto3 to SageMaker or to `mme local`.
+
+A sender takes a request, a target model and an inference id, and gives the answer; it may be called from many threads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from botocore import UNSIGNED
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from container.client_commands import Answer, checked_url, post, sentence_of
+from container.ship.aws import aws_errors
+from container.ship.flags import DEFAULT_URL
+from model_handlers.errors import Kind, MmeError, invalid_argument
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping
+
+    from container.ship.requests import Request
+
+    Sender = Callable[[Request, str, str], Answer]
+
+_LOCAL_NAME = "local"  # of an endpoint that answers to any
+_ANSWERS = frozenset(  # what a running endpoint says of a request
+    {"InternalFailure", "ModelError", "ModelNotReadyException", "ServiceUnavailable", "ValidationError"}
+)
+
+
+def sender_of(arguments: argparse.Namespace, connections: int = 1) -> Sender:
+    """The sender that the arguments name, for so many threads.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when they contradict each other.
+    """
+    if arguments.name and arguments.endpoint:
+        raise invalid_argument(f"two endpoints: '{arguments.name}' and --endpoint '{arguments.endpoint}'")
+    if arguments.local and arguments.url:
+        raise invalid_argument("--local is the Runtime API and --url plain HTTP: give one of them")
+    endpoint = arguments.name or arguments.endpoint or (_LOCAL_NAME if arguments.local else "")
+    if not endpoint:
+        return _plain(checked_url(arguments.url or DEFAULT_URL), arguments.timeout)
+    return _runtime(endpoint, arguments.local or arguments.url or "", arguments.timeout, connections)
+
+
+def _plain(url: str, timeout: float) -> Sender:
+    """Over HTTP, as SageMaker asks a container."""
+
+    def send(request: Request, target: str, inference_id: str) -> Answer:
+        headers = {
+            "Content-Type": request.content_type,
+            "Accept": request.accept,
+            "X-Amzn-SageMaker-Target-Model": target,
+            "X-Amzn-SageMaker-Inference-Id": inference_id,
+        }
+        given = {name: value for name, value in headers.items() if value}
+        return post(f"{url}/invocations", request.body, given, timeout)
+
+    return send
+
+
+def _runtime(endpoint: str, url: str, timeout: float, connections: int) -> Sender:
+    """Through boto3: on AWS, or at `url`, which needs no credentials and no region."""
+    with aws_errors("sagemaker-runtime"):
+        session = boto3.session.Session()
+        config = Config(read_timeout=timeout, retries={"total_max_attempts": 1}, max_pool_connections=connections)
+        local: dict[str, Any] = {}
+        if url:
+            local = {"endpoint_url": checked_url(url), "region_name": session.region_name or "us-east-1"}
+            if session.get_credentials() is None:
+                config = config.merge(Config(signature_version=UNSIGNED))
+        client = session.client("sagemaker-runtime", config=config, **local)
+
+    def send(request: Request, target: str, inference_id: str) -> Answer:
+        given = {
+            "TargetModel": target,
+            "InferenceId": inference_id,
+            "ContentType": request.content_type,
+            "Accept": request.accept,
+        }
+        with aws_errors(f"endpoint '{endpoint}'"):
+            try:
+                response = client.invoke_endpoint(
+                    EndpointName=endpoint, Body=request.body, **{key: value for key, value in given.items() if value}
+                )
+                return Answer(response["ResponseMetadata"]["HTTPHeaders"], response["Body"].read())
+            except ClientError as error:
+                raise _refusal(error, error.response) from error
+
+    return send
+
+
+def _refusal(error: Exception, answer: Mapping[str, Any]) -> Exception:
+    """The model's own sentence where there is one, else what SageMaker says; AWS's refusals stay what they are."""
+    code = answer["Error"].get("Code", "")
+    if code not in _ANSWERS:
+        return error
+    original = answer.get("OriginalMessage")
+    message = sentence_of(original.encode()) if original else answer["Error"].get("Message")
+    return MmeError(Kind.UNAVAILABLE, f"{code}: {message}")
