@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from container.build.flags import COMMAND as BUILD
 from container.config.flags import COMMAND as CONFIG
 from container.logs import configure
 from container.settings import Mode, Settings, choose_single_model, settings_table
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.start")
 
-COMMANDS = (*SHIP, CONFIG)
+COMMANDS = (*SHIP, CONFIG, BUILD)
 
 _SERVE_EXAMPLES = """\
 examples:

@@ -21,7 +21,7 @@ from model_handlers.gpus import Gpu, gpu_count, gpus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from model_handlers.config import InstanceGroup
+    from model_handlers.config import InstanceGroup, ModelConfig
 
 __all__ = ["Gpu", "gpu_count", "gpus"]
 _log = logging.getLogger("mme.devices")
@@ -83,6 +83,25 @@ def trim_host_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
     if trim is not None:
         trim(0)
+
+
+def file_for(device: Device, config: ModelConfig, version_directory: Path) -> Path:
+    """The model file for a device: that for its compute capability (`cc_model_filenames`), else the usual one.
+
+    Raises:
+        MmeError: INVALID_MODEL where neither is there.
+    """
+    path, capability = version_directory / config.default_model_filename, ""
+    if config.cc_filenames and device.kind == "gpu":
+        capability = next((gpu.capability for gpu in gpus() if gpu.index == device.index), "")
+        path = version_directory / config.cc_filenames.get(capability, config.default_model_filename)
+    if config.cc_filenames and not path.exists():
+        able = f" of compute capability {capability}" if capability else ""
+        raise invalid_model(
+            f"model '{config.name}' has no file for {device}{able}: '{path.name}' is not there; cc_model_filenames has "
+            f"{', '.join(sorted(config.cc_filenames))}"
+        )
+    return path
 
 
 def place(

@@ -30,6 +30,7 @@ class Gpu:
     Attributes:
         index: CUDA's number for it.
         uuid: its name for everybody, `GPU-…` or `MIG-…`.
+        capability: its compute capability, such as `9.0`; "" where the driver does not say.
     """
 
     index: int
@@ -37,6 +38,7 @@ class Gpu:
     uuid: str
     total: int
     free: int
+    capability: str = ""
 
     @property
     def used(self) -> int:
@@ -103,8 +105,16 @@ def gpus() -> tuple[Gpu, ...]:
         for index, (uuid, handle) in enumerate(_handles(nvml)):
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             name = _text(nvml.nvmlDeviceGetName(handle))
-            found.append(Gpu(index, name, uuid, int(memory.total), int(memory.free)))
+            found.append(Gpu(index, name, uuid, int(memory.total), int(memory.free), _capability(nvml, handle)))
         return tuple(found)
+
+
+def _capability(nvml: Any, handle: Any) -> str:
+    try:
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except nvml.NVMLError:
+        return ""
+    return f"{major}.{minor}"
 
 
 def readings() -> tuple[Reading, ...]:

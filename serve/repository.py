@@ -311,7 +311,8 @@ def missing_files(model: ModelDirectory) -> Iterator[MmeError]:
         return
     for version, inside in model.versions.items():
         directory = Path(model.config.parameters.get(SUBMIT_DIRECTORY, inside))
-        if not (directory / filename).exists():
+        names = (str(filename), *model.config.cc_filenames.values())  # of which a device has one: see devices.file_for
+        if not any((directory / name).exists() for name in names):
             yield invalid_model(
                 f"model '{model.name}' has no file '{filename}' in version {version}, which backend "
                 f"'{model.config.backend}' loads: found {_shown_tree(directory)}; name it in default_model_filename"

@@ -42,7 +42,6 @@ from serve.weights.mode import Weights, weights_of
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from model_handlers.base import Device
     from model_handlers.environments.cache import Environments
@@ -198,15 +197,18 @@ class PreparedTarget:
         """Load one instance where it is to execute, from its form if it has one; warm up what names no samples."""
         handler = self.forms.start(version) if self.forms is not None else None
         if handler is None:
-            handler = self._start(config, self.directory.model_file(version), device, lane)
+            handler = self._start(version, config, device, lane)
             if not config.warmup:
                 warm_up(handler)
         return handler
 
-    def _start(self, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
+    def _start(self, version: int, config: ModelConfig, device: Device, lane: str) -> Handler:
         assert self.handler is not None  # noqa: S101 - ensembles have no instances
+        usual = model_file = self.directory.model_file(version)
+        if config.cc_filenames:
+            model_file = devices.file_for(device, config, self.directory.versions[version])
         if self.placement is Placement.PROCESS:
-            environment = self.brought.there.get(model_file)
+            environment = self.brought.there.get(usual)
             return start_isolated(self.handler, config, model_file, device, lane, environment)
         return self.handler.load(config, model_file, device, lane)
 

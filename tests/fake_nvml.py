@@ -22,6 +22,7 @@ class FakeGpu:
     used: int = 100
     silent: bool = False
     parts: tuple[FakeGpu, ...] = ()
+    capability: tuple[int, int] = (9, 0)
 
 
 @dataclass
@@ -60,6 +61,9 @@ class FakeNvml:
 
     def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> Any:
         return SimpleNamespace(total=gpu.total, used=gpu.used, free=gpu.total - gpu.used)
+
+    def nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu) -> list[int]:
+        return list(gpu.capability)
 
     def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:
         self._speak(gpu)

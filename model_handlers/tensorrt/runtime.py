@@ -41,8 +41,8 @@ def tensorrt(builder: str = "") -> Any:
     if not name:
         raise MmeError(
             Kind.UNSUPPORTED,
-            f"this model is an engine of {wanted}, which is not installed; run `pip install 'mme[tensorrt]'`, with "
-            "NVIDIA's package index where PyPI's has no libraries for it",
+            f"{wanted} is needed for engines and not installed; run `pip install 'mme[tensorrt]'`, with NVIDIA's "
+            "package index where PyPI's has no libraries for it",
         )
     try:
         return importlib.import_module(name)

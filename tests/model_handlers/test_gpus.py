@@ -5,6 +5,9 @@ import sys
 import pytest
 
 from model_handlers import devices, gpus
+from model_handlers.base import Device
+from model_handlers.config import ModelConfig
+from model_handlers.errors import MmeError
 from tests.fake_nvml import FakeGpu, FakeNvml
 
 A, B, C = "GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"
@@ -57,7 +60,7 @@ def test_gpus_are_numbered_as_cuda_numbers_them(machine):
     """Of three GPUs CUDA_VISIBLE_DEVICES shows two, in its own order; each has its memory and its name."""
     fake = machine(FakeGpu(A), FakeGpu(B, 2000, 500), FakeGpu(C, 3000, 0), shown="2,1")
 
-    assert gpus.gpus() == (gpus.Gpu(0, "Fake", C, 3000, 3000), gpus.Gpu(1, "Fake", B, 2000, 1500))
+    assert gpus.gpus() == (gpus.Gpu(0, "Fake", C, 3000, 3000, "9.0"), gpus.Gpu(1, "Fake", B, 2000, 1500, "9.0"))
     assert gpus.gpus()[1].used == 500
     assert fake.open == 0  # and NVML is left as it was found
 
@@ -75,7 +78,7 @@ def test_a_mig_device_is_found_by_its_name(machine):
     parts = (FakeGpu("MIG-other", 400, 0), FakeGpu(MIG, 400, 40))
     machine(FakeGpu(A, parts=parts), shown=MIG)
 
-    assert gpus.gpus() == (gpus.Gpu(0, "Fake", MIG, 400, 360),)
+    assert gpus.gpus() == (gpus.Gpu(0, "Fake", MIG, 400, 360, "9.0"),)
     machine(FakeGpu(A, parts=parts), shown="MIG-elsewhere")
     assert gpus.gpus() == ()
 
@@ -96,6 +99,29 @@ def test_memory_in_use_is_that_of_the_gpus_that_are_shown(machine, monkeypatch):
     monkeypatch.setattr(devices, "gpu_count", lambda: 2)
 
     assert devices.device_memory_used() == 21
+
+
+@pytest.mark.parametrize(
+    ("capability", "device", "expected"),
+    [((9, 0), "gpu", "h100.plan"), ((8, 0), "gpu", "model.plan"), ((9, 0), "cpu", "model.plan")],
+    ids=["named", "not named", "cpu"],
+)
+def test_a_model_may_have_a_file_for_a_compute_capability(machine, tmp_path, capability, device, expected):
+    """`cc_model_filenames` names files by what GPUs can do; the usual one is for all others."""
+    machine(FakeGpu(A, capability=capability))
+    for name in ("h100.plan", "model.plan"):
+        (tmp_path / name).touch()
+    config = ModelConfig("m", default_model_filename="model.plan", cc_filenames={"9.0": "h100.plan"})
+
+    assert devices.file_for(Device(device), config, tmp_path).name == expected
+
+
+def test_a_gpu_without_a_file_is_told_with_those_that_have_one(machine, tmp_path):
+    """The sentence names the GPU's compute capability, and those that there are files for."""
+    machine(FakeGpu(A, capability=(7, 5)))
+    config = ModelConfig("m", default_model_filename="model.plan", cc_filenames={"9.0": "h.plan", "8.6": "a.plan"})
+    with pytest.raises(MmeError, match=r"gpu:0 of compute capability 7\.5: .* cc_model_filenames has 8\.6, 9\.0"):
+        devices.file_for(Device("gpu"), config, tmp_path)
 
 
 @pytest.mark.skipif(bool(gpus.gpus()), reason="this machine has a GPU")

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from model_handlers import onnx
+from model_handlers import onnx, registry
 from model_handlers.base import CPU, Device, Footprint, Placement
 from model_handlers.errors import Kind, MmeError
 from serve import measuring
@@ -372,10 +372,14 @@ def test_closing_closes_every_version_though_one_raises(run, toys):
 
 @pytest.mark.parametrize("source", [InRepository, lambda path: Unpacked(path, str(path))], ids=["repository", "folder"])
 @pytest.mark.parametrize(
-    ("platform", "kind"), [("tensorrt_plan", Kind.UNSUPPORTED), ("no_such_thing", Kind.INVALID_MODEL)]
+    ("platform", "kind"), [("not_served", Kind.UNSUPPORTED), ("no_such_thing", Kind.INVALID_MODEL)]
 )
-def test_a_model_for_another_backend_is_refused_before_memory_is_asked_for(run, tmp_path, source, platform, kind):
+def test_a_model_for_another_backend_is_refused_before_memory_is_asked_for(
+    run, tmp_path, monkeypatch, source, platform, kind
+):
     """`prepare` says which backend is missing, or that it is none."""
+    known = (*registry.BACKENDS, registry.Backend("missing", ("not_served",), "model.plan"))
+    monkeypatch.setattr(registry, "BACKENDS", known)
 
     async def main():
         (tmp_path / "m" / "1").mkdir(parents=True)
