@@ -78,9 +78,21 @@ class Call:
         report: what its load cost, if it had to wait for one.
         class_names: tells of a model and version whether it batches, and what its classes are called. Set where the
             client wants classes.
+        session: header lines that tell of the session it is of.
     """
 
-    __slots__ = ("_begun", "_over", "class_names", "exchange", "flavor", "kserve_form", "reply", "report", "request")
+    __slots__ = (
+        "_begun",
+        "_over",
+        "class_names",
+        "exchange",
+        "flavor",
+        "kserve_form",
+        "reply",
+        "report",
+        "request",
+        "session",
+    )
 
     wire: ClassVar[Wire] = LINES
 
@@ -92,6 +104,7 @@ class Call:
         self.report: LoadReport | None = None
         self.request: InferenceRequest | None = None
         self.class_names: ClassNames | None = None
+        self.session = b""
         self._begun = False
         self._over = False
 
@@ -131,6 +144,11 @@ class Call:
         else:
             self._refuse(*answers.error(error, self.flavor.value))
 
+    def acknowledge(self, body: bytes) -> None:
+        """Answer a request that was not for the model."""
+        self._over = True
+        self._send(_JSON, self._headers(None), (body,))
+
     def not_ready(self, name: str) -> None:
         """The model still loads; the Runtime API answers so that the client may try again."""
         self._refuse(
@@ -168,7 +186,7 @@ class Call:
         return b"%b%d" % (BINARY_TYPE, length), b"", parts
 
     def _headers(self, response: InferenceResponse | None) -> bytes:
-        headers = self._attributes()
+        headers = self._attributes() + self.session
         if self.flavor is Flavor.RUNTIME:
             headers += answers.runtime_headers()
         if self.report is not None or self.flavor is Flavor.RUNTIME:

@@ -18,17 +18,20 @@ from container.codec.compression import inflate
 from container.codec.decode import Decoder
 from container.codec.framing import accepts_binary, header_length
 from container.codec.generate import decode_generate
+from container.session_calls import SESSION_ID, SessionCalls
 from container.targets import Flavor, InferenceType, Route, parse_target, parse_version
 from model_handlers.body import takes_body
 from model_handlers.errors import Kind, MmeError
+from serve.request import LoadReport
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from container.exchange import Exchange
+    from container.session_calls import Make, Visit
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
-    from serve.request import InferenceRequest, LoadReport
+    from serve.request import InferenceRequest
 
 _MAX_ROUTES = 4096  # targets remembered
 
@@ -45,6 +48,8 @@ class InferRoutes:
         starting: whether /ping has to wait until somebody sets `starting` to False.
         max_body: bytes that a compressed body may have once it is inflated.
         patience: seconds after which the Runtime API answers that a model still loads.
+        session_seconds: how long a stateful session may lie unused.
+        sessions: whether there are stateful sessions.
         default_accept: media type of SageMaker's answers to requests without an Accept header.
         inference_type: what SageMaker's bodies mean.
 
@@ -60,6 +65,8 @@ class InferRoutes:
         starting: bool = False,
         max_body: int = 64 << 20,
         patience: float = 60.0,
+        session_seconds: float = 1200.0,
+        sessions: bool = True,
         default_accept: str = "application/json",
         inference_type: InferenceType = InferenceType.INFER,
     ) -> None:
@@ -75,6 +82,7 @@ class InferRoutes:
         self._routes: dict[bytes, Route | None] = {}
         self._body_takers = engine.body_takers
         self._tasks: set[asyncio.Task[None]] = set()
+        self._sessions = SessionCalls(engine, session_seconds, enabled=sessions)
 
     def dispatch(self, exchange: Exchange) -> bool:
         """Take the exchange if its route is a hot one; False leaves it to others."""
@@ -121,6 +129,9 @@ class InferRoutes:
         name = self._model_name(route, headers.get(TARGET_MODEL, ""))
         version = parse_version(route.version) if route.version else None
         body = self._body(call.exchange)
+        if SESSION_ID in headers and route.flavor is not Flavor.KSERVE:
+            self._in_session(call, route, name, body, functools.partial(self._made_infer, call, route, name, body))
+            return
         if name in self._body_takers and self._took_body(call, route, name, body):
             return
         try:
@@ -129,23 +140,59 @@ class InferRoutes:
                 make = functools.partial(self._made_raw, call, route, body)
                 self._aside(call, name, self.engine.submit_made(name, version, make))
                 return
-            request, call.reply = self._decoder.decode(body, length, name, call.complete)
-            if call.reply.classes:
-                call.class_names = self.engine.class_names
+            request = self._decoded(call, route, name, body, length)
         except MmeError as error:
             if route.flavor is Flavor.KSERVE or self.engine.is_resident(name):
                 raise
             make = functools.partial(self._made_cold, call, route, body, error)
             self._aside(call, name, self.engine.submit_made(name, version, make))
             return
-        if route.flavor is not Flavor.KSERVE:
-            if accepts_binary(headers.get(_STREAM_ACCEPT if route.event_stream else _ACCEPT, self._default_accept)):
-                call.reply = call.reply.accepting_binary()
-            request.on_response = call.respond
-        call.request = request
         if not self.engine.submit(name, version, request):
             make = functools.partial(self._made_cold, call, route, body, request)
             self._aside(call, name, self.engine.submit_made(name, version, make))
+
+    def _decoded(self, call: Call, route: Route, name: str, body: bytes, length: int | None) -> InferenceRequest:
+        request, call.reply = self._decoder.decode(body, length, name, call.complete)
+        if call.reply.classes:
+            call.class_names = self.engine.class_names
+        if route.flavor is not Flavor.KSERVE:
+            accept = call.exchange.headers.get(_STREAM_ACCEPT if route.event_stream else _ACCEPT, self._default_accept)
+            if accepts_binary(accept):
+                call.reply = call.reply.accepting_binary()
+            request.on_response = call.respond
+        call.request = request
+        return request
+
+    def _made_infer(self, call: Call, route: Route, name: str, body: bytes, config: ModelConfig) -> InferenceRequest:
+        """A request of a session, for which its model is looked up first."""
+        if takes_body(config):
+            return self._body_request(call, route, body)
+        length, call.kserve_form = header_length(call.exchange.headers, len(body), kserve=False)
+        if length == 0:
+            return self._made_raw(call, route, body, config)
+        return self._decoded(call, route, name, body, length)
+
+    def _in_session(self, call: Call, route: Route, name: str, body: bytes, make: Make) -> None:
+        visit = self._sessions.visit(name, call.exchange.headers[SESSION_ID], body, creates=not route.event_stream)
+        call.session = visit.headers()
+        if visit.word:
+            self._aside(call, name, self._acknowledged(call, name, visit))
+        else:
+            made = functools.partial(visit.made, call, make)
+            self._aside(call, name, visit.submitted(self.engine.submit_made(name, None, made)))
+
+    async def _acknowledged(self, call: Call, name: str, visit: Visit) -> LoadReport:
+        """A session is created or closed, and its model asked for nothing; but for a new one it has to be there."""
+        try:
+            if visit.new:
+                async with self.engine.leased(name):
+                    pass
+        except BaseException:
+            visit.over(failed=True)
+            raise
+        visit.over(failed=False)
+        call.acknowledge(b'{"sessionId":"%b"}' % visit.session.id.encode())
+        return LoadReport()
 
     def _made_cold(
         self, call: Call, route: Route, body: bytes, read: InferenceRequest | MmeError, config: ModelConfig
@@ -183,13 +230,19 @@ class InferRoutes:
 
     def _generate(self, call: Call, route: Route) -> None:
         name = self._model_name(route, call.exchange.headers.get(TARGET_MODEL, ""))
-        make = functools.partial(self._made_generate, call, route, self._body(call.exchange))
+        body = self._body(call.exchange)
+        make = functools.partial(self._made_generate, call, route, body)
+        if SESSION_ID in call.exchange.headers and route.flavor is not Flavor.KSERVE:
+            self._in_session(call, route, name, body, make)
+            return
         self._aside(call, name, self.engine.submit_made(name, parse_version(route.version), make))
 
     def _made_generate(self, call: Call, route: Route, body: bytes, config: ModelConfig) -> InferenceRequest:
         """Which keys are tensors depends on the model's configuration."""
         if takes_body(config) and route.flavor is not Flavor.KSERVE:
+            session = call.session
             call = CALLS[InferenceType.INFER, route.event_stream](call.exchange, call.flavor)
+            call.session = session
             call.exchange.on_disconnect = call.abandon
             return self._body_request(call, route, body)
         call.request = decode_generate(body, config, self._decoder.layouts, call.complete)

@@ -64,6 +64,8 @@ class Service:
             starting=settings.ping_mode is PingMode.READY and settings.mode is not Mode.PLATFORM,
             max_body=settings.max_body_bytes,
             patience=settings.request_timeout,
+            session_seconds=settings.session_seconds,
+            sessions=settings.sessions,
             default_accept=settings.default_accept,
             inference_type=settings.inference_type,
         )

@@ -127,6 +127,8 @@ class Watch(Protocol):
 
 FLAG_SEQUENCE_START = 1
 FLAG_SEQUENCE_END = 2
+FLAGS_TOLD = FLAG_SEQUENCE_START | FLAG_SEQUENCE_END  # what models are told, and may say
+FLAG_SEQUENCE_KEPT = 4  # the server's own: somebody else sees to the end of the sequence, however long it is idle
 
 
 @dataclass(slots=True)

@@ -256,6 +256,13 @@ class Engine:
             self.cache.events.tell(CacheEvent(Deed.WAITED, name, waited))
         return entry, report
 
+    def end_sequence(self, name: str, correlation_id: int | str) -> None:
+        """Nothing more comes of a sequence of a model, whether it is in memory or not."""
+        entry = self.cache.entries.get(name)
+        if entry is not None and entry.resident is not None:
+            for model in entry.resident.models():
+                model.end_sequence(correlation_id)
+
     # -- the registered models -----------------------------------------------------------------------------------
 
     def canonical(self, name: str) -> str:

@@ -102,6 +102,9 @@ class EnsembleModel:
         self.outstanding += 1
         _Journey(self, request).begin()
 
+    def end_sequence(self, correlation_id: int | str) -> None:
+        """The models of its steps have sequences; see there."""
+
     def refuse_waiting(self) -> None:
         """Whoever waits, waits with the models of the steps."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_handlers.base import ModelRequest, ModelResponse
+from model_handlers.base import FLAGS_TOLD, ModelRequest, ModelResponse
 from model_handlers.errors import Kind, MmeError, out_of_memory
 from serve import ragged
 from serve.open_request import OpenRequest
@@ -324,7 +324,7 @@ def present(signature: Signature, batch: Batch, post: Post | None) -> list[Model
             request.parameters or {},
             request.timeout_us,
             request.correlation_id,
-            request.flags,
+            request.flags & FLAGS_TOLD,
             request.callers,
             None if post is None else OpenRequest(request, post),
         )

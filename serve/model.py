@@ -437,6 +437,12 @@ class Model:
         self._drop(expired)
         self._dispatch()
 
+    def end_sequence(self, correlation_id: int | str) -> None:
+        """Nothing more comes of a sequence: its place is another's. On the loop."""
+        with self._lock:
+            self._queue.end(correlation_id, _now())
+        self._ask_for_dispatch()
+
     def refuse_waiting(self) -> None:
         """Tell everybody that the model goes who is queued, or waits for what it will send unasked. On the loop."""
         with self._lock:

@@ -14,7 +14,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
-from model_handlers.base import ModelResponse
+from model_handlers.base import FLAGS_TOLD, ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BF16
 from serve.request import InferenceRequest, InferenceResponse, layout_of
@@ -120,7 +120,11 @@ class EngineOutside:
         request = InferenceRequest(
             layout, [array for _, _, array in call.inputs], complete, call.id, call.parameters, call.timeout_us
         )
-        request.correlation_id, request.flags, request.callers = call.correlation_id, call.flags, call.callers
+        request.correlation_id, request.flags, request.callers = (
+            call.correlation_id,
+            call.flags & FLAGS_TOLD,
+            call.callers,
+        )
         if call.decoupled:
             request.on_response = lambda _, response: responder.send(_answer(response), final=False)
         return request

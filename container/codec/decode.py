@@ -121,7 +121,7 @@ class Decoder:
             plan.layout, inputs, on_complete, plan.id or request_id, plan.parameters, plan.timeout_us
         )
         request.priority = plan.priority
-        if plan.correlation_id:
+        if plan.correlation_id or plan.flags:
             request.correlation_id, request.flags = plan.correlation_id, plan.flags
         return request, plan.reply
 

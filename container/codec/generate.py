@@ -48,7 +48,7 @@ def decode_generate(body: bytes, config: ModelConfig, layouts: Layouts, on_compl
     arrays = [array for _, array in inputs]
     request = InferenceRequest(layout, arrays, on_complete, own.id, own.parameters, own.timeout_us)
     request.priority = own.priority
-    if own.correlation_id:
+    if own.correlation_id or own.flags:
         request.correlation_id, request.flags = own.correlation_id, own.flags
     return request
 

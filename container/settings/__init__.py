@@ -93,6 +93,7 @@ class Settings:
         load_threads, load_timeout: loads at once; seconds for each.
         max_body_bytes: the largest request body.
         request_timeout, idle_timeout, header_timeout, body_timeout: seconds.
+        sessions, session_seconds: whether there are stateful sessions, and how long one may lie unused.
         drain_seconds: seconds to finish accepted requests after SIGTERM.
         inline_microseconds: the longest execution that may run on the event loop, 0 for none.
         ping_mode: what a 200 from /ping means.
@@ -144,6 +145,8 @@ class Settings:
     idle_timeout: float = 75.0
     header_timeout: float = 15.0
     body_timeout: float = 60.0
+    sessions: bool = True
+    session_seconds: float = 1200.0
     drain_seconds: float = 25.0
     inline_microseconds: int = 200
     ping_mode: PingMode = PingMode.READY

@@ -199,6 +199,13 @@ MME_VARIABLES = (
     Variable("MME_HEADER_TIMEOUT", "header_timeout", _TIMEOUT, "Seconds for a client to send a request's headers."),
     Variable("MME_BODY_TIMEOUT", "body_timeout", _TIMEOUT, "Seconds for a client to send a request's body."),
     Variable(
+        "MME_SESSION_SECONDS",
+        "session_seconds",
+        v.seconds(0.1, 604_800),
+        "Seconds for which a stateful session of SageMaker's clients may lie unused.",
+        "--session-seconds",
+    ),
+    Variable(
         "MME_DRAIN_SECONDS",
         "drain_seconds",
         v.seconds(0, 600),

@@ -151,10 +151,21 @@ SAGEMAKER_VARIABLES = (
     ),
     Variable(
         "SAGEMAKER_ENABLE_STATEFUL_SESSIONS",
+        "sessions",
+        v.boolean,
+        "Whether clients may have stateful sessions (SessionId in boto3).",
+    ),
+    Variable(
+        "SAGEMAKER_SESSIONS_EXPIRATION",
+        "session_seconds",
+        v.seconds(0.1, 604_800),
+        "As MME_SESSION_SECONDS.",
+    ),
+    Variable(
+        "SAGEMAKER_SESSIONS_PATH",
         "",
-        _only("false", "stateful sessions are not served yet"),
-        "Only false: stateful sessions are not served.",
-        default="false",
+        _any,
+        "no effect: sessions live in memory, with what their models know of them.",
     ),
 )
 

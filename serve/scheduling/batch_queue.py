@@ -137,6 +137,9 @@ class BatchQueue(Generic[R]):
     def returned(self, lane: int, now: int) -> None:
         """A lane has executed its batch, which concerns nobody who waits."""
 
+    def end(self, correlation_id: int | str, now: int) -> None:
+        """Requests have nothing to do with one another here."""
+
     def next_deadline(self) -> int:
         """The nearest time (ns) at which a request's queue time is over, 0 for none."""
         if not self._has_deadlines:

@@ -47,6 +47,9 @@ class Queue(Protocol[R]):
     def returned(self, lane: int, now: int) -> None:
         """A lane has executed the batch that it was given."""
 
+    def end(self, correlation_id: int | str, now: int) -> None:
+        """Nothing more comes of a sequence."""
+
     def next_deadline(self) -> int:
         """When something is over though nothing happens (ns), 0 for never."""
 

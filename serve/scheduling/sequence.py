@@ -32,13 +32,26 @@ class Sequence(Generic[R]):
         executing: the one that a lane executes.
         lane, slot: where it executes; BACKLOG while it waits for a place.
         ending: whether nobody can add to it any more.
+        kept: whether it may be idle for as long as it likes: somebody else sees to its end.
         last_ns: its last sign of life: a request that came, or was executed.
         expires_ns: when its time in the backlog is over, 0 for never.
         memory: what its model keeps between two requests, and `form`: the shapes of that, where they are not those that
             a sequence begins with. They belong to whoever executes.
     """
 
-    __slots__ = ("ending", "executing", "expires_ns", "form", "id", "lane", "last_ns", "memory", "slot", "waiting")
+    __slots__ = (
+        "ending",
+        "executing",
+        "expires_ns",
+        "form",
+        "id",
+        "kept",
+        "lane",
+        "last_ns",
+        "memory",
+        "slot",
+        "waiting",
+    )
 
     def __init__(self, correlation_id: int | str) -> None:
         self.id = correlation_id
@@ -47,6 +60,7 @@ class Sequence(Generic[R]):
         self.lane = BACKLOG
         self.slot = -1
         self.ending = False
+        self.kept = False
         self.last_ns = 0
         self.expires_ns = 0
         self.memory: dict[str, Any] = {}

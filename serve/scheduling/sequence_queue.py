@@ -27,7 +27,7 @@ import logging
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, ClassVar, Generic
 
-from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
+from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_KEPT, FLAG_SEQUENCE_START
 from model_handlers.errors import invalid_argument
 from model_handlers.sequence_config import ControlKind, OldestStrategy
 from model_handlers.tensor import BYTES
@@ -172,13 +172,22 @@ class SequenceQueue(Generic[R]):
             sequence = next(iter(self._seated))
             if sequence.last_ns + self._idle_ns > now:
                 break
-            if sequence.executing is not None or sequence.waiting:
-                self._touch(sequence, now)  # it is the server that it waits for
+            if sequence.kept or sequence.executing is not None or sequence.waiting:
+                self._touch(sequence, now)  # it is the server that it waits for, if it is for anybody
             else:
                 self._forget(sequence)
                 self._release(sequence, now)
         self._hand_over_dropped(take)
         return take
+
+    def end(self, correlation_id: int | str, now: int) -> None:
+        """Nothing more comes of a sequence: it ends as soon as all of it was executed."""
+        sequence = self._live.get(correlation_id)
+        if sequence is None:
+            return
+        self._forget(sequence)
+        if sequence.lane != BACKLOG and sequence.executing is None and not sequence.waiting:
+            self._release(sequence, now)
 
     def clear(self) -> list[R]:
         """Everybody still waiting, who must be told that nobody will run them. What executes goes on, once."""
@@ -251,6 +260,7 @@ class SequenceQueue(Generic[R]):
 
     def _begin(self, request: R) -> Sequence[R]:
         sequence: Sequence[R] = Sequence(request.correlation_id)
+        sequence.kept = bool(request.flags & FLAG_SEQUENCE_KEPT)
         if self._freed or self._fresh < self._slots:
             self._seat(sequence, request.arrival_ns)
         else:

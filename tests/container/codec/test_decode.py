@@ -284,7 +284,7 @@ def test_a_sequence_is_the_requests_own(sequence_id, decode, input_):
         assert (request.correlation_id, request.flags) == (sequence_id, FLAG_SEQUENCE_START)
         assert request.parameters == {"k": 1}
     request, _ = decode({"parameters": {"sequence_end": True}, "inputs": [input_(data=[1, 2])]})
-    assert (request.correlation_id, request.flags) == (0, 0)
+    assert (request.correlation_id, request.flags) == (0, FLAG_SEQUENCE_END)
     request, _ = decode({"parameters": {"sequence_id": 1, "sequence_end": True}, "inputs": [input_(data=[1, 2])]})
     assert (request.correlation_id, request.flags) == (1, FLAG_SEQUENCE_END)
 

@@ -79,13 +79,13 @@ def test_id_and_timeout_are_the_requests_own():
 
 @pytest.mark.parametrize("nested", [True, False])
 def test_a_sequence_is_the_requests_own(nested):
-    """Its id and its ends, beside `parameters` or in it, are no parameters either; without an id there is none."""
+    """Its id and its ends, beside `parameters` or in it, are no parameters either."""
     sequence = {"sequence_id": "s", "sequence_start": True, "sequence_end": True}
     request = read({"A": 1} | ({"parameters": sequence} if nested else sequence), TWO)
     assert (request.correlation_id, request.flags) == ("s", FLAG_SEQUENCE_START | FLAG_SEQUENCE_END)
     assert request.parameters == {}
     request = read({"A": 1, "sequence_end": True}, TWO)
-    assert (request.correlation_id, request.flags) == (0, 0)
+    assert (request.correlation_id, request.flags) == (0, FLAG_SEQUENCE_END)
 
 
 @pytest.mark.parametrize("parameters", [{}, None])

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model_handlers.base import FLAG_SEQUENCE_END as END
+from model_handlers.base import FLAG_SEQUENCE_KEPT as KEPT
 from model_handlers.base import FLAG_SEQUENCE_START as START
 from model_handlers.errors import Kind, MmeError
 from model_handlers.sequence_config import DirectStrategy, OldestStrategy, SequenceBatching
@@ -379,6 +380,28 @@ def test_everybody_is_sent_away():
     assert bench.queue.next_deadline() == 0
 
 
+def test_a_sequence_that_is_kept_is_never_idle():
+    """Somebody else sees to its end: then its slot is the next one's at once, or when it has executed."""
+    bench = Bench(rows=1)
+    bench.push("a", START | KEPT)
+    bench.push("b", START | KEPT)
+    assert bench.rows() == "a.0"
+    bench.done()
+    bench.now += 5 * IDLE_US * US
+    bench.queue.take_expired(bench.now)
+    assert bench.rows() == ""
+    bench.queue.end("a", bench.now)
+    assert "must specify the START flag" in bench.refused("a")
+    assert bench.rows() == "b.0"
+    bench.push("b")
+    bench.queue.end("b", bench.now)
+    bench.queue.end("nobody", bench.now)
+    bench.done()
+    assert bench.rows() == "b.1"
+    bench.done()
+    assert bench.queue.next_deadline() == 0
+
+
 # -- iterations --------------------------------------------------------------------------------------------------------
 
 
@@ -427,13 +450,14 @@ ACTIONS = st.lists(
         st.tuples(
             st.just("push"),
             st.integers(1, 6),
-            st.sampled_from([0, START, START, END, START | END]),
+            st.sampled_from([0, START, START, END, START | END, START | KEPT]),
             st.sampled_from(["s", "t"]),
             st.sampled_from([0, 0, 40]),
         ),
         st.tuples(st.just("take"), st.integers(0, 2)),
         st.tuples(st.just("done"), st.integers(0, 2), st.booleans()),
         st.tuples(st.just("cancel"), st.integers(0, 30)),
+        st.tuples(st.just("end"), st.integers(1, 6)),
         st.tuples(st.just("wait"), st.sampled_from([1, 20, 60, 2 * IDLE_US])),
     ),
     max_size=60,
@@ -513,6 +537,10 @@ class Life:
         if index < len(self.accepted):
             self.accepted[index].cancelled = True
 
+    def end(self, correlation_id):
+        """Nothing more comes of a sequence."""
+        self.bench.queue.end(correlation_id, self.bench.now)
+
     def wait(self, microseconds):
         """Time passes."""
         self.bench.now += microseconds * US
@@ -540,6 +568,8 @@ def test_every_request_ends_once_in_order_and_in_its_place(strategy, lanes, rows
     for name, *arguments in actions:
         getattr(life, name)(*arguments)
     life.run_dry()
+    for name in range(1, 7):
+        life.end(name)
     life.wait(2 * IDLE_US)
     life.wait(2 * IDLE_US)
     assert life.bench.queue.next_deadline() == 0
