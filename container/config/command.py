@@ -33,9 +33,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_check(arguments: argparse.Namespace) -> int:
-    logging.disable(logging.WARNING)  # what they say is in the report
     scripts = Scripts(program=arguments.program, config_name=arguments.config_name)
-    reports = [check(source, scripts) for source in arguments.sources]
+    logging.disable(logging.WARNING)  # what they say is in the report
+    try:
+        reports = [check(source, scripts) for source in arguments.sources]
+    finally:
+        logging.disable(logging.NOTSET)
     ok = all(report.ok for report in reports)
     if arguments.json:
         print(json.dumps({"ok": ok, "reports": [document(report) for report in reports]}, indent=2))
