@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from container.build.flags import COMMAND as BUILD
 from container.config.flags import COMMAND as CONFIG
+from container.engines.flags import COMMAND as BUILD
 from container.logs import configure
 from container.settings import Mode, Settings, choose_single_model, settings_table
 from container.settings.table import MME_VARIABLES

@@ -1,0 +1,57 @@
+"""The flags and examples of `mme build-engine`. Imports nothing heavy; see `container.ship.flags`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from container.ship.flags import Command
+
+if TYPE_CHECKING:
+    import argparse
+
+_EXAMPLES = """\
+examples:
+  mme build-engine model.onnx --min ids:1x16 --opt ids:8x128 --max ids:32x512 --fp16 -o model/1/model.plan
+      one profile: batches of 1 to 32, best at 8
+  mme build-engine model.onnx --min x:1x3x224x224 --opt x:1x3x224x224 --max x:1x3x224x224 \\
+                              --min x:2x3x224x224 --opt x:8x3x224x224 --max x:16x3x224x224
+      two profiles, for single requests and for batches
+  mme build-engine model.onnx --timing-cache timing.cache --version-compatible
+
+An engine runs on the kind of GPU, and with the version of TensorRT, that it was built by; build it where it is to run.
+"""
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="ONNX", type=Path, help="the model")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="the engine; beside the model by default")
+    for name, what in (("min", "smallest"), ("opt", "best"), ("max", "largest")):
+        parser.add_argument(
+            f"--{name}",
+            metavar="SHAPES",
+            action="append",
+            default=[],
+            help=f"{what} shapes, as in ids:1x16,mask:1x16; once more for each further profile",
+        )
+    parser.add_argument("--fp16", action="store_true", help="compute in FP16; inputs and outputs stay as they are")
+    parser.add_argument("--int8", action="store_true", help="compute in INT8 what the model quantises")
+    parser.add_argument("--workspace", metavar="MIB", type=int, default=0, help="memory that building may take; all")
+    parser.add_argument(
+        "--timing-cache", metavar="FILE", type=Path, help="remembers what was measured; made if missing"
+    )
+    parser.add_argument(
+        "--optimization-level", metavar="N", type=int, choices=range(6), help="0 to 5; TensorRT's own 3"
+    )
+    parser.add_argument("--version-compatible", action="store_true", help="for later versions of TensorRT too")
+    parser.add_argument("--hardware-compatible", action="store_true", help="for other GPUs from Ampere on too")
+    parser.add_argument("--builder", choices=("tensorrt", "tensorrt-rtx"), help="whichever is installed by default")
+
+
+COMMAND = Command(
+    "build-engine",
+    "build an engine of TensorRT from an ONNX model",
+    _EXAMPLES,
+    _add_flags,
+    "container.engines.command:run",
+)
