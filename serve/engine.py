@@ -316,8 +316,9 @@ class Engine:
         source = await self._source(name, override)
         self.register.serve(name)
         entry = self.cache.entries.get(name) or self.register.add(name, source)
+        anew = entry.resident is not None
         await self._load_or_give_up(entry, self.cache.reload(entry, source))
-        for whole in wholes_of(name, self.cache.entries):
+        for whole in wholes_of(name, self.cache.entries) if anew else ():
             with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why
                 await self.reload(whole)
 

@@ -78,8 +78,9 @@ def _cached(entry: Entry[Target]) -> dict[str, Any]:
     }
     if entry.last_used:
         cached["last_used"] = rfc3339(_CLOCK + entry.last_used)
-    if entry.task is not None:
-        cached["loading_since"] = rfc3339(_CLOCK + entry.loading_since)
+    loading = entry.successor or entry
+    if loading.task is not None:
+        cached["loading_since"] = rfc3339(_CLOCK + loading.loading_since)
     return cached
 
 

@@ -217,11 +217,12 @@ class ModelCache(Generic[P, T]):
             self.room.refuse(entry.name, unloaded(entry.name))
             self._loading.refuse(entry.name, unloaded(entry.name))
             await asyncio.wait([loading.task])
-        going = {entry, loading, *(retiring for retiring in self._retiring if retiring.name == entry.name)}
-        for one in going:
+        retiring = [one for one in self._retiring if one.name == entry.name]
+        for one in {entry, loading}:
             if one.state is State.READY:
                 self._start_closing(one, "unloaded")
-        for closing in [one.closing for one in going if one.closing is not None]:
+        await asyncio.gather(*(self._refuse_in_time(one) for one in retiring))
+        for closing in [one.closing for one in {entry, loading, *retiring} if one.closing is not None]:
             await asyncio.shield(closing)
 
     async def relieve(self, name: str, need: Footprint, reason: str) -> tuple[str, ...]:
@@ -261,6 +262,7 @@ class ModelCache(Generic[P, T]):
         """Unload everything; from now on nothing is loaded."""
         self._closed = True
         await asyncio.gather(*(self.unload(entry) for entry in self.entries.values()))
+        await asyncio.gather(*(self._refuse_in_time(entry) for entry in self._retiring))
         await asyncio.gather(*(entry.closing for entry in self._retiring if entry.closing is not None))
 
     # -- one load ------------------------------------------------------------------------------------------------
@@ -305,7 +307,7 @@ class ModelCache(Generic[P, T]):
         entry.evicted = True  # registered all the time
         self.entries[entry.name] = entry
         if before.state is State.READY:
-            self._start_closing(before, "loaded anew")
+            self._start_closing(before, "loaded anew", hurries=entry.resident is None)
         if before.closing is not None:
             self._retiring.add(before)
 
@@ -370,22 +372,29 @@ class ModelCache(Generic[P, T]):
             )
             self._start_closing(entry, f"evicted for '{beneficiary}'")
 
-    def _start_closing(self, entry: Entry[T], reason: str) -> None:
-        """From here on nobody gets a lease."""
+    def _start_closing(self, entry: Entry[T], reason: str, *, hurries: bool = True) -> None:
+        """From here on nobody gets a lease. Who does not hurry waits for all requests that it has, however long."""
         entry.state = step(entry.state, Event.UNLOAD)
         if self._ready.get(entry.name) is entry:
             del self._ready[entry.name]
-        entry.closing = asyncio.get_running_loop().create_task(self._close(entry, reason), name=f"close {entry.name}")
+        entry.closing = asyncio.get_running_loop().create_task(
+            self._close(entry, reason, hurries=hurries), name=f"close {entry.name}"
+        )
 
-    async def _close(self, entry: Entry[T], reason: str) -> None:
+    async def _refuse_in_time(self, entry: Entry[T]) -> None:
+        """Tell those who are still queued after a while that the model goes."""
+        done, _ = await asyncio.wait([entry.drained()], timeout=self._drain_patience)
+        if not done and entry.resident is not None:
+            entry.resident.refuse_waiting()
+
+    async def _close(self, entry: Entry[T], reason: str, *, hurries: bool) -> None:
         began = _now()
         resident = entry.resident
         if resident is None:
             return
-        done, _ = await asyncio.wait([entry.drained()], timeout=self._drain_patience)
-        if not done:
-            resident.refuse_waiting()
-            await entry.drained()
+        if hurries:
+            await self._refuse_in_time(entry)
+        await entry.drained()
         await self._loading.close(entry, resident)
         self._charges.discharge(entry)
         footprint = entry.footprint

@@ -685,6 +685,30 @@ def _of_40(scene):
     return smaller
 
 
+def test_requests_of_a_model_that_was_replaced_have_all_the_time_they_need(play):
+    """Nobody who is queued there is refused, unless the name is unloaded: then he has as long as at any unload."""
+
+    async def scene(world):
+        await world.resident("a")
+        old = world.cache.lease("a")
+        reload = await world.begin("a", "reload")
+        await world.do("prepare a", "load a")
+        await reload
+        retired, _ = world.press.made
+        await asyncio.sleep(0.05)
+        assert retired.refused == 0
+        unload = await world.begin("a", "unload")
+        await world.do("close a")
+        await retired.told.wait()
+        assert (retired.refused, unload.done()) == (1, False)
+        old.release()
+        await world.turn()
+        await world.do("close a")
+        await unload
+
+    play(_of_40(scene), drain_patience=0.01)
+
+
 @pytest.mark.parametrize("step", ["prepare", "load", "start"])
 def test_a_successor_that_fails_leaves_the_old_one_serving(play, step):
     """Whoever asked for it is told; nobody else notices, and the next try may succeed."""
