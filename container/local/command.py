@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
     from flask import Flask
 
+    from serve.store import Store
+
+_ANY_NAME = "local"  # in errors, of an endpoint that answers to any
 _URL = re.compile(r"https?://[^/]")
 
 
@@ -53,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     with _signals() as ended, ExitStack() as stack:
         models = stack.enter_context(_models_folder(arguments.unpack_to))
         single = _single_model(arguments, models)
+        store = open_store(arguments.source) if single is None else None
         container, process = _container(stack, arguments, models, single)
         try:
             wait_until_healthy(container, process, multi_model=single is None, patience=arguments.startup_seconds)
@@ -60,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             if ended.is_set():
                 return 0
             raise error from None
-        endpoint = _endpoint(arguments, container, models, single)
+        endpoint = _endpoint(arguments, container, models, store)
         if endpoint.platform:
             stack.callback(endpoint.platform.close)
         background = _background(arguments, endpoint)
@@ -151,13 +155,13 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _endpoint(arguments: argparse.Namespace, container: Container, models: Path, single: Path | None) -> Endpoint:
+def _endpoint(arguments: argparse.Namespace, container: Container, models: Path, store: Store | None) -> Endpoint:
     limits = Limits(invocation=arguments.invocation_seconds, load=arguments.load_seconds)
     name = arguments.endpoint or ""
-    if single is not None:
+    if store is None:
         return Endpoint(name, container, None, limits)
     mounted = (arguments.mounted_at or str(models)).rstrip("/")
-    platform = Platform(name or "local", open_store(arguments.source), models, mounted, container, limits, tell)
+    platform = Platform(name or _ANY_NAME, store, models, mounted, container, limits, tell)
     return Endpoint(name, container, platform, limits)
 
 

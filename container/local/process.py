@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 OURS = (sys.executable, "-m", "container.cli", "serve")
 _LOOK_AGAIN = 0.05  # seconds
 _GRACE = 30.0
+_STDERR = 2  # the descriptor
 
 
 def command_words(text: str, port: int, models: Path) -> list[str]:
@@ -59,7 +60,7 @@ def started(command: Sequence[str], port: int, environ: Mapping[str, str]) -> It
     """
     variables = {**os.environ, "SAGEMAKER_BIND_TO_PORT": str(port), **environ}
     try:
-        process = subprocess.Popen(list(command), env=variables, stdout=sys.stderr.fileno(), start_new_session=True)
+        process = subprocess.Popen(list(command), env=variables, stdout=_STDERR, start_new_session=True)
     except OSError as error:
         raise invalid_argument(f"'{command[0]}' cannot be started: {error.strerror}; is it installed?") from error
     try:
