@@ -133,9 +133,9 @@ def find_perf_analyzer() -> str | None:
 
 
 def perf_analyzer(  # noqa: D417 - the rest is perf_analyzer's own
-    program: str, address: str, model: str, data: Path, pid: int, *, concurrency: int, seconds: int
+    program: str, address: str, model: str, data: Path, pid: int, *, seconds: int, concurrency: int = 0, rate: int = 0
 ) -> Result:
-    """Load by perf_analyzer with binary tensors.
+    """Load by perf_analyzer with binary tensors, by so many clients or at so many requests a second.
 
     Args:
         data: its --input-data file. Its own random bytes are NaN and denormal floats, which slow some models.
@@ -143,7 +143,8 @@ def perf_analyzer(  # noqa: D417 - the rest is perf_analyzer's own
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.csv")
         command = [program, "-m", model, "-u", address, "--input-data", str(data), "-f", str(report), "-a"]
-        command += ["--concurrency-range", str(concurrency), "-p", str(seconds * 1000), "-s", "999", "-r", "3"]
+        command += ["--request-rate-range", str(rate)] if rate else ["--concurrency-range", str(concurrency)]
+        command += ["-p", str(seconds * 1000), "-s", "999", "-r", "3"]
         counter = Window(pid, address, model)
         subprocess.run(command, capture_output=True, text=True, check=True)
         spent = counter.per_request()
