@@ -2,7 +2,7 @@
 # ARGS go to the command behind a target: make test ARGS="-k batch", make demo ARGS="--rounds 1".
 
 .DEFAULT_GOAL := help
-.PHONY: help install frameworks demo test lint bench proto clean
+.PHONY: help install frameworks demo test test-gpu lint bench proto clean
 
 # The first that runs: the pins are for 3.11, newer versions may work.
 PYTHON ?= $(or $(shell for python in python3.11 python3; do \
@@ -10,12 +10,13 @@ PYTHON ?= $(or $(shell for python in python3.11 python3; do \
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 FRAMEWORKS := .venv/.frameworks
+GPU_INSTALLED := .venv-gpu/.installed
 PROTO := model_handlers/proto/model_config.proto
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help: ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS='	' read -r name does; do \
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS='	' read -r name does; do \
 	    printf '  make %-10s %s\n' "$$name" "$$does"; done
 
 install: $(INSTALLED) ## make .venv with everything in it; does nothing when nothing has changed
@@ -31,6 +32,10 @@ demo: install ## the main job: models in S3, loaded and unloaded as boto3 asks f
 test: install ## all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
+# An environment of its own: ONNX Runtime for GPUs and the one for CPUs install into the same folder.
+test-gpu: $(GPU_INSTALLED) ## the tests that need a GPU, the memory of a real one among them
+	.venv-gpu/bin/python -m pytest -m gpu tests/gpu $(ARGS)
+
 lint: install ## style, types, and who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -45,7 +50,7 @@ proto: install ## generate the Python code of model_config.proto
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --mypy_out=. $(PROTO)
 
 clean: ## remove everything that make and the tools have written
-	rm -rf .venv .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-gpu .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # setuptools is installed first, and builds without isolation, so that its version is pinned as well.
@@ -61,4 +66,12 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 
 $(FRAMEWORKS): $(INSTALLED)
 	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[torch,tensorflow,openvino,trees]'
+	@touch $@
+
+# TensorRT's libraries are on NVIDIA's index only; without them the tests of engines are skipped.
+$(GPU_INSTALLED): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/python -m pip install -c constraints.txt setuptools
+	.venv-gpu/bin/python -m pip install -c constraints.txt --no-build-isolation -e '.[onnx-gpu,cli,test]'
+	-.venv-gpu/bin/python -m pip install --no-build-isolation -e '.[tensorrt]'
 	@touch $@

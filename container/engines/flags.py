@@ -37,12 +37,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fp16", action="store_true", help="compute in FP16; inputs and outputs stay as they are")
     parser.add_argument("--int8", action="store_true", help="compute in INT8 what the model quantises")
     parser.add_argument("--workspace", metavar="MIB", type=int, default=0, help="memory that building may take; all")
-    parser.add_argument(
-        "--timing-cache", metavar="FILE", type=Path, help="remembers what was measured; made if missing"
-    )
-    parser.add_argument(
-        "--optimization-level", metavar="N", type=int, choices=range(6), help="0 to 5; TensorRT's own 3"
-    )
+    parser.add_argument("--timing-cache", metavar="FILE", type=Path, help="remembers measurements; made if missing")
+    parser.add_argument("--optimization-level", metavar="N", type=int, choices=range(6), help="0 to 5; 3 by default")
     parser.add_argument("--version-compatible", action="store_true", help="for later versions of TensorRT too")
     parser.add_argument("--hardware-compatible", action="store_true", help="for other GPUs from Ampere on too")
     parser.add_argument("--builder", choices=("tensorrt", "tensorrt-rtx"), help="whichever is installed by default")

@@ -1,0 +1,20 @@
+"""Tests that need a GPU: `make test-gpu`. Elsewhere they are skipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from model_handlers import gpus
+
+
+def pytest_collection_modifyitems(items):
+    """All of these have the marker, and no use without a GPU."""
+    absent = pytest.mark.skip(reason="no GPU is here") if not gpus.gpus() else None
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            item.add_marker(pytest.mark.slow)
+            if absent is not None:
+                item.add_marker(absent)

@@ -1,0 +1,88 @@
+"""Models on a real GPU: the answers are those of the CPU, by each way there is to compute them.
+
+Never yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper, save
+
+from container import cli
+from model_handlers.base import CPU, Device
+from model_handlers.config import Accelerator, InstanceGroup, InstanceKind, ModelConfig
+from model_handlers.onnx import OnnxHandler
+from model_handlers.tensorrt import TensorrtHandler
+from model_handlers.tensorrt.runtime import installed
+
+GPU = Device("gpu", 0)
+ROWS = np.random.default_rng(4).normal(size=(8, 64)).astype(np.float32)
+TENSORRT = pytest.mark.skipif(not installed(), reason="TensorRT is not installed")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A layer, relu(x @ w)."""
+    weights = np.random.default_rng(3).normal(size=(64, 16)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    tensors = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size])] for name, size in (("x", 64), ("y", 16))
+    ]
+    graph = helper.make_graph(nodes, "g", *tensors, [numpy_helper.from_array(weights, "w")])
+    path = tmp_path_factory.mktemp("model") / "model.onnx"
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    """What ONNX Runtime answers on the CPU."""
+    handler = OnnxHandler.load(ModelConfig("m"), model, CPU)
+    (found,) = handler.execute({"x": ROWS}, ["y"])
+    handler.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ModelConfig("m"),
+        ModelConfig("m", parameters={"gpu_mem_limit": str(1 << 28)}),
+        ModelConfig("m", parameters={"memory.enable_memory_arena_shrinkage": "gpu:0"}),
+    ],
+    ids=["plain", "limit", "shrinkage"],
+)
+def test_onnx_by_cuda(model, expected, config):
+    """By the CUDA provider, at one row, at all and between."""
+    handler = OnnxHandler.load(config, model, GPU)
+
+    for rows in (slice(0, 1), slice(None), slice(2, 5)):
+        (found,) = handler.execute({"x": ROWS[rows]}, ["y"])
+        np.testing.assert_allclose(found, expected[rows], rtol=1e-2, atol=1e-2)
+    handler.close()
+
+
+@TENSORRT
+def test_onnx_by_the_tensorrt_provider(model, expected):
+    """As an accelerator, in FP16."""
+    config = ModelConfig("m", gpu_accelerators=(Accelerator("tensorrt", {"precision_mode": "FP16"}),))
+    handler = OnnxHandler.load(config, model, GPU)
+
+    np.testing.assert_allclose(handler.execute({"x": ROWS}, ["y"])[0], expected, rtol=5e-2, atol=5e-2)
+    handler.close()
+
+
+@TENSORRT
+def test_an_engine_that_was_built_here(model, expected, tmp_path):
+    """`mme build-engine`, then two instances that share the engine."""
+    plan = tmp_path / "model.plan"
+    shapes = ("--min", "x:1x64", "--opt", "x:4x64", "--max", "x:8x64")
+    assert cli.main(["build-engine", str(model), "-o", str(plan), *shapes]) == 0
+    config = ModelConfig("m", "tensorrt", instance_groups=(InstanceGroup("g", InstanceKind.GPU, 2),))
+    handler = TensorrtHandler.load(config, plan, GPU)
+
+    assert handler.config.max_batch_size == 8
+    for rows in (slice(0, 1), slice(None), slice(2, 5)):
+        np.testing.assert_allclose(handler.execute({"x": ROWS[rows]}, ["y"])[0], expected[rows], rtol=1e-2, atol=1e-2)
+    handler.close()
