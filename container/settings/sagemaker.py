@@ -13,6 +13,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from container.settings.azureml import choose_azureml
 from container.settings.reading import Given
 from container.settings.values import DEFAULT_MAX_BODY, DEFAULT_PORT, Mode, SettingsError
 from serve.control import Control
@@ -103,6 +104,7 @@ def _take_argument(reading: Reading, label: str, name: str, value: str) -> None:
 def apply_rules(reading: Reading) -> None:
     """Everything that takes more than one variable."""
     _choose_mode(reading)
+    choose_azureml(reading)
     _choose_repositories(reading)
     _check_control(reading)
     _choose_port(reading)

@@ -1,13 +1,14 @@
 """Every variable that decides how the server runs, as data: its name, what it sets, what it may be, what it does.
 
 The parser, `mme serve --help`, `mme settings` and the documentation all read this table, so none can name a variable
-that the others do not know. Here are our own; `settings_table_sagemaker` holds SageMaker's and Triton's. Where several
-variables set one field, the row that comes first wins: MME_ before SAGEMAKER_TRITON_ before SAGEMAKER_.
+that the others do not know. Here are our own; `table_sagemaker` holds SageMaker's and Triton's, `azureml` Azure's one.
+Where several variables set one field, the row that comes first wins: MME_ before SAGEMAKER_TRITON_ before SAGEMAKER_.
 """
 
 from __future__ import annotations
 
 from container.settings import values as v
+from container.settings.azureml import AZUREML_VARIABLES
 from container.settings.table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIABLES
 from container.settings.values import Variable
 from serve.control import Control
@@ -263,5 +264,5 @@ MME_VARIABLES = (
     ),
 )
 
-VARIABLES = MME_VARIABLES + TRITON_VARIABLES + SAGEMAKER_VARIABLES
+VARIABLES = MME_VARIABLES + TRITON_VARIABLES + SAGEMAKER_VARIABLES + AZUREML_VARIABLES
 BY_NAME = {variable.name: variable for variable in VARIABLES}

@@ -63,6 +63,38 @@ def test_mode_follows_from_what_is_given(environ, mode, ping):
     assert (settings.mode, settings.ping_mode) == (mode, ping)
 
 
+@pytest.mark.parametrize("inner", ["", "repository", "registered/repository"])
+def test_azures_model_folder_is_a_repository(tmp_path, inner):
+    """Itself, or the folder in it that was registered; models are waited for, and gunicorn reads the same again."""
+    (tmp_path / inner / "bert" / "1").mkdir(parents=True)
+    settings = Settings.from_environ({"AZUREML_MODEL_DIR": str(tmp_path)})
+
+    assert (settings.mode, settings.model_repository) == (Mode.REPOSITORY, tmp_path / inner)
+    assert settings.ping_mode is PingMode.READY
+    assert Settings.from_environ({"AZUREML_MODEL_DIR": str(tmp_path), **settings.to_environ()}) == settings
+
+
+@pytest.mark.parametrize("inside", [[], ["a", "b"], [".hidden"]])
+def test_azures_model_folder_without_a_model_stays_what_was_named(tmp_path, inside):
+    """So that what is said about it names the folder that people know."""
+    for name in inside:
+        (tmp_path / name).mkdir()
+    assert Settings.from_environ({"AZUREML_MODEL_DIR": str(tmp_path)}).model_repository == tmp_path
+
+
+@pytest.mark.parametrize("name", ["MME_MODEL_STORE", "MME_MODEL_DIR", "MME_MODEL_REPOSITORY"])
+def test_what_is_named_wins_over_azures_model_folder(tmp_path, name):
+    """Whoever names a source of models means it."""
+    asked = {name: str(tmp_path / "mine")}
+    assert Settings.from_environ({"AZUREML_MODEL_DIR": str(tmp_path), **asked}) == Settings.from_environ(asked)
+
+
+def test_azures_model_folder_that_is_not_there_is_named(tmp_path):
+    """Nobody who never heard of /opt/ml/model is sent there."""
+    (sentence,) = problems(AZUREML_MODEL_DIR=str(tmp_path / "gone"))
+    assert sentence.startswith(f"AZUREML_MODEL_DIR='{tmp_path}/gone': there is no such folder")
+
+
 def test_conflicting_modes_are_named():
     """Two sources of models refuse to start, and both variables are in the sentence."""
     (sentence,) = problems(SAGEMAKER_MULTI_MODEL="true", MME_MODEL_STORE="s3://bucket/prefix")
