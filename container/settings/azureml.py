@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from container.settings import values as v
 from container.settings.values import Mode, PingMode, Variable
-from serve.repository import list_models
 
 if TYPE_CHECKING:
     from container.settings.reading import Reading
@@ -50,6 +49,8 @@ def choose_azureml(reading: Reading) -> None:
 
 def repository_in(folder: Path) -> Path:
     """The folder itself if it holds models, else the one down the only way that does, else the folder."""
+    from serve.repository import list_models  # noqa: PLC0415 - NumPy comes with it, which a start elsewhere waits for
+
     inner = folder
     while not list_models(inner):
         below = [Path(entry) for entry in os.scandir(inner) if entry.is_dir() and not entry.name.startswith(".")]
