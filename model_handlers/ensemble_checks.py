@@ -45,7 +45,8 @@ def _whole_problems(config: ModelConfig) -> Iterator[Problem]:
     if config.warmup:
         yield "model_warmup", invalid_model(f"model_warmup can not be specified for ensemble '{name}'")
     if not config.ensemble:
-        yield _STEPS, invalid_model(f"must specify 'step' for ensemble '{name}'")
+        sentence = f"ensemble scheduling must be set for ensemble {name} whose platform is ensemble"
+        yield _STEPS, invalid_model(f"{sentence}: must specify 'step' for ensemble '{name}'")
 
 
 def _step_problems(config: ModelConfig) -> Iterator[Problem]:

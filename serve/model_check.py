@@ -22,9 +22,11 @@ from serve.initial_states import initial_states
 from serve.repository import (
     CONFIG_NAME,
     ModelDirectory,
+    absent_versions,
     backend_of,
     config_file,
     config_text,
+    ignored_versions,
     missing_files,
     selected_versions,
     versions_in,
@@ -92,6 +94,7 @@ def examine(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> Ex
     if found.config is None:
         return found
     available = versions_in(path)
+    _note_versions(found, available)
     if found.config.platform == PLATFORM:
         _select(found, available or {1: path})
         return found
@@ -148,6 +151,16 @@ def _select(found: Examined, available: dict[int, Path]) -> None:
         found.versions = selected_versions(config, available, found.name)
 
     found.attempt(CONFIG_NAME, "version_policy", select)
+
+
+def _note_versions(found: Examined, available: dict[int, Path]) -> None:
+    """What looks like a version and is none, and the other way round."""
+    for name in ignored_versions(found.path):
+        why = "a version is a number without leading zeros"
+        found.notes.append(Located(f"{name}/", Finding("", f"is not served: {why}")))
+    for version in absent_versions(found.config, available) if found.config is not None else ():
+        sentence = f"names version {version}, whose directory is not there"
+        found.notes.append(Located(CONFIG_NAME, Finding("version_policy", sentence)))
 
 
 def _look_for_labels(found: Examined) -> None:

@@ -8,6 +8,7 @@ framework. Runs on load threads; holds no state.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -26,8 +27,9 @@ from serve.disk import directory_size
 from serve.scripts import DEFAULT_SCRIPTS, Scripts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
+_log = logging.getLogger("mme.load")
 CONFIG_NAME = "config.pbtxt"
 ENTRY = "MME_ENTRY"  # a parameter of the model that an archive of several is asked for
 _MAX_CONFIG_SIZE = 1 << 20
@@ -246,6 +248,8 @@ def _default_file(backend: Backend, config: ModelConfig, available: dict[int, Pa
 
 def selected_versions(config: ModelConfig, available: dict[int, Path], name: str) -> dict[int, Path]:
     """The versions that the version policy selects."""
+    for version in absent_versions(config, available):
+        _log.warning("version %d is specified for model '%s', but the version directory is not present", version, name)
     selected = config.version_policy.select(tuple(available))
     if not selected:
         raise invalid_model(
@@ -253,6 +257,17 @@ def selected_versions(config: ModelConfig, available: dict[int, Path], name: str
             f"found {', '.join(map(str, available)) or 'no version directory'}"
         )
     return {version: available[version] for version in selected}
+
+
+def absent_versions(config: ModelConfig, available: Container[int]) -> list[int]:
+    """Those that the version policy names and that are not there."""
+    return [version for version in config.version_policy.specific if version not in available]
+
+
+def ignored_versions(path: Path) -> list[str]:
+    """Directories that are called almost as versions are, and are none."""
+    versions = versions_in(path).values()
+    return [child.name for child in _directories(path) if child.name[:1].isdigit() and child not in versions]
 
 
 def _read_config(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> ModelConfig:
@@ -295,7 +310,13 @@ def backend_of(path: Path, config: ModelConfig, available: dict[int, Path], scri
             return detected
     if scripts.serves(path):
         return find_backend(BACKEND, "", config.name)
-    raise _no_model(path, config.name)
+    error = _no_model(path, config.name)
+    if not (path / CONFIG_NAME).is_file():
+        raise error
+    raise invalid_model(
+        f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model "
+        f"configuration. Expected model name of the form 'model.<backend_name>'. Name one: {error.message}"
+    )
 
 
 def missing_files(model: ModelDirectory) -> Iterator[MmeError]:

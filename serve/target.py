@@ -375,7 +375,8 @@ class ModelLoader:
         members: dict[str, Target] = {}
         try:
             for member in in_order(prepared.members, prepared.directory.name):
-                members[member.directory.path.name] = self._load(member, members, {}, cancelled)
+                with _blamed(member, prepared):
+                    members[member.directory.path.name] = self._load(member, members, {}, cancelled)
             target = self._load(prepared, members, members, cancelled)
         except BaseException:
             for loaded in members.values():
@@ -424,6 +425,9 @@ class ModelLoader:
                 raise invalid_model(
                     f"ensemble {directory.name} contains models that are not available or ambiguous: {step.model}"
                 )
+            if step.version is not None and step.version not in members[step.model].versions:
+                which = f"whose required version {step.version} is not loaded"
+                raise invalid_model(f"ensemble '{directory.name}' depends on '{step.model}' {which}")
             steps.append(members[step.model].version(step.version))
         check_members(directory.config, [step.config for step in steps])
         config = normalise(replace(directory.config, decoupled=any(step.config.decoupled for step in steps)))
@@ -512,6 +516,21 @@ def in_order(members: tuple[PreparedTarget, ...], target: str) -> list[PreparedT
             raise invalid_model(f"circular dependency between ensembles of '{target}': {' -> '.join(left)}")
         ordered += [left.pop(name) for name in ready]
     return ordered
+
+
+@contextlib.contextmanager
+def _blamed(member: PreparedTarget, whole: PreparedTarget) -> Iterator[None]:
+    """What is wrong with a model of an ensemble keeps the ensemble from loading, which says so."""
+    try:
+        yield
+    except MmeError as error:
+        if error.kind is not Kind.INVALID_MODEL or not whole.directory.config.ensemble:
+            raise
+        name, part = whole.directory.name, member.directory.path.name
+        raise invalid_model(
+            f"ensemble '{name}' depends on '{part}' which has no loaded version. Model '{part}' loading failed with "
+            f"error: {error.message}"
+        ) from error
 
 
 def _must_go_on(prepared: PreparedTarget, cancelled: Callable[[], bool]) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from model_handlers.base import Footprint
+from model_handlers.errors import Kind, MmeError
 from serve.dependents import parts_of, wholes_of
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
@@ -97,6 +98,40 @@ def test_an_ensemble_changes_and_goes_with_its_parts(run, toys, tmp_path, write_
             await engine.reload("e")
             await engine.unload("e")
             assert [name for name, _ in engine.registered()] == ["a"]
+        finally:
+            await engine.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "words"),
+    [
+        (ENSEMBLE, "broken", "ensemble 'e' depends on 'b' which has no loaded version. Model 'b' loading failed with"),
+        (
+            ENSEMBLE.replace('"b"', '"b" model_version: 7'),
+            "",
+            "ensemble 'e' depends on 'b' whose required version 7 is not loaded",
+        ),
+    ],
+)
+def test_an_ensemble_says_which_of_its_models_it_lacks(run, tmp_path, write_repository_model, config, change, words):
+    """One that does not load, or not in the version that it wants."""
+    for name in "ab":
+        write_repository_model(tmp_path / "r" / name, "max_batch_size: 8")
+    (tmp_path / "r" / "e" / "1").mkdir(parents=True)
+    (tmp_path / "r" / "e" / "config.pbtxt").write_text(config)
+    if change:
+        (tmp_path / "r" / "b" / "1" / "model.onnx").write_bytes(b"no model")
+
+    async def main():
+        options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r")
+        engine = Engine(options, asyncio.get_running_loop())
+        try:
+            with pytest.raises(MmeError) as caught:
+                await engine.reload("e")
+            assert caught.value.kind is Kind.INVALID_MODEL
+            assert words in caught.value.message
         finally:
             await engine.close()
 

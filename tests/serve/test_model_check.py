@@ -91,6 +91,20 @@ def test_a_directory_that_is_no_model(tmp_path):
     assert said(looked_at(tmp_path / "bad")) == [("1/model.onnx", "")]
 
 
+def test_versions_that_are_none_are_told(tmp_path, write_repository_model):
+    """Directories that are called almost as versions are, and versions that are named and not there."""
+    path = write_repository_model(tmp_path / "m", "version_policy { specific { versions: [ 1, 4 ] } }")
+    for name in ("02", "3_old", "warmup", "docs"):
+        (path / name).mkdir()
+    model = looked_at(path)
+    assert model.problems == []
+    assert [(each.file, each.finding.field) for each in model.notes] == [
+        ("02/", ""),
+        ("3_old/", ""),
+        ("config.pbtxt", "version_policy"),
+    ]
+
+
 def test_names_count_in_repositories_alone(tmp_path, write_repository_model):
     """An archive's model may be called anything."""
     path = write_repository_model(tmp_path / "m", 'name: "other"')
