@@ -64,8 +64,18 @@ class Backend:
 
 # In the order in which Triton tries to recognise a model by its file.
 BACKENDS = (
-    Backend("tensorflow", ("tensorflow_savedmodel",), "model.savedmodel"),
-    Backend("tensorflow", ("tensorflow_graphdef",), "model.graphdef"),
+    Backend(
+        "tensorflow",
+        ("tensorflow_savedmodel",),
+        "model.savedmodel",
+        "model_handlers.tensorflow:SavedModelHandler",
+    ),
+    Backend(
+        "tensorflow",
+        ("tensorflow_graphdef",),
+        "model.graphdef",
+        "model_handlers.tensorflow:GraphdefHandler",
+    ),
     Backend("tensorrt", ("tensorrt_plan",), "model.plan", "model_handlers.tensorrt:TensorrtHandler"),
     Backend("onnxruntime", ("onnxruntime_onnx",), "model.onnx", "model_handlers.onnx:OnnxHandler"),
     Backend("openvino", (), "model.xml", "model_handlers.openvino:OpenvinoHandler"),

@@ -108,8 +108,11 @@ def signature(graph: Any, config: ModelConfig, batch: int) -> tuple[list[GraphTe
 
 
 def name_of(port: Any, config: ModelConfig) -> str:
-    """Of the names of an input or output the one that the configuration declares, else the first by the alphabet."""
-    names: list[str] = sorted(port.get_names())
+    """Of the names of an input or output the one that the configuration declares, else the first by the alphabet.
+
+    In a graph of TensorFlow's `x:0` is the first result of node x, which its users call x.
+    """
+    names: list[str] = sorted({alias for name in port.get_names() for alias in (name, name.removesuffix(":0"))})
     declared = (name for name in names if config.input(name) or config.output(name))
     return next(declared, names[0] if names else str(port.node.friendly_name))
 

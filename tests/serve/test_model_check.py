@@ -46,7 +46,7 @@ def test_a_good_model_is_completed_from_its_file(tmp_path, write_repository_mode
     ("config", "places", "words"),
     [
         ('backend: "abacus"', [("config.pbtxt", "backend")], "unable to find backend library for backend 'abacus'"),
-        ('backend: "tensorflow"', [("config.pbtxt", "backend")], "backend 'tensorflow'"),
+        ('backend: "tensorflow"', [("config.pbtxt", "default_model_filename")], "no file 'model.savedmodel'"),
         (
             "version_policy { specific { versions: 9 } } max_batch_size: -1",
             [("config.pbtxt", "max_batch_size"), ("config.pbtxt", "version_policy")],

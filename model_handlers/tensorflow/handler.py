@@ -1,0 +1,182 @@
+"""TensorFlow's SavedModels and frozen graphs, on CPU or GPU.
+
+TensorFlow holds the GIL while it loads, can't give back what it took, and brings half a gigabyte: each instance has a
+process of its own, forked from one that has imported it. Where TensorFlow is not installed and OpenVINO is, that reads
+the same files.
+
+Called by load threads (`autocomplete`, `load`, `close`) and by whoever executes (`execute`).
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from model_handlers.base import Handler, Placement
+from model_handlers.completion import complete
+from model_handlers.errors import Kind, MmeError
+from model_handlers.openvino import OpenvinoHandler
+from model_handlers.tensor import BF16, BYTES
+from model_handlers.tensorflow.graphs import load_frozen, load_saved, saved_signature
+from model_handlers.tensorflow.options import (
+    DEFAULT_SIGNATURE,
+    SIGNATURE,
+    check,
+    device_name,
+    set_up_process,
+    signature_key,
+)
+from model_handlers.tensorflow.runtime import PRELOAD, built_for_cuda, installed, tensorflow, translated
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from model_handlers.base import Device
+    from model_handlers.config import ModelConfig
+    from model_handlers.tensor import Array, TensorSpec
+    from model_handlers.tensorflow.graphs import Graph
+
+
+class TensorflowHandler(Handler):
+    """One function of TensorFlow on one device."""
+
+    backend: ClassVar[str] = "tensorflow"
+    placement: ClassVar[Placement] = Placement.PROCESS
+    preload: ClassVar[str] = PRELOAD
+
+    def __init__(self, graph: Graph, config: ModelConfig, device: str) -> None:
+        super().__init__(complete(config, graph.inputs, graph.outputs))
+        self._graph: Graph | None = graph
+        self._device = device
+        self._inputs = {spec.name: spec for spec in self.config.inputs}
+        self._outputs = {spec.name: spec for spec in self.config.outputs}
+
+    @classmethod
+    def gpu_capable(cls) -> bool:
+        """Whether TensorFlow was built for CUDA; asked in the serving process, which has no need of TensorFlow."""
+        return built_for_cuda()
+
+    @classmethod
+    def prepare(cls, config: ModelConfig, model_file: Path) -> None:
+        """Import the framework that reads the model."""
+        if _by_openvino(config):
+            OpenvinoHandler.prepare(config, model_file)
+        else:
+            tensorflow()
+
+    @classmethod
+    def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
+        """What the model's description says of inputs and outputs; what the configuration says must agree with it."""
+        check(config)
+        if _by_openvino(config):
+            return OpenvinoHandler.autocomplete(config, model_file)
+        return complete(config, *cls.described(config, model_file))
+
+    @classmethod
+    def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> Handler:
+        """Load the model; parameters are named as Triton's TensorFlow backend names them."""
+        check(config)
+        if _by_openvino(config):
+            return OpenvinoHandler.load(config, model_file, device, lane)
+        tf = tensorflow()
+        set_up_process(tf, config, device)
+        name = device_name(tf, device)
+        with tf.device(name):
+            return cls(cls.graph(config, model_file), config, name)
+
+    @classmethod
+    def described(cls, config: ModelConfig, model_file: Path) -> tuple[list[Any], list[Any]]:
+        """The model's inputs and outputs."""
+        raise NotImplementedError
+
+    @classmethod
+    def graph(cls, config: ModelConfig, model_file: Path) -> Graph:
+        """The model as a function."""
+        raise NotImplementedError
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Call the function once."""
+        tf, graph = tensorflow(), self._graph
+        assert graph is not None  # noqa: S101 - it is not closed
+        try:
+            with tf.device(self._device):
+                given = {name: _tensor(tf, array, self._inputs[name]) for name, array in inputs.items()}
+                results = graph.run(given)
+                return [_array(results[name], self._outputs[name]) for name in outputs]
+        except Exception as error:  # tf.errors, and Python's own
+            raise translated(error, self.config.name, loading=False) from error
+
+    def close(self) -> None:
+        """Drop the function and its variables."""
+        self._graph = None
+        gc.collect()  # functions are full of circles
+
+
+class SavedModelHandler(TensorflowHandler):
+    """A signature of a SavedModel, which tells its inputs and outputs."""
+
+    platform: ClassVar[str] = "tensorflow_savedmodel"
+    default_filename: ClassVar[str] = "model.savedmodel"
+
+    @classmethod
+    def described(cls, config: ModelConfig, model_file: Path) -> tuple[list[Any], list[Any]]:
+        """See `TensorflowHandler`."""
+        return saved_signature(config, model_file)
+
+    @classmethod
+    def graph(cls, config: ModelConfig, model_file: Path) -> Graph:
+        """See `TensorflowHandler`."""
+        return load_saved(config, model_file)
+
+
+class GraphdefHandler(TensorflowHandler):
+    """A frozen graph between the tensors that its configuration names."""
+
+    platform: ClassVar[str] = "tensorflow_graphdef"
+    default_filename: ClassVar[str] = "model.graphdef"
+
+    @classmethod
+    def described(cls, config: ModelConfig, model_file: Path) -> tuple[list[Any], list[Any]]:
+        """See `TensorflowHandler`."""
+        graph = load_frozen(config, model_file)
+        return graph.inputs, graph.outputs
+
+    @classmethod
+    def graph(cls, config: ModelConfig, model_file: Path) -> Graph:
+        """See `TensorflowHandler`."""
+        return load_frozen(config, model_file)
+
+
+def _by_openvino(config: ModelConfig) -> bool:
+    """Whether OpenVINO is to read the model.
+
+    Raises:
+        MmeError: UNSUPPORTED where the configuration names what it can't find.
+    """
+    if installed() or not installed("openvino"):
+        return False
+    if signature_key(config) != DEFAULT_SIGNATURE:
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            f"model '{config.name}': parameter '{SIGNATURE}' needs TensorFlow, which is not installed (OpenVINO reads "
+            f"'{DEFAULT_SIGNATURE}' alone); run `pip install 'mme[tensorflow]'`",
+        )
+    return True
+
+
+def _tensor(tf: Any, array: Array, spec: TensorSpec) -> Any:
+    if spec.data_type is BF16:
+        array = array.view(tf.bfloat16.as_numpy_dtype)
+    return tf.constant(array)
+
+
+def _array(tensor: Any, spec: TensorSpec) -> Array:
+    array: Array = np.asarray(tensor.numpy())
+    if spec.data_type is BF16:
+        return array.view(np.uint16)
+    if spec.data_type is BYTES and array.dtype != np.object_:  # one string alone
+        return np.array(array, dtype=np.object_)
+    return array

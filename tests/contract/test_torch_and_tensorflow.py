@@ -1,0 +1,108 @@
+"""PyTorch's and TensorFlow's models through a server: batches of several clients, unloading and loading again."""
+
+from __future__ import annotations
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from tests.contract.server import Server, eventually
+from tests.frameworks import framework
+
+torch = framework("torch")
+tf = framework("tensorflow")
+
+ROWS = np.random.default_rng(5).normal(size=(12, 3)).astype(np.float32)
+TORCH = """
+backend: "pytorch" max_batch_size: 6 dynamic_batching { max_queue_delay_microseconds: 20000 }
+input { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 3 ] }
+output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 2 ] }
+instance_group { count: 2 }
+"""
+NAMES = {"script": ("INPUT__0", "OUTPUT__0"), "saved": ("x", "y")}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """What the libraries themselves answer to ROWS, by the model's name; filled when the models are made."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, expected):
+    """A server of one model of each kind: the one with a configuration, the other without."""
+    folder = tmp_path_factory.mktemp("repository")
+    for name in NAMES:
+        (folder / name / "1").mkdir(parents=True)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # all of torch.jit is deprecated
+        torch.jit.script(module).save(folder / "script/1/model.pt")
+    (folder / "script/config.pbtxt").write_text(TORCH)
+    expected["script"] = module(torch.from_numpy(ROWS)).detach().numpy()
+    saved = tf.Module()
+    saved.weights = tf.Variable(ROWS[:3, :2])
+    call = tf.function(lambda x: {"y": x @ saved.weights}, input_signature=[tf.TensorSpec([None, 3], tf.float32, "x")])
+    saved.call = call
+    tf.saved_model.save(saved, str(folder / "saved/1/model.savedmodel"), call)
+    expected["saved"] = call(tf.constant(ROWS))["y"].numpy()
+    environ = {"MME_MODEL_REPOSITORY": str(folder), "MME_PING_MODE": "ready"}
+    with Server(tmp_path_factory.mktemp("server"), environ) as server:
+        yield server
+
+
+def infer(server, model, rows):
+    """The model's answer to rows, or the error."""
+    name, output = NAMES[model]
+    tensor = {"name": name, "shape": rows.shape, "datatype": "FP32", "data": rows.ravel().tolist()}
+    answer = server.ask("POST", f"/v2/models/{model}/infer", {"inputs": [tensor]})
+    if answer.status != 200:
+        return answer.error
+    (found,) = answer.json["outputs"]
+    assert found["name"] == output
+    return np.reshape(found["data"], found["shape"])
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_clients_of_any_size_get_their_own_rows(server, expected, model):
+    """Requests of one row and of several, at the same time, are answered as the library answers each of them."""
+    most = 6 if model == "script" else 4
+    cuts = [(0, 1), (1, 3), (3, 4), (4, 8), (0, most), (6, 12) if model == "script" else (8, 12)]
+
+    with ThreadPoolExecutor(len(cuts)) as pool:
+        found = list(pool.map(lambda cut: infer(server, model, ROWS[slice(*cut)]), cuts))
+
+    for cut, answer in zip(cuts, found, strict=True):
+        np.testing.assert_allclose(answer, expected[model][slice(*cut)], rtol=1e-4, atol=1e-5)
+
+
+def test_the_wrong_type_is_the_clients_error(server):
+    """What the configuration declares is held against the request before PyTorch sees it."""
+    tensor = {"name": "INPUT__0", "shape": [1, 3], "datatype": "FP64", "data": [1, 2, 3]}
+    answer = server.ask("POST", "/v2/models/script/infer", {"inputs": [tensor]})
+
+    assert answer.status == 400
+    assert "inference input 'INPUT__0' data-type is 'FP64', but model 'script' expects 'FP32'" in answer.error
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_a_model_is_unloaded_and_loaded_again(server, expected, model):
+    """Unloaded its processes are gone and it takes no memory; loaded again it answers as before."""
+    assert unloaded(server, model) == (2 if model == "script" else 1)
+
+    assert server.ask("POST", f"/v2/repository/models/{model}/load", {}).status == 200
+    assert server.metric("mme_model_memory_bytes", model=model, kind="host") > 0
+    np.testing.assert_allclose(infer(server, model, ROWS[:2]), expected[model][:2], rtol=1e-4, atol=1e-5)
+    unloaded(server, model)
+
+
+def unloaded(server, model):
+    """Unload it: how many processes it had, which are gone."""
+    names = {process: process.name() for process in server.worker.children(recursive=True)}
+    processes = [process for process, name in names.items() if name.startswith(f"{model}_")]
+    assert server.ask("POST", f"/v2/repository/models/{model}/unload", {}).status == 200
+    eventually(lambda: not any(process.is_running() for process in processes), "the processes to end")
+    assert server.metric("mme_model_memory_bytes", model=model, kind="host") == 0
+    return len(processes)

@@ -1,0 +1,52 @@
+"""TensorFlow's models in processes of their own, forked from one that has imported TensorFlow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from model_handlers.base import CPU
+from model_handlers.config import ModelConfig
+from model_handlers.errors import MmeError
+from model_handlers.isolation.fork_client import FORKS, forks_with
+from model_handlers.isolation.start import start_isolated
+from model_handlers.tensorflow import SavedModelHandler
+from tests.model_handlers.tensorflow.conftest import WEIGHTS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server(tf):
+    """It lives as long as the process that serves: it is no leak of a test."""
+    server = forks_with(SavedModelHandler.preload)
+    server.ensure_running()
+    yield server
+    server.stop()
+    FORKS.stop()
+
+
+def test_a_model_in_a_process(models, fork_server):
+    """Its answers are TensorFlow's own; the framework is shared with all such processes, and the process ends."""
+    config = ModelConfig("m", max_batch_size=8, parameters={"TF_NUM_INTRA_THREADS": "1", "TF_NUM_INTER_THREADS": "1"})
+    handlers = [start_isolated(SavedModelHandler, config, models.saved, CPU, f"m_0_{lane}") for lane in range(2)]
+    processes = [psutil.Process(handler._child.pid) for handler in handlers]
+    try:
+        for handler, rows in zip(handlers, (1, 8), strict=True):
+            x = np.random.default_rng(7).standard_normal((rows, 4), "f4")
+            np.testing.assert_allclose(handler.execute({"x": x}, ["y"])[0], x @ WEIGHTS, rtol=1e-4, atol=1e-5)
+            assert handler.memory().host < 120 << 20
+        assert {process.parent().pid for process in processes} == {fork_server._server.pid}
+        assert "tensorflow" in Path(f"/proc/{fork_server._server.pid}/maps").read_text()
+    finally:
+        for handler in handlers:
+            handler.close()
+
+    assert not any(process.is_running() for process in processes)
+
+
+def test_a_model_without_a_signature_in_a_process(models):
+    """The refusal is the same sentence as in this process."""
+    with pytest.raises(MmeError, match="has no signature 'serving_default': found none"):
+        start_isolated(SavedModelHandler, ModelConfig("m"), models.bare, CPU, "m_0_0")
