@@ -14,6 +14,8 @@ from model_handlers.tensor import BOOL, FP32, INT32, DataType, TensorSpec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from model_handlers.config import ModelConfig
+
 DEFAULT_IDLE_US = 1_000_000
 
 
@@ -161,3 +163,15 @@ def hidden_outputs(batching: SequenceBatching | None) -> tuple[TensorSpec, ...]:
     if batching is None:
         return ()
     return tuple(TensorSpec(state.output_name, state.data_type, state.dims) for state in batching.states)
+
+
+def all_inputs(config: ModelConfig) -> tuple[TensorSpec, ...]:
+    """Everything that a model is given."""
+    return (*config.inputs, *hidden_inputs(config.sequence_batching))
+
+
+def all_outputs(config: ModelConfig) -> tuple[TensorSpec, ...]:
+    """Everything that a model is asked for, each tensor once."""
+    declared = {spec.name for spec in config.outputs}
+    hidden = hidden_outputs(config.sequence_batching)
+    return (*config.outputs, *(spec for spec in hidden if spec.name not in declared))

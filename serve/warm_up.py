@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model_handlers.errors import MmeError
-from model_handlers.sequence_config import hidden_inputs
+from model_handlers.sequence_config import all_inputs
 from model_handlers.tensor import BYTES
 from serve.ragged import batch_input, flat
 
@@ -43,7 +43,7 @@ def zeros(config: ModelConfig) -> dict[str, Array]:
     """One element of every input, variable dimensions at 1."""
     made = {}
     shapes = {}
-    for spec in (*config.inputs, *hidden_inputs(config.sequence_batching)):
+    for spec in all_inputs(config):
         dims = spec.dims if spec.reshape is None else spec.reshape
         shape = [max(dim, 1) for dim in dims]
         array = np.zeros([1, *shape] if config.max_batch_size > 0 else shape, dtype=spec.data_type.dtype)

@@ -30,7 +30,7 @@ from model_handlers.onnx.runtime import (
     translated,
 )
 from model_handlers.onnx.signature import signature
-from model_handlers.sequence_config import hidden_inputs, hidden_outputs
+from model_handlers.sequence_config import all_inputs, all_outputs
 from model_handlers.tensor import BYTES
 from model_handlers.threads import default_threads
 
@@ -57,11 +57,8 @@ class OnnxHandler(MappedHandler):
         super().__init__(complete(config, *signature(session, config.name)))
         self._session = session
         self._run = _runner(session, run_options(config))
-        sequences = self.config.sequence_batching
-        inputs = (*self.config.inputs, *hidden_inputs(sequences))
-        self._texts = [spec.name for spec in inputs if spec.data_type is BYTES]
-        outputs = (*self.config.outputs, *hidden_outputs(sequences))
-        self._answers_text = any(spec.data_type is BYTES for spec in outputs)
+        self._texts = [spec.name for spec in all_inputs(self.config) if spec.data_type is BYTES]
+        self._answers_text = any(spec.data_type is BYTES for spec in all_outputs(self.config))
 
     @classmethod
     def gpu_capable(cls) -> bool:

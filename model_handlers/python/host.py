@@ -26,7 +26,7 @@ from model_handlers.python.module import ModelModule
 from model_handlers.python.pb_messages import InferenceRequest
 from model_handlers.python.pb_tensor import ReceivedTensor
 from model_handlers.python.responses import Responses
-from model_handlers.sequence_config import hidden_inputs
+from model_handlers.sequence_config import all_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ class Host:
                 raise
         self._batches = self.config.max_batch_size > 0
         sequences = self.config.sequence_batching
-        self._inputs = (*self.config.inputs, *hidden_inputs(sequences))
+        self._inputs = all_inputs(self.config)
         self._iterative = sequences is not None and sequences.iterative  # then requests are put back when execute ends
 
     def execute(

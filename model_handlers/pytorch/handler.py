@@ -21,6 +21,7 @@ from model_handlers.pytorch.programs import load_program
 from model_handlers.pytorch.runtime import PRELOAD, built_for_cuda, pytorch, translated
 from model_handlers.pytorch.signature import arguments, completed, places
 from model_handlers.pytorch.tensors import from_result, to_strings, to_tensor
+from model_handlers.sequence_config import all_outputs
 from model_handlers.tensor import BYTES
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class TorchHandler(Handler):
         self._device = device
         self._options = options
         self._inputs = arguments(self.config, program)
-        self._outputs = {spec.name: spec for spec in self.config.outputs}
+        self._outputs = {spec.name: spec for spec in all_outputs(self.config)}
         self._places = places(self.config, program)
 
     @classmethod

@@ -8,6 +8,7 @@ from model_handlers.completion import complete
 from model_handlers.config_checks import normalise
 from model_handlers.errors import invalid_model
 from model_handlers.pytorch.names import bound, check_given, position
+from model_handlers.sequence_config import all_inputs, all_outputs
 from model_handlers.tensor import BYTES
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ def completed(config: ModelConfig, program: Program) -> ModelConfig:
     inputs, outputs = program.tensors
     return complete(
         config,
-        _as_declared("input", config.inputs, program.arguments or (), inputs, config.name),
-        _as_declared("output", config.outputs, program.results or (), outputs, config.name),
+        _as_declared("input", all_inputs(config), program.arguments or (), inputs, config.name),
+        _as_declared("output", all_outputs(config), program.results or (), outputs, config.name),
     )
 
 
@@ -66,14 +67,14 @@ def arguments(config: ModelConfig, program: Program) -> list[tuple[TensorSpec, s
     Raises:
         MmeError: INVALID_MODEL where they can't be matched.
     """
-    slots = program.arguments
+    slots, specs = program.arguments, all_inputs(config)
     if slots is None:
-        return [(spec, spec.name) for spec in config.inputs]
-    found = bound("input", config.inputs, slots, config.name)
-    check_given(config.inputs, found, slots, config.name)
+        return [(spec, spec.name) for spec in specs]
+    found = bound("input", specs, slots, config.name)
+    check_given(specs, found, slots, config.name)
     chosen = [slots[place] for place in found]
-    _check_strings("input", config.inputs, chosen, config.name)
-    return [(spec, slot.name) for spec, slot in zip(config.inputs, chosen, strict=True)]
+    _check_strings("input", specs, chosen, config.name)
+    return [(spec, slot.name) for spec, slot in zip(specs, chosen, strict=True)]
 
 
 def places(config: ModelConfig, program: Program) -> dict[str, int]:
@@ -82,12 +83,12 @@ def places(config: ModelConfig, program: Program) -> dict[str, int]:
     Raises:
         MmeError: INVALID_MODEL where they can't be matched.
     """
-    slots = program.results
+    slots, specs = program.results, all_outputs(config)
     if slots is None:
-        return {spec.name: position(spec.name, index) for index, spec in enumerate(config.outputs)}
-    found = bound("output", config.outputs, slots, config.name)
-    _check_strings("output", config.outputs, [slots[place] for place in found], config.name)
-    return {spec.name: place for spec, place in zip(config.outputs, found, strict=True)}
+        return {spec.name: position(spec.name, index) for index, spec in enumerate(specs)}
+    found = bound("output", specs, slots, config.name)
+    _check_strings("output", specs, [slots[place] for place in found], config.name)
+    return {spec.name: place for spec, place in zip(specs, found, strict=True)}
 
 
 def _check_strings(what: str, specs: Sequence[TensorSpec], slots: Sequence[Slot], model: str) -> None:

@@ -133,7 +133,8 @@ def _complete(config: ModelConfig, engine: Engine, profiles: Sequence[Profile]) 
         return complete(config, inputs, outputs)
     largest = largest_batch(config, profiles)
     incomplete = not (config.inputs and config.outputs)
-    if incomplete and config.max_batch_size in {0, largest} and config.dynamic_batching is None and largest > 1:
+    scheduled = config.dynamic_batching is not None or config.sequence_batching is not None
+    if incomplete and config.max_batch_size in {0, largest} and not scheduled and largest > 1:
         best = {profile.batch_sizes[0] for profile in profiles}
         config = replace(config, dynamic_batching=DynamicBatching(tuple(sorted({*best, largest}))))
     return complete(config, inputs, outputs, largest)

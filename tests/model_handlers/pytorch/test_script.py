@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from model_handlers.base import CPU
 from model_handlers.errors import Kind, MmeError
+from model_handlers.pbtxt import parse_config
+from model_handlers.pytorch import TorchHandler
 from tests.frameworks import framework
 
 torch = framework("torch")
@@ -311,3 +314,32 @@ def test_an_argument_that_nobody_can_send_is_refused(save, load, specs):
 
     with pytest.raises(MmeError, match=r"forward's argument 'exponent' is int, and what can be sent is Tensor"):
         load(save(Power()), specs(x=("FP32", [4])), specs(y=("FP32", [4])))
+
+
+class _Sums(torch.nn.Module):
+    """A sum that begins anew at START."""
+
+    def forward(self, X: torch.Tensor, START: torch.Tensor, SUM: torch.Tensor):  # noqa: N803 - the names of tensors
+        kept = X + SUM * (1 - START)
+        return kept, kept
+
+
+def test_signals_and_states_of_sequences_are_arguments(save):
+    """What no client sends is found by name like all else, and so is the state that is returned."""
+
+    tensor = "data_type: TYPE_FP32 dims: [ 1 ]"
+    config = parse_config(
+        f"""max_batch_size: 4 input {{ name: "X" {tensor} }} output {{ name: "Y__0" {tensor} }}
+        sequence_batching {{
+          control_input {{ name: "START" control {{ kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] }} }}
+          state {{ input_name: "SUM" output_name: "SUM__1" {tensor} }} }}""",
+        model="m",
+    )
+    handler = TorchHandler.load(config, save(_Sums()), CPU)
+    rows = {name: np.full((2, 1), value, np.float32) for name, value in (("X", 1), ("START", 0), ("SUM", 5))}
+
+    y, kept = handler.execute(rows, ["Y__0", "SUM__1"])
+    handler.close()
+
+    assert y.tolist() == kept.tolist() == [[6], [6]]
+    assert [spec.name for spec in handler.config.inputs] == ["X"]
