@@ -326,7 +326,6 @@ class _Sums(torch.nn.Module):
 
 def test_signals_and_states_of_sequences_are_arguments(save):
     """What no client sends is found by name like all else, and so is the state that is returned."""
-
     tensor = "data_type: TYPE_FP32 dims: [ 1 ]"
     config = parse_config(
         f"""max_batch_size: 4 input {{ name: "X" {tensor} }} output {{ name: "Y__0" {tensor} }}
