@@ -133,5 +133,5 @@ def measure_sequences() -> None:
     print("| sequences | µs of processor time a step | |")
     print("|---|---|---|")
     print(f"| 10 | {median(few) / 1000:.1f} | |")
-    print(f"| 1,000 | {median(many) / 1000:.1f} | {ratio:.2f} × |")
+    print(f"| 1,000 | {median(many) / 1000:.1f} | {ratio:.2f} times |")
     print(f"\nat most {_MOST} is allowed\n")

@@ -96,16 +96,15 @@ class SequenceSignature(Signature):
         """Each request's row; what the states have become stays with the sequences."""
         steps = cast("Steps", batch)
         outputs = dict(zip(names, arrays, strict=True))
+        for name, array in outputs.items():
+            self._check_rows(name, array, rows)
         for name, kept_as in self._states.items():
-            self._check_rows(name, outputs[name], rows)
             for sequence, request, row in zip(steps.sequences, steps, steps.rows, strict=True):
                 self._keep(sequence, request, kept_as, self._row(outputs[name], row, rows))
         self._note_forms(steps)
         seen = tuple(name for name in names if name in self.outputs)
         if self.whole(batch):
             return super().hand_out(batch, seen, [outputs[name] for name in seen], rows)
-        for name in seen:
-            self._check_rows(name, outputs[name], rows)
         return super().hand_out(batch, seen, [outputs[name][steps.rows] for name in seen], len(batch))
 
     def _shown(self, signal: _Signal, steps: Steps) -> Array:
