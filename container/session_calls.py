@@ -17,6 +17,8 @@ import orjson
 
 from container.sessions import Session, Sessions
 from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_KEPT, FLAG_SEQUENCE_START
+from model_handlers.body import SESSION_ID as BODY_SESSION_ID
+from model_handlers.body import takes_body
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.sequence_config import ControlKind
 from model_handlers.tensor import BYTES
@@ -155,6 +157,8 @@ class Visit:
             if not self.session.begun:
                 self._starts = self.session.begun = True
                 request.flags |= FLAG_SEQUENCE_START
+        if takes_body(config):
+            request.parameters = {**(request.parameters or {}), BODY_SESSION_ID: self.session.id}
         call.session = self.headers()
         request.on_complete = self._completing(request.on_complete)
         return request

@@ -17,6 +17,7 @@ BODY = "BODY"  # both tensors, UINT8: so many bytes
 CONTENT_TYPE = "content_type"  # of the request's body, and of the response's
 ACCEPT = "accept"  # what the client would like the response to be
 CUSTOM_ATTRIBUTES = "custom_attributes"  # X-Amzn-SageMaker-Custom-Attributes of the request
+SESSION_ID = "session_id"  # of the stateful session that the request is of
 DEFAULT_TYPE = "application/json"
 
 # Parameters of a configuration, by the variables that Amazon's containers have for them: the type of answers to clients

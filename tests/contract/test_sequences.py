@@ -1,6 +1,7 @@
 """Sequences behind the real server: ONNX models that accumulate in an implicit state, and Python models.
 
 sums, full   direct, rows of 4: X → Y, the sum of what its sequence has sent since START; `full` waits for three rows
+apart        oldest, in a process of its own
 brief        oldest: the same, with one candidate that may be silent for 0.3 s
 states       oldest: the same, two candidates; the sums begin at 100, from a file
 python       oldest: a Python model that keeps a sum per id
@@ -51,6 +52,12 @@ def server(tmp_path_factory):
         repository / "sums",
         onnx,
         f"max_batch_size: 4\n{one}{TENSORS}sequence_batching {{ {controls} {IMPLICIT % ''} }}",
+    )
+    lay_out(
+        repository / "apart",
+        onnx,
+        f"max_batch_size: 4\n{one}sequence_batching {{ oldest {{ }} {controls} {IMPLICIT % ''} }}\n"
+        'parameters { key: "MME_PLACEMENT" value { string_value: "process" } }',
     )
     lay_out(
         repository / "full",
@@ -145,10 +152,11 @@ def refused(server, *args, **flags):
     return caught.value.status(), caught.value.message()
 
 
-def test_a_sequence_adds_up(server):
+@pytest.mark.parametrize("model", ["sums", "apart"])
+def test_a_sequence_adds_up(server, model):
     """What the model keeps comes back with the next request, and is forgotten with the next START."""
-    assert run(server, "sums", [1, 2, 3], 7) == [1, 3, 6]
-    assert run(server, "sums", [5, 5], 7) == [5, 10]
+    assert run(server, model, [1, 2, 3], 7) == [1, 3, 6]
+    assert run(server, model, [5, 5], 7) == [5, 10]
 
 
 def test_a_model_is_told_of_start_end_and_id(server):

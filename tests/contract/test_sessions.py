@@ -16,6 +16,17 @@ from tests.contract.server import Server, eventually
 EXPIRES = r"; Expires=\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z"
 NEW = {"requestType": "NEW_SESSION"}
 CLOSE = {"requestType": "CLOSE"}
+SCRIPT = """
+import json
+
+def model_fn(model_dir, context):
+    return {}
+
+def transform_fn(heard, body, content_type, accept, context):
+    session = context.get_request_header(0, "X-Amzn-SageMaker-Session-Id")
+    heard.setdefault(session, []).append(json.loads(body))
+    return json.dumps(heard[session]), "application/json"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +46,8 @@ def repository(tmp_path_factory):
         f'backend: "python"\nmax_batch_size: 4\n{TENSORS}{one}sequence_batching {{ {CONTROLS % "TYPE_STRING"} }}',
         "model.py",
     )
+    (root / "script" / "code").mkdir(parents=True)
+    (root / "script" / "code" / "inference.py").write_text(textwrap.dedent(SCRIPT))
     (root / "whole" / "1").mkdir(parents=True)
     (root / "whole" / "config.pbtxt").write_text(
         f'platform: "ensemble"\nmax_batch_size: 1\n{ONE}ensemble_scheduling {{ step {{ model_name: "one" '
@@ -121,6 +134,14 @@ def test_a_session_may_be_created_before_its_first_request(invoke):
     assert created[1] == {"sessionId": session}
     assert [total(invoke("one", body(value), session)) for value in (2, 3)] == [2, 5]
     invoke("one", CLOSE, session)
+
+
+def test_a_script_is_told_whose_session_it_is(invoke):
+    """As a header of the request, which its context has."""
+    session = begun(first := invoke("script", {"a": 1}, "NEW_SESSION"))
+    assert first[1] == [{"a": 1}]
+    assert invoke("script", {"b": 2}, session)[1] == [{"a": 1}, {"b": 2}]
+    assert invoke("script", CLOSE, session)[1] == {"sessionId": session}
 
 
 def test_a_request_may_be_the_last_one(invoke):

@@ -1,7 +1,7 @@
 """The `context` that a script's functions may take: what Amazon's containers tell them of model, device and request.
 
 One object a model, about one request at a time. Of the client's headers it knows those that reach a model: content
-type, accept and custom attributes. What a function asks to be measured is not.
+type, accept, custom attributes and the id of its session. What a function asks to be measured is not.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 from model_handlers.body import DEFAULT_TYPE
 
 _CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+_SESSION_ID = "X-Amzn-SageMaker-Session-Id"
 
 
 class Context:
@@ -105,7 +106,8 @@ class Metrics:
         raise AttributeError(f"no metric is made by '{name}'")
 
 
-def request_headers(content_type: str, accept: str, custom_attributes: str) -> dict[str, str]:
+def request_headers(content_type: str, accept: str, custom_attributes: str, session_id: str = "") -> dict[str, str]:
     """The headers of a request as a context tells them."""
     headers = {"Content-Type": content_type or DEFAULT_TYPE, "Accept": accept}
-    return headers | ({_CUSTOM_ATTRIBUTES: custom_attributes} if custom_attributes else {})
+    told = {_CUSTOM_ATTRIBUTES: custom_attributes, _SESSION_ID: session_id}
+    return headers | {name: value for name, value in told.items() if value}

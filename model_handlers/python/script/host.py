@@ -21,6 +21,7 @@ from model_handlers.body import (
     CUSTOM_ATTRIBUTES,
     DEFAULT_ACCEPT,
     DEFAULT_TYPE,
+    SESSION_ID,
 )
 from model_handlers.errors import MmeError, invalid_argument
 from model_handlers.python.failures import failed_load
@@ -143,7 +144,9 @@ class ScriptHost:
         accept = self._word(request, ACCEPT)
         if not accept or accept == ANY:
             accept = self._default_accept
-        headers = request_headers(content_type, accept, self._word(request, CUSTOM_ATTRIBUTES))
+        headers = request_headers(
+            content_type, accept, self._word(request, CUSTOM_ATTRIBUTES), self._word(request, SESSION_ID)
+        )
         self._context.begin(request.id, headers)
         body = self._body(request, content_type)
         returned = self._transformed(body, content_type, accept)

@@ -218,6 +218,19 @@ def test_a_batch_waits_for_enough_rows_or_for_its_time():
     assert bench.rows() == "a.1"
 
 
+def test_a_slot_that_is_free_again_is_taken_before_a_higher_one():
+    """The lowest of all that are free, whichever was given back first."""
+    bench = Bench()
+    for name in "abc":
+        bench.push(name, START | (END if name != "b" else 0))
+    assert bench.rows() == "a.0 b.0 c.0"
+    bench.done()
+    for name in "def":
+        bench.push(name, START)
+
+    assert bench.rows() == "d.0 - e.0 f.0"
+
+
 # -- the oldest strategy -----------------------------------------------------------------------------------------------
 
 
