@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from serve.store import Store
 
+_LOOK_SECONDS, _HEALTH_SECONDS = 0.2, 5.0
 _ANY_NAME = "local"  # in errors, of an endpoint that answers to any
 _URL = re.compile(r"https?://[^/]")
 
@@ -73,10 +74,26 @@ def run(arguments: argparse.Namespace) -> int:
         app = make_front(endpoint, Throttle(arguments.throttle, time.monotonic()), background)
         port = stack.enter_context(listening(app, arguments.host, arguments.port))
         _introduce(arguments, port, container)
-        while not ended.wait(0.2):
-            if process is not None and process.poll() is not None:
-                raise MmeError(Kind.UNAVAILABLE, f"the container ended with exit code {process.returncode}")
+        _watch(ended, container, process, multi_model=single is None)
     return 0
+
+
+def _watch(ended: threading.Event, container: Container, process: Popen[bytes] | None, *, multi_model: bool) -> None:
+    """Wait for the end; ask for health as often as SageMaker does meanwhile, and tell when it changes.
+
+    Raises:
+        MmeError: UNAVAILABLE when the container ended by itself.
+    """
+    looked, before = time.monotonic(), ""
+    while not ended.wait(_LOOK_SECONDS):
+        if process is not None and process.poll() is not None:
+            raise MmeError(Kind.UNAVAILABLE, f"the container ended with exit code {process.returncode}")
+        if time.monotonic() - looked < _HEALTH_SECONDS:
+            continue
+        reason, looked = container.healthy(multi_model=multi_model), time.monotonic()
+        if reason != before:
+            tell(f"SageMaker would replace this instance: {reason}" if reason else "the container is healthy again")
+        before = reason
 
 
 def tell(sentence: str) -> None:
@@ -161,7 +178,8 @@ def _endpoint(arguments: argparse.Namespace, container: Container, models: Path,
     if store is None:
         return Endpoint(name, container, None, limits)
     mounted = (arguments.mounted_at or str(models)).rstrip("/")
-    platform = Platform(name or _ANY_NAME, store, models, mounted, container, limits, tell)
+    keep = not arguments.no_model_cache
+    platform = Platform(name or _ANY_NAME, store, models, mounted, container, limits, tell, keep=keep)
     return Endpoint(name, container, platform, limits)
 
 

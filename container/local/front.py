@@ -64,6 +64,8 @@ def make_front(endpoint: Endpoint, throttle: Throttle, background: Background | 
 
     def stream(name: str) -> Response:
         _, body = entered(name)
+        if endpoint.platform:
+            raise RuntimeApiError("ValidationError", f"Endpoint {name} is a multi-model one, and those do not stream.")
         headers = _request_headers(request.headers)
         if accept := request.headers.get(f"{_PREFIX}Accept"):
             headers["Accept"] = accept

@@ -12,6 +12,7 @@ he waits.
 from __future__ import annotations
 
 import hashlib
+import shutil
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -72,6 +73,8 @@ class Platform:
         container: that serves them.
         limits: how long each thing may take.
         tell: called with a sentence when a model comes or goes.
+        keep: whether models stay that were used, as with SageMaker's ModelCacheSetting; else each leaves, from the disk
+            too, when nobody waits for it.
     """
 
     endpoint: str
@@ -81,6 +84,7 @@ class Platform:
     container: Container
     limits: Limits = field(default_factory=Limits)
     tell: Callable[[str], None] = lambda _sentence: None
+    keep: bool = True
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -144,6 +148,11 @@ class Platform:
         finally:
             with self._lock:
                 resident.in_flight -= 1
+                leaves = not self.keep and not resident.in_flight and resident.state is State.LOADED
+                if leaves:
+                    resident.state = State.LEAVING
+            if leaves:
+                self._loads.submit(self._unload, entry)
 
     def _begun(self, target: str) -> _Entry:
         """The model and its load, which begins now if nobody began it."""
@@ -214,14 +223,20 @@ class Platform:
                 return False
             victim.state = State.LEAVING
             entry = self._here[victim.target]
+        self._unload(entry)
+        self.tell(f"unloaded {victim.target}: the container had no memory for {spare.target} (507)")
+        return True
+
+    def _unload(self, entry: _Entry) -> None:
+        """Have the container unload a model, which may be loaded again when this is over."""
         try:
-            self.container.unload(victim.name, victim.target, self.limits.unload)
+            self.container.unload(entry.resident.name, entry.resident.target, self.limits.unload)
         except SilentError as error:
             raise model_error(0, str(error), self.endpoint) from error
         finally:
+            if not self.keep:
+                shutil.rmtree(self.models / entry.resident.name, ignore_errors=True)
             self._drop(entry)
-        self.tell(f"unloaded {victim.target}: the container had no memory for {spare.target} (507)")
-        return True
 
     def _lost(self, resident: Resident) -> bool:
         """Whether the container has lost a model that it had loaded, as after a restart; it is none of ours then."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -72,9 +73,11 @@ class Container:
         Raises:
             SilentError: there is none.
         """
-        with closing(self._connected(timeout)) as connection, self._silence(timeout):
-            response = _asked(connection, method, path, body, headers)
-            return Answer(response.status, _headers(response), response.read())
+        deadline = time.monotonic() + timeout
+        with closing(self._connected(timeout)) as connection:
+            response = self._asked(connection, method, path, body, headers, timeout)
+            whole = b"".join(self._pieces(connection, response, deadline, timeout))
+            return Answer(response.status, _headers(response), whole)
 
     @contextmanager
     def stream(
@@ -85,14 +88,37 @@ class Container:
         Raises:
             SilentError: there is none, or it breaks off; also while the pieces are read.
         """
+        deadline = time.monotonic() + timeout
         with closing(self._connected(timeout)) as connection:
-            with self._silence(timeout):
-                response = _asked(connection, "POST", path, body, headers)
-            yield Answer(response.status, _headers(response)), self._pieces(response, timeout)
+            response = self._asked(connection, "POST", path, body, headers, timeout)
+            pieces = self._pieces(connection, response, deadline, timeout)
+            yield Answer(response.status, _headers(response)), pieces
 
-    def _pieces(self, response: http.client.HTTPResponse, timeout: float) -> Iterator[bytes]:
+    def _asked(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        timeout: float,
+    ) -> http.client.HTTPResponse:
+        with self._silence(timeout):
+            connection.request(method, path, body or None, dict(headers))
+            return connection.getresponse()
+
+    def _pieces(
+        self,
+        connection: http.client.HTTPConnection,
+        response: http.client.HTTPResponse,
+        deadline: float,
+        timeout: float,
+    ) -> Iterator[bytes]:
+        """The body as it comes; the time is for all of it, however often something comes."""
         while True:
             with self._silence(timeout):
+                if connection.sock is not None:  # not any more where the last piece has come
+                    connection.sock.settimeout(max(deadline - time.monotonic(), 0.001))
                 piece = response.read1(_PIECE)
             if not piece:
                 return
@@ -110,13 +136,6 @@ class Container:
         except (OSError, http.client.HTTPException) as error:
             what = str(error) or type(error).__name__
             raise SilentError(f"the container at {self.url} does not answer: {what}") from error
-
-
-def _asked(
-    connection: http.client.HTTPConnection, method: str, path: str, body: bytes, headers: Mapping[str, str]
-) -> http.client.HTTPResponse:
-    connection.request(method, path, body or None, dict(headers))
-    return connection.getresponse()
 
 
 def _headers(response: http.client.HTTPResponse) -> dict[str, str]:

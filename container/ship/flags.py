@@ -57,6 +57,7 @@ def _add_local_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mounted-at", metavar="PATH", help="what the container calls that folder; the same by default"
     )
+    parser.add_argument("--no-model-cache", action="store_true", help="unload each model after use: ModelCacheSetting")
     parser.add_argument("--throttle", type=float, default=0.0, metavar="N", help="requests a second; default all")
     parser.add_argument("--async-output", metavar="S3URI", help="take asynchronous invocations; answers go here")
     parser.add_argument("--async-failure", metavar="S3URI", help="where their errors go; the same by default")

@@ -74,11 +74,22 @@ class Contract(http.server.BaseHTTPRequestHandler):
             self._answer(507, {"error": "no memory to run"})
         elif body == b"fail":
             self._answer(400, {"error": "input X is missing"})
+        elif body == b"trickle":
+            self._trickle()
         elif body == b"sleep":
             time.sleep(1)
             self._answer(200, {})
         else:
             self._answer(200, {"says": self.server.loaded[name]})
+
+    def _trickle(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "100")
+        self.end_headers()
+        with suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(100):
+                self.wfile.write(b"x")
+                time.sleep(0.02)
 
     def _single(self, body):
         if body == b"fail":
@@ -165,14 +176,15 @@ def start(contract, archives, tmp_path):
     """A function that starts an endpoint and gives boto3's client for it; `platform` is its attribute."""
     with ExitStack() as stack:
 
-        def started(*, name="", multi=True, rate=0.0, background=lambda _endpoint: None, **limits):
+        def started(*, name="", multi=True, rate=0.0, background=lambda _endpoint: None, keep=True, **limits):
             container = Container(contract.url)
             platform = None
             if multi:
                 models = tmp_path / "instance"
                 models.mkdir(exist_ok=True)
                 store = open_store(str(archives))
-                platform = Platform(name or "local", store, models, str(models), container, Limits(**limits))
+                limit = Limits(**limits)
+                platform = Platform(name or "local", store, models, str(models), container, limit, keep=keep)
                 stack.callback(platform.close)
             endpoint = Endpoint(name, container, platform, Limits(**limits))
             worker = background(endpoint)

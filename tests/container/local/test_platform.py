@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -136,11 +137,24 @@ def test_a_model_that_the_container_has_lost_is_loaded_again(start, contract):
     assert contract.load_orders == ["a.tar.gz"] * 2
 
 
-def test_an_invocation_that_takes_too_long_is_a_model_error_of_status_0(start):
-    """As SageMaker words it."""
+def test_without_a_model_cache_models_leave_when_they_were_used(start, contract, tmp_path):
+    """Memory and disk; the next request loads them anew."""
+    client = start(keep=False)
+    for count in (1, 2):
+        assert ask(client, "a.tar.gz") == "a"
+        deadline = time.monotonic() + PATIENCE
+        while contract.loaded or client.platform.resident() or list((tmp_path / "instance").iterdir()):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        assert contract.load_orders == ["a.tar.gz"] * count
+
+
+@pytest.mark.parametrize("body", [b"sleep", b"trickle"])
+def test_an_invocation_that_takes_too_long_is_a_model_error_of_status_0(start, body):
+    """As SageMaker words it; also where something comes all the time, but not all of it."""
     client = start(invocation=PATIENCE)
     ask(client, "a.tar.gz")
-    response = refusal(start(invocation=0.3), "a.tar.gz", b"sleep")
+    response = refusal(start(invocation=0.3), "a.tar.gz", body)
 
     assert (response["Error"]["Code"], response["OriginalStatusCode"]) == ("ModelError", 0)
     assert "timed out" in response["OriginalMessage"]
