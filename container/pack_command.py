@@ -147,7 +147,7 @@ def _configured(
 def _write_config(directory: Path, name: str) -> None:
     """Write what the server would complete by itself, with dynamic batching where the model takes batches."""
     model = open_model(directory, name, strict_name=False)
-    config = _checked(model)
+    config = _checked(model, quiet=True)  # the same is said once more when all is there
     if not (config.inputs and config.outputs):
         return
     if config.max_batch_size > 1 and config.dynamic_batching is None and not config.decoupled:
@@ -197,7 +197,7 @@ def _check_steps(models: list[ModelDirectory]) -> None:
                 )
 
 
-def _checked(model: ModelDirectory) -> ModelConfig:
+def _checked(model: ModelDirectory, *, quiet: bool = False) -> ModelConfig:
     """The configuration as the server would complete it; every served version's file has to agree with it."""
     handler = handler_for(
         find_backend(model.config.backend, model.config.platform, model.name, model.first), model.name
@@ -209,7 +209,8 @@ def _checked(model: ModelDirectory) -> ModelConfig:
         except MmeError as error:
             if error.kind is not Kind.UNSUPPORTED:
                 raise
-            _note(f"{model.config.default_model_filename} is not checked: {error.message}")
+            if not quiet:
+                _note(f"{model.config.default_model_filename} is not checked: {error.message}")
             return model.config
     return config
 

@@ -86,6 +86,12 @@ class Aws:
             raise invalid_argument("no AWS region is chosen: give --region, or set AWS_DEFAULT_REGION")
         return str(self._session.region_name)
 
+    @property
+    def signed_in(self) -> bool:
+        """Whether there are credentials, good or bad."""
+        with aws_errors("AWS"):
+            return self._session.get_credentials() is not None
+
     def client(self, service: str) -> Any:
         """boto3's client of a service.
 

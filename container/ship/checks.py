@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/(?:.*/)?([^/]+)")
 _ECR = re.compile(r"\d{12}\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/.+")
+_ANY_ACCOUNT = "123456789012"
 _UNSEEN = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "Forbidden"})
 
 
-def checked_role(aws: Aws, role: str) -> str:
+def checked_role(role: str, aws: Aws | None) -> str:
     """The ARN of a role that exists, as far as this identity may know; its bare name will do.
+
+    Args:
+        role: ARN or name.
+        aws: whom to ask; None asks nobody.
 
     Raises:
         MmeError: INVALID_ARGUMENT.
@@ -33,6 +38,8 @@ def checked_role(aws: Aws, role: str) -> str:
     found = _ROLE.fullmatch(role)
     if not found and not re.fullmatch(r"[\w+=,.@-]{1,64}", role):
         raise invalid_argument(f"--role '{role}' is no role: write arn:aws:iam::123456789012:role/NAME, or its name")
+    if aws is None:
+        return role if found else f"arn:aws:iam::{_ANY_ACCOUNT}:role/{role}"
     try:
         arn: str = aws.call("iam", "get_role", {"RoleName": found[1] if found else role})["Role"]["Arn"]
     except MmeError as error:
@@ -64,8 +71,13 @@ def check_image(image: str, region: str) -> None:
         raise invalid_argument(f"--image '{image}' is in region {found[1]}, and the endpoint would be in {region}")
 
 
-def check_models(aws: Aws, uri: str, *, multi_model: bool) -> str:
+def checked_models(uri: str, aws: Aws | None, *, multi_model: bool) -> str:
     """The URI as SageMaker wants it: a prefix with a slash behind it, or an archive that is there.
+
+    Args:
+        uri: as it was given.
+        aws: whom to ask what is there; None asks nobody.
+        multi_model: which of both it should be.
 
     Raises:
         MmeError: INVALID_ARGUMENT.
@@ -75,18 +87,26 @@ def check_models(aws: Aws, uri: str, *, multi_model: bool) -> str:
         if key.endswith(ARCHIVE_SUFFIX):
             raise invalid_argument(f"--models '{uri}' is one archive: give the prefix it is in, or --single {uri}")
         key = f"{key.rstrip('/')}/" if key.strip("/") else ""
-        found = aws.call("s3", "list_objects_v2", {"Bucket": bucket, "Prefix": key, "MaxKeys": 100})
-        if not any(row["Key"].endswith(ARCHIVE_SUFFIX) for row in found.get("Contents", ())):
-            raise invalid_argument(
-                f"there is no {ARCHIVE_SUFFIX} in s3://{bucket}/{key}: put one there with `mme push`"
-            )
+        if aws is not None:
+            _check_prefix(aws, bucket, key)
         return f"s3://{bucket}/{key}"
     if not key.endswith(ARCHIVE_SUFFIX):
         raise invalid_argument(f"--single '{uri}' is no {ARCHIVE_SUFFIX}; a prefix of several is for --models")
+    if aws is not None:
+        _check_archive(aws, bucket, key)
+    return uri
+
+
+def _check_prefix(aws: Aws, bucket: str, prefix: str) -> None:
+    found = aws.call("s3", "list_objects_v2", {"Bucket": bucket, "Prefix": prefix, "MaxKeys": 100})
+    if not any(row["Key"].endswith(ARCHIVE_SUFFIX) for row in found.get("Contents", ())):
+        raise invalid_argument(f"there is no {ARCHIVE_SUFFIX} in s3://{bucket}/{prefix}: put one there with `mme push`")
+
+
+def _check_archive(aws: Aws, bucket: str, key: str) -> None:
     try:
         aws.call("s3", "head_object", {"Bucket": bucket, "Key": key})
     except MmeError as error:
         if code_of(error) in {"404", "NoSuchKey", "NotFound"}:
-            raise invalid_argument(f"there is no {uri}: put it there with `mme push`") from error
+            raise invalid_argument(f"there is no s3://{bucket}/{key}: put it there with `mme push`") from error
         raise
-    return uri

@@ -64,11 +64,14 @@ def run(arguments: argparse.Namespace) -> int:
         async_output=arguments.async_output or "",
         **_around(arguments),
     )
-    wanted = _checked(aws, wanted, any_type=arguments.any_instance_type)
-    if endpoint.find(aws, wanted.name) is not None:
+    offline = arguments.dry_run and not aws.signed_in
+    wanted = _checked(aws, wanted, any_type=arguments.any_instance_type, offline=offline)
+    if not offline and endpoint.find(aws, wanted.name) is not None:
         raise invalid_argument(f"endpoint '{wanted.name}' exists: change it with `mme update`, or take another name")
     stamp = _stamp()
     before, after = creation(wanted, stamp), attendance(wanted, aws.region)
+    if offline:
+        print("deploy: note: without credentials nothing was looked up on AWS", file=sys.stderr)
     if arguments.dry_run:
         return _show([*before, *after])
     _make(aws, wanted.name, before)
@@ -95,6 +98,8 @@ def run_update(arguments: argparse.Namespace) -> int:
     wanted = _changed(arguments, _deployed(aws, now))
     wanted = _checked(aws, wanted, any_type=arguments.any_instance_type)
     bells = [name for name in rollback_alarms(wanted.name) if name in alarm_names(aws, wanted.name)]
+    if not 0 <= arguments.canary <= 50:
+        raise invalid_argument(f"--canary {arguments.canary} is not between 1 and 50 percent")
     stamp = _stamp()
     calls = renewal(wanted, stamp, blue_green(arguments.canary, arguments.bake_seconds, bells))
     if arguments.dry_run:
@@ -139,8 +144,11 @@ def _around(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _checked(aws: Aws, wanted: Deployment, *, any_type: bool) -> Deployment:
-    """The same with role and models as SageMaker wants them; what it would refuse is refused."""
+def _checked(aws: Aws, wanted: Deployment, *, any_type: bool, offline: bool = False) -> Deployment:
+    """The same with role and models as SageMaker wants them; what it would refuse is refused.
+
+    Offline, only what is wrong in itself.
+    """
     if not wanted.instance_type:
         raise invalid_argument("no instance type: give --instance-type, such as ml.g5.xlarge")
     known = aws.client("sagemaker").meta.service_model.shape_for("ProductionVariantInstanceType").enum
@@ -149,8 +157,8 @@ def _checked(aws: Aws, wanted: Deployment, *, any_type: bool) -> Deployment:
     if wanted.async_output and wanted.multi_model:
         raise invalid_argument("--async-output needs --single: SageMaker has no asynchronous multi-model endpoints")
     checks.check_image(wanted.image, aws.region)
-    role = checks.checked_role(aws, wanted.role)
-    data = checks.check_models(aws, wanted.model_data, multi_model=wanted.multi_model)
+    role = checks.checked_role(wanted.role, None if offline else aws)
+    data = checks.checked_models(wanted.model_data, None if offline else aws, multi_model=wanted.multi_model)
     return replace(wanted, role=role, model_data=data)
 
 

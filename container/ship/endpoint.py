@@ -42,9 +42,8 @@ def wait_in_service(aws: Aws, name: str, config: str) -> None:
     while True:
         state = aws.call("sagemaker", "describe_endpoint", {"EndpointName": name})
         status = str(state["EndpointStatus"])
-        if status != shown:
-            _tell(f"{name} is {status} ({time.monotonic() - began:.0f} s)")
-            shown = status
+        _tell(f"{name} is {status} ({time.monotonic() - began:.0f} s)", anew=status != shown)
+        shown = status
         if status not in _GOING_ON:
             break
         time.sleep(POLL_SECONDS)
@@ -72,5 +71,9 @@ def log_tail(aws: Aws, name: str) -> list[str]:
     return lines[-_LINES:]
 
 
-def _tell(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
+def _tell(sentence: str, *, anew: bool) -> None:
+    """A line for what is new; on a terminal it counts on meanwhile."""
+    if sys.stderr.isatty():
+        print("\n" if anew else "\r", sentence, sep="", end="", file=sys.stderr, flush=True)
+    elif anew:
+        print(sentence, file=sys.stderr, flush=True)

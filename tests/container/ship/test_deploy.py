@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 
 import pytest
@@ -119,6 +120,24 @@ def test_a_dry_run_prints_the_calls_and_makes_none(account, deploy):
     ]  # fmt: skip
     assert {heading.split()[1] for heading in headings[5:]} == {"put_metric_alarm", "put_dashboard"}
     assert made(account) == NOTHING
+
+
+def test_a_dry_run_needs_no_account(mme, monkeypatch, tmp_path):
+    """Without credentials the calls are printed too, and what is wrong in itself is refused."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    flags = ("--models", "s3://models/bert", "--image", IMAGE, "--role", "runner", "--region", "us-east-1")
+
+    said = mme("deploy", "bert", *flags, "--instance-type", "ml.g5.xlarge", "--dry-run")
+    assert said.code == 0, said.err
+    assert '"ModelDataUrl": "s3://models/bert/"' in said.out
+    assert "nothing was looked up" in said.err
+    assert mme("deploy", "bert", *flags, "--instance-type", "ml.g5.12xlarge", "--dry-run").code == 2
+    said = mme("deploy", "bert", *flags, "--instance-type", "ml.g5.xlarge")
+    assert (said.code, "no AWS credentials" in said.err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -260,6 +279,7 @@ def test_an_update_brings_a_new_configuration_and_takes_the_old_one_down(account
         (("theirs", "--instances", "2"), "was not made by `mme deploy`"),
         (("bert",), "nothing changes"),
         (("bert", "--instance-type", "ml.p4d.24xlarge"), "runs no multi-model endpoint"),
+        (("bert", "--instances", "2", "--canary", "60"), "is not between 1 and 50 percent"),
     ],
 )
 def test_updates_that_are_refused(account, deploy, mme, arguments, sentence):
