@@ -17,7 +17,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -107,16 +107,24 @@ class Platform:
         Raises:
             RuntimeApiError: what SageMaker would say instead.
         """
-        deadline = time.monotonic() + patience
-        may_be_lost = True
+        began = time.monotonic()
+        deadline = began + patience
+        may_be_lost, waited = True, False
         while True:
+            waited |= not self._is_loaded(target)
             with self._leased(target, deadline) as resident:
+                ready = time.monotonic()
                 answer = self._asked(resident, body, headers, deadline)
                 if answer.status == 507 and self._unload_one(resident):
                     continue
             if not (may_be_lost and answer.status == 404 and self._lost(resident)):
-                return answer
+                return _timed(answer, (ready - began) * 1000 if waited else None)
             may_be_lost = False
+
+    def _is_loaded(self, target: str) -> bool:
+        with self._lock:
+            entry = self._here.get(target)
+            return entry is not None and entry.resident.state is State.LOADED
 
     def _asked(self, resident: Resident, body: bytes, headers: Mapping[str, str], deadline: float) -> Answer:
         path = f"/models/{quote(resident.name)}/invoke"
@@ -260,3 +268,14 @@ class Platform:
             if self._here.get(entry.resident.target) is entry:
                 del self._here[entry.resident.target]
         entry.gone.set()
+
+
+def _timed(answer: Answer, waited: float | None) -> Answer:
+    """The answer with the news whether its model was in memory, unless the container tells; milliseconds if it was not.
+
+    SageMaker tells nobody but CloudWatch; on a laptop that is what one wants to see.
+    """
+    if "server-timing" in answer.headers:
+        return answer
+    timing = "cache;desc=hit" if waited is None else f"cache;desc=miss, load;dur={waited:.1f}"
+    return replace(answer, headers={**answer.headers, "server-timing": timing})

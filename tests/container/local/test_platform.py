@@ -110,6 +110,18 @@ def test_a_slow_load_is_not_ready_and_goes_on(start, contract):
     assert ask(start(invocation=PATIENCE), "a.tar.gz") == "a"
 
 
+def test_an_answer_tells_whether_its_model_was_in_memory(start):
+    """In a header, which SageMaker does not have."""
+    client = start()
+    answers = [client.invoke_endpoint(EndpointName="any", TargetModel="a.tar.gz", Body=b"x") for _ in range(2)]
+
+    timings = [answer["ResponseMetadata"]["HTTPHeaders"]["server-timing"] for answer in answers]
+    assert timings[0].startswith("cache;desc=miss, load;dur=")
+    assert timings[1] == "cache;desc=hit"
+    for answer in answers:
+        answer["Body"].read()
+
+
 def test_all_who_ask_at_once_wait_for_one_load(start, contract):
     """However many they are."""
     client = start()

@@ -1,0 +1,52 @@
+"""What the documents on shipping say is what the commands take, and what they ask of AWS."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from container.cli import _parser
+from container.ship import watching
+
+ROOT = Path(__file__).parents[3]
+_CALL = re.compile(r'(?:call|Call)\(\s*(?:service|"([a-z-]+)"),\s*"([a-z_]+)"')
+_PAGES = re.compile(r'client\("([a-z]+)"\)\.get_paginator\("([a-z_]+)"\)')
+
+
+def commands(document):
+    """The command lines of a document's indented blocks; a backslash continues one."""
+    text = (ROOT / "docs" / document).read_text().replace("\\\n", " ")
+    return [line.strip() for line in text.splitlines() if line.startswith("    mme ")]
+
+
+@pytest.mark.parametrize("command", [*commands("deploy.md"), *commands("local.md")])
+def test_every_command_of_the_documents_is_one(command):
+    """Its flags are there, and take what is given."""
+    _, *words = shlex.split(command)
+
+    assert _parser().parse_args(words).command == words[0]
+
+
+def test_the_policy_allows_every_call():
+    """Each operation that the commands ask for is among the actions of the document's policy."""
+    document = (ROOT / "docs" / "deploy.md").read_text()
+    found = set()
+    for file in (ROOT / "container" / "ship").glob("*.py"):
+        text = file.read_text()
+        found |= {(service or "application-autoscaling", name) for service, name in _CALL.findall(text)}
+        found |= set(_PAGES.findall(text))
+
+    assert len(found) > 20
+    for service, operation in found - {("s3", "list_objects_v2"), ("s3", "head_object")}:
+        action = f"{service}:{operation.title().replace('_', '')}"
+        assert f'"{action}"' in document, action
+
+
+def test_every_alarm_is_named():
+    """The table of what is made has all of them."""
+    document = (ROOT / "docs" / "deploy.md").read_text()
+    for alarm in watching.alarms("NAME", "AllTraffic", "ml.g5.xlarge", multi_model=True):
+        assert f"-{alarm['AlarmName'].removeprefix('mme-NAME-')}`" in document
