@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from model_handlers.errors import Kind
+from tests.frameworks import framework
 
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+torch = framework("torch")
+pytestmark = pytest.mark.filterwarnings(r"ignore:`torch\.jit:DeprecationWarning")
 
 DOUBLES = """
 import torch
