@@ -23,7 +23,6 @@ from model_handlers.body import takes_body
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
 from serve import footprints
-from serve.artifacts import Artifacts
 from serve.cache_events import CacheEvent, CacheTimes, Deed
 from serve.dependents import parts_of, wholes_of
 from serve.footprints import Footprints
@@ -32,17 +31,16 @@ from serve.journal import Journal
 from serve.lifecycle import State
 from serve.limited_lanes import Limits
 from serve.model_cache import ModelCache
+from serve.origins import Origins, unknown
 from serve.outside import EngineOutside
-from serve.override import Overrides
 from serve.priority import lower_priority
-from serve.register import Register, unknown
-from serve.repositories import Repositories
+from serve.register import Register
 from serve.rescue import Rescue
 from serve.scheduling.response_cache import ResponseCache
 from serve.shared_script import SharedScript
 from serve.source import Archived, InRepository, Unpacked, origin, source_of
 from serve.state_file import LazyFile, StateFile
-from serve.store import ARCHIVE_SUFFIX, open_store
+from serve.store import ARCHIVE_SUFFIX
 from serve.target import ModelLoader, PreparedTarget, Target
 from serve.threads import ThreadPerTask
 from serve.weights.store import WeightStore
@@ -86,20 +84,8 @@ class Engine:
         self.stats: dict[tuple[str, int], ModelStats] = {}
         self._loop = loop
         self._store = WeightStore(options.cache_directory / "weights", self._disk_has_room)
-        self._artifacts: Artifacts | None = None
-        if options.store:
-            self._artifacts = Artifacts(
-                open_store(options.store),
-                options.cache_directory,
-                budget=options.disk_budget,
-                let_go=self._let_go,
-                derived=self._store,
-            )
         self._script = SharedScript(options.scripts, options.cache_directory)
-        self._repositories: Repositories | None = None
-        if options.repository is not None:
-            folders = (options.repository, *options.more_repositories)
-            self._repositories = Repositories(folders, self._script.scripts, namespaces=options.namespaces)
+        self._origins = Origins(options, self._script.scripts, self._store, self._let_go)
         self._loads = ThreadPerTask("load", lower_priority)
         # Threads of their own: an unload must not queue behind the downloads it would make room for.
         self._unloads = ThreadPoolExecutor(options.load_threads + _SPARE, "unload", initializer=lower_priority)
@@ -109,40 +95,12 @@ class Engine:
         known = Footprints(file.read())
         self._footprints = LazyFile(file, known.snapshot, self._writes, delay=_FOOTPRINT_SECONDS)
         self.responses: ResponseCache[InferenceResponse] = ResponseCache(options.response_cache_bytes)
-        loader = ModelLoader(
-            loop,
-            self.stats,
-            footprints=known,
-            inline_ns=options.inline_ns,
-            require_gpu=options.require_gpu,
-            outside=functools.partial(EngineOutside, self, loop),
-            scripts=self._script.scripts,
-            rescue=Rescue(self._relieve) if options.evicts else None,
-            environments=Environments(options.cache_directory / "environments"),
-            store=self._store,
-            weights=options.weights,
-            responses=self.responses,
-            limits=Limits(loop, options.resources),
-            started=self._begins_to_serve,
-        )
-        self.cache: ModelCache[PreparedTarget, Target] = ModelCache(
-            loader,
-            options.budget,
-            self._loads,
-            closers=self._unloads,
-            turns=options.load_threads,
-            rules=_with_suffixes(options.eviction) if options.store else options.eviction,
-            evicts=options.evicts,
-            load_patience=options.load_patience,
-            drain_patience=options.drain_patience,
-        )
-        self._overrides = Overrides(options.cache_directory / "overrides")
+        loader = self._loader(known)
+        self.cache = self._cache(loader)
         self._tiering = Tiering(self._store, self.cache, loader.scales, loop, lower_priority)
         self.register = Register(
             self.cache,
-            artifacts=self._artifacts,
-            repositories=self._repositories,
-            folders=options.folders,
+            self._origins,
             limited=options.control.limits,
             journal=Journal(options.cache_directory, options.life, self.cache.entries, self._writes),
         )
@@ -153,13 +111,46 @@ class Engine:
         self.cache.events.listen(self._note)
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def _loader(self, known: Footprints) -> ModelLoader:
+        options = self.options
+        return ModelLoader(
+            self._loop,
+            self.stats,
+            footprints=known,
+            inline_ns=options.inline_ns,
+            require_gpu=options.require_gpu,
+            outside=functools.partial(EngineOutside, self, self._loop),
+            scripts=self._script.scripts,
+            rescue=Rescue(self._relieve) if options.evicts else None,
+            environments=Environments(options.cache_directory / "environments"),
+            store=self._store,
+            weights=options.weights,
+            responses=self.responses,
+            limits=Limits(self._loop, options.resources),
+            started=self._begins_to_serve,
+        )
+
+    def _cache(self, loader: ModelLoader) -> ModelCache[PreparedTarget, Target]:
+        options = self.options
+        return ModelCache(
+            loader,
+            options.budget,
+            self._loads,
+            closers=self._unloads,
+            turns=options.load_threads,
+            rules=_with_suffixes(options.eviction) if options.store else options.eviction,
+            evicts=options.evicts,
+            load_patience=options.load_patience,
+            drain_patience=options.drain_patience,
+        )
+
     def __repr__(self) -> str:
         return f"<Engine {self.cache!r}>"
 
     @property
     def disk_room(self) -> DiskRoom | None:
         """What unpacked archives take of the disk; None where there are none."""
-        return self._artifacts.room if self._artifacts is not None else None
+        return self._origins.artifacts.room if self._origins.artifacts is not None else None
 
     def _disk_has_room(self, size: int) -> bool:
         return self.disk_room is None or self.disk_room.has(size)
@@ -332,7 +323,7 @@ class Engine:
         except MmeError:
             if not override.files:
                 raise
-        made: Source = await self._loop.run_in_executor(self._loads, self._overrides.source, name, base, override)
+        made: Source = await self._loop.run_in_executor(self._loads, self._origins.overridden, name, base, override)
         return made
 
     async def _load_or_give_up(self, entry: Entry[Target], loading: Coroutine[Any, Any, LoadReport]) -> None:
@@ -475,19 +466,16 @@ class Engine:
 
     def index(self, offered: Iterable[str] = ()) -> list[dict[str, Any]]:
         """The repository index: every model that the cache knows, then those of `offered` that it does not."""
-        refused = self._repositories.refused if self._repositories is not None else {}
-        entries = self.cache.entries.values()
-        return list(index_rows(entries, offered, self.target_stats, self.register.versions, refused))
+        entries, versions = self.cache.entries.values(), self.register.versions
+        return list(index_rows(entries, offered, self.target_stats, versions, self._origins.refused))
 
     def find_all(self) -> list[str]:
         """Every name that store or repository offers. Blocks on disk or network: not for the loop."""
-        if self._artifacts is not None:
-            return [stored.name for stored in self._artifacts.store.list()]
-        return self._repositories.names() if self._repositories is not None else list(self.options.folders)
+        return self._origins.find_all()
 
     def scan(self) -> dict[str, str]:
         """Every name that the repositories offer, and what its files look like. Blocks on disk: not for the loop."""
-        return self._repositories.scan() if self._repositories is not None else {}
+        return self._origins.scan()
 
     async def close(self) -> None:
         """Unload everything and end the threads."""
@@ -495,8 +483,8 @@ class Engine:
         await self.cache.close()
         self._loads.shutdown(wait=True)
         self._unloads.shutdown(wait=True)
-        if self._artifacts is not None:
-            self._artifacts.room.close()
+        if self.disk_room is not None:
+            self.disk_room.close()
         await self._footprints.flush()
         await self._footprints.close()
         await self.register.close()

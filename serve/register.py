@@ -10,21 +10,18 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.errors import MmeError, invalid_argument
 from serve.journal import Row, clock
-from serve.source import Archived, InRepository, Source, Unpacked, origin, source_of
+from serve.origins import Origins, unknown
+from serve.source import Archived, Source, Unpacked, origin, source_of
 from serve.stats import TargetStats
-from serve.store import ARCHIVE_SUFFIX, validate_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
-    from serve.artifacts import Artifacts
     from serve.cache_entry import Entry
     from serve.journal import Journal
     from serve.model_cache import ModelCache
-    from serve.repositories import Repositories
 
 _log = logging.getLogger("mme.engine")
 _USE_SECONDS = 60.0
@@ -42,9 +39,7 @@ class Register:
 
     Args:
         cache: holds the entries of names.
-        artifacts: archives that requests may name, or None.
-        repositories: folders of models that they may name, or None.
-        folders: models that they may name, by their own folders.
+        origins: where models come from that requests may name.
         limited: whether requests may name only models that somebody loaded, not any that is there.
         journal: what is registered; what it holds was registered by the worker before.
     """
@@ -52,10 +47,8 @@ class Register:
     def __init__(
         self,
         cache: ModelCache[Any, Any],
+        origins: Origins,
         *,
-        artifacts: Artifacts | None = None,
-        repositories: Repositories | None = None,
-        folders: Mapping[str, Path],
         journal: Journal,
         limited: bool = False,
     ) -> None:
@@ -63,9 +56,7 @@ class Register:
         self.body_takers: set[str] = set()
         self.versions: dict[str, list[int]] = {}
         self._cache = cache
-        self._artifacts = artifacts
-        self._repositories = repositories
-        self._folders = folders
+        self._origins = origins
         self._journal = journal
         self._served: set[str] | None = set() if limited else None
         self._noted_use = 0.0
@@ -94,9 +85,7 @@ class Register:
             return name
         if name in self._journal.aliases:
             return self._journal.aliases[name]
-        if self._artifacts is not None and not name.endswith(ARCHIVE_SUFFIX):
-            return name + ARCHIVE_SUFFIX
-        return name if self._repositories is None else self._repositories.canonical(name)
+        return self._origins.canonical(name)
 
     @property
     def aliases(self) -> Mapping[str, str]:
@@ -156,19 +145,8 @@ class Register:
         return self.find(name)
 
     def find(self, name: str) -> Source:
-        """Where a name that nobody gave a url for would come from.
-
-        Raises:
-            MmeError: UNKNOWN_MODEL.
-        """
-        if self._artifacts is not None:
-            return Archived(self._artifacts, validate_name(name))
-        if name in self._folders:
-            return InRepository(self._folders[name])
-        found = self._repositories.find(name) if self._repositories is not None else None
-        if found is None:
-            raise unknown(name)
-        return found
+        """See `Origins.find`."""
+        return self._origins.find(name)
 
     def serve(self, name: str) -> None:
         """Somebody loads it: requests may name it."""
@@ -244,8 +222,3 @@ class Register:
             self.body_takers.add(row.name)
         if isinstance(entry.source, Archived) and row.used:
             entry.source.artifacts.used(row.name, row.used)
-
-
-def unknown(name: str) -> MmeError:
-    """There is no such model."""
-    return MmeError(Kind.UNKNOWN_MODEL, f"Request for unknown model: '{name}' is not found")

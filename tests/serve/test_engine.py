@@ -410,7 +410,7 @@ def test_a_store_is_asked_with_and_without_the_suffix(run, toys, tmp_path, store
         async with engine_of(tmp_path, store=str(store)) as engine:
             assert [engine.canonical(name) for name in ("a", "a.tar.gz")] == ["a.tar.gz"] * 2
             assert await answered(engine, toys, engine.canonical("a")) == 2
-            assert engine.registered() == [("a.tar.gz", f"{engine._artifacts.store.uri.rstrip('/')}/a.tar.gz")]
+            assert engine.registered() == [("a.tar.gz", f"{engine._origins.artifacts.store.uri.rstrip('/')}/a.tar.gz")]
             assert engine.find_all() == ["a.tar.gz", "b.tar.gz"]
 
     run(main())
@@ -964,14 +964,14 @@ def test_a_load_waits_until_the_files_of_the_unload_before_it_are_gone(run, toys
     async def main():
         async with engine_of(tmp_path, store=str(store)) as engine:
             await answered(engine, toys, "a.tar.gz")
-            discard, begun, go = engine._artifacts.discard, threading.Event(), threading.Event()
+            discard, begun, go = engine._origins.artifacts.discard, threading.Event(), threading.Event()
 
             def slow(name):
                 begun.set()
                 assert go.wait(10)
                 discard(name)
 
-            engine._artifacts.discard = slow
+            engine._origins.artifacts.discard = slow
             unloading = asyncio.create_task(engine.unload("a.tar.gz"))
             await until(begun.is_set)
             request = asyncio.create_task(answered(engine, toys, "a.tar.gz"))

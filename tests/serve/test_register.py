@@ -122,7 +122,7 @@ def test_models_of_a_store_are_registered_again_too(run, toys, tmp_path, store):
             await before.register._journal.flush()
             async with worker(tmp_path, store=str(store)) as after:
                 assert [name for name, _ in after.registered()] == ["a.tar.gz", "b.tar.gz"]
-                (copy,) = after._artifacts._copies("a.tar.gz")
+                (copy,) = after._origins.artifacts._copies("a.tar.gz")
                 assert copy.stat().st_mtime == pytest.approx(time.time() + 1000, abs=60)
                 assert await answered(after, toys, "b.tar.gz") == 2
                 assert after.target_stats["b.tar.gz"].download.count == 0
