@@ -48,6 +48,16 @@ class Server:
         process = psutil.Process(self.pid)
         return sum(_private(each.pid) for each in (process, *process.children(recursive=True)))
 
+    def proportional_memory(self) -> int:
+        """Bytes that its processes have in memory, those that several of them share counted once."""
+        process = psutil.Process(self.pid)
+        return sum(_kilobytes(each.pid, "Pss:") << 10 for each in (process, *process.children(recursive=True)))
+
+
+def _kilobytes(pid: int, row: str) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(row))
+
 
 def _private(pid: int) -> int:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
