@@ -49,6 +49,8 @@ _ARGUMENTS = {
     "--sagemaker-thread-count": "SAGEMAKER_TRITON_THREAD_COUNT",
     "--buffer-manager-thread-count": "SAGEMAKER_TRITON_BUFFER_MANAGER_THREAD_COUNT",
     "--model-config-name": "MME_MODEL_CONFIG_NAME",
+    "--model-control-mode": "MME_MODEL_CONTROL_MODE",
+    "--repository-poll-secs": "MME_REPOSITORY_POLL_SECS",
     "--model-namespacing": "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
 }
 _LISTS = ("MME_LOAD_MODEL", "MME_RATE_LIMIT_RESOURCE")  # what is given several times adds up
@@ -150,9 +152,11 @@ def _choose_repositories(reading: Reading) -> None:
 def _check_control(reading: Reading) -> None:
     """What only a repository can have, and which modes take a list of models."""
     control = reading.fields.get("model_control_mode", Control.DEMAND)
-    if control is not Control.DEMAND and reading.fields["mode"] is not Mode.REPOSITORY:
+    if control.loads_all and reading.fields["mode"] is not Mode.REPOSITORY:
         label = reading.label("MME_MODEL_CONTROL_MODE")
-        reading.problems.append(f"{label}: only a repository has control modes; give --model-repository, or unset it")
+        reading.problems.append(
+            f"{label}: only a repository has control mode {control.value}; give --model-repository, or unset it"
+        )
     if "MME_LOAD_MODEL" not in reading.parsed:
         return
     label, named = reading.label("MME_LOAD_MODEL"), reading.parsed["MME_LOAD_MODEL"]

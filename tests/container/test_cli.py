@@ -83,6 +83,19 @@ def test_serve_becomes_gunicorn_with_its_flags_as_variables(became, tmp_path):
     assert settings.log_level == "debug"
 
 
+def test_repositories_and_their_control_mode_are_flags(became, tmp_path):
+    """Several folders, each by a flag of its own; the folders are made absolute."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    run("serve", "--model-repository", "a", "--model-repository", str(tmp_path / "b"), "--model-control-mode", "poll",
+        "--repository-poll-secs", "2.5", "--model-namespacing", "--model-config-name", "gpu")  # fmt: skip
+
+    settings = Settings.from_environ(became["environ"])
+    assert (settings.model_repository, settings.more_repositories) == (tmp_path / "a", (tmp_path / "b",))
+    assert (settings.model_control_mode.value, settings.poll_seconds) == ("poll", 2.5)
+    assert (settings.model_namespacing, settings.model_config_name) == (True, "gpu")
+
+
 def test_a_flag_wins_over_its_variable(became, monkeypatch):
     """A flag that sets the default back beats a variable that says otherwise."""
     monkeypatch.setenv("MME_PORT", "9000")

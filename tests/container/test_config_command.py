@@ -78,6 +78,19 @@ def test_people_read_the_same(repository, capsys):
     assert f"{repository / 'good'}: a model, no problem" in quiet
 
 
+def test_a_terminal_shows_the_same_words_in_colours(repository, capsys, monkeypatch):
+    """Nothing is left out or broken into lines for it."""
+    assert cli.main(["config", "check", str(repository)]) == 1
+    plain = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert cli.main(["config", "check", str(repository)]) == 1
+    coloured = capsys.readouterr().out
+    assert "\x1b[" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+
+
 @pytest.mark.parametrize(
     ("names", "roles", "problem"),
     [

@@ -122,8 +122,15 @@ def test_a_platform_gives_up_after_360_seconds():
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({"MME_MODEL_CONTROL_MODE": "poll"}, "only a repository has control modes"),
-        ({"MME_MODEL_STORE": "s3://bucket/p", "MME_MODEL_CONTROL_MODE": "none"}, "only a repository has control modes"),
+        ({"MME_MODEL_CONTROL_MODE": "poll"}, "only a repository has control mode poll"),
+        (
+            {"MME_MODEL_STORE": "s3://bucket/p", "MME_MODEL_CONTROL_MODE": "none"},
+            "only a repository has control mode none",
+        ),
+        (
+            {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--model-control-mode=poll --repository-poll-secs 3"},
+            "SAGEMAKER_TRITON_ADDITIONAL_ARGS (--model-control-mode): only a repository has control mode poll",
+        ),
         (
             {"MME_MODEL_REPOSITORY": "/r", "MME_MODEL_CONTROL_MODE": "poll", "MME_LOAD_MODEL": "a"},
             "in mode poll every model is loaded",
@@ -140,6 +147,15 @@ def test_a_control_mode_that_makes_no_sense_is_refused(environ, words):
     """Each by one sentence."""
     (sentence,) = problems(**environ)
     assert words in sentence
+
+
+@pytest.mark.parametrize(
+    "source", [{}, {"MME_MODEL_STORE": "s3://bucket/p"}, {"SAGEMAKER_MULTI_MODEL": "true"}, {"MME_MODEL_DIR": "/m"}]
+)
+def test_models_may_be_loaded_by_hand_alone_wherever_they_come_from(source):
+    """As Triton's container for SageMaker is started; its own flag says so too."""
+    environ = {**source, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--model-control-mode explicit"}
+    assert Settings.from_environ(environ).model_control_mode is Control.EXPLICIT
 
 
 @pytest.mark.parametrize("mode", list(Control))

@@ -13,6 +13,7 @@ import pytest
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
+from serve.control import Control
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
 from serve.eviction import Plan, Rules
@@ -1176,5 +1177,27 @@ def test_loaders_yield_to_lanes(run, toys, tmp_path, repository):
             load = engine._loads.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
             own = os.getpriority(os.PRIO_PROCESS, 0)
             assert (load.result(), nice["unload"], nice["a"]) == (10, 10, own)
+
+    run(main())
+
+
+# -- control -----------------------------------------------------------------------------------------------------------
+
+
+def test_of_a_store_too_only_what_was_loaded_may_be_served(run, toys, tmp_path, store):
+    """Where loads are explicit a request loads nothing, whatever the store has."""
+
+    async def main():
+        async with engine_of(tmp_path, store=str(store), control=Control.EXPLICIT) as engine:
+            with pytest.raises(MmeError) as caught:
+                await answered(engine, toys, "a.tar.gz")
+            assert failure(caught) is Kind.UNKNOWN_MODEL
+            await engine.load("a.tar.gz")
+            assert await answered(engine, toys, "a.tar.gz") == 2
+            await engine.cache.relieve("b.tar.gz", Footprint(1), "execution")
+            assert await answered(engine, toys, "a.tar.gz") == 2
+            await engine.unload("a.tar.gz")
+            with pytest.raises(MmeError):
+                await answered(engine, toys, "a.tar.gz")
 
     run(main())
