@@ -1,0 +1,87 @@
+"""PyTorch's and TensorFlow's models on a real GPU: the library's own answers, and memory that comes back.
+
+Never yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from model_handlers import devices
+from model_handlers.base import Device
+from model_handlers.config import ModelConfig
+from model_handlers.isolation.fork_client import forks_with
+from model_handlers.isolation.start import start_isolated
+from model_handlers.pytorch import TorchHandler
+from model_handlers.tensor import FP32, TensorSpec
+from model_handlers.tensorflow import SavedModelHandler
+
+GPU = Device("gpu", 0)
+WIDTH = 4096
+ROWS = np.random.default_rng(4).normal(size=(8, WIDTH)).astype(np.float32)
+X, Y = TensorSpec("x", FP32, (WIDTH,)), TensorSpec("y", FP32, (WIDTH,))
+
+
+@pytest.fixture
+def fork_server():
+    """It lives as long as the process that serves: it is no leak of a test."""
+
+    def run(handler):
+        servers.append(forks_with(handler.preload))
+        servers[-1].ensure_running()
+
+    servers = []
+    yield run
+    for server in servers:
+        server.stop()
+
+
+def answers_and_goes(handler_class, path, expected):
+    """Load it in a process on the GPU, compare, unload: NVML's figure is what it was."""
+    before = devices.device_memory_used()
+    handler = start_isolated(
+        handler_class, ModelConfig("m", max_batch_size=8, inputs=(X,), outputs=(Y,)), path, GPU, "m_0"
+    )
+    try:
+        for rows in (slice(0, 1), slice(None), slice(2, 5)):
+            np.testing.assert_allclose(
+                handler.execute({"x": ROWS[rows]}, ["y"])[0], expected[rows], rtol=1e-2, atol=1e-1
+            )
+        assert handler.memory().device >= WIDTH * WIDTH * 4
+    finally:
+        handler.close()
+    assert devices.device_memory_used() - before < 16 << 20
+
+
+def test_torchscript_on_a_gpu(tmp_path, fork_server):
+    """A layer of 64 MiB."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no GPU")
+    module = torch.nn.Linear(WIDTH, WIDTH)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # all of torch.jit is deprecated
+        torch.jit.script(module).save(tmp_path / "model.pt")
+    fork_server(TorchHandler)
+
+    answers_and_goes(TorchHandler, tmp_path / "model.pt", module(torch.from_numpy(ROWS)).detach().numpy())
+
+
+def test_a_saved_model_on_a_gpu(tmp_path, fork_server):
+    """The same as a SavedModel."""
+    tf = pytest.importorskip("tensorflow")
+    if not tf.config.list_physical_devices("GPU"):
+        pytest.skip("TensorFlow sees no GPU")
+    weights = np.random.default_rng(5).normal(size=(WIDTH, WIDTH)).astype(np.float32)
+    module = tf.Module()
+    module.weights = tf.Variable(weights)
+    module.call = tf.function(
+        lambda x: {"y": x @ module.weights}, input_signature=[tf.TensorSpec([None, WIDTH], tf.float32, "x")]
+    )
+    tf.saved_model.save(module, str(tmp_path / "model.savedmodel"), module.call)
+    fork_server(SavedModelHandler)
+
+    answers_and_goes(SavedModelHandler, tmp_path / "model.savedmodel", ROWS @ weights)
