@@ -7,22 +7,26 @@ by `scheduling/ensemble.py`.
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError, invalid_argument
+from serve.batch_dimension import fitted, with_batch
 from serve.cached_responses import cached_responses
 from serve.layout_check import check_layout
 from serve.request import InferenceRequest, InferenceResponse, Timings, layout_of
 from serve.scheduling.ensemble import Graph, Progress, Ready, Run
 from serve.scheduling.ensemble_sequence import belonging, overridden
+from serve.scheduling.straight import Plan
+from serve.straight_journey import Route, StraightJourney
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
-    from model_handlers.config import ModelConfig
+    from model_handlers.config import EnsembleStep, ModelConfig
     from model_handlers.tensor import Array, DataType
     from serve.layout_check import Checked
     from serve.model import Model
@@ -42,6 +46,8 @@ class EnsembleModel:
 
     Attributes:
         config, stats, outstanding, queued: see `serve.model.Model`.
+        parts: its steps; graph: how they hang together.
+        batches, kinds, version_text: whether it has a batch dimension, the type of each output, and what responses say.
 
     Args:
         name, version: what responses carry.
@@ -69,9 +75,14 @@ class EnsembleModel:
         self.config = config
         self.stats = stats
         self.outstanding = 0
-        self.members = list(members)
         decoupled = [member.config.decoupled for member in members]
         self.graph = Graph(name, config.ensemble, [spec.name for spec in config.inputs], decoupled)
+        self.parts = [Part(*pair) for pair in zip(config.ensemble, members, strict=True)]
+        self.batches = config.max_batch_size > 0
+        self.kinds = {spec.name: spec.data_type for spec in config.outputs}
+        self.version_text = str(version)
+        self._routes: dict[tuple[str, ...], Route] = {}
+        self._journey = _Journey if config.decoupled else StraightJourney
         self._checked: dict[object, Checked] = {}
         self._cached = cached_responses(config, responses, stats, loop, reads_parameters=True)
 
@@ -80,6 +91,17 @@ class EnsembleModel:
 
     def start(self) -> None:
         """Nothing of its own is to be started."""
+
+    def route(self, outputs: tuple[str, ...]) -> Route:
+        """The way to these outputs, () for all, through steps that each answer once."""
+        route = self._routes.get(outputs)
+        if route is None:
+            wanted = [spec.name for spec in self.config.outputs if not outputs or spec.name in outputs]
+            plan = Plan(self.graph, [spec.name for spec in self.config.inputs], wanted)
+            if len(self._routes) >= _KNOWN_LAYOUTS:
+                self._routes.clear()
+            route = self._routes[outputs] = Route(plan, self.parts, self.config)
+        return route
 
     def submit(self, request: InferenceRequest) -> None:
         """Accept a request, which from now on gets exactly one answer.
@@ -100,7 +122,7 @@ class EnsembleModel:
         if self._cached is not None and self._cached.answered(request):
             return
         self.outstanding += 1
-        _Journey(self, request).begin()
+        self._journey(self, request).begin()
 
     def end_sequence(self, correlation_id: int | str) -> None:
         """The models of its steps have sequences; see there."""
@@ -129,6 +151,26 @@ class EnsembleModel:
         return checked
 
 
+class Part:
+    """A step, as every request of it needs to know it.
+
+    Attributes:
+        step: as the configuration has it; model, config: what runs it.
+        batches, decoupled: what that is.
+        outputs: those of the model that the ensemble has names for.
+    """
+
+    __slots__ = ("batches", "config", "decoupled", "model", "outputs", "step")
+
+    def __init__(self, step: EnsembleStep, model: Model | EnsembleModel) -> None:
+        self.model = model
+        self.config = model.config
+        self.batches = model.config.max_batch_size > 0
+        self.decoupled = model.config.decoupled
+        self.step = step
+        self.outputs = tuple(step.outputs)
+
+
 class _Journey:
     """One request on its way through the steps."""
 
@@ -141,6 +183,7 @@ class _Journey:
         tensors, absent = self._received()
         self._run: Run[Passed] = Run(ensemble.graph, tensors, absent, self._wanted)
         self._steps: set[InferenceRequest] = set()
+        self._callers = (*request.callers, ensemble.name)
         self._error: MmeError | None = None
         self._response: InferenceResponse | None = None
         self._timings = Timings(request.arrival_ns, 0, 0, 0)
@@ -173,51 +216,58 @@ class _Journey:
                 self._run.ended(ready)
 
     def _submit(self, ready: Ready[Passed]) -> None:
-        ensemble, request = self._ensemble, self._request
-        member = ensemble.members[ready.step]
-        tensors = [
-            (name, kind, _fitted(member.config, name, array, batched))
-            for name, (kind, array, batched, _) in ready.inputs.items()
-        ]
+        request, part = self._request, self._ensemble.parts[ready.step]
+        arrays, tensors = [], []
+        for name, (kind, array, batched, _) in ready.inputs.items():
+            if batched is not part.batches:
+                array = fitted(part.config, name, array, batched=batched)  # noqa: PLW2901 - as the model takes it
+            arrays.append(array)
+            tensors.append((name, kind, array.shape))
         belongs = belonging(self._belongs, (tensor[3] for tensor in ready.inputs.values()))
-        outputs = tuple(ensemble.graph.steps[ready.step].outputs)
-
-        def complete(step: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
-            self._steps.discard(step)
-            if isinstance(result, MmeError):
-                self._fail(result)
-            elif result is not None:
-                came(step, result)
-            self._run.ended(ready)
-            self._finish_if_over()
-
-        def came(step: InferenceRequest, response: InferenceResponse) -> None:
-            self._count(step, response.timings)
-            if self._error is None:
-                self._go_on(self._run.came(ready, self._passed(member.config, belongs, response)))
-
-        layout = layout_of(tuple((name, kind, array.shape) for name, kind, array in tensors), outputs)
-        arrays = [array for _, _, array in tensors]
+        complete = functools.partial(self._complete, ready, belongs)
+        layout = layout_of(tuple(tensors), part.outputs)
         step = InferenceRequest(layout, arrays, complete, request.id, request.parameters, request.timeout_us)
         step.priority = request.priority
         step.correlation_id, step.flags = belongs
-        step.callers = (*request.callers, ensemble.name)
-        if member.config.decoupled:
-            step.on_response = came
+        step.callers = self._callers
+        if part.decoupled:
+            step.on_response = functools.partial(self._came, ready, belongs)
         self._steps.add(step)
         try:
-            member.submit(step)
+            part.model.submit(step)
         except MmeError as error:
             complete(step, error)
 
-    def _passed(self, config: ModelConfig, belongs: Belongs, response: InferenceResponse) -> dict[str, Passed]:
+    def _complete(
+        self,
+        ready: Ready[Passed],
+        belongs: Belongs,
+        step: InferenceRequest,
+        result: InferenceResponse | MmeError | None,
+    ) -> None:
+        self._steps.discard(step)
+        if isinstance(result, MmeError):
+            self._fail(result)
+        elif result is not None:
+            self._came(ready, belongs, step, result)
+        self._run.ended(ready)
+        self._finish_if_over()
+
+    def _came(
+        self, ready: Ready[Passed], belongs: Belongs, step: InferenceRequest, response: InferenceResponse
+    ) -> None:
+        self._count(step, response.timings)
+        if self._error is None:
+            batched = self._ensemble.parts[ready.step].batches
+            self._go_on(self._run.came(ready, self._passed(belongs, response, batched=batched)))
+
+    def _passed(self, belongs: Belongs, response: InferenceResponse, *, batched: bool) -> dict[str, Passed]:
         """What a response of a step gives to those behind it; nothing, if it is wrong."""
         try:
             belongs = overridden(belongs, response.parameters)
         except MmeError as error:
             self._fail(error)
             return {}
-        batched = config.max_batch_size > 0
         return {name: (kind, array, batched, belongs) for name, kind, array in response.outputs}
 
     def _count(self, step: InferenceRequest, timings: Timings | None) -> None:
@@ -230,9 +280,10 @@ class _Journey:
     def _respond(self, tensors: dict[str, Passed]) -> None:
         config = self._ensemble.config
         outputs = [
-            (spec.name, spec.data_type, _with_batch(tensors[spec.name], wanted=self._batches))
-            for spec in config.outputs
-            if spec.name in tensors
+            (spec.name, spec.data_type, with_batch(array, batched=batched, wanted=self._batches))
+            for spec, (_, array, batched, _) in (
+                (spec, tensors[spec.name]) for spec in config.outputs if spec.name in tensors
+            )
         ]
         response = InferenceResponse(
             self._ensemble.name, str(self._ensemble.version), outputs, self._request.id, self._timings
@@ -270,24 +321,3 @@ class _Journey:
             ensemble.stats.executed(request.batch_size, self._timings)
             ensemble.stats.succeeded(1, request.batch_size, self._waited, total, self._timings)
         request.resolve(self._error or self._response)
-
-
-def _fitted(config: ModelConfig, name: str, array: Array, batched: bool) -> Array:  # noqa: FBT001
-    """A tensor as a model takes it: a batch dimension of 1 comes or goes, where only one of them batches."""
-    spec = config.input(name)
-    if config.max_batch_size > 0:
-        return array if batched else array[None]
-    if batched and spec is not None and array.ndim == len(spec.dims) + 1 and array.shape[0] == 1:
-        row: Array = array[0]
-        return row
-    return array
-
-
-def _with_batch(tensor: Passed, *, wanted: bool) -> Array:
-    _, array, batched, _ = tensor
-    if wanted == batched:
-        return array
-    if wanted:
-        return array[None]
-    row: Array = array[0] if array.ndim and array.shape[0] == 1 else array
-    return row

@@ -14,6 +14,8 @@ behind two that know nothing of one another is refused. A response of the ensemb
 outputs of its lineage; a request is over when nothing runs and no decoupled step will answer again.
 
 What a step did not return is *absent*: an optional input may be, then the step runs without it.
+
+Where no step is decoupled there is one scope, and less to keep in mind: see `straight`.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ T = TypeVar("T")
 Lineage = tuple[int, ...]
 
 
-class _Absent:
+class Absent:
     """The value of a tensor that will not come."""
 
 
-_ABSENT: Final = _Absent()
+ABSENT: Final = Absent()
 
 
 class Graph:
@@ -128,7 +130,7 @@ class Scope(Generic[T]):
 
     __slots__ = ("lineage", "parent", "responded", "running", "started", "tensors")
 
-    def __init__(self, parent: Scope[T] | None, lineage: Lineage, tensors: dict[str, T | _Absent]) -> None:
+    def __init__(self, parent: Scope[T] | None, lineage: Lineage, tensors: dict[str, T | Absent]) -> None:
         self.parent = parent
         self.lineage = lineage
         self.tensors = tensors
@@ -136,7 +138,7 @@ class Scope(Generic[T]):
         self.running = 0  # steps, in it and in the scopes inside
         self.responded = False
 
-    def find(self, tensor: str) -> T | _Absent | None:
+    def find(self, tensor: str) -> T | Absent | None:
         """A tensor of this scope or of one around it, None while it does not exist."""
         scope: Scope[T] | None = self
         while scope is not None:
@@ -182,7 +184,7 @@ class Run(Generic[T]):
     def __init__(self, graph: Graph, tensors: Mapping[str, T], absent: Iterable[str], wanted: Sequence[str]) -> None:
         self._graph = graph
         self._needed = graph.needed(wanted)
-        self._root: Scope[T] = Scope(None, (), {**tensors, **dict.fromkeys(absent, _ABSENT)})
+        self._root: Scope[T] = Scope(None, (), {**tensors, **dict.fromkeys(absent, ABSENT)})
         self._scopes = [self._root]
         lineages = {name: graph.lineage_of(name) for name in wanted}
         ends = {one for one in lineages.values() if not any(_is_prefix(one, other) for other in lineages.values())}
@@ -201,7 +203,7 @@ class Run(Generic[T]):
     def came(self, ready: Ready[T], outputs: Mapping[str, T]) -> Progress[T]:
         """A response of a step: output of its model → tensor. What it lacks is absent."""
         step = self._graph.steps[ready.step]
-        tensors = {tensor: outputs.get(name, _ABSENT) for name, tensor in step.outputs.items()}
+        tensors = {tensor: outputs.get(name, ABSENT) for name, tensor in step.outputs.items()}
         if self._graph.decoupled[ready.step]:
             scope = Scope(ready.scope, (*ready.scope.lineage, ready.step), tensors)
             self._scopes.append(scope)
@@ -222,11 +224,7 @@ class Run(Generic[T]):
             MmeError: EXECUTION_FAILED when not.
         """
         if not self._answered and () in self._groups:  # whoever is decoupled may have nothing to say
-            raise MmeError(
-                Kind.EXECUTION_FAILED,
-                f"in ensemble '{self._graph.name}', unexpected deadlock, at least one output is not set while no more "
-                "ensemble steps can be made",
-            )
+            raise deadlock(self._graph)
 
     def _advance(self, scopes: Sequence[Scope[T]]) -> Progress[T]:
         progress: Progress[T] = Progress([], [])
@@ -254,7 +252,7 @@ class Run(Generic[T]):
             found = scope.find(tensor)
             if found is None:
                 return None
-            if not isinstance(found, _Absent):
+            if not isinstance(found, Absent):
                 inputs[name] = found
         return inputs
 
@@ -268,7 +266,16 @@ class Run(Generic[T]):
         scope.responded = True
         self._answered = True
         present = {name: tensor for name, tensor in found.items() if tensor is not None}
-        progress.responses.append({name: tensor for name, tensor in present.items() if not isinstance(tensor, _Absent)})
+        progress.responses.append({name: tensor for name, tensor in present.items() if not isinstance(tensor, Absent)})
+
+
+def deadlock(graph: Graph) -> MmeError:
+    """An output never came, though nothing runs."""
+    return MmeError(
+        Kind.EXECUTION_FAILED,
+        f"in ensemble '{graph.name}', unexpected deadlock, at least one output is not set while no more ensemble steps "
+        "can be made",
+    )
 
 
 def _is_prefix(one: Lineage, other: Lineage) -> bool:
