@@ -74,6 +74,8 @@ class Model:
         responses: where responses are kept, if the configuration asks for that; None for nowhere.
         initial_states: state input → what a sequence begins with, for a model that has states.
         limits: its lanes, where they share resources with others; None where each executes as soon as it is free.
+        turns: whether free lanes take turns, as on several devices; else the one that was busy last goes on, whose
+            memory is warm.
     """
 
     def __init__(
@@ -88,6 +90,8 @@ class Model:
         responses: ResponseCache[InferenceResponse] | None = None,
         initial_states: Mapping[str, Array] | None = None,
         limits: LimitedLanes | None = None,
+        *,
+        turns: bool = False,
     ) -> None:
         self.name = name
         self.version = version
@@ -104,6 +108,7 @@ class Model:
             for number, (lane, handler) in enumerate(handlers)
         ]
         self._limits = limits
+        self._turns = turns
         self._idle = list(range(len(self._lanes))) if limits is None else []
         if limits is not None:
             limits.wake = self._ask_for_dispatch
@@ -207,7 +212,7 @@ class Model:
             if not len(self._queue):
                 break
             if limits.take(number):
-                self._idle.append(number)
+                self._free(number)
                 wake_at = self._give_out()
                 if number in self._idle:
                     self._idle.remove(number)
@@ -247,12 +252,16 @@ class Model:
         elif not self._remote.send(lane, batch):
             lane.run(batch)
 
+    def _free(self, number: int) -> None:
+        """A lane is idle, and the queue gives batches to the last in the list."""
+        self._idle.insert(0 if self._turns else len(self._idle), number)
+
     def _rest(self, lane: Instance) -> None:
         """A lane has nothing to do until it is given a batch."""
         with self._lock:
             self._queue.returned(lane.number, _now())
             if self._limits is None:
-                self._idle.append(lane.number)
+                self._free(lane.number)
         if self._limits is not None:
             self._limits.done(lane.number, again=len(self._queue) > 0)
             self._ask_for_dispatch()
@@ -279,7 +288,7 @@ class Model:
             if take.batch:
                 self._ticket_for(take.batch)
             else:
-                self._idle.append(lane.number)
+                self._free(lane.number)
         if take.expired or take.cancelled or take.wake_at:
             self._loop.call_soon_threadsafe(self._pulled, take)
         return take.batch

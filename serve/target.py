@@ -483,6 +483,7 @@ class ModelLoader:
                 self._responses,
                 initial_states(config, directory.path),
                 self._limits.lanes(directory.name, config.instance_groups, prepared.lanes),
+                turns=len({device for _, device in prepared.lanes}) > 1,
             )
         except BaseException:
             for handler in handlers:

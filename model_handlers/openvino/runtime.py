@@ -7,12 +7,11 @@ their opinion of a bad file to standard error. Called on load threads; `translat
 from __future__ import annotations
 
 import functools
-import importlib
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.importing import import_without
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +21,6 @@ _TENSORFLOW = "tf"  # a SavedModel is a folder, of any name
 _IR_VERSIONS = (10, 11)
 _IR_VERSION = re.compile(rb"<net\b[^>]*\bversion=\"(\d+)\"")
 _HEAD = 4096
-_REPORTER = "openvino_telemetry"
 _NOISE = re.compile(r"^(Exception from |Check '.*' failed at |FrontEnd API failed|While validating )")
 _MOST_WORDS = 300
 
@@ -34,20 +32,14 @@ def openvino() -> Any:
     Raises:
         MmeError: UNSUPPORTED where it is not installed.
     """
-    # Importing it reports to its maker, and leaves files in the home directory, if it finds the package for that.
-    known = sys.modules.get(_REPORTER)
-    sys.modules[_REPORTER] = None  # type: ignore[assignment] # which makes an import of it fail
     try:
-        return importlib.import_module("openvino")
+        # With it importing OpenVINO reports to its maker, and leaves files in the home directory.
+        return import_without("openvino", "openvino_telemetry")
     except ImportError as error:
         raise MmeError(
             Kind.UNSUPPORTED,
             "this model needs OpenVINO, which is not installed; run `pip install 'mme[openvino]'`",
         ) from error
-    finally:
-        del sys.modules[_REPORTER]
-        if known is not None:
-            sys.modules[_REPORTER] = known
 
 
 @functools.cache

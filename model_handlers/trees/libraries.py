@@ -6,7 +6,6 @@ Called on load threads; `words` on any.
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import logging
 import os
@@ -14,6 +13,7 @@ import re
 from typing import Any
 
 from model_handlers.errors import Kind, MmeError
+from model_handlers.importing import import_without
 
 _STAMP = re.compile(r"^\[\d\d:\d\d:\d\d\] (?:\S+:\d+: )?")
 _CHECK = re.compile(r"^Check failed: .*?: ")
@@ -35,7 +35,8 @@ def library(name: str) -> Any:
     # Threads of OpenMP would wait for their next work in a loop, on cores that other models need.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
-        module = importlib.import_module(name)
+        # For wrappers in scikit-learn's style they would import all of that: 65 MiB and seconds.
+        module = import_without(name, "sklearn")
     except ImportError as error:
         raise MmeError(
             Kind.UNSUPPORTED,

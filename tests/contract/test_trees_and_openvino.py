@@ -71,6 +71,11 @@ def test_clients_of_any_size_get_their_own_rows(server, expected, model):
         np.testing.assert_allclose(answer, expected[model][slice(*cut)], rtol=1e-4, atol=1e-5)
 
 
+def test_a_library_is_not_counted_as_its_first_models(server):
+    """XGBoost takes tens of megabytes, a model of three trees next to nothing."""
+    assert 0 < server.metric("mme_model_memory_bytes", model="trees", kind="host") < 10 << 20
+
+
 @pytest.mark.parametrize("model", NAMES)
 def test_a_model_is_unloaded_and_loaded_again(server, expected, model):
     """Unloaded it is not ready, and takes no memory; loaded again it answers as before."""

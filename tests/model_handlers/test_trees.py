@@ -3,6 +3,7 @@
 import base64
 import json
 import logging
+import sys
 import zlib
 
 import numpy as np
@@ -345,7 +346,7 @@ def test_a_linear_model_is_no_model_of_trees(load, tmp_path):
 def test_a_library_that_is_missing_is_told_with_its_extra(monkeypatch, trained):
     """Where none of the libraries is installed the sentence says what to install."""
     monkeypatch.setattr(forests, "has", lambda _: False)
-    monkeypatch.setattr(libraries.importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    monkeypatch.setitem(sys.modules, "treelite", None)
     libraries.library.cache_clear()
     with pytest.raises(MmeError) as caught:
         TreesHandler.prepare(ModelConfig("m", "fil"), trained[0]["binary.json"])

@@ -153,6 +153,27 @@ def test_the_batcher_waits_for_a_preferred_size_no_longer_than_it_may(run, toys)
 # -- lanes -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("turns", "expected"), [(True, [3, 3, 3]), (False, [0, 0, 9])], ids=["turns", "no turns"])
+@pytest.mark.parametrize("inline", [False, True], ids=["on threads", "on the loop"])
+def test_free_lanes_take_turns_on_several_devices(run, toys, inline, turns, expected):
+    """A model with an instance on each of three devices has all of them work; on one device the warmest goes on."""
+
+    async def main():
+        kind = toys.Inline if inline else toys.Scripted
+        handlers = [kind(toys.config(dynamic_batching=None)) for _ in range(3)]
+        lanes = [(f"m_{index}", handler) for index, handler in enumerate(handlers)]
+        model = Model("m", 1, lanes, ModelStats(), asyncio.get_running_loop(), ALWAYS_NS * inline, turns=turns)
+        model.start()
+        for number in range(9):
+            await answers(ask(model, toys.Call(number)))
+            while len(model._idle) < len(lanes):  # noqa: ASYNC110 - a lane sets no event when it comes to rest
+                await asyncio.sleep(0)
+        await asyncio.to_thread(model.close)
+        assert [len(handler.batches) for handler in handlers] == expected
+
+    run(main())
+
+
 def test_two_lanes_execute_at_the_same_time(run, toys):
     """Two batches are inside the handler at once when there are two lanes, on two threads."""
 
