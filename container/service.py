@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from container.budgets import disk_budget, memory_budget
+from container.call import CALLS
 from container.dashboard.document import Documents
 from container.dashboard.watcher import Watcher
 from container.emf import EmfReporter
@@ -27,6 +28,7 @@ from serve.polling import Poller
 
 if TYPE_CHECKING:
     from container.settings import SingleModel
+    from container.tracing import Tracer
 
 _log = logging.getLogger("mme.service")
 
@@ -58,6 +60,7 @@ class Service:
             options = _with_single(options, model)
         SIZES.smallest, SIZES.growth = settings.shared_memory_bytes, settings.shared_memory_growth_bytes
         self.engine = Engine(options, loop)
+        self._tracer = _tracer(settings)
         self.routes = InferRoutes(
             self.engine,
             default_model=default_model,
@@ -68,6 +71,7 @@ class Service:
             sessions=settings.sessions,
             default_accept=settings.default_accept,
             inference_type=settings.inference_type,
+            calls=CALLS if self._tracer is None else self._tracer.calls(CALLS),
         )
         self._emf = EmfReporter(self.engine, settings) if settings.emf else None
         self._watcher = Watcher(self.engine) if settings.dashboard else None
@@ -136,6 +140,18 @@ class Service:
         if self._watcher is not None:
             self._watcher.close()
         await self.engine.close()
+        if self._tracer is not None:  # after the last answer, whose spans are among those that it sends
+            await asyncio.get_running_loop().run_in_executor(None, self._tracer.close)
+
+
+def _tracer(settings: Settings) -> Tracer | None:
+    """What traces requests, if anything is to."""
+    if not settings.trace_url:
+        return None
+    from container.tracing import Tracer  # noqa: PLC0415 - optional, and 200 ms
+
+    name = settings.endpoint_name
+    return Tracer(settings.trace_url, settings.trace_rate, "mme" if name == "unknown" else name)
 
 
 def engine_options(settings: Settings) -> EngineOptions:

@@ -8,6 +8,7 @@ process, by the command line and again by gunicorn's master and worker; immutabl
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tempfile
 from dataclasses import dataclass, field
@@ -109,6 +110,7 @@ class Settings:
         emf: whether CloudWatch metrics go to standard output.
         emf_namespace, emf_period, emf_top_models: their namespace; seconds between them; models with their own.
         endpoint_name, variant_name: how the metrics name this endpoint.
+        trace_url, trace_rate: where traces of requests go, "" for nowhere; one of so many requests is traced.
         dashboard: whether there is a page at /dashboard.
         notices: sentences to log once at start; no part of equality.
     """
@@ -169,6 +171,8 @@ class Settings:
     emf_top_models: int = 0
     endpoint_name: str = "unknown"
     variant_name: str = "AllTraffic"
+    trace_url: str = ""
+    trace_rate: int = 1000
     dashboard: bool = True
     notices: tuple[str, ...] = field(default=(), compare=False)
 
@@ -241,6 +245,22 @@ class Settings:
         for repository in repositories:
             if repository and not repository.is_dir():
                 raise SettingsError(f"--model-repository/MME_MODEL_REPOSITORY='{repository}': there is no such folder")
+
+    def check_tracing(self) -> None:
+        """Check that what sends traces is installed, if any are to be sent.
+
+        Raises:
+            SettingsError: naming the variable and the extra to install.
+        """
+        if not self.trace_url:
+            return
+        try:
+            found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http")
+        except ModuleNotFoundError:  # not even what it would be in
+            found = None
+        if found is None:
+            label = f"--trace-url/MME_TRACE_URL='{self.trace_url}'"
+            raise SettingsError(f"{label}: OpenTelemetry is not installed; pip install 'mme[otel]'")
 
 
 def settings_table() -> list[tuple[str, str, str, str, str]]:

@@ -257,6 +257,21 @@ MME_VARIABLES = (
     ),
     Variable("MME_VARIANT_NAME", "variant_name", _DIMENSION, "The production variant's name in those metrics."),
     Variable(
+        "MME_TRACE_URL",
+        "trace_url",
+        v.trace_url,
+        "Send traces of requests there, by OpenTelemetry's protocol over HTTP.",
+        "--trace-url",
+        "none",
+    ),
+    Variable(
+        "MME_TRACE_RATE",
+        "trace_rate",
+        v.integer(1, 1_000_000_000),
+        "Trace one request of so many, of those whose client does not say whether it is traced.",
+        "--trace-rate",
+    ),
+    Variable(
         "MME_DASHBOARD",
         "dashboard",
         v.boolean,

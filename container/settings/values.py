@@ -13,6 +13,7 @@ from decimal import Decimal
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from model_handlers.errors import Kind, MmeError
 
@@ -248,6 +249,15 @@ def model_store(text: str) -> str:
         return str(directory(text.removeprefix("file://")))
     msg = "s3://bucket/prefix or a folder of .tar.gz archives"
     raise ValueError(msg)
+
+
+def trace_url(text: str) -> str:
+    """Where a collector of OpenTelemetry takes traces; without a path it is that of its protocol."""
+    url = urlsplit(text)
+    if url.scheme not in {"http", "https"} or not url.hostname:
+        msg = "a URL such as http://localhost:4318"
+        raise ValueError(msg)
+    return text if url.path.strip("/") else f"{url.scheme}://{url.netloc}/v1/traces"
 
 
 def host(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from pathlib import Path
 
 import pytest
@@ -580,6 +581,28 @@ def test_flags_behind_a_log_variable_are_understood():
 
     assert settings.log_level == "warning"
     assert settings.load_models == ("encoder",)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("http://collector:4318", "http://collector:4318/v1/traces"),
+        ("https://collector/", "https://collector/v1/traces"),
+        ("https://collector/otlp?key=1", "https://collector/otlp?key=1"),
+    ],
+)
+def test_traces_go_where_collectors_take_them(text, url):
+    """To the protocol's own path, unless another is named."""
+    assert Settings.from_environ({"MME_TRACE_URL": text}).trace_url == url
+
+
+@pytest.mark.parametrize("nothing", [lambda _: None, lambda name: importlib.import_module(f"{name}.gone")])
+def test_traces_without_the_library_refuse_to_start(monkeypatch, nothing):
+    """With what to install; without traces nobody misses it."""
+    monkeypatch.setattr(importlib.util, "find_spec", nothing)
+    Settings().check_tracing()
+    with pytest.raises(SettingsError, match=r"MME_TRACE_URL='http://c/v1/traces': .*pip install 'mme\[otel\]'"):
+        Settings.from_environ({"MME_TRACE_URL": "http://c"}).check_tracing()
 
 
 def test_relative_paths_are_made_absolute(tmp_path, monkeypatch):

@@ -1,0 +1,249 @@
+"""Traces of requests, for whoever collects them by OpenTelemetry's protocol. Off unless MME_TRACE_URL says where to.
+
+A traced request is one span, with those below it that its way had; their times are those of the statistics.
+
+    infer          from its last byte read to its answer's last byte written
+      load           until its model was in memory, where it had to wait for that
+      queue          until an instance took it
+      batch          its batch is put together
+      compute        the model executes
+      scatter        outputs are given to the requests of the batch
+
+Where nothing is traced this is not even imported: the server makes calls of other classes. Spans are made when a
+request has been answered, on the event loop, and sent by a thread of the library's. No other module imports that.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+
+from container.call import INFERENCE_ID, TARGET_MODEL, Call
+from container.trace_context import Origin, origin
+from model_handlers.errors import Kind, MmeError
+from serve.request import InferenceResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span
+    from opentelemetry.util.types import AttributeValue
+
+    from container.exchange import Exchange
+    from container.targets import Flavor, InferenceType
+    from serve.request import InferenceRequest
+
+    Attributes = dict[str, AttributeValue]
+    Phase = tuple[str, int, int, Attributes]
+
+_SECONDS = 3.0  # for a collector to take spans, and so for the last of them at the end
+_now = time.perf_counter_ns
+
+
+class Trace:
+    """What is remembered of a request until it has been answered.
+
+    Attributes:
+        origin: what the client said of its trace, or None.
+        began: `perf_counter_ns()` when it was read.
+        last: its last response so far.
+        responses: how many there were.
+    """
+
+    __slots__ = ("began", "last", "origin", "responses")
+
+    def __init__(self, origin: Origin | None) -> None:
+        self.origin = origin
+        self.began = _now()
+        self.last: InferenceResponse | None = None
+        self.responses = 0
+
+
+class Traced(Call):
+    """A call that tells its tracer how it went, once; mixed into the classes of calls by `Tracer.calls`."""
+
+    tracer: ClassVar[Tracer]
+
+    def __init__(self, exchange: Exchange, flavor: Flavor) -> None:
+        super().__init__(exchange, flavor)
+        self.trace: Trace | None = self.tracer.begin(exchange.headers)
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
+        """One response of several."""
+        if self.trace is not None:
+            self.trace.responses += 1
+            self.trace.last = response
+        super().respond(request, response)
+
+    def complete(self, request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
+        """The one response, the error, or the end of several responses."""
+        if self.trace is not None and isinstance(result, InferenceResponse):
+            self.trace.responses = 1
+            self.trace.last = result
+        super().complete(request, result)
+        self._tell(request, result if isinstance(result, MmeError) else None)
+
+    def fail(self, error: MmeError) -> None:
+        """Answer with an error, or end what has begun with it."""
+        super().fail(error)
+        self._tell(self.request, error)
+
+    def not_ready(self, name: str) -> None:
+        """The model still loads."""
+        super().not_ready(name)
+        self._tell(None, MmeError(Kind.UNAVAILABLE, f"model '{name}' still loads"))
+
+    def abandon(self) -> None:
+        """The client left."""
+        super().abandon()
+        self._tell(None, MmeError(Kind.CANCELLED, "the client left"))
+
+    def _tell(self, request: InferenceRequest | None, error: MmeError | None) -> None:
+        trace, self.trace = self.trace, None
+        if trace is not None:
+            self.tracer.end(trace, self, request, error)
+
+
+class _Ids(RandomIdGenerator):  # type: ignore[misc]  # where the library is not installed it has no type
+    """Random ones, or the trace's that a client named without a span of it.
+
+    Attributes:
+        trace_id: of the trace that begins next, 0 for a random one.
+    """
+
+    trace_id = 0
+
+    def generate_trace_id(self) -> int:
+        """The id of a trace that begins here."""
+        return self.trace_id or int(super().generate_trace_id())
+
+
+class Tracer:
+    """Makes spans of calls and has them sent.
+
+    Args:
+        url: where spans go: OTLP over HTTP.
+        rate: one request of so many is traced, of those whose client does not say; see `begin`.
+        service_name: what they are said to come from.
+    """
+
+    def __init__(self, url: str, rate: int, service_name: str) -> None:
+        self._rate = rate
+        self._untraced = 0
+        self._ids = _Ids()
+        resource = Resource.create({"service.name": service_name})
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON, resource=resource, id_generator=self._ids, shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url, timeout=_SECONDS)))
+        self._spans = self._provider.get_tracer("mme")
+
+    def calls(
+        self, classes: Mapping[tuple[InferenceType, bool], type[Call]]
+    ) -> dict[tuple[InferenceType, bool], type[Call]]:
+        """Each class of calls, traced."""
+        return {
+            key: type(f"Traced{plain.__name__}", (Traced, plain), {"tracer": self}) for key, plain in classes.items()
+        }
+
+    def begin(self, headers: Mapping[str, str]) -> Trace | None:
+        """A trace of the request, None where it is not traced: what its client says counts, else the rate."""
+        found = origin(headers)
+        if found is not None:
+            return Trace(found) if found.sampled else None
+        self._untraced += 1
+        if self._untraced < self._rate:
+            return None
+        self._untraced = 0
+        return Trace(None)
+
+    def end(self, trace: Trace, call: Call, request: InferenceRequest | None, error: MmeError | None) -> None:
+        """Make the spans of a call that is over."""
+        done = _now()
+        epoch = time.time_ns() - done
+        span = self._root(trace, dict(_attributes(trace, call, request)), epoch)
+        if error is not None:
+            span.set_status(Status(StatusCode.ERROR, error.message))
+            span.set_attribute("error.type", error.kind.name)
+        if request is not None:
+            self._children(set_span_in_context(span), _phases(trace, call, request, done), epoch)
+        span.end(epoch + done)
+
+    def _root(self, trace: Trace, attributes: Attributes, epoch: int) -> Span:
+        context, found = None, trace.origin
+        if found is not None and found.span_id:
+            flags = TraceFlags(TraceFlags.SAMPLED)
+            parent = SpanContext(found.trace_id, found.span_id, is_remote=True, trace_flags=flags)
+            context = set_span_in_context(NonRecordingSpan(parent))
+        self._ids.trace_id = found.trace_id if found is not None else 0
+        began = epoch + trace.began
+        return self._spans.start_span("infer", context, SpanKind.SERVER, attributes=attributes, start_time=began)
+
+    def _children(self, context: Context, phases: Iterator[Phase], epoch: int) -> None:
+        for name, begin, end, attributes in phases:
+            span = self._spans.start_span(name, context, attributes=attributes, start_time=epoch + begin)
+            span.end(epoch + end)
+
+    def close(self) -> None:
+        """Send what is left. Blocks for some seconds where nobody takes it: not for the loop."""
+        self._provider.shutdown()
+
+
+def _attributes(trace: Trace, call: Call, request: InferenceRequest | None) -> Iterator[tuple[str, AttributeValue]]:
+    """What is known of a call, under OpenTelemetry's names and Triton's."""
+    headers = call.exchange.headers
+    yield "http.request.method", call.exchange.method
+    yield "url.path", call.exchange.target.partition(b"?")[0].decode("latin-1")
+    if TARGET_MODEL in headers:
+        yield "aws.sagemaker.target_model", headers[TARGET_MODEL]
+    if INFERENCE_ID in headers:
+        yield "aws.sagemaker.inference_id", headers[INFERENCE_ID]
+    if trace.last is not None:
+        yield "triton.model_name", trace.last.model_name
+        yield "triton.model_version", trace.last.model_version
+        yield "mme.responses", trace.responses
+    if request is not None and request.id:
+        yield "triton.request_id", request.id
+
+
+def _phases(trace: Trace, call: Call, request: InferenceRequest, done: int) -> Iterator[Phase]:
+    """What a request went through: name, begin and end, attributes."""
+    if call.report is not None:
+        cost: Attributes = {
+            "mme.download_ms": call.report.download / 1e6,
+            "mme.load_ms": call.report.load / 1e6,
+            "mme.evicted": list(call.report.evicted),
+        }
+        yield "load", trace.began, request.arrival_ns or done, cost
+    if not request.arrival_ns:
+        return
+    timings = trace.last.timings if trace.last is not None else None
+    if timings is None:  # it never got further, or was answered from the cache of responses
+        yield "queue", request.arrival_ns, done, {}
+        return
+    yield "queue", request.arrival_ns, timings.start, {}
+    at = timings.start
+    for name, took in (
+        ("batch", timings.compute_input),
+        ("compute", timings.compute_infer),
+        ("scatter", timings.compute_output),
+    ):
+        yield name, at, at + took, {}
+        at += took

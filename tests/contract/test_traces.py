@@ -1,0 +1,214 @@
+"""Traces of requests, as a collector of OpenTelemetry's gets them over HTTP."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tests.contract.models import ONE, lay_out, pack, plus
+from tests.contract.server import Server, eventually
+
+trace_service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+
+PARTS = ["queue", "batch", "compute", "scatter"]
+COUNTER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(3):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([number], np.int32))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+COUNTER_CONFIG = """
+backend: "python"
+model_transaction_policy { decoupled: true }
+input { name: "N" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+
+
+class Collector:
+    """Takes spans at /v1/traces, and keeps them."""
+
+    def __init__(self) -> None:
+        self.spans: list = []
+        self.services: set[str] = set()
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    body = zlib.decompress(body, 31)
+                collector.take(self.path, body)
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def take(self, path: str, body: bytes) -> None:
+        """One batch."""
+        assert path == "/v1/traces"
+        for resource in trace_service.ExportTraceServiceRequest.FromString(body).resource_spans:
+            self.services |= {a.value.string_value for a in resource.resource.attributes if a.key == "service.name"}
+            self.spans += [span for scope in resource.scope_spans for span in scope.spans]
+
+    def trace(self, trace_id: str) -> list:
+        """The spans of a trace once its root has come: the root, and the others by their begin."""
+
+        def found():
+            return sorted((s for s in self.spans if s.trace_id.hex() == trace_id), key=lambda s: s.start_time_unix_nano)
+
+        spans = eventually(lambda: any(span.name == "infer" for span in found()) and found(), "the trace")
+        (root,) = (span for span in spans if span.name == "infer")
+        return [root, *(span for span in spans if span is not root)]
+
+
+@pytest.fixture(scope="module")
+def collector():
+    """Somebody who collects."""
+    with Collector() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def server(collector, tmp_path_factory):
+    """A server of a store that traces every second request of those that say nothing."""
+    folder = tmp_path_factory.mktemp("traced")
+    pack(lay_out(folder / "plus", plus(1)), folder / "store" / "plus.tar.gz")
+    (folder / "count" / "1").mkdir(parents=True)
+    (folder / "count" / "1" / "model.py").write_text(COUNTER)
+    (folder / "count" / "config.pbtxt").write_text(COUNTER_CONFIG)
+    pack(folder / "count", folder / "store" / "count.tar.gz")
+    environ = {
+        "MME_MODEL_STORE": str(folder / "store"),
+        "MME_LOAD_MODEL": "count.tar.gz",  # whose process is the server's then, and not left behind by a test
+        "MME_PING_MODE": "ready",
+        "MME_TRACE_URL": collector.url,
+        "MME_TRACE_RATE": "2",
+        "MME_ENDPOINT_NAME": "traced-endpoint",
+        "OTEL_BSP_SCHEDULE_DELAY": "50",
+    }
+    with Server(folder / "server", environ) as server:
+        yield server
+
+
+def attributes(span) -> dict:
+    """By name."""
+    return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
+
+
+def invoke(server, target="plus.tar.gz", document=ONE, **headers: str):
+    """A request by SageMaker's route."""
+    headers["X_Amzn_SageMaker_Target_Model"] = target
+    return server.ask("POST", "/invocations", document, Content_Type="application/json", **headers)
+
+
+def test_a_request_is_a_span_with_its_load_queue_batch_and_compute_below(server, collector):
+    """In the trace that the custom attributes name, one after the other and inside the whole."""
+    trace_id = "a" * 32
+    assert invoke(server, X_Amzn_SageMaker_Custom_Attributes=f"trace_id={trace_id}").status == 200
+
+    root, *parts = collector.trace(trace_id)
+    assert [span.name for span in parts] == ["load", *PARTS]
+    assert root.parent_span_id == b""
+    assert root.kind == root.SPAN_KIND_SERVER
+    assert {span.parent_span_id for span in parts} == {root.span_id}
+    assert collector.services == {"traced-endpoint"}
+    told = attributes(root)
+    assert told["aws.sagemaker.target_model"] == told["triton.model_name"] == "plus.tar.gz"
+    assert (told["triton.model_version"], told["url.path"], told["mme.responses"]) == ("1", "/invocations", 1)
+    assert attributes(parts[0])["mme.load_ms"] > 0
+    at = root.start_time_unix_nano
+    for span in parts:
+        assert at <= span.start_time_unix_nano <= span.end_time_unix_nano
+        at = span.end_time_unix_nano
+    assert at <= root.end_time_unix_nano
+
+
+def test_a_traceparent_makes_it_part_of_the_clients_trace(server, collector):
+    """Below the client's span; a model in memory has no load to wait for."""
+    invoke(server)
+    trace_id, parent = "b" * 32, "c" * 16
+    answer = server.ask(
+        "POST", "/v2/models/plus.tar.gz/infer", {**ONE, "id": "mine"}, traceparent=f"00-{trace_id}-{parent}-01"
+    )
+    assert answer.status == 200
+
+    root, *parts = collector.trace(trace_id)
+    assert root.parent_span_id.hex() == parent
+    assert [span.name for span in parts] == PARTS
+    assert attributes(root)["triton.request_id"] == "mine"
+
+
+def test_a_stream_is_one_span_until_its_last_response(server, collector):
+    """Which counts them."""
+    trace_id = "d" * 32
+    document = {"inputs": [{"name": "N", "shape": [1], "datatype": "INT32", "data": [1]}]}
+    answer = invoke(server, "count.tar.gz", document, traceparent=f"00-{trace_id}-{'c' * 16}-01")
+    assert answer.status == 200
+
+    root, *parts = collector.trace(trace_id)
+    assert attributes(root)["mme.responses"] == 3
+    assert [span.name for span in parts] == PARTS
+
+
+def test_a_failed_request_is_marked_and_says_why(server, collector):
+    """With the sentence that the client got, once."""
+    trace_id = "e" * 32
+    answer = invoke(server, "gone.tar.gz", X_Amzn_SageMaker_Custom_Attributes=f"trace_id={trace_id}")
+    assert answer.status == 404
+
+    (root,) = collector.trace(trace_id)
+    assert (root.status.code, root.status.message) == (root.status.STATUS_CODE_ERROR, answer.error)
+    assert attributes(root)["error.type"] == "UNKNOWN_MODEL"
+
+
+def test_a_client_that_is_not_traced_is_not_traced_here(server, collector):
+    """And of those that say nothing every second one is."""
+    trace_id = "f" * 32
+    assert invoke(server, traceparent=f"00-{trace_id}-{'c' * 16}-00").status == 200
+    for number in range(6):
+        assert invoke(server, X_Amzn_SageMaker_Inference_Id=f"counted-{number}").status == 200
+    invoke(server, traceparent=f"00-{'9' * 32}-{'c' * 16}-01")
+    collector.trace("9" * 32)
+
+    roots = [span for span in collector.spans if span.name == "infer"]
+    named = [attributes(span).get("aws.sagemaker.inference_id", "") for span in roots]
+    assert len([name for name in named if name.startswith("counted-")]) == 3
+    assert trace_id not in {span.trace_id.hex() for span in roots}
+
+
+def test_the_last_spans_are_sent_when_the_server_ends(serve, tmp_path):
+    """Although they are sent by batches of some seconds; and a collector that is gone keeps nobody from ending."""
+    pack(lay_out(tmp_path / "plus", plus(1)), tmp_path / "store" / "plus.tar.gz")
+    with Collector() as collector:
+        environ = {"MME_MODEL_STORE": str(tmp_path / "store"), "MME_TRACE_URL": collector.url, "MME_TRACE_RATE": "1"}
+        server = serve(environ)
+        assert invoke(server).status == 200
+        assert server.stop() == 0
+        assert {span.name for span in collector.spans} == {"infer", "load", *PARTS}
+        assert collector.services == {"mme"}
