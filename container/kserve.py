@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, Response, request
 
-from container.load_parameters import load_error, load_override, unload_dependents
+from container.load_parameters import check_name, load_error, load_override, unload_dependents
 from container.targets import parse_version
 from container.views import json_answer, json_body
 from model_handlers.config_json import config_json
@@ -106,6 +106,7 @@ def _add_repository_routes(routes: Blueprint, service: Service, on_loop: OnLoop)
 
     def load(name: str) -> Response:
         engine.check_control()
+        check_name(name)
         override = load_override(_parameters())
         try:
             on_loop.run(engine.reload(engine.canonical(name), override))

@@ -28,6 +28,16 @@ _CODES = {
 }
 
 
+def check_name(name: str) -> None:
+    """Refuse a name that leads somewhere else.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT.
+    """
+    if any(part in {"", ".", ".."} for part in name.split("/")) or "\0" in name:
+        raise invalid_argument(f"Model name cannot be empty or a way to another directory, got '{name[:_SHOWN]}'")
+
+
 def load_override(parameters: Mapping[str, Any]) -> Override | None:
     """What a load request has a model loaded with; None for what the model has itself.
 

@@ -105,6 +105,11 @@ class Origins:
         return self._overrides.source(name, base, override)
 
 
+def unavailable(name: str) -> MmeError:
+    """There is such a model, but none of it is served."""
+    return MmeError(Kind.UNKNOWN_VERSION, f"Request for unknown model: '{name}' has no available versions")
+
+
 def unknown(name: str) -> MmeError:
     """There is no such model."""
     return MmeError(Kind.UNKNOWN_MODEL, f"Request for unknown model: '{name}' is not found")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import MmeError, invalid_argument
 from serve.journal import Row, clock
-from serve.origins import Origins, unknown
+from serve.origins import Origins, unavailable, unknown
 from serve.source import Archived, Source, Unpacked, origin, source_of
 from serve.stats import TargetStats
 
@@ -115,10 +115,10 @@ class Register:
         """The entry of a name that requests may use, made of what store or repository has under it if need be.
 
         Raises:
-            MmeError: UNKNOWN_MODEL.
+            MmeError: UNKNOWN_MODEL; UNKNOWN_VERSION for one that was loaded, or was to be, and may not be named now.
         """
         if self._served is not None and name not in self._served:
-            raise unknown(name)
+            raise unavailable(name) if name in self._cache.entries else unknown(name)
         entry = self._cache.entries.get(name)
         if entry is not None and not (entry.abandoned and isinstance(origin(entry.source), Unpacked)):
             return entry

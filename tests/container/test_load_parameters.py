@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from container.load_parameters import load_error, load_override, unload_dependents
+from container.load_parameters import check_name, load_error, load_override, unload_dependents
 from model_handlers.errors import Kind, MmeError
 from model_handlers.outside import Override
 
@@ -48,6 +48,15 @@ def test_what_is_no_parameter_is_refused(parameters, words):
     with pytest.raises(MmeError) as caught:
         load_override(parameters)
     assert (caught.value.kind, caught.value.message) == (Kind.INVALID_ARGUMENT, words)
+
+
+@pytest.mark.parametrize("name", ["", "..", "../m", "a/../m", "/m", "m/", "a//m", ".", "m\0"])
+def test_a_name_that_leads_elsewhere_is_refused(name):
+    """Before anybody looks for it; slashes themselves are right, archives have them in their names."""
+    check_name("prefix/m.tar.gz")
+    with pytest.raises(MmeError, match="Model name cannot be empty") as caught:
+        check_name(name)
+    assert caught.value.kind is Kind.INVALID_ARGUMENT
 
 
 def test_dependents_are_a_truth_value():

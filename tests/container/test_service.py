@@ -189,10 +189,11 @@ def test_mode_explicit_serves_what_was_asked_for(start, tmp_path, put, json_inpu
     assert load(running, "two").status == 200
     assert status(running, json_inputs, "two") == 200
     assert load(running, "two", "unload").status == 200
-    assert status(running, json_inputs, "two") == 400
+    assert status(running, json_inputs, "two") == 404
     assert states(running)["two"] == ("UNAVAILABLE", "unloaded")
     assert load(running, "bad").status == 400
-    assert status(running, json_inputs, "bad") == 400
+    assert status(running, json_inputs, "bad") == 404
+    assert status(running, json_inputs, "nobody") == 400
 
 
 def test_mode_poll_serves_what_the_folder_holds(start, tmp_path, put, json_inputs):
