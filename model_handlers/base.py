@@ -170,6 +170,7 @@ class Handler(ABC):
         estimate_factor: bytes in memory per byte on disk, for a model never seen before.
         inline: whether a short execution may run on the event loop: it must release the GIL while it computes,
             never block on anything but the CPU, and never run code of the model's author.
+        custom_operations: whether it loads the libraries of operations that a configuration names.
         warms: whether it may be executed with made-up data before it serves; whatever is inline may.
         sees_requests: whether batches come as lists of requests (`execute_requests`) instead of collated tensors
             (`execute`): models that are code of the model's author.
@@ -183,6 +184,7 @@ class Handler(ABC):
     default_filename: ClassVar[str]
     estimate_factor: ClassVar[float] = 1.5
     inline: ClassVar[bool] = False
+    custom_operations: ClassVar[bool] = False
     warms: ClassVar[bool] = False
     sees_requests: ClassVar[bool] = False
     placement: ClassVar[Placement] = Placement.INLINE

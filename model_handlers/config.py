@@ -282,6 +282,7 @@ class ModelConfig:
         response_cache: whether requests that come again may be answered without the model.
         runtime: the library that Triton's backend is to be, "" for its own.
         agents: what is to be done before a load.
+        op_libraries: files of custom operations, beside the model's or its configuration, or where the system looks.
     """
 
     name: str
@@ -309,6 +310,7 @@ class ModelConfig:
     cpu_accelerators: tuple[Accelerator, ...] = ()
     runtime: str = ""
     agents: tuple[RepositoryAgent, ...] = ()
+    op_libraries: tuple[str, ...] = ()
 
     def input(self, name: str) -> TensorSpec | None:
         """The input of that name, or None."""

@@ -57,6 +57,7 @@ def config_json(config: ModelConfig) -> Json:
         "metric_tags": dict(config.metric_tags),
         "parameters": {key: {"string_value": value} for key, value in config.parameters.items()},
         "model_warmup": [_warmup(sample) for sample in config.warmup],
+        **({"model_operations": {"op_library_filename": list(config.op_libraries)}} if config.op_libraries else {}),
         **_transaction_policy(config.decoupled),
         **({"response_cache": {"enable": True}} if config.response_cache else {}),
         **_agents(config.agents),

@@ -95,6 +95,7 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
         warmup=warmup_samples(message, model),
         response_cache=message.response_cache.enable,
         runtime=message.runtime,
+        op_libraries=tuple(message.model_operations.op_library_filename),
         agents=tuple(
             RepositoryAgent(agent.name, MappingProxyType(dict(agent.parameters)))
             for agent in message.model_repository_agents.agents
@@ -154,6 +155,8 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
         message.model_transaction_policy.decoupled = True
     if config.response_cache:
         message.response_cache.enable = True
+    if config.op_libraries:
+        message.model_operations.op_library_filename.extend(config.op_libraries)
     for agent in config.agents:
         message.model_repository_agents.agents.add(name=agent.name, parameters=agent.parameters)
     set_optimization(message, config)

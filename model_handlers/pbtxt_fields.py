@@ -219,7 +219,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "random_data": _HONOURED,
         "input_data_file": _HONOURED,
     },
-    "ModelOperations": {"op_library_filename": _refused("libraries of custom operations are not loaded")},
+    "ModelOperations": {"op_library_filename": _HONOURED},
     "ModelTransactionPolicy": {"decoupled": _HONOURED},
     "ModelRepositoryAgents": {"agents": _HONOURED},
     "ModelRepositoryAgents.Agent": {"name": _HONOURED, "parameters": _HONOURED},

@@ -329,6 +329,9 @@ class ModelLoader:
         if handler.sees_requests and (directory.config.batch_inputs or directory.config.batch_outputs):
             field = "batch_input" if directory.config.batch_inputs else "batch_output"
             raise refusal(field, f"models of backend '{backend.name}' get each request as it came", name)
+        if directory.config.op_libraries and not handler.custom_operations:
+            field = "model_operations.op_library_filename"
+            raise refusal(field, f"backend '{backend.name}' loads no libraries of operations", name)
         groups = directory.config.instance_groups or (InstanceGroup(name),)
         lanes = devices.place(groups, name, gpu_capable=handler.gpu_capable(), require_gpu=self._require_gpu)
         placement = placement_of(directory.config, handler)
@@ -364,7 +367,7 @@ class ModelLoader:
         """The forms of a model that executes in this process, on the CPU, and can be mapped."""
         weights = weights_of(directory.config, self._weights)
         here = placement is Placement.INLINE and all(device == CPU for _, device in lanes)
-        here = here and not directory.config.cpu_accelerators
+        here = here and not directory.config.cpu_accelerators and not directory.config.op_libraries
         if self._store is None or weights is Weights.PLAIN or not here or not issubclass(handler, MappedHandler):
             return None
         files = {version: directory.model_file(version) for version in directory.versions}

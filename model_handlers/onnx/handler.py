@@ -20,7 +20,7 @@ from model_handlers.mapped import MappedHandler
 from model_handlers.onnx import forms
 from model_handlers.onnx.binding import run_bound
 from model_handlers.onnx.external import take_weights_out
-from model_handlers.onnx.options import run_options, session_options
+from model_handlers.onnx.options import register_operations, run_options, session_options
 from model_handlers.onnx.providers import check_available, check_providers, providers
 from model_handlers.onnx.runtime import (
     CUDA_PROVIDER,
@@ -52,6 +52,7 @@ class OnnxHandler(MappedHandler):
     default_filename: ClassVar[str] = "model.onnx"
     estimate_factor: ClassVar[float] = 1.3
     inline: ClassVar[bool] = True
+    custom_operations: ClassVar[bool] = True
 
     def __init__(self, session: Any, config: ModelConfig) -> None:
         super().__init__(complete(config, *signature(session, config.name)))
@@ -68,13 +69,14 @@ class OnnxHandler(MappedHandler):
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
         """Inputs, outputs and the batch dimension from the graph; what the configuration says must agree with it."""
-        session = _signature_session(model_file, config.name)
+        session = _signature_session(model_file, config)
         return complete(config, *signature(session, config.name))
 
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> OnnxHandler:  # noqa: ARG003 - shared by lanes
         """Create the session; parameters are named as Triton's ONNX Runtime backend names them."""
         options = session_options(config, default_threads(model_file))
+        register_operations(options, config, model_file)
         wanted = providers(config, device)
         runtime = onnx_runtime()
         check_available(wanted, runtime.get_available_providers(), config.name)
@@ -174,11 +176,12 @@ def _onnx_path(model_file: Path) -> Path:
     return model_file / "model.onnx" if model_file.is_dir() else model_file
 
 
-def _signature_session(model_file: Path, model: str) -> Any:
+def _signature_session(model_file: Path, config: ModelConfig) -> Any:
     """A session that only tells inputs and outputs: no weight is transformed, few are touched."""
     runtime = onnx_runtime()
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.add_session_config_entry("session.disable_prepacking", "1")
-    return create_session(_onnx_path(model_file), options, model)
+    register_operations(options, config, model_file)
+    return create_session(_onnx_path(model_file), options, config.name)

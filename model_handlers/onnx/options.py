@@ -14,6 +14,8 @@ from model_handlers.parameters import integer, warn_of_unknown
 from model_handlers.threads import processors
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from model_handlers.config import ModelConfig
 
 # optimization.graph.level and the parameter `level` use the same numbers.
@@ -55,6 +57,25 @@ def session_options(config: ModelConfig, threads: int) -> Any:
     options.enable_cpu_mem_arena = bool(integer(config, "enable_mem_arena", 1, range(2)))
     options.enable_mem_pattern = bool(integer(config, "enable_mem_pattern", 1, range(2)))
     return options
+
+
+def register_operations(options: Any, config: ModelConfig, model_file: Path) -> None:
+    """Have a session know the operations of the libraries that the configuration names.
+
+    Raises:
+        MmeError: INVALID_MODEL for one that is not there, or is none.
+    """
+    for name in config.op_libraries:
+        places = (model_file.parent / name, model_file.parent.parent / name)
+        library = next((str(place) for place in places if place.is_file()), name)
+        try:
+            options.register_custom_ops_library(library)
+        except Exception as error:  # of any of a dozen classes, as for sessions
+            words = " ".join(str(error).split())
+            raise invalid_model(
+                f"model '{config.name}': model_operations.op_library_filename '{name}' is no library of operations of "
+                f"ONNX Runtime's beside the model: {words}"
+            ) from error
 
 
 def graph_level(config: ModelConfig) -> str:

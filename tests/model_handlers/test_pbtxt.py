@@ -439,6 +439,7 @@ CONFIGS = (
         parameters=MAPS,
         metric_tags=st.dictionaries(st.sampled_from(["team", "stage_2"]), NAMES),
         runtime=st.just(""),
+        op_libraries=st.sampled_from([(), ("a.so", "b.so")]),
         agents=st.lists(
             st.builds(RepositoryAgent, st.just("checksum"), st.sampled_from([{}, {"MD5:1/model.onnx": "abc"}])),
             max_size=2,

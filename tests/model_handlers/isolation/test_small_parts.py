@@ -67,6 +67,7 @@ FULL = ModelConfig(
     batch_outputs=(BatchOutput(("y",), ("x",)),),
     response_cache=True,
     runtime="r",
+    op_libraries=("ops.so",),
     agents=(RepositoryAgent("checksum", MappingProxyType({"MD5:1/x": "d"})),),
     cc_filenames=MappingProxyType({"9.0": "h"}),
     gpu_accelerators=(Accelerator("tensorrt", MappingProxyType({"precision_mode": "FP16"})), Accelerator("gpu_io")),

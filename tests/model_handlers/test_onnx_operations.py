@@ -1,0 +1,65 @@
+"""Libraries of custom operations are handed to every session of their model."""
+
+import shutil
+import subprocess
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from model_handlers.base import CPU
+from model_handlers.config import ModelConfig
+from model_handlers.errors import Kind, MmeError
+from model_handlers.onnx import OnnxHandler
+
+# A library without any operation, which notes that it was asked for them.
+SOURCE = """
+#include <stdio.h>
+void* RegisterCustomOps(void* options, const void* api) {
+    FILE* note = fopen(NOTE, "a");
+    fputs("asked\\n", note);
+    fclose(note);
+    return 0;
+}
+"""
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    """The file of a model that hands X through."""
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2]) for name in "XY"]
+    graph = helper.make_graph([helper.make_node("Identity", ["X"], ["Y"])], "g", tensors[:1], tensors[1:])
+    path = tmp_path / "1" / "model.onnx"
+    path.parent.mkdir()
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("folder", [".", "1"])
+def test_a_library_lies_beside_the_model_or_its_configuration(folder, model_file, tmp_path):
+    """It is asked when the model is looked at, and when it is loaded; then the model executes."""
+    source, note = tmp_path / "ops.c", tmp_path / "note"
+    source.write_text(SOURCE)
+    library = tmp_path / folder / "ops.so"
+    subprocess.run(["cc", "-shared", "-fPIC", f'-DNOTE="{note}"', "-o", library, source], check=True)
+    config = OnnxHandler.autocomplete(ModelConfig("m", op_libraries=("ops.so",)), model_file)
+    handler = OnnxHandler.load(config, model_file, CPU)
+
+    assert note.read_text() == "asked\nasked\n"
+    assert handler.execute({"X": np.ones((1, 2), np.float32)}, ["Y"])[0].tolist() == [[1, 1]]
+    handler.close()
+
+
+@pytest.mark.parametrize("content", [None, b"no library"])
+def test_a_library_that_is_none_is_told_by_name(content, model_file, tmp_path):
+    """One that is not there, or is something else."""
+    if content is not None:
+        (tmp_path / "ops.so").write_bytes(content)
+    with pytest.raises(
+        MmeError, match=r"model 'm': model_operations.op_library_filename 'ops.so' is no library"
+    ) as caught:
+        OnnxHandler.load(ModelConfig("m", op_libraries=("ops.so",)), model_file, CPU)
+
+    assert caught.value.kind is Kind.INVALID_MODEL
