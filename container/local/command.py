@@ -8,6 +8,7 @@ ModelDataUrl means it. The container is this installation's `serve`, or what --e
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ import boto3
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from container.local.background import Background
-from container.local.endpoint import Endpoint
+from container.local.endpoint import ANY_NAME, Endpoint
 from container.local.front import make_front
 from container.local.platform import Limits, Platform
 from container.local.process import OURS, command_words, free_port, started, wait_until_healthy
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from serve.store import Store
 
 _LOOK_SECONDS, _HEALTH_SECONDS = 0.2, 5.0
-_ANY_NAME = "local"  # in errors, of an endpoint that answers to any
 _URL = re.compile(r"https?://[^/]")
 
 
@@ -179,7 +179,7 @@ def _endpoint(arguments: argparse.Namespace, container: Container, models: Path,
         return Endpoint(name, container, None, limits)
     mounted = (arguments.mounted_at or str(models)).rstrip("/")
     keep = not arguments.no_model_cache
-    platform = Platform(name or _ANY_NAME, store, models, mounted, container, limits, tell, keep=keep)
+    platform = Platform(name or ANY_NAME, store, models, mounted, container, limits, tell, keep=keep)
     return Endpoint(name, container, platform, limits)
 
 
@@ -206,7 +206,7 @@ class _Handler(WSGIRequestHandler):
 def listening(app: Flask, host: str, port: int) -> Iterator[int]:
     """The front at work; its port."""
     try:
-        with contextlib.redirect_stderr(None):  # werkzeug's advice for a busy port; ours follows
+        with contextlib.redirect_stderr(io.StringIO()):  # werkzeug's advice for a busy port; ours follows
             server = make_server(host, port, app, threaded=True, request_handler=_Handler)
     except (OSError, SystemExit) as error:
         raise invalid_argument(f"--port {port} is taken: give another, or 0 for any") from error

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from container.local.platform import Platform
     from container.local.upstream import Container
 
+ANY_NAME = "local"  # in errors, of an endpoint that answers to any name
 _INVOCATIONS = "/invocations"
 
 
@@ -92,10 +93,10 @@ class Endpoint:
             return self.container.ask("POST", _INVOCATIONS, body, headers, patience)
         except SilentError as error:
             if time.monotonic() - began >= patience:
-                raise timed_out(self.name) from error
-            raise model_error(502, str(error), self.name) from error
+                raise timed_out(self.name or ANY_NAME) from error
+            raise model_error(502, str(error), self.name or ANY_NAME) from error
 
     def _checked(self, answer: Answer) -> Answer:
         if answer.status == 200:
             return answer
-        raise model_error(answer.status, answer.body.decode("utf-8", "replace"), self.name)
+        raise model_error(answer.status, answer.body.decode("utf-8", "replace"), self.name or ANY_NAME)

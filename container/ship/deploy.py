@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from container.ship import checks, endpoint
 from container.ship.aws import Aws
 from container.ship.deployment import (
+    TAG,
     Call,
     Deployment,
     attendance,
@@ -28,7 +29,7 @@ from container.ship.deployment import (
     resource_id,
 )
 from container.ship.instance_types import check_instance_type
-from container.ship.inventory import alarm_names, is_ours, superseded
+from container.ship.inventory import alarm_names, is_ours, superseded, tags_of
 from container.ship.watching import rollback_alarms
 from model_handlers.errors import MmeError, invalid_argument
 
@@ -57,7 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
         multi_model=multi_model,
         instance_type=arguments.instance_type or "",
         instances=arguments.instances or 1,
-        environment={**({"MME_EMF_TOP_MODELS": _TOP_MODELS} if arguments.dashboard else {}), **_environment(arguments)},
+        environment={
+            **({"MME_EMF_TOP_MODELS": _TOP_MODELS} if arguments.dashboard else {}),
+            **_pairs("--env", arguments.env),
+        },
+        labels=_pairs("--tag", arguments.tag),
+        subnets=tuple(arguments.subnet or ()),
+        security_groups=tuple(arguments.security_group or ()),
         cache=not arguments.no_model_cache,
         volume_gb=arguments.volume_gb,
         startup_seconds=arguments.startup_seconds,
@@ -123,11 +130,12 @@ def _models(arguments: argparse.Namespace) -> tuple[bool, str]:
     return bool(arguments.models), arguments.models or arguments.single
 
 
-def _environment(arguments: argparse.Namespace) -> dict[str, str]:
-    pairs = [text.partition("=") for text in arguments.env or ()]
+def _pairs(flag: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """What a repeatable NAME=VALUE says."""
+    pairs = [text.partition("=") for text in texts or ()]
     for name, equals, value in pairs:
         if not (name and equals):
-            raise invalid_argument(f"--env '{name}{equals}{value}' is not NAME=VALUE")
+            raise invalid_argument(f"{flag} '{name}{equals}{value}' is not NAME=VALUE")
     return {name: value for name, _, value in pairs}
 
 
@@ -154,6 +162,8 @@ def _checked(aws: Aws, wanted: Deployment, *, any_type: bool, offline: bool = Fa
     known = aws.client("sagemaker").meta.service_model.shape_for("ProductionVariantInstanceType").enum
     if not any_type:
         check_instance_type(wanted.instance_type, known, multi_model=wanted.multi_model)
+    if bool(wanted.subnets) != bool(wanted.security_groups):
+        raise invalid_argument("--subnet and --security-group need each other")
     if wanted.async_output and wanted.multi_model:
         raise invalid_argument("--async-output needs --single: SageMaker has no asynchronous multi-model endpoints")
     checks.check_image(wanted.image, aws.region)
@@ -171,6 +181,7 @@ def _deployed(aws: Aws, now: Mapping[str, Any]) -> Deployment:
     variant = config["ProductionVariants"][0]
     model = aws.call("sagemaker", "describe_model", {"ModelName": variant["ModelName"]})
     container = model.get("PrimaryContainer") or model["Containers"][0]
+    network = model.get("VpcConfig", {})
     cache = container.get("MultiModelConfig", {}).get("ModelCacheSetting", "Enabled")
     scaled = aws.call(
         "application-autoscaling",
@@ -192,6 +203,9 @@ def _deployed(aws: Aws, now: Mapping[str, Any]) -> Deployment:
         startup_seconds=variant.get("ContainerStartupHealthCheckTimeoutInSeconds", 0),
         async_output=config.get("AsyncInferenceConfig", {}).get("OutputConfig", {}).get("S3OutputPath", ""),
         capacity=(targets[0]["MinCapacity"], targets[0]["MaxCapacity"]) if targets else None,
+        labels={key: value for key, value in tags_of(aws, str(now["EndpointArn"])).items() if key != TAG},
+        subnets=tuple(network.get("Subnets", ())),
+        security_groups=tuple(network.get("SecurityGroupIds", ())),
     )
 
 
@@ -209,7 +223,7 @@ def _changed(arguments: argparse.Namespace, now: Deployment) -> Deployment:
     changes = {field: value for field, value in changes.items() if value}
     if arguments.models or arguments.single:
         changes["multi_model"] = bool(arguments.models)
-    if environment := _environment(arguments):
+    if environment := _pairs("--env", arguments.env):
         changes["environment"] = {**now.environment, **environment}
     if not changes:
         raise invalid_argument("nothing changes: give a new --image, --models, --instance-type, --env or --instances")

@@ -73,6 +73,8 @@ class Deployment:
         capacity: least and most instances to scale between; None scales not.
         target_invocations: a minute and instance, that scaling aims at.
         alarms, alarm_topic, dashboard: what watches it, and the SNS topic that alarms tell.
+        labels: tags of the person's own, on all that is made.
+        subnets, security_groups: of the network that the container is in; none leaves it outside.
     """
 
     name: str
@@ -92,10 +94,13 @@ class Deployment:
     alarms: bool = False
     alarm_topic: str = ""
     dashboard: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
 
     def tags(self) -> list[dict[str, str]]:
         """The tags of all that is made."""
-        return [{"Key": TAG, "Value": self.name}]
+        return [{"Key": key, "Value": value} for key, value in {**self.labels, TAG: self.name}.items()]
 
 
 def check_name(name: str) -> str:
@@ -198,12 +203,14 @@ def _configuration(wanted: Deployment, stamp: str) -> list[Call]:
     config: dict[str, Any] = {"EndpointConfigName": name, "ProductionVariants": [variant], "Tags": wanted.tags()}
     if wanted.async_output:
         config["AsyncInferenceConfig"] = {"OutputConfig": {"S3OutputPath": wanted.async_output}}
-    model = {
+    model: dict[str, Any] = {
         "ModelName": name,
         "ExecutionRoleArn": wanted.role,
         "PrimaryContainer": _container(wanted),
         "Tags": wanted.tags(),
     }
+    if wanted.subnets:
+        model["VpcConfig"] = {"Subnets": list(wanted.subnets), "SecurityGroupIds": list(wanted.security_groups)}
     return [Call("sagemaker", "create_model", model), Call("sagemaker", "create_endpoint_config", config)]
 
 
@@ -245,7 +252,7 @@ def _scaling(wanted: Deployment, capacity: tuple[int, int]) -> list[Call]:
         Call(
             "application-autoscaling",
             "register_scalable_target",
-            {**target, "MinCapacity": least, "MaxCapacity": most, "Tags": {TAG: wanted.name}},
+            {**target, "MinCapacity": least, "MaxCapacity": most, "Tags": {**wanted.labels, TAG: wanted.name}},
         ),
         Call(
             "application-autoscaling",

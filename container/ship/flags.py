@@ -115,6 +115,10 @@ def _add_push_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_deploy_flags(parser: argparse.ArgumentParser) -> None:
     _add_deployed(parser)
+    parser.add_argument("--tag", metavar="NAME=VALUE", action="append", help="a tag for all that is made; repeatable")
+    text = "in which the container is, with --security-group; repeatable"
+    parser.add_argument("--subnet", metavar="ID", action="append", help=text)
+    parser.add_argument("--security-group", metavar="ID", action="append", help="of the container; repeatable")
     parser.add_argument("--no-model-cache", action="store_true", help="unload each model after use: ModelCacheSetting")
     parser.add_argument("--volume-gb", type=int, default=0, metavar="GB", help="size of each instance's disk")
     text = "how long the container may take to be healthy, 60 to 3600"

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 def is_ours(aws: Aws, arn: str, name: str) -> bool:
     """Whether a resource of SageMaker's carries the endpoint's tag."""
+    return tags_of(aws, arn).get(TAG) == name
+
+
+def tags_of(aws: Aws, arn: str) -> dict[str, str]:
+    """The tags of a resource of SageMaker's; those of AWS's own are left out."""
     tags = aws.call("sagemaker", "list_tags", {"ResourceArn": arn})["Tags"]
-    return {"Key": TAG, "Value": name} in tags
+    return {row["Key"]: row["Value"] for row in tags if not row["Key"].startswith("aws:")}
 
 
 def everything(aws: Aws, name: str) -> list[Call]:

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import closing, contextmanager
@@ -169,3 +170,33 @@ def test_endpoints_that_do_not_start(tmp_path, monkeypatch, capsys, arguments, c
 
     assert cli.main(["local", *arguments, "--port", "0"]) == code
     assert sentence in capsys.readouterr().err
+
+
+HEALTHY = """
+import http.server
+import sys
+
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Healthy).serve_forever()
+"""
+
+
+def test_a_port_that_is_taken(tmp_path, monkeypatch, capsys):
+    """One sentence, and the container is ended."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "healthy.py").write_text(HEALTHY)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+
+        assert (
+            cli.main(["local", ".", "--emulate-platform", f"{sys.executable} healthy.py {{port}}", "--port", port]) == 2
+        )
+    captured = capsys.readouterr()
+    assert f"--port {port} is taken" in captured.err
+    assert captured.out == ""

@@ -161,7 +161,9 @@ def test_a_dry_run_needs_no_account(mme, monkeypatch, tmp_path):
         ("bert", {"autoscale": "4..1"}, "is not LEAST..MOST"),
         ("bert", {"target_invocations": "5"}, "needs --autoscale"),
         ("bert", {"async_output": "s3://models/out"}, "--async-output needs --single"),
-        ("bert", {"env": "X"}, "is not NAME=VALUE"),
+        ("bert", {"env": "X"}, "--env 'X' is not NAME=VALUE"),
+        ("bert", {"tag": "X"}, "--tag 'X' is not NAME=VALUE"),
+        ("bert", {"subnet": "subnet-1"}, "need each other"),
         ("b_ert", {}, "can't be the name of an endpoint"),
         ("bert", {"region": "mars-1"}, "is not the name of a region"),
         ("bert", {"region": "us-gov-east"}, "is not the name of a region"),
@@ -244,7 +246,8 @@ def test_why_an_endpoint_failed(account, deploy, answered):
 
 def test_an_update_brings_a_new_configuration_and_takes_the_old_one_down(account, deploy, mme, answered):
     """By blue/green, watched by the alarms of the endpoint; what is not named stays as it was."""
-    deploy("bert", "--alarms", "--env", "A=1")
+    network = ("--subnet", "subnet-1", "--security-group", "sg-1", "--security-group", "sg-2")
+    deploy("bert", "--alarms", "--env", "A=1", "--tag", "team=search", *network)
     before = made(account)
     seen = []
 
@@ -255,16 +258,21 @@ def test_an_update_brings_a_new_configuration_and_takes_the_old_one_down(account
         return 200, {"EndpointArn": "arn"}
 
     answered("sagemaker.UpdateEndpoint", update)
-    monkey = IMAGE.replace("mme:1", "mme:2")
-    said = mme("update", "bert", "--image", monkey, "--canary", "10", "--env", "B=2")
+    image = IMAGE.replace("mme:1", "mme:2")
+    said = mme("update", "bert", "--image", image, "--canary", "10", "--env", "B=2")
 
     assert said.code == 0, said.err
     ((model,), (config,), endpoints, *_) = made(account)
     assert (model, config) == (seen[0]["EndpointConfigName"],) * 2
     assert model != before[0][0]
     assert endpoints == ["bert"]
-    container = account.client("sagemaker").describe_model(ModelName=model)["PrimaryContainer"]
-    assert container["Image"] == monkey
+    sagemaker = account.client("sagemaker")
+    described = sagemaker.describe_model(ModelName=model)
+    assert described["VpcConfig"] == {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1", "sg-2"]}
+    tags = sagemaker.list_tags(ResourceArn=described["ModelArn"])["Tags"]
+    assert tags == [{"Key": "team", "Value": "search"}, {"Key": "mme:endpoint", "Value": "bert"}]
+    container = described["PrimaryContainer"]
+    assert container["Image"] == image
     assert container["Environment"] == {"MME_ENDPOINT_NAME": "bert", "A": "1", "B": "2"}
     traffic = seen[0]["DeploymentConfig"]["BlueGreenUpdatePolicy"]["TrafficRoutingConfiguration"]
     assert traffic["CanarySize"] == {"Type": "CAPACITY_PERCENT", "Value": 10}
