@@ -6,6 +6,7 @@ Every number is bytes. GPUs are the business of `gpus`.
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import mmap
 from pathlib import Path
@@ -19,7 +20,7 @@ from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.gpus import Gpu, gpu_count, gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from model_handlers.config import InstanceGroup, ModelConfig
 
@@ -80,9 +81,14 @@ def return_large_blocks() -> None:
 
 def trim_host_memory() -> None:
     """Hand freed heap pages back to the system, so that what a model gave back is seen by everybody."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
+    trim = _malloc_trim()
     if trim is not None:
         trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
 
 
 def file_for(device: Device, config: ModelConfig, version_directory: Path) -> Path:

@@ -89,9 +89,6 @@ class EnsembleModel:
     def __repr__(self) -> str:
         return f"<EnsembleModel {self.name}/{self.version}: {self.outstanding} under way>"
 
-    def start(self) -> None:
-        """Nothing of its own is to be started."""
-
     def route(self, outputs: tuple[str, ...]) -> Route:
         """The way to these outputs, () for all, through steps that each answer once."""
         route = self._routes.get(outputs)

@@ -20,6 +20,7 @@ from model_handlers.errors import Kind, MmeError, out_of_memory
 from serve import ragged
 from serve.open_request import OpenRequest
 from serve.request import InferenceRequest, InferenceResponse, Timings
+from serve.threads import STARTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -343,7 +344,7 @@ def collect(
 
 
 class Instance:
-    """A lane with a thread of its own.
+    """A lane with a thread of its own, from the first batch on that needs one.
 
     Where the handler can send batches to another process, they are sent and received on the event loop (`send`,
     `receive`), and the thread has what would take long.
@@ -383,17 +384,21 @@ class Instance:
         self._inbox: SimpleQueue[Callable[[], Execution] | None] = SimpleQueue()
         self._sent = _NOTHING
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._has_thread = False
+        self._ended = threading.Event()
 
     def __repr__(self) -> str:
         return f"<Instance {self.name}>"
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
     def run(self, batch: Batch) -> None:
-        """Have the idle lane execute a batch, then whatever it can pull."""
-        self._inbox.put(functools.partial(self.execute, batch))
+        """Have the idle lane execute a batch, then whatever it can pull. On the event loop."""
+        self._hand(functools.partial(self.execute, batch))
+
+    def _hand(self, work: Callable[[], Execution]) -> None:
+        self._inbox.put(work)
+        if not self._has_thread:  # many lanes never need one
+            self._has_thread = True
+            STARTER.start(self._thread)
 
     def execute(self, batch: Batch) -> Execution:
         """Execute a batch on the calling thread, while the lane is idle."""
@@ -421,7 +426,7 @@ class Instance:
 
     def wait(self) -> None:
         """Have the thread wait for the batch that was sent, and report its execution."""
-        self._inbox.put(self._awaited)
+        self._hand(self._awaited)
 
     def _awaited(self) -> Execution:
         try:
@@ -445,7 +450,8 @@ class Instance:
     def stop(self) -> None:
         """End the thread after what it is doing, and wait for it. Never called on the event loop."""
         self._inbox.put(None)
-        if self._thread.ident is not None:  # a model that was given up before it served anybody never started it
+        if self._has_thread:
+            self._ended.wait()  # it may have yet to be started
             self._thread.join()
 
     def _main(self) -> None:
@@ -453,6 +459,7 @@ class Instance:
             self._report(work())
             while batch := self._pull(self):
                 self._report(self.execute(batch))
+        self._ended.set()
 
 
 class Retired:

@@ -143,11 +143,6 @@ class Model:
         """Requests waiting for a lane."""
         return len(self._queue)
 
-    def start(self) -> None:
-        """Start the lanes. Called on the event loop, so that their threads have its priority and not a loader's."""
-        for lane in self._lanes:
-            lane.start()
-
     def submit(self, request: InferenceRequest) -> None:
         """Accept a request, which from now on gets exactly one answer.
 

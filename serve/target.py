@@ -114,9 +114,7 @@ class Target:
         return model
 
     def start(self) -> None:
-        """Start every version's lanes."""
-        for model in self.models():
-            model.start()
+        """Tell whoever wants to know that it serves."""
         if self._started is not None:
             self._started(self)
 

@@ -1,7 +1,10 @@
-"""Threads for work that may never come back.
+"""Threads for work that may never come back, and threads that the event loop starts.
 
 A pool has so many threads, and a framework that hangs in one of them takes it for good. Loads are few and long, so
 each has a thread of its own; how many run at once is decided by whoever asks.
+
+`Thread.start` waits until the new thread runs, which takes milliseconds where the processors are busy: nothing for an
+event loop. So it leaves that to a thread which does nothing else.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 from concurrent.futures import Executor, Future
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -16,6 +20,31 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class ThreadStarter:
+    """Starts threads for those who can't wait until they run. They get the priority of the first who asked."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked: SimpleQueue[threading.Thread] = SimpleQueue()
+        self._running = False
+
+    def start(self, thread: threading.Thread) -> None:
+        """Have a thread started, soon."""
+        self._asked.put(thread)
+        if not self._running:
+            with self._lock:
+                if not self._running:
+                    self._running = True
+                    threading.Thread(target=self._main, name="starter", daemon=True).start()
+
+    def _main(self) -> None:
+        while True:
+            self._asked.get().start()
+
+
+STARTER = ThreadStarter()
 
 
 class ThreadPerTask(Executor):
@@ -30,13 +59,14 @@ class ThreadPerTask(Executor):
         self._names = (f"{name}_{number}" for number in itertools.count())
         self._initializer = initializer
         self._lock = threading.Lock()
-        self._threads: set[threading.Thread] = set()
+        self._threads: dict[threading.Thread, threading.Event] = {}  # one that is not started can't be joined
         self._closed = False
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Start it."""
+        """Have it started."""
         future: Future[R] = Future()
         future.set_running_or_notify_cancel()
+        ended = threading.Event()
 
         def run() -> None:
             try:
@@ -48,20 +78,22 @@ class ThreadPerTask(Executor):
                 future.set_result(result)
             finally:
                 with self._lock:
-                    self._threads.discard(threading.current_thread())
+                    del self._threads[threading.current_thread()]
+                ended.set()
 
         with self._lock:
             if self._closed:
                 raise RuntimeError("no work is taken on after the shutdown")
             thread = threading.Thread(target=run, name=next(self._names))
-            self._threads.add(thread)
-            thread.start()
+            self._threads[thread] = ended
+            STARTER.start(thread)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - the interface
         """Take nothing on any more; wait for what is under way."""
         with self._lock:
             self._closed = True
-            threads = list(self._threads)
-        for thread in threads if wait else ():
+            threads = list(self._threads.items())
+        for thread, ended in threads if wait else ():
+            ended.wait()
             thread.join()

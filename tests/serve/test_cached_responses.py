@@ -25,7 +25,6 @@ async def serving(toys, script=None, *, budget=1 << 20, cache=None, handler=None
     cache = ResponseCache(budget) if cache is None else cache
     loop = asyncio.get_running_loop()
     model = Model("m", 1, [("m_0", handler)], ModelStats(), loop, responses=cache)
-    model.start()
     try:
         yield model, handler, cache
         assert (model.outstanding, model.queued) == (0, 0)

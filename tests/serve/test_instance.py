@@ -273,7 +273,6 @@ def test_a_lane_goes_on_pulling_until_there_is_nothing(toys):
     config = toys.config()
     batches = [[request_of(config, [number, number])] for number in range(4)]
     lane, handler, reports = lane_of(toys, batches[1:])
-    lane.start()
     lane.run(batches[0])
     assert [reports.get(timeout=10).batch for _ in batches] == batches
     lane.stop()
@@ -294,7 +293,6 @@ def test_a_lane_survives_what_its_handler_throws(toys):
         return [rows * 2]
 
     lane, _, reports = lane_of(toys, [], script)
-    lane.start()
     for expected in (MmeError, InferenceResponse):
         lane.run([request_of(config, [1, 1])])
         assert isinstance(reports.get(timeout=10).results[0], expected)
@@ -306,7 +304,6 @@ def test_stopping_waits_for_what_is_executing(toys):
     config = toys.config()
     gate = toys.Gate()
     lane, _, reports = lane_of(toys, [], gate)
-    lane.start()
     lane.run([request_of(config, [1, 1])])
     stopper = threading.Thread(target=lane.stop)
     stopper.start()

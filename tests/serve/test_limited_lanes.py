@@ -31,7 +31,6 @@ async def serving(toys, limits, script=None, *, instances=None, inline=False, **
     inline_ns = 10**12 if inline else 0
     loop = asyncio.get_running_loop()
     model = Model("m", 1, [(name, handler) for name in names], ModelStats(), loop, inline_ns, limits=lanes)
-    model.start()
     try:
         yield model, handler
         assert (model.outstanding, model.queued) == (0, 0)

@@ -35,7 +35,6 @@ async def serving(toys, script=None, *, lanes=1, inline_ns=0, handler=None, **co
     loop = asyncio.get_running_loop()
     names = [(f"m_{index}", handler) for index in range(lanes)]
     model = Model("m", 1, names, ModelStats(), loop, inline_ns)
-    model.start()
     try:
         yield model, handler
         assert model.outstanding == 0
@@ -627,7 +626,6 @@ def test_closing_closes_every_handler_though_one_of_them_raises(run, toys):
         handlers = [Broken(toys.config()), toys.Scripted(toys.config()), Broken(toys.config())]
         lanes = [(f"m_{index}", handler) for index, handler in enumerate(handlers)]
         model = Model("m", 1, lanes, ModelStats(), asyncio.get_running_loop())
-        model.start()
         with pytest.raises(OSError, match="stuck"):
             await asyncio.to_thread(model.close)
         assert [handler.closed for handler in handlers] == [1, 1, 1]

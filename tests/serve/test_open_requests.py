@@ -108,7 +108,6 @@ async def serving(toys, script=None, *, lanes=1, decoupled=True, batching=None):
     config = toys.config(decoupled=decoupled, dynamic_batching=batching)
     handler = Talks(config, script)
     model = Model("m", 1, [(f"m_{i}", handler) for i in range(lanes)], ModelStats(), asyncio.get_running_loop())
-    model.start()
     try:
         yield model, handler
     finally:

@@ -107,7 +107,6 @@ async def serving(toys, model_file, *, lanes=1, batches=False, **parameters):
     names = [f"m_{index}" for index in range(lanes)]
     handlers = [(name, start_isolated(PythonHandler, config, model_file, CPU, name)) for name in names]
     model = Model("m", 1, handlers, ModelStats(), asyncio.get_running_loop())
-    model.start()
     try:
         yield model, [handler for _, handler in handlers]
         assert model.outstanding == 0

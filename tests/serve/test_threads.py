@@ -1,10 +1,13 @@
 """Work that may never come back has threads of its own."""
 
 import threading
+import time
 
 import pytest
 
-from serve.threads import ThreadPerTask
+from serve.threads import STARTER, ThreadPerTask
+
+SECONDS = 60
 
 
 def test_work_that_hangs_is_in_nobodys_way():
@@ -20,7 +23,7 @@ def test_work_that_hangs_is_in_nobodys_way():
     assert [future.result() for future in stuck] == [True] * 50
     threads.shutdown()
     assert sorted(prepared) == sorted(f"load_{number}" for number in range(51))
-    assert threads._threads == set()
+    assert threads._threads == {}
 
 
 def test_what_is_raised_is_the_futures():
@@ -47,3 +50,28 @@ def test_a_shutdown_waits_for_what_runs_and_takes_nothing_on():
     threading.Timer(0.01, go.set).start()
     threads.shutdown()
     assert running.done()
+
+
+def test_threads_are_started_one_after_another_for_those_who_cannot_wait():
+    """Each runs, named as it was, and whoever asked went on at once."""
+    gate, ran = threading.Event(), []
+    threads = [threading.Thread(target=lambda: (gate.wait(SECONDS), ran.append(1)), name=f"t{n}") for n in range(20)]
+    for thread in threads:
+        STARTER.start(thread)
+    gate.set()
+    until = time.monotonic() + SECONDS
+    while len(ran) < len(threads) and time.monotonic() < until:
+        time.sleep(0.001)
+    assert len(ran) == len(threads)
+    for thread in threads:
+        thread.join(SECONDS)
+
+
+def test_a_shutdown_waits_for_threads_that_have_yet_to_start():
+    """What was taken on is done, though its thread was still on its way."""
+    for _ in range(50):
+        executor, done = ThreadPerTask("t"), []
+        for number in range(4):
+            executor.submit(done.append, number)
+        executor.shutdown()
+        assert sorted(done) == [0, 1, 2, 3]
