@@ -84,7 +84,6 @@ def _sequence_model(loop: asyncio.AbstractEventLoop, candidates: int) -> Model:
     )
     zero = {"SUM": np.zeros((1, 1), np.float32)}
     model = Model("sums", 1, [("sums_0", _Sums(config))], ModelStats(), loop, _ALWAYS_NS, initial_states=zero)
-    model.start()
     return model
 
 

@@ -6,6 +6,7 @@ import io
 import os
 import tarfile
 import threading
+import time
 import uuid
 from pathlib import Path
 
@@ -21,8 +22,19 @@ from model_handlers.base import Handler
 from model_handlers.config import ModelConfig
 from model_handlers.tensor import FP32, TensorSpec
 from serve.request import InferenceRequest, InferenceResponse, Layout
+from serve.threads import STARTER
 
 _OWN_THREADS = ("inflate ", "download ")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def starter():
+    """The thread that starts others is there for all tests."""
+    thread = threading.Thread(target=lambda: None)
+    STARTER.start(thread)
+    while thread.ident is None:
+        time.sleep(0.001)
+    thread.join()
 
 
 @pytest.fixture(scope="session")

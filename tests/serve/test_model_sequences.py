@@ -68,7 +68,6 @@ async def serving(strategy, *, lanes=1, inline_ns=0, idle_us=FOR_EVER_US):
     handlers = [(f"m_{index}", handler) for index in range(lanes)]
     loop = asyncio.get_running_loop()
     model = Model("m", 1, handlers, ModelStats(), loop, inline_ns, initial_states={"SUM": zero})
-    model.start()
     try:
         yield model
         model.refuse_waiting()
