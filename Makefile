@@ -23,7 +23,7 @@ install: $(INSTALLED) ## make .venv with everything in it; does nothing when not
 
 # 2.5 GB, so nothing else asks for them: without one its tests are skipped, or fail where REQUIRE_FRAMEWORKS=1.
 # PyPI's own torch is built for CUDA; PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu has the one for the CPU.
-frameworks: $(FRAMEWORKS) ## add PyTorch, TensorFlow, OpenVINO and the tree libraries to .venv, for the CPU
+frameworks: $(FRAMEWORKS) ## add PyTorch, TensorFlow, OpenVINO, the tree libraries and a builder of engines to .venv, for the CPU
 
 demo: install ## the main job: models in S3, loaded and unloaded as boto3 asks for them
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -65,7 +65,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@touch $@
 
 $(FRAMEWORKS): $(INSTALLED)
-	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[torch,tensorflow,openvino,trees]'
+	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[torch,tensorflow,openvino,trees,tensorrt-rtx]'
 	@touch $@
 
 # TensorRT's libraries are on NVIDIA's index only; without them the tests of engines are skipped.

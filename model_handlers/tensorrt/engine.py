@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.tensor import Array
+    from model_handlers.tensorrt.plans import PlanHeader
 
 _TYPES = {
     "BOOL": "BOOL",
@@ -77,7 +78,7 @@ class Engine:
         plan = path.read_bytes()
         self._engine = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
-            raise self._refusal(f"was built by {header}", len(plan))
+            raise self._refusal(header, len(plan))
         self._strategy = getattr(framework.ExecutionContextAllocationStrategy, strategy or "STATIC")
         names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
         tensors = {name: self._tensor(name) for name in names}
@@ -86,14 +87,15 @@ class Engine:
         self.outputs = {name: t for name, t in tensors.items() if name not in self.inputs}
         self.profiles = [self._profile(index) for index in range(self._engine.num_optimization_profiles)]
 
-    def _refusal(self, built: str, size: int) -> MmeError:
+    def _refusal(self, header: PlanHeader, size: int) -> MmeError:
         """Why TensorRT did not take the plan: it says so to its logger only, and want of memory is not told apart."""
         words = last_words(self._logger.said)
         if cuda.free_memory() < size:
             return out_of_memory(f"the GPU has no memory left for the engine of model '{self.model}': {words}")
+        ours = f"{header.builder} {self._framework.__version__}"
         return invalid_model(
-            f"model '{self.model}': its engine {built}, and TensorRT {self._framework.__version__} can't run it on "
-            f"this GPU ({words}); build it anew with this version on this kind of GPU: mme build-engine model.onnx"
+            f"model '{self.model}': its engine was built by {header}, and {ours} can't run it on this GPU ({words}); "
+            "build it anew with this version on this kind of GPU: mme build-engine model.onnx"
         )
 
     def _tensor(self, name: str) -> EngineTensor:

@@ -1,16 +1,18 @@
-"""Building engines: what is understood of shapes, and real engines where TensorRT-RTX is installed, which needs no GPU."""
+"""Building engines: what is understood of shapes, and real engines, by TensorRT-RTX, which needs no GPU to build."""
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
 from container import cli
+from model_handlers import gpus
 from model_handlers.errors import Kind, MmeError
-from model_handlers.tensorrt import builder, runtime
+from model_handlers.tensorrt import builder, engine, runtime
 from model_handlers.tensorrt.build_options import BuildOptions, profiles_of
+from model_handlers.tensorrt.engine import Engine
 from model_handlers.tensorrt.plans import read_header
+from tests.frameworks import framework
 
-RTX = pytest.mark.skipif(not runtime.installed("TensorRT-RTX"), reason="no TensorRT-RTX is installed")
 SHAPES = ("--min", "x:1x16", "--opt", "x:4x16", "--max", "x:8x16")
 
 
@@ -27,7 +29,8 @@ def model(tmp_path):
 
 @pytest.fixture
 def build(model, capsys):
-    """Runs `mme build-engine` on the model; returns its exit code and what it says."""
+    """Runs `mme build-engine` on the model, really; returns its exit code and what it says."""
+    framework("tensorrt_rtx_bindings")
 
     def build(*flags):
         code = cli.main(["build-engine", str(model), "--builder", "tensorrt-rtx", *flags])
@@ -69,7 +72,6 @@ def test_text_that_is_no_shapes_is_refused(shapes, sentence):
     assert sentence in caught.value.message
 
 
-@RTX
 def test_an_engine_is_built_from_an_onnx_model(build, model):
     """The plan is there, whole, by the installed builder; nothing else is left beside it."""
     code, said = build(*SHAPES, "-o", str(model.parent / "1" / "model.plan"))
@@ -79,7 +81,6 @@ def test_an_engine_is_built_from_an_onnx_model(build, model):
     assert [path.name for path in (model.parent / "1").iterdir()] == ["model.plan"]
 
 
-@RTX
 def test_a_model_is_converted_for_fp16_where_the_builder_takes_precisions_from_the_file(build, model):
     """With --fp16 the engine is another one; with two profiles too."""
     assert build(*SHAPES)[0] == 0
@@ -90,7 +91,6 @@ def test_a_model_is_converted_for_fp16_where_the_builder_takes_precisions_from_t
     assert build(*SHAPES, *SHAPES, "--optimization-level", "0", "--workspace", "64")[0] == 0
 
 
-@RTX
 @pytest.mark.parametrize(
     ("flags", "code", "sentence"),
     [
@@ -111,7 +111,6 @@ def test_what_can_not_be_built_is_one_sentence(build, model, flags, code, senten
     assert not model.with_name("model.plan").exists()
 
 
-@RTX
 def test_a_file_that_is_no_model_is_refused(build, model):
     """With the parser's words."""
     model.write_bytes(b"nonsense")
@@ -131,3 +130,15 @@ def test_tensorrt_itself_builds_only_where_there_is_a_gpu(model, monkeypatch):
         builder.build(model, model.with_name("model.plan"), BuildOptions(), lambda *_: None)
 
     assert caught.value.kind is Kind.UNAVAILABLE
+
+
+@pytest.mark.skipif(bool(gpus.gpus()), reason="this machine has a GPU")
+def test_the_real_runtime_refuses_an_engine_without_a_gpu(build, model, monkeypatch):
+    """Past the look for a driver, TensorRT-RTX itself does not take the plan; what it says is in the sentence."""
+    assert build(*SHAPES)[0] == 0
+    monkeypatch.setattr(engine.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(engine.cuda, "free_memory", lambda: 1 << 40)
+    with pytest.raises(MmeError, match=r"its engine was built by TensorRT-RTX 1\.7.*deserializeCudaEngine") as caught:
+        Engine("m", model.with_name("model.plan"), 0)
+
+    assert caught.value.kind is Kind.INVALID_MODEL
