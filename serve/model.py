@@ -14,6 +14,7 @@ The queue and the list of idle lanes are the only things that both the loop and 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
@@ -171,6 +172,16 @@ class Model:
             self.stats.failed(error.kind, 0)
             raise
         self.outstanding += 1
+        if self._queue.hears:
+            request.on_cancel = functools.partial(self._client_left, request)
+        self._ask_for_dispatch()
+
+    def _client_left(self, request: InferenceRequest) -> None:
+        """Of a request that may wait for long."""
+        with self._lock:
+            self._queue.cancel(request)
+            take = self._queue.take_expired(_now())
+        self._drop(take)
         self._ask_for_dispatch()
 
     def _ask_for_dispatch(self) -> None:

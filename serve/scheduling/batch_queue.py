@@ -68,6 +68,7 @@ class BatchQueue(Generic[R]):
         batching: the dynamic batcher's settings, None to run each request alone.
     """
 
+    hears: ClassVar[bool] = False
     expiry: ClassVar[str] = "Request timeout expired"
 
     def __init__(self, model: str, max_batch_size: int, batching: DynamicBatching | None) -> None:
@@ -139,6 +140,9 @@ class BatchQueue(Generic[R]):
 
     def end(self, correlation_id: int | str, now: int) -> None:
         """Requests have nothing to do with one another here."""
+
+    def cancel(self, request: R) -> None:
+        """Nobody is told: it is met when it is its turn, which comes soon."""
 
     def next_deadline(self) -> int:
         """The nearest time (ns) at which a request's queue time is over, 0 for none."""

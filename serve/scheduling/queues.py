@@ -26,9 +26,11 @@ class Queue(Protocol[R]):
     """Requests that wait for lanes, which are known by their numbers.
 
     Attributes:
+        hears: whether it is to be told of clients that leave, by `cancel`.
         expiry: what the requests of `Take.expired` are told.
     """
 
+    hears: ClassVar[bool]
     expiry: ClassVar[str]
 
     def __len__(self) -> int:
@@ -49,6 +51,9 @@ class Queue(Protocol[R]):
 
     def end(self, correlation_id: int | str, now: int) -> None:
         """Nothing more comes of a sequence."""
+
+    def cancel(self, request: R) -> None:
+        """The client of a request has left."""
 
     def next_deadline(self) -> int:
         """When something is over though nothing happens (ns), 0 for never."""

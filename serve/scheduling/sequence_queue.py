@@ -14,7 +14,8 @@ lane is *offered* the sequence, and makes batches of those by the model's strate
 its model puts back is the next of its sequence. No step costs more for there being more sequences.
 
 A START of a sequence that lives is queued behind what that has sent: the model is told of a new sequence, and what it
-keeps begins anew. A cancelled request is met when it is its sequence's next.
+keeps begins anew. A cancelled request is met when it is its sequence's next, or at once in the backlog, where that may
+take for ever.
 
 Times are nanoseconds of one monotonic clock. The queue is not thread-safe: its model's lock guards it.
 """
@@ -24,7 +25,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING, ClassVar, Generic
 
 from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_KEPT, FLAG_SEQUENCE_START
@@ -54,6 +55,7 @@ class SequenceQueue(Generic[R]):
         lanes: how many there are.
     """
 
+    hears: ClassVar[bool] = True
     expiry: ClassVar[str] = "timeout of the corresponding sequence has been expired"
 
     def __init__(self, model: str, batching: SequenceBatching, max_batch_size: int, lanes: int) -> None:
@@ -78,7 +80,8 @@ class SequenceQueue(Generic[R]):
         self._freed: list[int] = []  # a heap of those below
         self._live: dict[int | str, Sequence[R]] = {}  # those that somebody can add to
         self._seated: OrderedDict[Sequence[R], None] = OrderedDict()  # those with a slot, by their last sign of life
-        self._backlog: deque[Sequence[R]] = deque()  # those without, and some that are gone
+        self._backlog: OrderedDict[Sequence[R], None] = OrderedDict()  # those without, in the order of their STARTs
+        self._behind: dict[int, Sequence[R]] = {}  # whose request in the backlog is whose
         self._deadlines: list[tuple[int, int, Sequence[R]]] = []  # a heap, with some that do not count any more
         self._dropped: list[R] = []
         self._count = 0
@@ -91,7 +94,7 @@ class SequenceQueue(Generic[R]):
     def __repr__(self) -> str:
         return (
             f"<SequenceQueue {self._model}: {self._count} waiting, {len(self._seated)} sequences in "
-            f"{self._slots} slots, {len(self._waiting_sequences())} in the backlog>"
+            f"{self._slots} slots, {len(self._backlog)} in the backlog>"
         )
 
     def push(self, request: R) -> None:
@@ -107,6 +110,7 @@ class SequenceQueue(Generic[R]):
             sequence.ending = True
             del self._live[sequence.id]
         if sequence.lane == BACKLOG:
+            self._behind[id(request)] = sequence
             self._note_deadline(sequence, request)
             return
         self._touch(sequence, request.arrival_ns)
@@ -149,6 +153,14 @@ class SequenceQueue(Generic[R]):
                 self._lanes[lane].offer(sequence, now)
             elif sequence.ending:
                 self._release(sequence, now)
+
+    def cancel(self, request: R) -> None:
+        """The client of a request has left: in the backlog its sequence has, too."""
+        sequence = self._behind.get(id(request))
+        if sequence is not None:
+            self._dropped += sequence.waiting
+            self._count += len(sequence.waiting)
+            self._leave_backlog(sequence)
 
     def next_deadline(self) -> int:
         """When the next sequence has been idle, or in the backlog, for too long (ns); 0 for never."""
@@ -193,12 +205,13 @@ class SequenceQueue(Generic[R]):
         """Everybody still waiting, who must be told that nobody will run them. What executes goes on, once."""
         self._closed = True
         everybody, self._dropped = self._dropped, []
-        for sequence in (*self._seated, *self._waiting_sequences()):
+        for sequence in (*self._seated, *self._backlog):
             everybody += sequence.waiting
             sequence.waiting.clear()
             sequence.ending = True
         self._live.clear()
         self._backlog.clear()
+        self._behind.clear()
         self._deadlines.clear()
         for lane in self._lanes:
             lane.clear()
@@ -264,7 +277,7 @@ class SequenceQueue(Generic[R]):
         if self._freed or self._fresh < self._slots:
             self._seat(sequence, request.arrival_ns)
         else:
-            self._backlog.append(sequence)
+            self._backlog[sequence] = None
         return sequence
 
     # -- slots and backlog ---------------------------------------------------------------------------------------
@@ -285,11 +298,11 @@ class SequenceQueue(Generic[R]):
         """It is over: its slot is the next one's."""
         del self._seated[sequence]
         heapq.heappush(self._freed, sequence.slot * len(self._lanes) + sequence.lane)
-        while self._backlog:
-            following = self._backlog.popleft()
-            if following.waiting:
-                self._seat(following, now)
-                break
+        if self._backlog:
+            following, _ = self._backlog.popitem(last=False)
+            for request in following.waiting:
+                del self._behind[id(request)]
+            self._seat(following, now)
 
     def _touch(self, sequence: Sequence[R], now: int) -> None:
         sequence.last_ns = now
@@ -321,15 +334,15 @@ class SequenceQueue(Generic[R]):
                 heapq.heappush(self._deadlines, (deadline, id(sequence), sequence))
 
     def _leave_backlog(self, sequence: Sequence[R]) -> list[R]:
-        """All of its requests; what is left of it is met and passed over when it is its turn."""
+        """It gets no slot any more. All of its requests."""
         requests = list(sequence.waiting)
         sequence.waiting.clear()
+        del self._backlog[sequence]
+        for request in requests:
+            del self._behind[id(request)]
         self._forget(sequence)
         self._count -= len(requests)
         return requests
-
-    def _waiting_sequences(self) -> list[Sequence[R]]:
-        return [sequence for sequence in self._backlog if sequence.waiting]
 
     # -- batches -------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from tests.contract.sequence_models import (
     accumulator,
     lay_out,
 )
-from tests.contract.server import Server, eventually
+from tests.contract.server import Server, eventually, post
 
 STARTLESS = (
     "inference request for sequence {} to model 'sums' must specify the START flag on the first request of the sequence"
@@ -325,6 +325,20 @@ def test_a_sequence_waits_in_the_backlog_as_long_as_it_says(server):
         step(server, "states", 1, 1, sequence_end=True)
         assert fourth.result() == [101]
     step(server, "states", 1, 2, sequence_end=True)
+
+
+def test_a_client_that_leaves_the_backlog_is_not_waited_for(server):
+    """What it sent does not lie there until a slot is free."""
+    step(server, "states", 1, 1, sequence_start=True)
+    step(server, "states", 1, 2, sequence_start=True)
+    inputs = [{"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [1]}]
+    body = {"inputs": inputs, "parameters": {"sequence_id": 3, "sequence_start": True}}
+    connection = server.connect().send(post("/v2/models/states/infer", body))
+    eventually(lambda: server.metric("nv_inference_pending_request_count", model="states") == 1, "a request that waits")
+    connection.reset()
+    eventually(lambda: server.metric("nv_inference_pending_request_count", model="states") == 0, "its end")
+    for number in (1, 2):
+        step(server, "states", 1, number, sequence_end=True)
 
 
 def test_an_idle_sequence_makes_room(server):

@@ -162,6 +162,20 @@ def test_a_client_that_leaves_ends_its_sequence(run):
     run(main())
 
 
+def test_a_client_that_leaves_the_backlog_is_answered_at_once(run):
+    """Nobody knows when its turn would come."""
+
+    async def main():
+        async with serving(OldestStrategy(1)) as model:
+            assert await Step(model, 1, 1, START).total() == 1
+            waiting = [Step(model, 2, 1, START), Step(model, 2, 1, END)]
+            waiting[1].request.cancel()
+            assert [await step.total() for step in waiting] == [Kind.CANCELLED] * 2
+            assert (model.queued, model.outstanding) == (0, 0)
+
+    run(main())
+
+
 def test_a_sequence_can_be_ended_from_outside(run):
     """Who waits for its place gets it."""
 

@@ -379,6 +379,21 @@ def test_a_client_that_leaves_during_its_step_takes_the_rest_along():
     assert [str(request) for request in take.batch] == ["b.0"]
 
 
+def test_a_client_that_leaves_the_backlog_is_not_waited_for():
+    """Its sequence is dropped at once, the END that was sent included; others keep their turns."""
+    bench = Bench(rows=1)
+    bench.push("a", START)
+    one, two = bench.push("b", START, timeout_us=50), bench.push("b", END)
+    bench.push("c", START)
+    two.cancelled = True
+    bench.queue.cancel(two)
+    assert bench.queue.take_expired(bench.now).cancelled == [one, two]
+    assert len(bench.queue) == 2
+    bench.queue.cancel(two)  # who is gone is gone
+    bench.push("a", END)
+    assert [(bench.rows(), bench.done())[0] for _ in range(3)] == ["a.0", "a.1", "c.0"]
+
+
 def test_everybody_is_sent_away():
     """When the model goes, whoever waits is told; what executes is left alone and ends quietly."""
     bench = Bench(rows=1)
@@ -549,6 +564,7 @@ class Life:
         """A client leaves."""
         if index < len(self.accepted):
             self.accepted[index].cancelled = True
+            self.bench.queue.cancel(self.accepted[index])
 
     def end(self, correlation_id):
         """Nothing more comes of a sequence."""
