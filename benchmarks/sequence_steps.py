@@ -83,8 +83,7 @@ def _sequence_model(loop: asyncio.AbstractEventLoop, candidates: int) -> Model:
         )
     )
     zero = {"SUM": np.zeros((1, 1), np.float32)}
-    model = Model("sums", 1, [("sums_0", _Sums(config))], ModelStats(), loop, _ALWAYS_NS, initial_states=zero)
-    return model
+    return Model("sums", 1, [("sums_0", _Sums(config))], ModelStats(), loop, _ALWAYS_NS, initial_states=zero)
 
 
 async def _steps(sequences: int) -> float:

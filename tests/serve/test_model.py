@@ -162,7 +162,6 @@ def test_free_lanes_take_turns_on_several_devices(run, toys, inline, turns, expe
         handlers = [kind(toys.config(dynamic_batching=None)) for _ in range(3)]
         lanes = [(f"m_{index}", handler) for index, handler in enumerate(handlers)]
         model = Model("m", 1, lanes, ModelStats(), asyncio.get_running_loop(), ALWAYS_NS * inline, turns=turns)
-        model.start()
         for number in range(9):
             await answers(ask(model, toys.Call(number)))
             while len(model._idle) < len(lanes):  # noqa: ASYNC110 - a lane sets no event when it comes to rest
