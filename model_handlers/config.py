@@ -277,6 +277,7 @@ class ModelConfig:
         metric_tags: labels that every metric of the model carries.
         decoupled: whether a request may have any number of responses (`model_transaction_policy`).
         ensemble: the steps of an ensemble, () for any other model.
+        max_inflight: how many responses of each decoupled step of it may be on their way to its outputs; 0 for any.
         batch_inputs, batch_outputs: what a model is told of a ragged batch, and how its outputs are split.
         warmup: what is executed before the model is ready.
         response_cache: whether requests that come again may be answered without the model.
@@ -300,6 +301,7 @@ class ModelConfig:
     metric_tags: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
     decoupled: bool = False
     ensemble: tuple[EnsembleStep, ...] = ()
+    max_inflight: int = 0
     batch_inputs: tuple[BatchInput, ...] = ()
     batch_outputs: tuple[BatchOutput, ...] = ()
     warmup: tuple[WarmupSample, ...] = ()

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         BatchInput,
         BatchOutput,
         DynamicBatching,
-        EnsembleStep,
         InstanceGroup,
         ModelConfig,
         RepositoryAgent,
@@ -50,7 +49,7 @@ def config_json(config: ModelConfig) -> Json:
         **_optimization(config),
         **_dynamic_batching(config.dynamic_batching),
         **sequence_json(config.sequence_batching),
-        **_ensemble(config.ensemble),
+        **_ensemble(config),
         "instance_group": [_instance_group(group) for group in config.instance_groups],
         "default_model_filename": config.default_model_filename,
         "cc_model_filenames": dict(config.cc_filenames),
@@ -148,8 +147,8 @@ def _dynamic_batching(batching: DynamicBatching | None) -> Json:
     }
 
 
-def _ensemble(steps: tuple[EnsembleStep, ...]) -> Json:
-    if not steps:
+def _ensemble(config: ModelConfig) -> Json:
+    if not config.ensemble:
         return {}
     return {
         "ensemble_scheduling": {
@@ -161,9 +160,9 @@ def _ensemble(steps: tuple[EnsembleStep, ...]) -> Json:
                     "output_map": dict(step.outputs),
                     "model_namespace": "",
                 }
-                for step in steps
+                for step in config.ensemble
             ],
-            "max_inflight_requests": 0,
+            "max_inflight_requests": config.max_inflight,
         }
     }
 

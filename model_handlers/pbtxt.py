@@ -90,6 +90,7 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
         metric_tags=MappingProxyType(dict(message.metric_tags)),
         decoupled=message.model_transaction_policy.decoupled,
         ensemble=tuple(_step(step) for step in message.ensemble_scheduling.step),
+        max_inflight=message.ensemble_scheduling.max_inflight_requests,
         batch_inputs=batch_inputs(message),
         batch_outputs=batch_outputs(message),
         warmup=warmup_samples(message, model),
@@ -150,7 +151,7 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
     if config.sequence_batching is not None:
         message.sequence_batching.CopyFrom(sequence_message(config.sequence_batching))
     if config.ensemble:
-        message.ensemble_scheduling.CopyFrom(_ensemble_message(config.ensemble))
+        message.ensemble_scheduling.CopyFrom(_ensemble_message(config))
     if config.decoupled:
         message.model_transaction_policy.decoupled = True
     if config.response_cache:
@@ -299,8 +300,9 @@ def _step(step: pb.ModelEnsembling.Step) -> EnsembleStep:
     )
 
 
-def _ensemble_message(steps: tuple[EnsembleStep, ...]) -> pb.ModelEnsembling:
+def _ensemble_message(config: ModelConfig) -> pb.ModelEnsembling:
     return pb.ModelEnsembling(
+        max_inflight_requests=config.max_inflight,
         step=[
             pb.ModelEnsembling.Step(
                 model_name=step.model,
@@ -308,6 +310,6 @@ def _ensemble_message(steps: tuple[EnsembleStep, ...]) -> pb.ModelEnsembling:
                 input_map=step.inputs,
                 output_map=step.outputs,
             )
-            for step in steps
-        ]
+            for step in config.ensemble
+        ],
     )

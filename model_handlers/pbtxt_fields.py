@@ -147,7 +147,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     },
     "ModelEnsembling": {
         "step": _HONOURED,
-        "max_inflight_requests": _harmless("responses of a decoupled step are not held back"),
+        "max_inflight_requests": _HONOURED,
     },
     "ModelEnsembling.Step": {
         "model_name": _HONOURED,

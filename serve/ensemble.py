@@ -19,6 +19,7 @@ from serve.layout_check import check_layout
 from serve.request import InferenceRequest, InferenceResponse, Timings, layout_of
 from serve.scheduling.ensemble import Graph, Progress, Ready, Run
 from serve.scheduling.ensemble_sequence import belonging, overridden
+from serve.scheduling.held_back import LimitedRun
 from serve.scheduling.straight import Plan
 from serve.straight_journey import Route, StraightJourney
 
@@ -178,7 +179,12 @@ class _Journey:
         self._belongs = request.correlation_id, request.flags
         self._wanted = request.layout.outputs or tuple(spec.name for spec in ensemble.config.outputs)
         tensors, absent = self._received()
-        self._run: Run[Passed] = Run(ensemble.graph, tensors, absent, self._wanted)
+        most = ensemble.config.max_inflight
+        self._run: Run[Passed] = (
+            LimitedRun(ensemble.graph, tensors, absent, self._wanted, most)
+            if most
+            else Run(ensemble.graph, tensors, absent, self._wanted)
+        )
         self._steps: set[InferenceRequest] = set()
         self._callers = (*request.callers, ensemble.name)
         self._error: MmeError | None = None
@@ -247,7 +253,7 @@ class _Journey:
             self._fail(result)
         elif result is not None:
             self._came(ready, belongs, step, result)
-        self._run.ended(ready)
+        self._go_on(self._run.ended(ready))
         self._finish_if_over()
 
     def _came(
@@ -294,6 +300,7 @@ class _Journey:
         """The first error is the request's; what runs is not waited for longer than it takes to notice."""
         if self._error is None:
             self._error = MmeError(error.kind, f"in ensemble '{self._ensemble.name}', {error.message}")
+            self._run.drop()
             self._cancel()
 
     def _cancel(self) -> None:

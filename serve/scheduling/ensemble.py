@@ -211,11 +211,15 @@ class Run(Generic[T]):
         ready.scope.tensors.update(tensors)
         return self._advance([scope for scope in self._scopes if _inside(scope, ready.scope)])
 
-    def ended(self, ready: Ready[T]) -> None:
+    def drop(self) -> None:
+        """Something failed: nothing goes on any more."""
+
+    def ended(self, ready: Ready[T]) -> Progress[T]:
         """A step will not answer any more."""
         _count(ready.scope, -1)
         if any(self._done(scope) for scope in self._scopes):
             self._scopes = [scope for scope in self._scopes if not self._done(scope)]
+        return Progress([], [])
 
     def check_answered(self) -> None:
         """Once it is over: was everything said that was asked for?

@@ -5,6 +5,7 @@ One server has a model for each; what was executed together is read from statist
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -83,6 +84,24 @@ instance_group { kind: KIND_CPU }
 model_transaction_policy { decoupled: true }
 """
 
+SOURCE = """
+backend: "python"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: 4 }
+output { name: "Y" data_type: TYPE_FP32 dims: 4 }
+instance_group { kind: KIND_CPU }
+model_transaction_policy { decoupled: true }
+"""
+FLOW = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: 4 }
+output { name: "Y" data_type: TYPE_FP32 dims: 4 }
+ensemble_scheduling { max_inflight_requests: 1
+  step { model_name: "source" input_map { key: "X" value: "X" } output_map { key: "Y" value: "between" } }
+  step { model_name: "one" input_map { key: "X" value: "between" } output_map { key: "Y" value: "Y" } } }
+"""
+
 LIMITED = "instance_group { count: 2 kind: KIND_CPU rate_limiter { resources { name: 'R' count: %d } priority: 2 } }"
 
 COUNTING = """
@@ -124,6 +143,10 @@ def server(tmp_path_factory):
     models.lay_out(repository / "limited", models.plus(1), LIMITED % 2)
     models.lay_out(repository / "greedy", models.plus(1), LIMITED % 3)
     lay_out_python(repository / "warm", WARM, 1)
+    lay_out_python(repository / "source", SOURCE, code=SENDING)
+    models.lay_out(repository / "one", models.plus(1), "max_batch_size: 8 dynamic_batching { }")
+    (repository / "flow" / "1").mkdir(parents=True)
+    (repository / "flow" / "config.pbtxt").write_text(FLOW)
     lay_out_python(repository / "sending", DECOUPLED, code=SENDING)
     lay_out_python(repository / "hot", WARM, 13)
     lay_out_python(repository / "cached", CACHED, 1)
@@ -131,7 +154,7 @@ def server(tmp_path_factory):
     lay_out_python(repository / "told", f"{CACHED} {told}", 1)
     environ = {
         "MME_MODEL_REPOSITORY": str(repository),
-        "MME_LOAD_MODEL": "levels,warm,cached,ragged,sending",
+        "MME_LOAD_MODEL": "levels,warm,cached,ragged,sending,flow",
         "MME_PING_MODE": "ready",
         "MME_RATE_LIMIT": "execution_count",
         "MME_RATE_LIMIT_RESOURCE": "r:2",
@@ -286,3 +309,12 @@ def test_responses_of_a_decoupled_model_are_counted_by_their_place(server):
     }
     assert row["inference_stats"]["success"]["count"] == 2
     assert row["inference_stats"]["fail"]["count"] == 1
+
+
+def test_an_ensemble_holds_back_what_is_too_much(server):
+    """With one response on its way at a time all arrive, and the model behind them executes them one by one."""
+    answer = server.ask("POST", "/models/flow/invoke", models.x([6, 0, 0, 0]))
+    lines = [json.loads(line) for line in answer.body.splitlines()]
+
+    assert [models.y(line) for line in lines] == [[7, 1, 1, 1]] * 6
+    assert sizes(server, "flow:one") == {1: 6}

@@ -67,6 +67,7 @@ FULL = ModelConfig(
     batch_outputs=(BatchOutput(("y",), ("x",)),),
     response_cache=True,
     runtime="r",
+    max_inflight=3,
     op_libraries=("ops.so",),
     agents=(RepositoryAgent("checksum", MappingProxyType({"MD5:1/x": "d"})),),
     cc_filenames=MappingProxyType({"9.0": "h"}),
