@@ -18,7 +18,7 @@ from model_handlers.config import InstanceKind, TimeoutAction
 from model_handlers.ensemble_checks import ensemble_problems
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.ragged_checks import check_ragged
-from model_handlers.sequence_checks import normalise_sequences
+from model_handlers.sequence_checks import normalise_sequences, sequence_checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +80,7 @@ def checks(config: ModelConfig) -> Iterator[Check]:
         yield f"instance_group[{index}]", partial(_group, config, index, group)
     if config.dynamic_batching is not None:
         yield "dynamic_batching", partial(_batching, config, config.dynamic_batching)
-    yield "sequence_batching", partial(normalise_sequences, config)
+    yield from sequence_checks(config)
 
 
 def _raise(error: MmeError) -> None:

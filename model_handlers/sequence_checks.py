@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -11,21 +12,57 @@ from model_handlers.sequence_config import DEFAULT_IDLE_US, ControlKind, OldestS
 from model_handlers.tensor import BYTES, INT32, INT64, UINT32, UINT64
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from model_handlers.config import ModelConfig
-    from model_handlers.sequence_config import Control, InitialState, SequenceBatching, SequenceState
+    from model_handlers.sequence_config import (
+        Control,
+        ControlInput,
+        DirectStrategy,
+        InitialState,
+        SequenceBatching,
+        SequenceState,
+    )
+
+    Check = tuple[str, Callable[[], object]]
 
 _CORRID_TYPES = (UINT64, INT64, UINT32, INT32, BYTES)
 
 
 def normalise_sequences(config: ModelConfig) -> SequenceBatching | None:
-    """Check a configuration's sequence batching and fill its defaults in; None where it has none.
-
-    Raises:
-        MmeError: INVALID_MODEL, naming the field.
-    """
+    """A configuration's sequence batching with its defaults filled in; None where it has none. It was checked."""
     batching = config.sequence_batching
     if batching is None:
         return None
+    strategy = batching.strategy
+    if isinstance(strategy, OldestStrategy):
+        strategy = _oldest(strategy, config)
+    return replace(batching, strategy=strategy, max_sequence_idle_us=batching.max_sequence_idle_us or DEFAULT_IDLE_US)
+
+
+def sequence_checks(config: ModelConfig) -> Iterator[Check]:
+    """Every rule by itself: the field that it is about, and a function that raises where it is broken."""
+    batching = config.sequence_batching
+    if batching is None:
+        return
+    field = "sequence_batching"
+    yield field, partial(_check_company, config)
+    for index, tensor in enumerate(batching.control_inputs):
+        before = [control.kind for each in batching.control_inputs[:index] for control in each.controls]
+        yield f"{field}.control_input[{index}]", partial(_check_control, tensor, before, config.name)
+    for index, state in enumerate(batching.states):
+        yield f"{field}.state[{index}]", partial(_check_state, state, config.name)
+        for initial in state.initial_state:
+            yield f"{field}.state[{index}].initial_state", partial(_check_initial, state, initial, config.name)
+    yield field, partial(_check_names, batching, config)
+    if isinstance(batching.strategy, OldestStrategy):
+        yield f"{field}.oldest", partial(_oldest, batching.strategy, config)
+    else:
+        yield f"{field}.direct", partial(_check_direct, batching.strategy, config)
+
+
+def _check_company(config: ModelConfig) -> None:
+    """What can't be together with sequences."""
     if config.dynamic_batching is not None:
         raise invalid_model(
             f"model '{config.name}' asks for dynamic_batching and for sequence_batching: choose one (the strategy "
@@ -42,16 +79,11 @@ def normalise_sequences(config: ModelConfig) -> SequenceBatching | None:
         raise invalid_model(
             f"{name} of {config.name} can't be ragged with sequence batching: rows of a batch have one shape"
         )
-    _check_controls(batching, config)
-    for state in batching.states:
-        _check_state(state, config.name)
-    _check_names(batching, config)
-    strategy = batching.strategy
-    if isinstance(strategy, OldestStrategy):
-        strategy = _oldest(strategy, config)
-    elif not 0 <= strategy.minimum_slot_utilization <= 1:
+
+
+def _check_direct(strategy: DirectStrategy, config: ModelConfig) -> None:
+    if not 0 <= strategy.minimum_slot_utilization <= 1:
         raise invalid_model(f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {config.name}")
-    return replace(batching, strategy=strategy, max_sequence_idle_us=batching.max_sequence_idle_us or DEFAULT_IDLE_US)
 
 
 def _oldest(strategy: OldestStrategy, config: ModelConfig) -> OldestStrategy:
@@ -68,26 +100,22 @@ def _oldest(strategy: OldestStrategy, config: ModelConfig) -> OldestStrategy:
     return replace(strategy, preferred_batch_sizes=tuple(sizes), max_candidate_sequences=candidates)
 
 
-def _check_controls(batching: SequenceBatching, config: ModelConfig) -> None:
-    model = config.name
-    kinds = set()
-    for tensor in batching.control_inputs:
-        if not tensor.name:
-            raise invalid_model(f"sequence batching control tensor must have a name for {model}")
-        if len(tensor.controls) > 1:
-            raise invalid_model(
-                f"sequence batching control tensor '{tensor.name}' is specified for multiple control kinds for {model}"
-            )
-        if not tensor.controls:
-            raise invalid_model(f"sequence batching control tensor '{tensor.name}' must specify 'control' for {model}")
-    for name, control in batching.controls():
-        if control.kind in kinds:
-            raise invalid_model(f"sequence batching specifies multiple {control.kind.name} tensors for {model}")
-        kinds.add(control.kind)
-        if control.kind is ControlKind.CONTROL_SEQUENCE_CORRID:
-            _check_corrid(name, control, model)
-        else:
-            _check_boolean(name, control, model)
+def _check_control(tensor: ControlInput, before: Sequence[ControlKind], model: str) -> None:
+    if not tensor.name:
+        raise invalid_model(f"sequence batching control tensor must have a name for {model}")
+    if len(tensor.controls) > 1:
+        raise invalid_model(
+            f"sequence batching control tensor '{tensor.name}' is specified for multiple control kinds for {model}"
+        )
+    if not tensor.controls:
+        raise invalid_model(f"sequence batching control tensor '{tensor.name}' must specify 'control' for {model}")
+    control = tensor.controls[0]
+    if control.kind in before:
+        raise invalid_model(f"sequence batching specifies multiple {control.kind.name} tensors for {model}")
+    if control.kind is ControlKind.CONTROL_SEQUENCE_CORRID:
+        _check_corrid(tensor.name, control, model)
+    else:
+        _check_boolean(tensor.name, control, model)
 
 
 def _check_boolean(name: str, control: Control, model: str) -> None:
@@ -166,8 +194,6 @@ def _check_state(state: SequenceState, model: str) -> None:
             f"initial_state field for {subject} must contain exactly one or zero element. "
             f"Found '{len(state.initial_state)}' elements. (model {model})"
         )
-    for initial in state.initial_state:
-        _check_initial(state, initial, model)
 
 
 def _check_initial(state: SequenceState, initial: InitialState, model: str) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.config_checks import normalise
 from model_handlers.config_json import config_json
+from model_handlers.config_problems import config_findings
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import config_message, config_text, parse_config
 from model_handlers.sequence_config import (
@@ -217,6 +218,24 @@ def test_a_broken_rule_is_told_in_one_sentence(sentence, parts):
 
     assert caught.value.kind is Kind.INVALID_MODEL
     assert sentence in caught.value.message
+
+
+def test_every_broken_rule_is_found_with_its_field():
+    """Whoever has a configuration checked is told of all of them."""
+    batching = SequenceBatching(
+        OldestStrategy(preferred_batch_sizes=(9,)),
+        control_inputs=(control(**INT), control("U", READY), control("V", kind=CORRID)),
+        states=(initial(name=""), state(input_name="J", output_name="P", dims=())),
+    )
+    findings = config_findings(ModelConfig("bert", max_batch_size=8, sequence_batching=batching))
+
+    assert [finding.field.removeprefix("sequence_batching.") for finding in findings] == [
+        "control_input[1]",
+        "control_input[2]",
+        "state[0].initial_state",
+        "state[1]",
+        "oldest",
+    ]
 
 
 def test_there_is_one_scheduler():
