@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from container.local.faults import RuntimeApiError, model_error, not_ready, timed_out
-from container.local.residency import Resident, State, least_used
+from container.local.residency import Resident, State, least_used, may_give_way
 from container.local.upstream import TARGET_MODEL, Answer, SilentError
 from model_handlers.errors import Kind, MmeError
 from serve.archive import extract
@@ -87,7 +87,7 @@ class Platform:
     keep: bool = True
 
     def __post_init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()  # notified when somebody became idle, came or went
         self._here: dict[str, _Entry] = {}  # by target
         self._loads = ThreadPoolExecutor(_LOADS_AT_ONCE, "load")
 
@@ -115,7 +115,7 @@ class Platform:
             with self._leased(target, deadline) as resident:
                 ready = time.monotonic()
                 answer = self._asked(resident, body, headers, deadline)
-                if answer.status == 507 and self._unload_one(resident):
+                if answer.status == 507 and self._unload_one(resident, deadline):
                     continue
             if not (may_be_lost and answer.status == 404 and self._lost(resident)):
                 return _timed(answer, (ready - began) * 1000 if waited else None)
@@ -159,6 +159,7 @@ class Platform:
                 leaves = not self.keep and not resident.in_flight and resident.state is State.LOADED
                 if leaves:
                     resident.state = State.LEAVING
+                self._lock.notify_all()
             if leaves:
                 self._loads.submit(self._unload, entry)
 
@@ -187,12 +188,15 @@ class Platform:
                 before.gone.wait(self.limits.unload)
             self._fetch(resident)
             fetched = time.monotonic()
+            with self._lock:
+                resident.state = State.LOADING
             self._load_fetched(resident, began + self.limits.load)
         except BaseException:
             self._drop(entry)
             raise
         with self._lock:
             resident.state, resident.last_used = State.LOADED, time.monotonic()
+            self._lock.notify_all()
         took = time.monotonic()
         self.tell(f"loaded {resident.target}: download {fetched - began:.2f} s, load {took - fetched:.2f} s")
 
@@ -220,20 +224,32 @@ class Platform:
                 raise model_error(0, str(error), self.endpoint) from error
             if answer.status in {200, 409}:
                 return
-            if answer.status != 507 or not self._unload_one(resident):
+            if answer.status != 507 or not self._unload_one(resident, deadline):
                 raise model_error(answer.status, answer.body.decode("utf-8", "replace"), self.endpoint)
 
-    def _unload_one(self, spare: Resident) -> bool:
+    def _unload_one(self, spare: Resident, deadline: float) -> bool:
         """Have the container unload the least used model; whether one has left."""
-        with self._lock:
-            victim = least_used(self._residents(), spare)
-            if victim is None:
-                return False
-            victim.state = State.LEAVING
-            entry = self._here[victim.target]
+        entry = self._victim(spare, deadline)
+        if entry is None:
+            return False
         self._unload(entry)
-        self.tell(f"unloaded {victim.target}: the container had no memory for {spare.target} (507)")
+        self.tell(f"unloaded {entry.resident.target}: the container had no memory for {spare.target} (507)")
         return True
+
+    def _victim(self, spare: Resident, deadline: float) -> _Entry | None:
+        """Who leaves for `spare`, once somebody is idle; None where nobody will be."""
+        with self._lock:
+            spare.wants_room = True
+            try:
+                while (victim := least_used(self._residents(), spare)) is None:
+                    left = deadline - time.monotonic()
+                    if left <= 0 or not may_give_way(self._residents(), spare):
+                        return None
+                    self._lock.wait(left)
+            finally:
+                spare.wants_room = False
+            victim.state = State.LEAVING
+            return self._here[victim.target]
 
     def _unload(self, entry: _Entry) -> None:
         """Have the container unload a model, which may be loaded again when this is over."""
@@ -267,6 +283,7 @@ class Platform:
             entry.resident.state = State.LEAVING
             if self._here.get(entry.resident.target) is entry:
                 del self._here[entry.resident.target]
+            self._lock.notify_all()
         entry.gone.set()
 
 

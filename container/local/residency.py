@@ -1,7 +1,8 @@
 """Which models an instance holds, and which one leaves when its container says 507. PURE.
 
-A model is loading, loaded or leaving. The one that leaves is the loaded one that was used longest ago and answers
-nobody now; SageMaker documents no more than that it unloads unused models.
+A model is queued, loading, loaded or leaving. The one that leaves is the loaded one that was used longest ago and answers
+nobody now; SageMaker documents no more than that it unloads unused models. Where all are busy it is worth waiting for
+one, but not for somebody who waits in turn: of two who want room, one gives up.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 class State(Enum):
     """Where a model is on its way."""
 
+    QUEUED = "queued"
     LOADING = "loading"
     LOADED = "loaded"
     LEAVING = "leaving"
@@ -31,16 +33,27 @@ class Resident:
         target: that clients know it by.
         in_flight: requests that it answers now.
         last_used: when the last one came, on the clock of whoever writes it here.
+        wants_room: whether it waits itself for somebody to leave.
     """
 
     name: str
     target: str
-    state: State = State.LOADING
+    state: State = State.QUEUED
     in_flight: int = 0
     last_used: float = 0.0
+    wants_room: bool = False
 
 
 def least_used(residents: Iterable[Resident], spare: Resident) -> Resident | None:
     """Who makes room for `spare`, None where nobody can."""
     idle = [each for each in residents if each.state is State.LOADED and not each.in_flight and each is not spare]
     return min(idle, key=lambda each: each.last_used, default=None)
+
+
+def may_give_way(residents: Iterable[Resident], spare: Resident) -> bool:
+    """Whether somebody may leave for `spare` after a while, or has just begun to."""
+    return any(
+        not each.wants_room and each.state is not State.QUEUED  # its load may need the very thread that waits
+        for each in residents
+        if each is not spare
+    )

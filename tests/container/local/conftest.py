@@ -76,6 +76,9 @@ class Contract(http.server.BaseHTTPRequestHandler):
             self._answer(400, {"error": "input X is missing"})
         elif body == b"trickle":
             self._trickle()
+        elif body == b"nap":
+            time.sleep(0.2)
+            self._answer(200, {"says": self.server.loaded[name]})
         elif body == b"sleep":
             time.sleep(1)
             self._answer(200, {})
@@ -154,6 +157,7 @@ def archives(tmp_path):
     for name in "abcd":
         put_archive(tmp_path / "archives", f"{name}.tar.gz", name)
     put_archive(tmp_path / "archives", "never.tar.gz", "never")
+    put_archive(tmp_path / "archives", "never-2.tar.gz", "never")
     put_archive(tmp_path / "archives", "broken.tar.gz", "broken")
     (tmp_path / "archives" / "text.tar.gz").write_text("no archive")
     return tmp_path / "archives"

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from botocore.exceptions import ClientError
 
-from container.local.residency import Resident, State, least_used
+from container.local.residency import Resident, State, least_used, may_give_way
 from tests.container.local.conftest import PATIENCE
 
 
@@ -57,6 +57,32 @@ def test_a_507_at_an_invocation_unloads_others_and_tries_again(start, contract):
 
     assert ask(client, "b.tar.gz", b"hungry") == "b"
     assert list(contract.loaded.values()) == ["b"]
+
+
+def test_room_is_waited_for_while_models_are_busy(start, contract):
+    """Nobody is told of a full memory because others are in the middle of an answer."""
+    contract.room = 1
+    client = start()
+    ask(client, "a.tar.gz")
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(ask, client, "b.tar.gz", b"nap")
+        while "b" not in contract.loaded.values():
+            refusal(client, "none.tar.gz")
+        assert ask(client, "c.tar.gz") == "c"
+        assert slow.result(PATIENCE) == "b"
+
+
+def test_of_two_that_want_room_neither_waits_for_the_other(start, contract):
+    """Two models that can never be loaded are both told so."""
+    contract.gates["never.tar.gz"] = threading.Event()
+    contract.slow["never.tar.gz"] = PATIENCE
+    client = start()
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(refusal, client, target) for target in ("never.tar.gz", "never-2.tar.gz")]
+        while len(contract.load_orders) < 2:
+            refusal(client, "none.tar.gz")
+        contract.gates["never.tar.gz"].set()
+        assert [each.result(PATIENCE)["OriginalStatusCode"] for each in both] == [507, 507]
 
 
 def test_a_507_when_nobody_is_left_is_a_model_error(start, contract):
@@ -189,3 +215,22 @@ def test_who_leaves(residents, victim):
 
     chosen = least_used(made, spare)
     assert (chosen.name if chosen else None) == victim
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([], False),
+        ([(State.LOADED, False)], True),
+        ([(State.LEAVING, False)], True),
+        ([(State.LOADING, False)], True),
+        ([(State.QUEUED, False)], False),
+        ([(State.LOADED, True), (State.LOADING, True)], False),
+    ],
+)
+def test_for_whom_it_is_worth_to_wait(others, expected):
+    """For anybody who has come so far that he may leave, and does not wait himself."""
+    spare = Resident("self", "self", State.LOADING, wants_room=True)
+    residents = [Resident("x", "x", state, wants_room=wants) for state, wants in others]
+
+    assert may_give_way([*residents, spare], spare) is expected
