@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import signal
 import sys
@@ -152,17 +151,10 @@ def _container(
         command = command_words(emulated, port, models)
     else:
         command = list(OURS)
-        # Ours finds the model where it lies; what else could name one is the operator's of another server.
-        environ |= {"MME_HOST": "127.0.0.1", "PYTHONPATH": os.pathsep.join(_import_path())}
+        environ |= {"MME_HOST": "127.0.0.1"}
         environ |= {"MME_MODEL_DIR": str(single)} if single else {}
     process = stack.enter_context(started(command, port, environ))
     return Container(f"http://127.0.0.1:{port}"), process
-
-
-def _import_path() -> list[str]:
-    """Where this very code lies, first."""
-    inherited = os.environ.get("PYTHONPATH", "")
-    return [str(Path(__file__).parents[2]), *([inherited] if inherited else [])]
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -15,17 +15,21 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from container.local.upstream import Container
 
-OURS = (sys.executable, "-m", "container.cli", "serve")
+_ROOT = str(Path(__file__).parents[2])
+_SERVE = (
+    f"import sys; sys.path.insert(0, {_ROOT!r}); from container.cli import serve_command; sys.exit(serve_command([]))"
+)
+OURS = (sys.executable, "-P", "-c", _SERVE)  # this very code, whatever lies in the working directory
 _LOOK_AGAIN = 0.05  # seconds
 _GRACE = 30.0
 _STDERR = 2  # the descriptor

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import invalid_argument
 from model_handlers.registry import detect_backend
+from serve.scripts import DEFAULT_SCRIPTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +64,10 @@ def recognised(path: Path) -> ModelFile | None:
 
 def is_version(path: Path) -> bool:
     """Whether a directory holds what a version directory of Triton's does, and is called otherwise."""
-    return path.is_dir() and not (path / "config.pbtxt").exists() and detect_backend(path) is not None
+    if not path.is_dir() or (path / "config.pbtxt").exists() or DEFAULT_SCRIPTS.own(path):
+        return False
+    has_versions = any(child.name.isdecimal() and child.is_dir() for child in path.iterdir())
+    return not has_versions and detect_backend(path) is not None
 
 
 def _is_saved_model(path: Path) -> bool:

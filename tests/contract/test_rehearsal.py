@@ -24,7 +24,7 @@ IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/mme:1"
 LISTENING = re.compile(r"local: Listening at: (http://\S+)")
 MEGABYTES = 8
 ROOM_FOR_A_FEW = {"MME_MEMORY_BUDGET": "60MB", "MME_WEIGHTS": "plain"}  # the weights of all are the same
-OURS = shlex.join([sys.executable, "-m", "container.cli", "serve"])
+OURS = shlex.join([sys.executable, "-P", "-m", "container.cli", "serve"])
 
 
 @pytest.fixture
@@ -47,11 +47,13 @@ def mme(*arguments):
 def local(folder, environment, *arguments):
     """`mme local` in a process of its own; its address."""
     cache = f"--env=MME_CACHE_DIR={folder / 'cache'}"
-    command = [sys.executable, "-m", "container.cli", "local", *map(str, arguments), cache, "--port", "0"]
+    (folder / "container").mkdir()  # as people call a folder of theirs
+    (folder / "container" / "__init__.py").write_text("raise SystemExit('the wrong container')\n")
+    command = [sys.executable, "-P", "-m", "container.cli", "local", *map(str, arguments), cache, "--port", "0"]
     log = folder / "local.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, env=clean_environment(folder, **environment), stdout=output, stderr=subprocess.STDOUT
+            command, env=clean_environment(folder, **environment), cwd=folder, stdout=output, stderr=subprocess.STDOUT
         )
 
     def listening():

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from container.ship.model_files import recognised
+from container.ship.model_files import is_version, recognised
 from container.ship.wiring import ensemble_of
 from model_handlers.config import ModelConfig
 from model_handlers.errors import MmeError
@@ -140,6 +140,24 @@ def test_a_fleet_of_copies(mme, plus, tmp_path):
     assert all(name in said.out for name in names)
     assert len({(tmp_path / name).read_bytes() for name in names}) == 1
     assert mme("pack", plus, "--copies", "0", "-o", tmp_path / "bert.tar.gz").code == 2
+
+
+def test_a_folder_of_a_model_file_is_a_version(mme, plus, tmp_path):
+    """It is packed as version 1; one with a script, versions or a configuration is what it says it is."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    plus.rename(folder / "model.onnx")
+
+    assert is_version(folder)
+    assert mme("pack", folder, "-o", tmp_path / "a.tar.gz").code == 0
+    assert unpacked(tmp_path / "a.tar.gz", tmp_path).model_file(1).name == "model.onnx"
+    for name in ("code/inference.py", "1/model.onnx", "config.pbtxt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+        assert not is_version(folder)
+        (folder / name).unlink()
+        if "/" in name:
+            (folder / name).parent.rmdir()
 
 
 def test_a_script_alone_is_packed_where_its_container_looks(mme, tmp_path):
