@@ -160,7 +160,7 @@ class FakeContext:
         made.contexts.append(self)
 
     def set_optimization_profile_async(self, index: int, stream: int) -> bool:
-        self.profile = index
+        self.made.cuda.streams[stream].append(lambda: setattr(self, "profile", index))
         return True
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:

@@ -39,11 +39,10 @@ def tensorrt(builder: str = "") -> Any:
     """
     name, wanted = installed(builder), builder or "TensorRT"
     if not name:
-        raise MmeError(
-            Kind.UNSUPPORTED,
-            f"{wanted} is needed for engines and not installed; run `pip install 'mme[tensorrt]'`, with NVIDIA's "
-            "package index where PyPI's has no libraries for it",
-        )
+        how = "run `pip install 'mme[tensorrt]'`, with NVIDIA's package index where PyPI's has no libraries for it"
+        if builder == "TensorRT-RTX":
+            how = "run `pip install 'mme[tensorrt-rtx]'`"
+        raise MmeError(Kind.UNSUPPORTED, f"{wanted} is needed for engines and not installed; {how}")
     try:
         return importlib.import_module(name)
     except ImportError as error:

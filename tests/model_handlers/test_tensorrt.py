@@ -266,12 +266,13 @@ def test_a_file_that_is_no_plan_is_refused_before_anything_is_imported(tmp_path,
     assert caught.value.kind is Kind.INVALID_MODEL
 
 
-def test_without_tensorrt_the_sentence_names_the_extra(tmp_path, monkeypatch):
-    """Where no TensorRT is installed it is said what to install."""
-    (tmp_path / "model.plan").write_bytes(PLAN)
+@pytest.mark.parametrize(("plan", "extra"), [(PLAN, "tensorrt"), (b"vtrt" + PLAN[4:], "tensorrt-rtx")])
+def test_without_tensorrt_the_sentence_names_the_extra(tmp_path, monkeypatch, plan, extra):
+    """Where the TensorRT that built a plan is not installed it is said what to install."""
+    (tmp_path / "model.plan").write_bytes(plan)
     monkeypatch.setattr(runtime, "installed", lambda *_: "")
     runtime.tensorrt.cache_clear()
-    with pytest.raises(MmeError, match=r"run `pip install 'mme\[tensorrt\]'`") as caught:
+    with pytest.raises(MmeError, match=rf"run `pip install 'mme\[{extra}\]'`") as caught:
         TensorrtHandler.load(ModelConfig("m"), tmp_path / "model.plan", GPU1)
 
     assert caught.value.kind is Kind.UNSUPPORTED
