@@ -250,6 +250,17 @@ def test_a_decoupled_model_answers_in_every_iteration(server):
 
     with ThreadPoolExecutor(4) as clients:
         assert list(clients.map(ask, [4, 3, 2, 1])) == [[3, 2, 1, 0], [2, 1, 0], [1, 0], [0]]
+    events = server.ask("POST", "/v2/models/decoupled/generate_stream", {"X": 3}).body.decode().split("\n\n")
+    assert [json.loads(event.removeprefix("data: "))["Y"] for event in events if event] == [2, 1, 0]
+
+
+def test_a_sequence_may_be_generated(server):
+    """The flat form of a request has its parameters beside the tensors."""
+    answers = [
+        server.ask("POST", "/v2/models/sums/generate", {"X": value, "sequence_id": 70, flag: True})
+        for value, flag in ((1, "sequence_start"), (2, "sequence_end"))
+    ]
+    assert [answer.json["Y"] for answer in answers] == [1, 3]
 
 
 def test_an_ensemble_passes_the_sequence_on(server):

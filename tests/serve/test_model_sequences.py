@@ -9,14 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from model_handlers.base import CPU, Handler
 from model_handlers.base import FLAG_SEQUENCE_END as END
 from model_handlers.base import FLAG_SEQUENCE_START as START
-from model_handlers.base import Handler
-from model_handlers.config import ModelConfig
+from model_handlers.config import InstanceGroup, ModelConfig, Resource
 from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.sequence_config import DirectStrategy, OldestStrategy, SequenceBatching, SequenceState
 from model_handlers.tensor import FP32, TensorSpec
+from serve.limited_lanes import Limits
 from serve.model import Model
 from serve.request import InferenceRequest, Layout
 from serve.stats import ModelStats
@@ -52,8 +53,8 @@ class Sums(Handler):
 
 
 @contextlib.asynccontextmanager
-async def serving(strategy, *, lanes=1, inline_ns=0, idle_us=FOR_EVER_US):
-    """A started model; closed afterwards, when everybody has been answered."""
+async def serving(strategy, *, lanes=1, inline_ns=0, idle_us=FOR_EVER_US, limited=False):
+    """A started model, of whose lanes one at a time executes if it is limited; closed when everybody is answered."""
     state = SequenceState("SUM", "SUM_OUT", FP32, (1,))
     config = normalise(
         ModelConfig(
@@ -67,7 +68,11 @@ async def serving(strategy, *, lanes=1, inline_ns=0, idle_us=FOR_EVER_US):
     handler, zero = Sums(config), np.zeros((1, 1), np.float32)
     handlers = [(f"m_{index}", handler) for index in range(lanes)]
     loop = asyncio.get_running_loop()
-    model = Model("m", 1, handlers, ModelStats(), loop, inline_ns, initial_states={"SUM": zero})
+    limits = None
+    if limited:
+        group = InstanceGroup("m", count=lanes, resources=(Resource("R", 1),))
+        limits = Limits(loop, {("r", ""): 1}).lanes("m", (group,), [(name, CPU) for name, _ in handlers])
+    model = Model("m", 1, handlers, ModelStats(), loop, inline_ns, initial_states={"SUM": zero}, limits=limits)
     try:
         yield model
         model.refuse_waiting()
@@ -100,13 +105,14 @@ class Step:
         return result.kind if isinstance(result, MmeError) else float(result.outputs[0][2][0, 0])
 
 
+@pytest.mark.parametrize("limited", [False, True], ids=["free", "limited"])
 @pytest.mark.parametrize("inline_ns", [0, ALWAYS_NS])
 @pytest.mark.parametrize("strategy", [DirectStrategy(), OldestStrategy(2)], ids=["direct", "oldest"])
-def test_sequences_add_up_side_by_side(run, strategy, inline_ns):
+def test_sequences_add_up_side_by_side(run, strategy, inline_ns, limited):
     """On lanes of their own or on the loop; statistics count requests, not rows."""
 
     async def main():
-        async with serving(strategy, lanes=2, inline_ns=inline_ns) as model:
+        async with serving(strategy, lanes=2, inline_ns=inline_ns, limited=limited) as model:
             steps = [
                 Step(model, number, number, (START if k == 0 else 0) | (END if k == 3 else 0))
                 for number in range(1, 8)
@@ -205,13 +211,14 @@ ACTIONS = st.lists(
     st.sampled_from([DirectStrategy(), DirectStrategy(500, 0.7), OldestStrategy(1), OldestStrategy(3)]),
     st.integers(1, 3),
     st.sampled_from([0, ALWAYS_NS]),
+    st.booleans(),
     ACTIONS,
 )
-def test_every_step_is_answered_once_with_the_sum_of_its_sequence(strategy, lanes, inline_ns, actions):
+def test_every_step_is_answered_once_with_the_sum_of_its_sequence(strategy, lanes, inline_ns, limited, actions):
     """Whatever comes, leaves, begins anew and ends, on however many lanes; when the model goes, the rest is told so."""
 
     async def main():
-        async with serving(strategy, lanes=lanes, inline_ns=inline_ns) as model:
+        async with serving(strategy, lanes=lanes, inline_ns=inline_ns, limited=limited) as model:
             sent, lives = [], defaultdict(list)
             for name, number, *flags in actions:
                 if name == "turn":
