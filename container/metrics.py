@@ -213,7 +213,9 @@ class _Collector:
 
 
 def _labels(model: str, version: int, stats: ModelStats) -> dict[str, str]:
-    return {"model": model, "version": str(version), **{f"_{tag}": value for tag, value in stats.tags.items()}}
+    namespace = {"namespace": stats.namespace} if stats.namespace else {}
+    tags = {f"_{tag}": value for tag, value in stats.tags.items()}
+    return {"model": model, "version": str(version), **namespace, **tags}
 
 
 def _of_models() -> Iterator[Metric]:

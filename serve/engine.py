@@ -496,8 +496,12 @@ class Engine:
         self._footprints.changed()
         target = self.cache.entries[event.name].leased()
         self.register.versions[event.name] = sorted(target.versions)
+        source = origin(self.cache.entries[event.name].source)
+        namespace = ""
+        if self.options.namespaces and isinstance(source, InRepository):
+            namespace = str(source.path.parent)
         for model in target.models():
-            model.stats.tags = model.config.metric_tags
+            model.stats.tags, model.stats.namespace = model.config.metric_tags, namespace
         config = target.latest.config
         (self.body_takers.add if takes_body(config) else self.body_takers.discard)(event.name)
 

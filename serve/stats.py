@@ -121,6 +121,7 @@ class ModelStats:
     Attributes:
         responses: of a decoupled model, by their place among the responses to their request.
         tags: labels that its metrics carry, by the configuration that it was loaded with last.
+        namespace: the repository that it is of, where that is told apart; "" elsewhere.
         cached: whether its responses are cached; cache_hit: look-ups that found one; cache_miss: those that did not,
             each with what it took to keep the response.
     """
@@ -138,6 +139,7 @@ class ModelStats:
     failures: Counter[str] = field(default_factory=Counter)
     responses: dict[int, ResponseStats] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
+    namespace: str = ""
     cached: bool = False
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)

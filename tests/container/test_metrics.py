@@ -70,6 +70,17 @@ def test_tags_of_a_configuration_are_labels_of_its_metrics(start, tmp_path, put,
     assert of(samples, "nv_inference_pending_request_count", model="tagged", version="1", _team='search "a"') == 0
 
 
+def test_namespaces_are_labels_where_repositories_are_told_apart(start, tmp_path, put):
+    """The folder of the repository, of every model."""
+    for folder in ("r1", "r2"):
+        put["multiple"](tmp_path / folder, "both", 2.0)
+    folders = {"model_repository": tmp_path / "r1", "more_repositories": (tmp_path / "r2",)}
+    _, samples = scrape(start(mode=Mode.REPOSITORY, model_namespacing=True, **folders))
+    for folder in ("r1", "r2"):
+        labels = {"model": f"{folder}/both", "version": "1", "namespace": str(tmp_path / folder)}
+        assert of(samples, "nv_inference_request_success", **labels) == 0
+
+
 def test_requests_are_counted_as_triton_counts_them(own, json_inputs):
     """Successes by request, inferences by row, failures by reason; every request in exactly one of them."""
     rows = {1: [[1, 2, 3, 4]], 3: [[1, 2, 3, 4]] * 3}
