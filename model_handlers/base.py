@@ -176,6 +176,8 @@ class Handler(ABC):
             (`execute`): models that are code of the model's author.
         placement: where instances execute when the configuration does not say.
         preload: `module:function`, called once for all processes that execute such models: it imports the framework.
+        shared_on_gpu: whether models of the backend on one GPU share a process, so that they share what the framework
+            keeps there; it has to give back what a model took when that is closed.
         patience: seconds that a batch sent by `send_requests` may take; 0 where batches can't be sent.
     """
 
@@ -189,6 +191,7 @@ class Handler(ABC):
     sees_requests: ClassVar[bool] = False
     placement: ClassVar[Placement] = Placement.INLINE
     preload: ClassVar[str] = ""
+    shared_on_gpu: ClassVar[bool] = False
     patience: float = 0.0
 
     def __init__(self, config: ModelConfig) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import os
 import socket
+import threading
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ from model_handlers.isolation.segments import SIZES, Segment
 from model_handlers.metrics import METRICS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from model_handlers.base import Handler
     from model_handlers.isolation.events import ResponderInChild
     from model_handlers.isolation.framing import Message
@@ -47,11 +50,43 @@ _MAX_FDS = 8
 
 
 def main(control: socket.socket, events: socket.socket) -> int:
-    """Serve one model until the other side closes; returns the exit code."""
+    """Serve one model, or as many as are sent, until the other side closes; returns the exit code."""
     side = _Side(control)
     message = side.receive()
     if message is None or message["do"] == "close":
         return 0
+    if message["do"] == "host":
+        return _host(side)
+    return _serve(message, side, events)
+
+
+def _host(side: _Side) -> int:
+    """Be the process of several models: see `hosts`. What one of them held goes back to the system with it."""
+    from model_handlers import devices  # noqa: PLC0415 - needs packages that environments of models may lack
+
+    devices.return_large_blocks()
+    side.send({"hosts": True})
+    while (asked := side.receive()) is not None and asked["do"] == "guest":
+        sockets = [socket.socket(fileno=fd) for fd in side.fds]
+        side.fds = []
+        threading.Thread(
+            target=_guest, args=(*sockets, devices.trim_host_memory), name=asked["lane"], daemon=True
+        ).start()
+        side.send({"hosts": True})
+    return 0
+
+
+def _guest(control: socket.socket, events: socket.socket, life: socket.socket, trim: Callable[[], None]) -> None:
+    """Serve one of them. `life` tells the other side by its end that this has ended."""
+    with life, control, events:
+        side = _Side(control)
+        message = side.receive()
+        if message is not None and message["do"] == "load":
+            _serve(message, side, events, is_guest=True)
+        trim()
+
+
+def _serve(message: Message, side: _Side, events: socket.socket, *, is_guest: bool = False) -> int:
     handler = _load(message, side)
     if handler is None:
         return 0
@@ -59,12 +94,14 @@ def main(control: socket.socket, events: socket.socket) -> int:
     handler.outside = OutsideInChild(said)
     reports = Reports(said)
     worker = _Worker(handler, side, said)
-    while (message := side.receive()) is not None:
-        if message["do"] == "close":
+    while (asked := side.receive()) is not None:
+        if asked["do"] == "close":
             handler.close()
             reports.tell()
             return 0
-        worker.run(message)
+        worker.run(asked)
+    if is_guest:  # let go of, while the process goes on
+        handler.close()
     return 0  # the serving process is gone, and nobody waits for a clean end
 
 

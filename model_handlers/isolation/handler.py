@@ -18,6 +18,7 @@ from model_handlers.base import Footprint, Handler
 from model_handlers.errors import Kind, MmeError, out_of_memory
 from model_handlers.isolation.config_fields import config_from
 from model_handlers.isolation.framing import Packing, ProtocolError, error_from, unpack
+from model_handlers.isolation.hosts import admit, leave
 from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.process import Child, ChildDiedError
 from model_handlers.isolation.restarts import WINDOW, RestartBudget
@@ -53,6 +54,7 @@ class IsolatedHandler(Handler):
         uses_gpu: whether what the load takes on GPUs is to be measured: nobody else loads meanwhile, see serve.target.
         program: what the process executes; None for a fork, in the server's own environment.
         preload: see `Child`.
+        host: the name of the process that it shares with others, see `hosts`; "" for one of its own.
     """
 
     backend: ClassVar[str] = ""
@@ -67,8 +69,10 @@ class IsolatedHandler(Handler):
         uses_gpu: bool,
         program: Program | None = None,
         preload: str = "",
+        host: str = "",
     ) -> None:
         self._load = load
+        self._host = host
         self._program = program
         self._preload = preload
         self._lane = lane
@@ -85,7 +89,7 @@ class IsolatedHandler(Handler):
         before = devices.device_memory_used() if uses_gpu else 0
         self._child, self.config = self._begin()
         if uses_gpu:
-            self._taken = Footprint(0, max(devices.device_memory_used() - before, 0))
+            self._taken = Footprint(self._taken.host, max(devices.device_memory_used() - before, 0))
 
     def __repr__(self) -> str:
         return f"<IsolatedHandler {self._lane} in {self._child!r}>"
@@ -223,7 +227,8 @@ class IsolatedHandler(Handler):
     def _begin(self) -> tuple[Child, ModelConfig]:
         """A new process with the model in it, and the configuration that it completed."""
         try:
-            child = Child(self.config.name, self._lane, self._program, self._preload)
+            child = self._new_child()
+            hosted = child.host.private_memory() if child.host is not None else 0
         except OSError as error:
             raise MmeError(
                 Kind.UNAVAILABLE, f"model '{self.config.name}': no process can be started for it: {error}"
@@ -231,6 +236,8 @@ class IsolatedHandler(Handler):
         try:
             reply = child.call(self._load, (), self._deadlines.load, _LOADING)
             if "loaded" in reply:
+                if child.host is not None:  # what it takes is what its host takes more
+                    self._taken = Footprint(max(child.host.private_memory() - hosted, 0), self._taken.device)
                 return child, config_from(reply["loaded"])
             refusal = error_from(reply["error"])
         except ChildDiedError as death:
@@ -243,6 +250,16 @@ class IsolatedHandler(Handler):
             raise
         child.close(self._deadlines.close)
         raise refusal
+
+    def _new_child(self) -> Child:
+        if not self._host:
+            return Child(self.config.name, self._lane, self._program, self._preload)
+        host = admit(self._host, self._preload)
+        try:
+            return Child(self.config.name, self._lane, host=host)
+        except BaseException:
+            leave(host)
+            raise
 
     def _revive(self) -> None:
         """See to it that there is a living process, as often as the budget allows."""

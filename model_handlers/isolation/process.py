@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from model_handlers.isolation.framing import Message
+    from model_handlers.isolation.hosts import GuestLeash, Host
     from model_handlers.isolation.program import Program
 
 _CHUNK = 64 << 10
@@ -54,30 +55,41 @@ class Child:
         model, lane: what it is for.
         program: what it executes, `exec_child` in the end; None for a fork.
         preload: what its fork server has called before, see `forks_with`; "" for nothing.
+        host: the process that it is a guest of, see `hosts`; None for one of its own.
 
     Attributes:
         alive: whether it can be called.
         descriptors: those that it is heard on.
+        output: what it writes.
+        host: as given.
     """
 
-    def __init__(self, model: str, lane: str, program: Program | None = None, preload: str = "") -> None:
+    def __init__(
+        self, model: str, lane: str, program: Program | None = None, preload: str = "", host: Host | None = None
+    ) -> None:
+        self.host = host
         self._subject = f"model '{model}': the process of '{lane}'"
         self.alive = True
         self._messages = MessageReader()
         self._at_start = LEDGER.count()
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
-            self._output = Output(model, lane)
-            undo.callback(self._output.close)
+            self.output = Output(model, lane) if host is None else host.output
+            if host is None:
+                undo.callback(self.output.close)
             ends = []
             for _ in range(3):
                 ours, end = socket.socketpair()
                 undo.callback(ours.close)
                 ends.append((ours, theirs.enter_context(end)))
             (self._control, control), (self._events, events), (held, leash) = ends
-            self._leash = Leash(held)
-            fds = [control.fileno(), events.fileno(), leash.fileno(), *self._output.writers]
-            (forks_with(preload) if preload else FORKS).fork(lane, fds, program)
-            self._output.start()
+            self._leash: Leash | GuestLeash
+            if host is None:
+                self._leash = Leash(held)
+                fds = [control.fileno(), events.fileno(), leash.fileno(), *self.output.writers]
+                (forks_with(preload) if preload else FORKS).fork(lane, fds, program)
+                self.output.start()
+            else:
+                self._leash = host.take_in(lane, held, [control, events, leash])
             undo.pop_all()
         self.descriptors = (self._control.fileno(), self._leash.fileno())
         self._poll = select.poll()
@@ -94,6 +106,18 @@ class Child:
     def pid(self) -> int:
         """Its id, 0 until known."""
         return self._leash.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, -n for signal n; None while it lives, and where nobody can know."""
+        if not self.alive:
+            self._leash.wait(_END_SECONDS)
+        return self._leash.code
+
+    def drop(self) -> None:
+        """Have it ended, without waiting for that."""
+        self._leash.drop()
+        self.alive = False
 
     def call(self, message: Message, fds: Sequence[int], seconds: float, doing: str) -> Message:
         """Send a message and wait for the answer.
@@ -125,8 +149,7 @@ class Child:
         except OSError:
             return False
         if self._unsent:  # the system was short of memory; a process with half a message is good for nothing
-            self._leash.drop()
-            self.alive = False
+            self.drop()
         return self.alive
 
     def heard(self) -> Message | None:
@@ -193,8 +216,8 @@ class Child:
         self._release()
 
     def private_memory(self) -> int | None:
-        """Bytes that the process takes and no other shares; None when it is not there."""
-        if not (self.alive and self.pid):
+        """Bytes that the process takes and no other shares; None when it is not there, or another's."""
+        if not (self.alive and self.pid) or self.host is not None:
             return None
         try:
             lines = Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()
@@ -269,12 +292,13 @@ class Child:
 
     def _died(self, kind: Kind, what: str, doing: str) -> ChildDiedError:
         self.alive = False
-        words = " | ".join(self._output.last_words())
+        words = " | ".join(self.output.last_words())
         last = f"; the last it wrote to standard error: {words[-_WORDS:]}" if words else ""
         return ChildDiedError(kind, f"{self._subject} {what} {doing}{last}")
 
     def _release(self) -> None:
-        self._output.close()
+        if self.host is None:
+            self.output.close()
         self._control.close()
         self._leash.close()
         self._events.close()

@@ -73,6 +73,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         uses_gpu: bool,
         program: Program | None = None,
         preload: str = "",
+        host: str = "",
     ) -> None:
         self._open: dict[int, ModelRequest] = {}  # single operations of a dict need no lock
         self._hears = False
@@ -81,7 +82,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._questions: Questions
         self._sent: _Sent | None = None
         self._counted: Counted
-        super().__init__(load, config, lane, uses_gpu=uses_gpu, program=program, preload=preload)
+        super().__init__(load, config, lane, uses_gpu=uses_gpu, program=program, preload=preload, host=host)
         self.patience = self._deadlines.execution
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.isolation.config_fields import config_fields
 from model_handlers.isolation.handler import IsolatedHandler
+from model_handlers.isolation.parameters import PLACEMENT
 from model_handlers.isolation.requests_handler import IsolatedRequestsHandler
 from model_handlers.isolation.segments import SIZES
 
@@ -27,8 +28,13 @@ def start_isolated(
     device: Device,
     lane: str,
     environment: Environment | None = None,
+    *,
+    shared: bool | None = None,
 ) -> IsolatedHandler:
-    """Load a model by `handler_class` in a new process, for the lane of that name, in an environment or in ours.
+    """Load a model by `handler_class` in a process, for the lane of that name, in an environment or in ours.
+
+    The process is a new one, unless it is shared: as `shared` says, else where the class wants that of models on a
+    GPU, and the configuration does not ask for a process.
 
     Raises:
         MmeError: what the handler's `load` raised; INVALID_MODEL when the process died or hung while loading,
@@ -48,4 +54,8 @@ def start_isolated(
         program = environment.program("-I", str(_EXEC_CHILD), lane, platform.python_version(), speaks=True)
     isolated = IsolatedRequestsHandler if handler_class.sees_requests else IsolatedHandler
     preload = "" if program is not None else handler_class.preload
-    return isolated(load, config, lane, uses_gpu=device.kind == "gpu", program=program, preload=preload)
+    on_gpu = device.kind == "gpu"
+    if shared is None:
+        shared = on_gpu and handler_class.shared_on_gpu and program is None and PLACEMENT not in config.parameters
+    host = f"{handler_class.backend} on {device}" if shared else ""
+    return isolated(load, config, lane, uses_gpu=on_gpu, program=program, preload=preload, host=host)

@@ -1,9 +1,9 @@
 """PyTorch models: TorchScript, exported programs and AOTInductor packages, on CPU or GPU.
 
 PyTorch holds the GIL while it loads, and programs of torch.export hold it between their operators, so each instance
-has a process of its own, forked from one that has imported PyTorch. With `MME_PLACEMENT: inline` all instances on a
-device share one model in the serving process, and all such models of a GPU one CUDA context; another model's load then
-halts every model for its time.
+has a process of its own, forked from one that has imported PyTorch; on a GPU all models share one, and its CUDA
+context. With `MME_PLACEMENT: inline` all instances on a device share one model in the serving process; another model's
+load then halts every model for its time.
 
 Called by load threads (`autocomplete`, `load`, `close`) and by whoever executes (`execute`).
 """
@@ -42,6 +42,7 @@ class TorchHandler(Handler):
     default_filename: ClassVar[str] = "model.pt"
     placement: ClassVar[Placement] = Placement.PROCESS
     preload: ClassVar[str] = PRELOAD
+    shared_on_gpu: ClassVar[bool] = True
 
     def __init__(self, program: Program, config: ModelConfig, device: Any, options: Options) -> None:
         super().__init__(completed(config, program))

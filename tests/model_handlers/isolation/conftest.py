@@ -56,10 +56,10 @@ def start(tmp_path, nothing_held):
     """Starts models by handler class, and closes those that the test did not."""
     started = []
 
-    def start(handler_class, device=CPU, model_file=None, config=None, environment=None, **parameters):
+    def start(handler_class, device=CPU, model_file=None, config=None, environment=None, shared=None, **parameters):
         config = config or ModelConfig("m", parameters=parameters)
         file = model_file or tmp_path / "model.txt"
-        handler = start_isolated(handler_class, config, file, device, "m_0_0", environment)
+        handler = start_isolated(handler_class, config, file, device, "m_0_0", environment, shared=shared)
         started.append(handler)
         return handler
 

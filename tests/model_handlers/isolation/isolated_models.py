@@ -50,6 +50,14 @@ class Echo(Model):
         return [inputs["x"] if name == "y" else np.array(inputs["x"]) for name in outputs]
 
 
+class Refuses(Echo):
+    """Can't be loaded."""
+
+    @classmethod
+    def load(cls, config, model_file, device, lane):
+        raise MmeError(Kind.INVALID_MODEL, "no such model")
+
+
 class Misbehaves(Model):
     """Does what its input `do` says, by the name of a function below."""
 
@@ -62,6 +70,12 @@ def _spam(model, inputs):
     for i in range(20000):
         print("line", i)
     print("x" * 100_000)
+
+
+def _wait(model, inputs):
+    """Until there is a file beside the model."""
+    while not (model.file.parent / "go").exists():
+        time.sleep(0.005)
 
 
 def _junk(model, inputs):
@@ -170,6 +184,7 @@ DEEDS = {
     "sys.exit": lambda model, inputs: sys.exit("enough"),
     "hang": lambda model, inputs: signal.pause(),
     "spin": lambda model, inputs: ctypes.CDLL(None).pause(),
+    "wait": _wait,
     "spam": _spam,
     "junk": _junk,
     "fork": _fork,

@@ -48,11 +48,11 @@ def start(specs):
     """Starts a file in a process; whatever a test leaves is closed."""
     started = []
 
-    def start(path, width=1024):
+    def start(path, width=1024, *, shared=None):
         config = ModelConfig(
             "m", max_batch_size=8, inputs=specs(x=("FP32", [width])), outputs=specs(y=("FP32", [_MEGABYTES * 256]))
         )
-        started.append(start_isolated(TorchHandler, config, path, CPU, f"m_{len(started)}"))
+        started.append(start_isolated(TorchHandler, config, path, CPU, f"m_{len(started)}", shared=shared))
         return started[-1]
 
     yield start
@@ -63,6 +63,7 @@ def start(specs):
 def test_models_have_processes_by_default():
     """PyTorch holds the GIL while it loads: the serving process does not load it, unless it is told to."""
     assert placement_of(ModelConfig("m"), TorchHandler) is Placement.PROCESS
+    assert TorchHandler.shared_on_gpu
     assert placement_of(ModelConfig("m", parameters={"MME_PLACEMENT": "inline"}), TorchHandler) is Placement.INLINE
 
 
@@ -98,6 +99,24 @@ def test_the_framework_is_imported_once(wide, start, fork_servers):
     assert parent.pid == with_torch._server.pid != plain._server.pid
     assert "libtorch_cpu" in Path(f"/proc/{with_torch._server.pid}/maps").read_text()
     assert "libtorch_cpu" not in Path(f"/proc/{plain._server.pid}/maps").read_text()
+
+
+def test_models_may_share_a_process(wide, start):
+    """As they do on a GPU: one process, answers of their own, and what one held comes back while the other stays."""
+    module, path = wide
+    one, two = start(path, shared=True), start(path, shared=True)
+    x = np.random.default_rng(7).standard_normal((3, 1024), "f4")
+    wanted = module(torch.from_numpy(x)).detach().numpy()
+    for handler in (one, two, one):
+        np.testing.assert_allclose(handler.execute({"x": x}, ["y"])[0], wanted, rtol=1e-4, atol=1e-5)
+    host = two._child.host
+    both = host.private_memory()
+    one.close()
+
+    assert host.guests == 1
+    assert two.memory().host >= _MEGABYTES << 20
+    assert both - host.private_memory() >= _MEGABYTES << 20
+    np.testing.assert_allclose(two.execute({"x": x}, ["y"])[0], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_bad_file_in_a_process(tmp_path, start):

@@ -1,0 +1,191 @@
+"""Processes that several models live in: those of one framework on one GPU, where each process costs a CUDA context.
+
+A host is a child like any other, forked on its own leash; for each model it is sent sockets, and a thread of it serves
+them as a whole process would. So to the serving process a guest is a child with its own control socket, but it shares
+its fate: whoever hangs or crashes ends the host, and all guests are started anew in another one. A guest that is
+closed leaves the rest alone; with the last one the host ends.
+
+Called on load threads and lanes' threads. A host's lock is held while it takes a guest in, for microseconds.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from model_handlers.errors import MmeError
+from model_handlers.isolation.leash import milliseconds
+from model_handlers.isolation.process import Child
+
+if TYPE_CHECKING:
+    import socket
+
+    from model_handlers.isolation.output import Output
+
+_SECONDS = 60.0  # for a host to start, which may have to import the framework first, or to take in a guest
+_REAP_SECONDS = 5.0
+_LEAVING_SECONDS = 0.5  # for a guest that has closed its socket to be gone
+_hosts: dict[str, Host] = {}
+_lock = threading.Lock()
+
+
+class Host:
+    """One process of several models. Made by `admit`, and gone with its last guest.
+
+    Args:
+        name: what it is called: the framework and the device.
+        preload: see `Child`.
+    """
+
+    def __init__(self, name: str, preload: str) -> None:
+        self.name = name
+        self.guests = 0
+        self._lock = threading.Lock()
+        self._child = Child(name, name, None, preload)
+        try:
+            self._child.call({"do": "host"}, (), _SECONDS, "while it started")
+        except MmeError:
+            self._child.close(0)
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Host {self.name} of {self.guests} in {self._child!r}>"
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._child.pid
+
+    @property
+    def output(self) -> Output:
+        """What it writes, all of its guests together."""
+        return self._child.output
+
+    def died(self) -> bool:
+        """Whether it is no more, or not to be trusted with another guest."""
+        with self._lock:
+            return self._child.has_died()
+
+    def exit_code(self) -> int | None:
+        """How it ended; None while it lives."""
+        return self._child.exit_code if self.died() else None
+
+    def private_memory(self) -> int:
+        """Bytes that it takes, all guests together, and no other process shares."""
+        return self._child.private_memory() or 0
+
+    def take_in(self, lane: str, held: socket.socket, sockets: list[socket.socket]) -> GuestLeash:
+        """Have a thread of it serve `sockets`: control, events, and the other end of `held`.
+
+        Raises:
+            OSError: it can't.
+        """
+        try:
+            with self._lock:
+                fds = [each.fileno() for each in sockets]
+                self._child.call({"do": "guest", "lane": lane}, fds, _SECONDS, "while it took in a model")
+        except MmeError as error:
+            raise OSError(error.message) from error
+        return GuestLeash(held, self)
+
+    def kill(self) -> None:
+        """End it at once, and all guests with it."""
+        with self._lock:
+            self._child.drop()
+
+    def close(self) -> None:
+        """End it in good order; it has no guests any more."""
+        with self._lock:
+            self._child.close(_REAP_SECONDS)
+
+
+class GuestLeash:
+    """How a guest is held: as `Leash`, for a thread of a host instead of a process.
+
+    Attributes:
+        over: whether its thread has ended, or the host has.
+    """
+
+    def __init__(self, end: socket.socket, host: Host) -> None:
+        self._end = end
+        self._host = host
+        self.over = False
+
+    def __repr__(self) -> str:
+        return f"<GuestLeash in {self._host!r}{', over' if self.over else ''}>"
+
+    @property
+    def pid(self) -> int:
+        """The host's."""
+        return self._host.pid
+
+    @property
+    def code(self) -> int | None:
+        """The host's exit code; 0 where only the guest has ended."""
+        return 0 if not self._host.died() else self._host.exit_code()
+
+    def fileno(self) -> int:
+        """To poll for news."""
+        return self._end.fileno()
+
+    def read(self) -> None:
+        """Take the one piece of news that there is."""
+        self._end.recv(1)
+        self.over = True
+
+    def wait(self, seconds: float) -> None:
+        """For so many seconds, or until it is over."""
+        if self.over:
+            return
+        deadline = time.monotonic() + seconds
+        ready = select.poll()
+        ready.register(self, select.POLLIN)
+        if ready.poll(milliseconds(deadline)):
+            self.read()
+
+    def let_go(self) -> None:
+        """End it, if it still runs. A thread can't be ended but with its process."""
+        self.wait(_LEAVING_SECONDS)
+        if not self.over:
+            self._host.kill()
+            self.wait(_REAP_SECONDS)
+
+    def drop(self) -> None:
+        """The same, without waiting for it."""
+        self._host.kill()
+
+    def close(self) -> None:
+        """Give the socket back; the host ends with its last guest. Once more does nothing."""
+        if self._end.fileno() >= 0:
+            self._end.close()
+            leave(self._host)
+
+
+def admit(name: str, preload: str) -> Host:
+    """The host of that name, a new one if there is none; it counts one guest more.
+
+    Raises:
+        OSError: no process can be had.
+    """
+    with _lock:
+        host = _hosts.get(name)
+        if host is None or host.died():
+            try:
+                host = _hosts[name] = Host(name, preload)
+            except MmeError as error:
+                raise OSError(error.message) from error
+        host.guests += 1
+        return host
+
+
+def leave(host: Host) -> None:
+    """It counts one guest less, and ends with the last."""
+    with _lock:
+        host.guests -= 1
+        last = host.guests == 0
+        if last and _hosts.get(host.name) is host:
+            del _hosts[host.name]
+    if last:
+        host.close()

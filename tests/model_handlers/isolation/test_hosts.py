@@ -1,0 +1,158 @@
+"""Several models in one process: what they share, and what each of them has for itself."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import psutil
+import pytest
+from isolated_models import Echo, Misbehaves, Refuses
+
+from model_handlers.base import CPU, Device
+from model_handlers.config import ModelConfig
+from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation import hosts, start
+from model_handlers.isolation.handler import IsolatedHandler
+
+X = np.arange(6, dtype="f4")
+
+
+@pytest.fixture(autouse=True)
+def no_host_left(nothing_held):
+    """The last guest takes the host along."""
+    yield
+    assert hosts._hosts == {}
+
+
+@pytest.fixture
+def guest(start, tmp_path):
+    """Starts models that share a process, each with a folder of its own."""
+
+    def guest(handler_class=Echo, name="a", **fields):
+        (tmp_path / name).mkdir(exist_ok=True)
+        return start(handler_class, model_file=tmp_path / name / "model.txt", shared=True, **fields)
+
+    return guest
+
+
+def echo(handler):
+    """What it returns for X."""
+    (result,) = handler.execute({"x": X}, ["y"])
+    return result.tolist()
+
+
+def do(handler, deed):
+    """Have a misbehaving model do one thing."""
+    return handler.execute({"do": np.array([deed.encode()], object), "x": X}, ["y"])
+
+
+def pid(handler):
+    """Of the process that it is in."""
+    return handler._child.pid
+
+
+def test_guests_share_a_process(guest, start):
+    """One process for all of them, and another for a model that shares none; each answers for itself."""
+    one, two, alone = guest(), guest(name="b"), start(Echo)
+
+    assert pid(one) == pid(two) != pid(alone)
+    assert echo(one) == echo(two) == echo(alone) == X.tolist()
+
+
+def test_a_guest_that_leaves_is_closed_and_the_others_stay(guest, tmp_path):
+    """Its `close` is called; the process goes with the last one."""
+    one, two = guest(), guest(name="b")
+    process = psutil.Process(pid(one))
+    one.close()
+
+    assert (tmp_path / "a" / "closed").exists()
+    assert not (tmp_path / "b" / "closed").exists()
+    assert echo(two) == X.tolist()
+    two.close()
+    assert not process.is_running()
+
+
+def test_guests_execute_at_the_same_time(guest, tmp_path):
+    """One that takes its time keeps nobody else waiting, neither from executing nor from being loaded."""
+    slow, quick = guest(Misbehaves), guest(name="b")
+    thread = threading.Thread(target=lambda: do(slow, "wait"), daemon=True)
+    thread.start()
+
+    assert echo(quick) == X.tolist()
+    late = guest(name="c")
+    assert echo(late) == X.tolist()
+    assert thread.is_alive()
+    (tmp_path / "a" / "go").touch()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_guest_that_can_t_be_loaded_is_nobody_else_s_business(guest):
+    """The refusal is its own, and the process goes on; alone, it leaves no process behind."""
+    with pytest.raises(MmeError, match="no such model"):
+        guest(Refuses)
+    assert hosts._hosts == {}
+
+    one = guest()
+    with pytest.raises(MmeError, match="no such model"):
+        guest(Refuses, name="b")
+    assert echo(one) == X.tolist()
+
+
+def test_who_crashes_takes_the_others_along_and_all_come_back(guest):
+    """Each batch under way fails with the reason; the next ones start one new process for all."""
+    bad, good = guest(Misbehaves), guest(name="b")
+    before = pid(bad)
+    with pytest.raises(MmeError, match="was killed by SIGSEGV") as caught:
+        do(bad, "segfault")
+
+    assert caught.value.kind is Kind.EXECUTION_FAILED
+    assert echo(good) == X.tolist()
+    assert do(bad, "nothing")[0].tolist() == X.tolist()
+    assert pid(good) == pid(bad) != before
+
+
+def test_who_hangs_is_ended_with_the_others_and_all_come_back(guest):
+    """A thread can't be ended alone: its time is over, and everybody begins anew."""
+    bad, good = guest(Misbehaves, MME_EXECUTION_TIMEOUT="0.2"), guest(name="b")
+    with pytest.raises(MmeError, match=r"gave no answer within 0\.2 s"):
+        do(bad, "spin")
+
+    assert echo(good) == X.tolist()
+    assert do(bad, "nothing")[0].tolist() == X.tolist()
+    assert pid(good) == pid(bad)
+
+
+def test_memory_is_what_a_guest_added(guest):
+    """The process's memory is counted once, by what each of its models made it grow."""
+    one, two = guest(), guest(name="b")
+
+    assert one._child.private_memory() is None
+    assert 0 <= two.memory().host < 8 << 20
+    assert one._child.host.private_memory() > 0
+
+
+WHERE = {
+    "a GPU": (Device("gpu", 1), {}, True, "test on gpu:1"),
+    "a GPU, and a process asked for": (Device("gpu", 1), {"MME_PLACEMENT": "process"}, True, ""),
+    "a GPU, of another framework": (Device("gpu", 1), {}, False, ""),
+    "the CPU": (CPU, {}, True, ""),
+}
+
+
+@pytest.mark.parametrize("case", WHERE)
+def test_models_share_where_their_framework_wants_it(case, monkeypatch, tmp_path):
+    """On one GPU, unless the configuration asks for a process."""
+    device, parameters, shares, host = WHERE[case]
+    told = {}
+
+    class Told(IsolatedHandler):
+        def __init__(self, *_, **options):
+            told.update(options)
+
+    monkeypatch.setattr(start, "IsolatedHandler", Told)
+    monkeypatch.setattr(Echo, "shared_on_gpu", shares)
+    start.start_isolated(Echo, ModelConfig("m", parameters=parameters), tmp_path, device, "m_0")
+
+    assert told["host"] == host
