@@ -87,6 +87,14 @@ class SessionCalls:
         self._set_timer()
         return visit
 
+    def check(self, session: Session) -> None:
+        """Its model is there: is it still?
+
+        Raises:
+            MmeError: INVALID_ARGUMENT when it is over.
+        """
+        self._sessions.check(session)
+
     def leave(self, session: Session) -> None:
         """A request of it was answered."""
         self._sessions.leave(session, _now())
@@ -104,8 +112,10 @@ class SessionCalls:
         return f"X-Amzn-SageMaker-New-Session-Id: {said}X-Amzn-SageMaker-Session-Id: {said}".encode()
 
     def _heard(self, event: CacheEvent) -> None:
-        if event.deed is Deed.UNLOADED:
-            self._sessions.end_all(event.name)
+        """A model that was replaced is told to be unloaded when its successor has been serving for a while."""
+        gone = event.deed is Deed.UNLOADED and not self._engine.is_resident(event.name)
+        if gone or event.deed is Deed.LOADED:
+            self._sessions.end_begun(event.name)
 
     def _set_timer(self) -> None:
         at = self._sessions.next_expiry()
@@ -148,6 +158,7 @@ class Visit:
 
     def made(self, call: Call, make: Make, config: ModelConfig) -> InferenceRequest:
         """The request, as a step of the session's sequence; one that names a sequence itself is left alone."""
+        self._calls.check(self.session)
         request = make(config)
         self._ends = bool(request.flags & FLAG_SEQUENCE_END)
         self._state = config.sequence_batching is not None or bool(config.ensemble)

@@ -85,13 +85,26 @@ class Sessions:
         """
         session = self._sessions.get(session_id)
         if session is None or session.model != model:
-            raise invalid_argument(
-                f"session '{session_id[:64]}' of model '{model}' is not there: it was closed, was not used for "
-                f"{self.seconds:g} s, or left memory with its model; begin another with NEW_SESSION"
-            )
+            raise self.unknown(session_id, model)
         session.busy += 1
         self._touch(session, now)
         return session
+
+    def unknown(self, session_id: str, model: str) -> MmeError:
+        """There is no such session."""
+        return invalid_argument(
+            f"session '{session_id[:64]}' of model '{model}' is not there: it was closed, was not used for "
+            f"{self.seconds:g} s, or left memory with its model; begin another with NEW_SESSION"
+        )
+
+    def check(self, session: Session) -> None:
+        """Its model is there: is it still?
+
+        Raises:
+            MmeError: INVALID_ARGUMENT when it is over.
+        """
+        if session.id not in self._sessions:
+            raise self.unknown(session.id, session.model)
 
     def leave(self, session: Session, now: float) -> None:
         """A request of it was answered."""
@@ -103,9 +116,9 @@ class Sessions:
         """It is over; nothing if it was."""
         self._sessions.pop(session.id, None)
 
-    def end_all(self, model: str) -> None:
-        """The model has left memory, and with it what it knew of its sessions."""
-        for session in [session for session in self._sessions.values() if session.model == model]:
+    def end_begun(self, model: str) -> None:
+        """The model has left memory, and with it what it knew of its sessions; of some it knew nothing yet."""
+        for session in [session for session in self._sessions.values() if session.model == model and session.begun]:
             self.end(session)
 
     def expire(self, now: float) -> list[Session]:

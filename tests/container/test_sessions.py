@@ -53,12 +53,16 @@ def test_a_session_that_lies_unused_is_over():
 
 
 def test_sessions_end_with_their_model():
-    """Those of others stay."""
+    """Those that it knows of; others stay."""
     known = table()
-    one, two = known.begin("m", 0), known.begin("n", 0)
-    known.end_all("m")
+    one, two, new = known.begin("m", 0), known.begin("n", 0), known.begin("m", 0)
+    one.begun = two.begun = True
+    known.end_begun("m")
 
     refused(known, one.id, "m", 0)
+    with pytest.raises(MmeError, match="session '1' of model 'm' is not there"):
+        known.check(one)
+    known.check(new)
     assert known.use(two.id, "n", 0) is two
     known.leave(one, 0)  # its answer comes later
     known.end(one)
