@@ -86,7 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
         if after:
             print("scaling, alarms and dashboard are not made, since they need an endpoint in service", file=sys.stderr)
         return 0
-    endpoint.wait_in_service(aws, wanted.name, f"{wanted.name}-{stamp}")
+    try:
+        endpoint.wait_in_service(aws, wanted.name, f"{wanted.name}-{stamp}")
+    except KeyboardInterrupt:
+        print(f"\nit goes on without you; take it down with: mme delete {wanted.name}", file=sys.stderr)
+        raise
     _make(aws, wanted.name, after)
     print(f"endpoint {wanted.name} is in service; try: mme invoke {wanted.name}{_target_flag(wanted)} --json FILE")
     return 0

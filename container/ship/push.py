@@ -9,12 +9,10 @@ those of other tools the ETag tells. Nothing is uploaded before all of them have
 from __future__ import annotations
 
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from boto3.exceptions import S3UploadFailedError
-from boto3.s3.transfer import TransferConfig
+from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
 from botocore.exceptions import ClientError
 
 from container.ship.aws import Aws, aws_errors, split_uri
@@ -24,12 +22,11 @@ from serve.store import ARCHIVE_SUFFIX, validate_name
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 _GZIP = b"\x1f\x8b"
 _PART = 16 << 20
-_FILES_AT_ONCE = 2
 _PARTS_AT_ONCE = 8
 _PART_SIZES = (_PART, 8 << 20)  # ours, and that of AWS's own tools
 _DIGEST = "mme-sha256"
@@ -173,28 +170,17 @@ def _md5(data: bytes = b"") -> Any:
 
 
 def _upload(s3: Any, uploads: list[Upload], *, replace: bool) -> None:
+    """All of them, part by part; when one fails, or somebody interrupts, the others stop and their parts go."""
     total = sum(upload.file.stat().st_size for upload in uploads)
-    with progress(total, "push") as advance, ThreadPoolExecutor(_FILES_AT_ONCE, "push") as pool:
-        for done in [pool.submit(_upload_one, s3, upload, advance, replace=replace) for upload in uploads]:
-            done.result()
-
-
-def _upload_one(s3: Any, upload: Upload, advance: Callable[[int], None], *, replace: bool) -> None:
-    """One archive; its parts are uploaded side by side, and given up together."""
     config = TransferConfig(multipart_threshold=_PART, multipart_chunksize=_PART, max_concurrency=_PARTS_AT_ONCE)
-    if not replace and _head(s3, upload.bucket, upload.key) is not None:
-        raise invalid_argument(f"{upload.uri} has appeared meanwhile: somebody else pushes under this name")
-    with aws_errors(upload.uri):
-        try:
-            s3.upload_file(
-                str(upload.file),
-                upload.bucket,
-                upload.key,
-                ExtraArgs={"Metadata": {_DIGEST: upload.digest}},
-                Callback=advance,
-                Config=config,
-            )
-        except S3UploadFailedError as error:  # boto3 wraps what botocore said
-            if isinstance(error.__context__, ClientError):
-                raise error.__context__ from None
-            raise invalid_argument(f"{upload.uri}: {error}") from error
+    with progress(total, "push") as advance, create_transfer_manager(s3, config) as manager:
+        running = []
+        for upload in uploads:
+            if not replace and _head(s3, upload.bucket, upload.key) is not None:
+                raise invalid_argument(f"{upload.uri} has appeared meanwhile: somebody else pushes under this name")
+            extra = {"Metadata": {_DIGEST: upload.digest}}
+            told = [ProgressCallbackInvoker(advance)]
+            running.append(manager.upload(str(upload.file), upload.bucket, upload.key, extra, told))
+        for upload, transfer in zip(uploads, running, strict=True):
+            with aws_errors(upload.uri):
+                transfer.result()

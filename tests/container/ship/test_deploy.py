@@ -202,6 +202,32 @@ def test_a_region_without_the_service(account, deploy, answered, monkeypatch):
     assert "region 'us-east-1' has no sagemaker: choose one of us-east-2" in said.err
 
 
+@pytest.mark.parametrize(
+    ("operation", "code", "sentence"),
+    [
+        ("iam.GetRole", "ExpiredToken", "have expired: sign in again"),
+        ("s3.ListObjectsV2", "AccessDenied", "have ListObjectsV2 allowed"),
+        ("sagemaker.ListEndpoints", "UnrecognizedClientException", "does not accept these credentials"),
+    ],
+)
+def test_an_account_that_refuses(account, deploy, answered, operation, code, sentence):
+    """One sentence with the next step, and nothing is made."""
+    answered(operation, refusal(code, 403))
+    said = deploy("bert")
+
+    assert said.code == 2
+    (line,) = said.err.splitlines()
+    assert sentence in line
+    assert made(account) == NOTHING
+
+
+def test_a_role_that_may_not_be_looked_at_is_left_to_sagemaker(account, deploy, answered):
+    """Its ARN is taken as it is."""
+    answered("iam.GetRole", refusal("AccessDenied", 403))
+
+    assert deploy("bert", role="arn:aws:iam::123456789012:role/path/other").code == 0
+
+
 def test_no_region_at_all(account, deploy, monkeypatch):
     """Says how to choose one."""
     monkeypatch.delenv("AWS_DEFAULT_REGION")

@@ -89,6 +89,20 @@ def test_large_archives_go_in_parts(account, mme, tmp_path, monkeypatch):
     assert head["ContentLength"] == path.stat().st_size
 
 
+def test_when_one_upload_fails_the_others_stop(account, mme, tmp_path, answered, monkeypatch):
+    """In the middle of their parts, of which nothing is left."""
+    monkeypatch.setattr(push, "_PART", 5 << 20)
+    small, large = tmp_path / "a.tar.gz", tmp_path / "b.tar.gz"
+    small.write_bytes(gzip.compress(b"content"))
+    large.write_bytes(b"\x1f\x8b" + bytes(21 << 20))
+    answered("s3.PutObject", refusal("AccessDenied", 403))
+
+    said = mme("push", small, large, "s3://models/p")
+    assert said.code == 2
+    assert "have PutObject allowed" in said.err
+    assert account.client("s3").list_multipart_uploads(Bucket="models").get("Uploads", []) == []
+
+
 @pytest.mark.parametrize(
     ("name", "content", "destination", "sentence"),
     [
