@@ -550,3 +550,46 @@ def test_ping_says_when_the_server_goes(start, repository):
     assert running.http("GET", "/ping").status == 503
     assert running.http("GET", "/v2/health/ready").status == 400
     assert running.http("GET", "/v2/health/live").status == 200
+
+
+# -- sessions --------------------------------------------------------------------------------------------------------
+
+
+def test_sessions_may_be_switched_off(server, post, sums, monkeypatch):
+    """Then a request that asks for one is refused, and KServe's routes know no such header anyway."""
+    monkeypatch.setattr(server.service.routes._sessions, "_enabled", False)
+    asked = {"X_Amzn_SageMaker_Session_Id": "NEW_SESSION"}
+    reply = post("/models/arithmetic/invoke", sums, **asked)
+
+    assert reply.status == 400
+    assert "SAGEMAKER_ENABLE_STATEFUL_SESSIONS=true" in reply.error
+    assert post(INFER, sums, **asked).status == 200
+
+
+@pytest.mark.parametrize("document", [b"{", b"[1]", b'{"requestType": "CLOSE"', b'{"requestType": "OTHER"}'])
+def test_what_is_no_word_about_a_session_is_a_request(post, document):
+    """And no request either, in these cases; no session comes of it."""
+    reply = post("/models/arithmetic/invoke", document, X_Amzn_SageMaker_Session_Id="NEW_SESSION")
+
+    assert reply.status == 400
+    assert "x-amzn-sagemaker-new-session-id" not in {name.lower() for name in reply.headers}
+
+
+def test_a_model_without_sequences_has_sessions_too(post, sums):
+    """They are created, last and end; what they mean is for the model to say."""
+    path = "/models/arithmetic/invoke"
+    created = post(path, sums, X_Amzn_SageMaker_Session_Id="NEW_SESSION")
+    headers = {name.lower(): value for name, value in created.headers.items()}
+    session = headers["x-amzn-sagemaker-new-session-id"].partition(";")[0]
+
+    assert outputs_of(created) == outputs_of(post(path, sums, X_Amzn_SageMaker_Session_Id=session))
+    closed = post(path, {"requestType": "CLOSE"}, X_Amzn_SageMaker_Session_Id=session)
+    assert (closed.status, closed.json) == (200, {"sessionId": session})
+    assert post(path, sums, X_Amzn_SageMaker_Session_Id=session).status == 400
+
+
+def test_a_model_that_is_not_there_has_no_sessions(post):
+    """Its error is what the client is told."""
+    reply = post("/models/nobody/invoke", {"requestType": "NEW_SESSION"}, X_Amzn_SageMaker_Session_Id="NEW_SESSION")
+
+    assert reply.status == 404
