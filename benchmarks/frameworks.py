@@ -3,7 +3,7 @@
     python -m benchmarks.frameworks [--only NAME ...] [--seconds 1] [--repeats 5] [--json FILE]
 
 Each framework that is installed computes one model of 5 ms or more, always the same batch, on one thread. The library
-alone runs in this process; the server is asked by two clients with binary tensors over HTTP, so that it always has a
+alone runs in this process; the server is asked by four clients with binary tensors over HTTP, so that it always has a
 request to go on with, and may not join their batches. Both are measured in turn; printed is the median of the ratios
 of each turn. Where others use the machine, the processor time of a batch, alone and served, tells more.
 
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
     Compute = Callable[[Array], Any]
 
-_WIDTH, _LAYERS, _ROWS = 1024, 6, 64
-_TREES, _FEATURES = 400, 30
-_CLIENTS = 2
+_WIDTH, _LAYERS, _ROWS = 1024, 8, 64
+_TREES, _FEATURES = 500, 30
+_CLIENTS = 4
 _PLAIN = {"MME_WEIGHTS": "plain"}  # nothing is made of weights beside what is measured
 _COLUMNS = 130
 _SETTLED = 0.5  # seconds, after which memory that was given back is seen to be

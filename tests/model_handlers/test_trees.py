@@ -4,6 +4,7 @@ import base64
 import json
 import logging
 import sys
+import threading
 import zlib
 
 import numpy as np
@@ -141,6 +142,24 @@ def test_treelite_stands_in_for_a_library_that_is_not_there(load, trained, monke
 
     assert isinstance(handler._forest, forests.TreeliteForest)
     np.testing.assert_allclose(output(handler), trained[1][name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["softprob.ubj", "multiclass.txt", "forest.tl"])
+def test_threads_compute_at_the_same_time(load, trained, name):
+    """Several lanes share the trees, and each gets the answers to its own rows."""
+    handler, expected, wrong = load(name, cpu_nthread="2"), trained[1][name], []
+
+    def run(index):
+        own = slice(index * 20, index * 20 + 20)
+        wrong.extend(_ for _ in range(50) if not np.allclose(output(handler, ROWS[own]), expected[own], rtol=1e-5))
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert wrong == []
 
 
 def test_the_binary_of_older_versions_is_read(load, tmp_path):
