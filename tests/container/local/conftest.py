@@ -100,6 +100,8 @@ class Contract(http.server.BaseHTTPRequestHandler):
             return
         self.send_response(200)
         self.send_header("Content-Type", "application/jsonlines")
+        if self.headers.get("X-Amzn-SageMaker-Session-Id") == "NEW_SESSION":
+            self.send_header("X-Amzn-SageMaker-New-Session-Id", "7; Expires=2030-01-01T00:00:00Z")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         for line in (b'{"n": 1}\n', b'{"n": 2}\n'):

@@ -60,6 +60,17 @@ def test_one_model_is_invoked_as_it_is(start, contract):
     assert "authorization" not in sent
 
 
+def test_sessions_are_the_containers(start, contract):
+    """Its header comes back as boto3 knows it, and a session's id reaches it."""
+    client = start(multi=False)
+    answer = client.invoke_endpoint(EndpointName="any", Body=b"x", SessionId="NEW_SESSION")
+    assert answer["Body"].read() == LINES
+    assert answer["NewSessionId"].startswith("7; Expires=")
+
+    client.invoke_endpoint(EndpointName="any", Body=b"x", SessionId="7")["Body"].read()
+    assert contract.seen[-1][1]["X-Amzn-SageMaker-Session-Id"] == "7"
+
+
 def test_an_answer_streams(start):
     """As an event stream; one that breaks off ends in boto3's error for that."""
     client = start(multi=False)
