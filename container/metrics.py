@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 from container.machine_metrics import MachineCollector
 from model_handlers.metric_checks import MetricKind
 from model_handlers.metrics import METRICS
-from serve.stats import BOUNDS_SECONDS, EVICTION_REASONS, FAILURE_REASONS
+from serve.stats import BOUNDS_SECONDS, EVICTION_REASONS, FAILURE_REASONS, FIRST_RESPONSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +68,7 @@ class _Collector:
         """Every family; called on the loop."""
         yield from self._inference()
         yield self._batch_sizes()
+        yield self._first_responses()
         yield from self._responses()
         yield from self._cache()
         yield from self._cache_times()
@@ -117,6 +118,20 @@ class _Collector:
         cache = self._engine.responses
         yield GaugeMetricFamily("mme_response_cache_budget_bytes", "Memory budget for cached responses", cache.budget)
         yield GaugeMetricFamily("mme_response_cache_used_bytes", "Memory used by cached responses", cache.used)
+
+    def _first_responses(self) -> Metric:
+        """Of models whose configuration sets its buckets, which are milliseconds."""
+        family = Metric(FIRST_RESPONSES, "Milliseconds from a request to its first response", "histogram")
+        for labels, stats in self._models():
+            kept = stats.first_response
+            if kept is None:
+                continue
+            bounds = (*map(floatToGoString, (bound * 1000 for bound in kept.bounds)), "+Inf")
+            for bound, count in zip(bounds, accumulate(kept.counts), strict=True):
+                family.add_sample(f"{FIRST_RESPONSES}_bucket", {**labels, "le": bound}, count)
+            family.add_sample(f"{FIRST_RESPONSES}_count", labels, kept.total.count)
+            family.add_sample(f"{FIRST_RESPONSES}_sum", labels, kept.total.ns / 1e6)
+        return family
 
     def _batch_sizes(self) -> Metric:
         family = HistogramMetricFamily(

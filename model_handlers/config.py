@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from model_handlers.tensor import DataType, TensorSpec
 
 _NO_STRINGS: Mapping[str, str] = MappingProxyType({})
+_NO_HISTOGRAMS: Mapping[str, tuple[float, ...]] = MappingProxyType({})
 _NO_POLICIES: Mapping[int, QueuePolicy] = MappingProxyType({})
 
 
@@ -283,6 +284,7 @@ class ModelConfig:
         response_cache: whether requests that come again may be answered without the model.
         runtime: the library that Triton's backend is to be, "" for its own.
         agents: what is to be done before a load.
+        histograms: metric → its buckets, ascending.
         op_libraries: files of custom operations, beside the model's or its configuration, or where the system looks.
     """
 
@@ -312,6 +314,7 @@ class ModelConfig:
     cpu_accelerators: tuple[Accelerator, ...] = ()
     runtime: str = ""
     agents: tuple[RepositoryAgent, ...] = ()
+    histograms: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: _NO_HISTOGRAMS)
     op_libraries: tuple[str, ...] = ()
 
     def input(self, name: str) -> TensorSpec | None:

@@ -76,6 +76,8 @@ def checks(config: ModelConfig) -> Iterator[Check]:
         yield f"model_repository_agents.agents[{index}]", partial(_check_agent, agent, config.name)
     for index, sample in enumerate(config.warmup):
         yield f"model_warmup[{index}]", partial(_check_sample, config, sample)
+    for family, buckets in config.histograms.items():
+        yield "model_metrics", partial(_check_histogram, family, buckets, config.name)
     for index, group in enumerate(config.instance_groups):
         yield f"instance_group[{index}]", partial(_group, config, index, group)
     if config.dynamic_batching is not None:
@@ -148,6 +150,15 @@ def _check_agent(agent: RepositoryAgent, model: str) -> None:
         if kind != "MD5" or not name:
             raise invalid_model(f"parameter '{key}' of agent '{CHECKSUM}' of {model} must be MD5: and a file's path")
         _check_path(f"parameter of agent '{CHECKSUM}'", name, model)
+
+
+def _check_histogram(family: str, buckets: tuple[float, ...], model: str) -> None:
+    if not family:
+        raise invalid_model(f"model_metrics must specify 'metric_identifier.family' for {model}")
+    if not buckets:
+        raise invalid_model(f"model_metrics must specify 'histogram_options.buckets' of '{family}' for {model}")
+    if any(not low < high for low, high in pairwise(buckets)) or not all(map(math.isfinite, buckets)):
+        raise invalid_model(f"model_metrics buckets of '{family}' must be ascending numbers for {model}")
 
 
 def _check_path(field: str, value: str, model: str) -> None:

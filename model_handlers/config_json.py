@@ -60,6 +60,7 @@ def config_json(config: ModelConfig) -> Json:
         **_transaction_policy(config.decoupled),
         **({"response_cache": {"enable": True}} if config.response_cache else {}),
         **_agents(config.agents),
+        **_histograms(config),
     }
 
 
@@ -68,6 +69,16 @@ def _agents(agents: tuple[RepositoryAgent, ...]) -> Json:
         return {}
     listed = [{"name": agent.name, "parameters": dict(agent.parameters)} for agent in agents]
     return {"model_repository_agents": {"agents": listed}}
+
+
+def _histograms(config: ModelConfig) -> Json:
+    if not config.histograms:
+        return {}
+    controls = [
+        {"metric_identifier": {"family": family}, "histogram_options": {"buckets": list(buckets)}}
+        for family, buckets in config.histograms.items()
+    ]
+    return {"model_metrics": {"metric_control": controls}}
 
 
 def _version_policy(policy: VersionPolicy) -> Json:

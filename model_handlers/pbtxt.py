@@ -96,6 +96,12 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
         warmup=warmup_samples(message, model),
         response_cache=message.response_cache.enable,
         runtime=message.runtime,
+        histograms=MappingProxyType(
+            {
+                control.metric_identifier.family: tuple(control.histogram_options.buckets)
+                for control in message.model_metrics.metric_control
+            }
+        ),
         op_libraries=tuple(message.model_operations.op_library_filename),
         agents=tuple(
             RepositoryAgent(agent.name, MappingProxyType(dict(agent.parameters)))
@@ -156,6 +162,10 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
         message.model_transaction_policy.decoupled = True
     if config.response_cache:
         message.response_cache.enable = True
+    for family, buckets in config.histograms.items():
+        control = message.model_metrics.metric_control.add()
+        control.metric_identifier.family = family
+        control.histogram_options.buckets.extend(buckets)
     if config.op_libraries:
         message.model_operations.op_library_filename.extend(config.op_libraries)
     for agent in config.agents:

@@ -224,9 +224,10 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "ModelRepositoryAgents": {"agents": _HONOURED},
     "ModelRepositoryAgents.Agent": {"name": _HONOURED, "parameters": _HONOURED},
     "ModelResponseCache": {"enable": _HONOURED},
-    "ModelMetrics": {
-        "metric_control": _harmless("the histogram of first responses, whose buckets it sets, is not kept"),
-    },
+    "ModelMetrics": {"metric_control": _HONOURED},
+    "ModelMetrics.MetricControl": {"metric_identifier": _HONOURED, "histogram_options": _HONOURED},
+    "ModelMetrics.MetricControl.MetricIdentifier": {"family": _HONOURED},
+    "ModelMetrics.MetricControl.HistogramOptions": {"buckets": _HONOURED},
 }
 
 

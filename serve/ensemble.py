@@ -85,6 +85,7 @@ class EnsembleModel:
         self._routes: dict[tuple[str, ...], Route] = {}
         self._journey = _Journey if config.decoupled else StraightJourney
         self._checked: dict[object, Checked] = {}
+        stats.keep_first_responses(config)
         self._cached = cached_responses(config, responses, stats, loop, reads_parameters=True)
 
     def __repr__(self) -> str:
@@ -191,6 +192,7 @@ class _Journey:
         self._response: InferenceResponse | None = None
         self._timings = Timings(request.arrival_ns, 0, 0, 0)
         self._waited = 0
+        self._has_answered = False
 
     def begin(self) -> None:
         """Run the first steps."""
@@ -292,6 +294,9 @@ class _Journey:
             self._ensemble.name, str(self._ensemble.version), outputs, self._request.id, self._timings
         )
         if config.decoupled:
+            if not self._has_answered:
+                self._has_answered = True
+                self._ensemble.stats.began_to_answer(_now() - self._request.arrival_ns)
             self._request.respond(response)
         else:
             self._response = response

@@ -130,6 +130,7 @@ class Model:
         self._unasked = any(handler.sees_requests for _, handler in handlers)
         self._open: set[InferenceRequest] = set()  # executed, and to be answered unasked
         self._going = False
+        stats.keep_first_responses(self.config)
         self._cached = cached_responses(self.config, responses, stats, loop, reads_parameters=self._unasked)
         self._overtakes = self.config.dynamic_batching is None or not self.config.dynamic_batching.preserve_ordering
 
@@ -348,6 +349,9 @@ class Model:
             arrivals = sum([request.arrival_ns for request in good])
             count = len(good)
             self.stats.succeeded(count, size, timings.start * count - arrivals, done * count - arrivals, timings)
+            if self.stats.first_response is not None:
+                for request in good:
+                    self.stats.began_to_answer(done - request.arrival_ns)
         for request, result in answered:
             if isinstance(result, MmeError):
                 if result.kind is Kind.OUT_OF_MEMORY and self._is_rescued(request, result):
@@ -405,6 +409,8 @@ class Model:
             cancelled = opened.request.cancelled or response.kind is Kind.CANCELLED
             outcome = Outcome.CANCEL if cancelled else Outcome.FAIL
         now = _now()
+        if not opened.responses and outcome is Outcome.SUCCESS:
+            self.stats.began_to_answer(now - opened.request.arrival_ns)
         self.stats.responded(opened.responses, outcome, now - opened.responded_ns)
         opened.responses += 1
         opened.responded_ns = now
@@ -420,6 +426,8 @@ class Model:
         else:
             timings = Timings(opened.began_ns, 0, done - opened.began_ns, 0)
             self.stats.succeeded(1, request.batch_size, opened.began_ns - request.arrival_ns, total, timings)
+            if not self._decoupled:
+                self.stats.began_to_answer(total)
         request.resolve(result)
 
     def _drop(self, take: Take[InferenceRequest]) -> None:

@@ -6,6 +6,7 @@ Prometheus text happens when somebody asks.
 
 from __future__ import annotations
 
+import logging
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -19,8 +20,10 @@ from model_handlers.errors import Kind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from model_handlers.config import ModelConfig
     from serve.request import Timings
 
+_log = logging.getLogger("mme.model")
 # Triton's reasons for a failed request.
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 # Why a model left memory for another: that one's load, that it turned out larger than was reserved for it, that an
@@ -34,6 +37,7 @@ _REASON_OF_KIND = {
     Kind.EXECUTION_FAILED: "BACKEND",
     Kind.OUT_OF_MEMORY: "BACKEND",
 }
+FIRST_RESPONSES = "nv_inference_first_response_histogram_ms"  # the metric whose buckets a configuration may set
 _LAST_PLACE = 999  # of responses counted apart: those behind it are counted with it, for a model may send any number
 # From a model whose pages are in memory to the longest load that SageMaker waits for.
 BOUNDS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 360.0)
@@ -61,16 +65,21 @@ class Histogram:
     """Durations by their length: how many fell between two bounds, and all of them together.
 
     Attributes:
-        counts: of those up to each of `BOUNDS_SECONDS` and over the one before it; the last is of those over all.
+        bounds: seconds, ascending.
+        counts: of those up to each bound and over the one before it; the last is of those over all.
         total: how many, and their sum.
     """
 
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_SECONDS) + 1))
+    bounds: tuple[float, ...] = BOUNDS_SECONDS
+    counts: list[int] = field(default_factory=list)
     total: Duration = field(default_factory=Duration)
+
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def add(self, ns: int) -> None:
         """Count one that took `ns`."""
-        self.counts[bisect_left(BOUNDS_SECONDS, ns / 1e9)] += 1
+        self.counts[bisect_left(self.bounds, ns / 1e9)] += 1
         self.total.add(ns)
 
 
@@ -122,6 +131,7 @@ class ModelStats:
         responses: of a decoupled model, by their place among the responses to their request.
         tags: labels that its metrics carry, by the configuration that it was loaded with last.
         namespace: the repository that it is of, where that is told apart; "" elsewhere.
+        first_response: requests by the time until their first response; None where no configuration asks for it.
         cached: whether its responses are cached; cache_hit: look-ups that found one; cache_miss: those that did not,
             each with what it took to keep the response.
     """
@@ -138,6 +148,7 @@ class ModelStats:
     batches: dict[int, BatchStats] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
     responses: dict[int, ResponseStats] = field(default_factory=dict)
+    first_response: Histogram | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     namespace: str = ""
     cached: bool = False
@@ -182,6 +193,19 @@ class ModelStats:
             counted.compute_infer.add(infer_ns)
             counted.compute_output.add(output_ns)
         counted.outcomes[outcome].add(infer_ns + output_ns)
+
+    def began_to_answer(self, ns: int) -> None:
+        """A request got its first response so long after it came."""
+        if self.first_response is not None:
+            self.first_response.add(ns)
+
+    def keep_first_responses(self, config: ModelConfig) -> None:
+        """Have them kept as a model's configuration says, from now on."""
+        for family in config.histograms.keys() - {FIRST_RESPONSES}:
+            _log.warning("model_metrics '%s' is no histogram that is kept", family, extra={"target_model": config.name})
+        bounds = tuple(bucket / 1000 for bucket in config.histograms.get(FIRST_RESPONSES, ()))
+        if self.first_response is None or self.first_response.bounds != bounds:
+            self.first_response = Histogram(bounds) if bounds else None
 
     def hit(self, ns: int) -> None:
         """One request was answered out of the response cache, without being queued or executed."""

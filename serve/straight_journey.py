@@ -198,6 +198,7 @@ class StraightJourney:
             return
         ensemble.stats.executed(request.batch_size, self._timings)
         ensemble.stats.succeeded(1, request.batch_size, self._waited, total, self._timings)
+        ensemble.stats.began_to_answer(total)
         request.resolve(self._response())
 
     def _response(self) -> InferenceResponse:

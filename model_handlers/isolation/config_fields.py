@@ -78,6 +78,7 @@ def config_from(plain: dict[str, Any]) -> ModelConfig:
             "cc_filenames": MappingProxyType(plain["cc_filenames"]),
             "gpu_accelerators": tuple(_accelerator(each) for each in plain["gpu_accelerators"]),
             "cpu_accelerators": tuple(_accelerator(each) for each in plain["cpu_accelerators"]),
+            "histograms": MappingProxyType({name: tuple(buckets) for name, buckets in plain["histograms"].items()}),
             "op_libraries": tuple(plain["op_libraries"]),
             "agents": tuple(_agent(each) for each in plain["agents"]),
         }

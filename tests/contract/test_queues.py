@@ -35,6 +35,11 @@ model_warmup { name: "recorded" batch_size: 3 count: 2
   inputs { key: "X" value { data_type: TYPE_FP32 dims: 4 input_data_file: "x" } } }
 """
 
+HISTOGRAM = """
+model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" }
+  histogram_options { buckets: [ 0.5, 60000 ] } } }
+"""
+
 CACHED = """
 backend: "python"
 input { name: "X" data_type: TYPE_FP32 dims: [ -1, 4 ] }
@@ -143,8 +148,8 @@ def server(tmp_path_factory):
     models.lay_out(repository / "limited", models.plus(1), LIMITED % 2)
     models.lay_out(repository / "greedy", models.plus(1), LIMITED % 3)
     lay_out_python(repository / "warm", WARM, 1)
-    lay_out_python(repository / "source", SOURCE, code=SENDING)
-    models.lay_out(repository / "one", models.plus(1), "max_batch_size: 8 dynamic_batching { }")
+    lay_out_python(repository / "source", SOURCE + HISTOGRAM, code=SENDING)
+    models.lay_out(repository / "one", models.plus(1), f"max_batch_size: 8 dynamic_batching {{ }} {HISTOGRAM}")
     (repository / "flow" / "1").mkdir(parents=True)
     (repository / "flow" / "config.pbtxt").write_text(FLOW)
     lay_out_python(repository / "sending", DECOUPLED, code=SENDING)
@@ -318,3 +323,8 @@ def test_an_ensemble_holds_back_what_is_too_much(server):
 
     assert [models.y(line) for line in lines] == [[7, 1, 1, 1]] * 6
     assert sizes(server, "flow:one") == {1: 6}
+    name = "nv_inference_first_response_histogram_ms"
+    for model, requests in (("flow:source", 1), ("flow:one", 6)):
+        assert server.metric(f"{name}_count", model=model) == requests
+        assert server.metric(f"{name}_bucket", model=model, le="60000.0") == requests
+    assert f'{name}_count{{model="levels"' not in server.ask("GET", "/metrics").body.decode()

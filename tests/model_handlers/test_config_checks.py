@@ -82,6 +82,9 @@ BROKEN = {
     "directory": {"warmup": (warmup(file="../../etc/passwd"),)},
     "Response Cache does not currently support model bert with 'decoupled' transaction policy. Please disable the "
     "response cache.": {"response_cache": True, "decoupled": True},
+    "model_metrics must specify 'metric_identifier.family' for bert": {"histograms": {"": (1.0,)}},
+    "model_metrics must specify 'histogram_options.buckets' of 'h' for bert": {"histograms": {"h": ()}},
+    "model_metrics buckets of 'h' must be ascending numbers for bert": {"histograms": {"h": (1.0, 1.0)}},
     "instance group bert_0 of model bert has kind KIND_CPU but specifies one or more GPUs": {
         "instance_groups": (InstanceGroup("", InstanceKind.CPU, gpus=(0,)),)
     },

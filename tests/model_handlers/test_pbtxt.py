@@ -440,6 +440,7 @@ CONFIGS = (
         metric_tags=st.dictionaries(st.sampled_from(["team", "stage_2"]), NAMES),
         runtime=st.just(""),
         op_libraries=st.sampled_from([(), ("a.so", "b.so")]),
+        histograms=st.sampled_from([{}, {"h": (1.0, 2.5)}]),
         agents=st.lists(
             st.builds(RepositoryAgent, st.just("checksum"), st.sampled_from([{}, {"MD5:1/model.onnx": "abc"}])),
             max_size=2,

@@ -4,9 +4,10 @@ import time
 
 import pytest
 
+from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind
 from serve.request import Timings
-from serve.stats import FAILURE_REASONS, Duration, ModelStats, Outcome, TargetStats
+from serve.stats import FAILURE_REASONS, FIRST_RESPONSES, Duration, ModelStats, Outcome, TargetStats
 
 TIMINGS = Timings(start=0, compute_input=10, compute_infer=200, compute_output=30)
 
@@ -159,3 +160,20 @@ def test_models_do_not_share_counters():
     assert ModelStats() == ModelStats()
     assert ModelStats().as_dict("m", "1")["batch_stats"] == []
     assert TargetStats().load.count == 0
+
+
+def test_first_responses_are_kept_as_the_configuration_says(caplog):
+    """In the buckets of the metric that there is; a reload without changes keeps the counts, another metric is told."""
+    stats = ModelStats()
+    stats.began_to_answer(1)
+    config = ModelConfig("m", histograms={FIRST_RESPONSES: (1.0, 10.0), "other": (1.0,)})
+    stats.keep_first_responses(config)
+    for ms in (0.5, 1, 5, 50):
+        stats.began_to_answer(int(ms * 1e6))
+    stats.keep_first_responses(config)
+
+    assert (stats.first_response.bounds, stats.first_response.counts) == ((0.001, 0.01), [2, 1, 1])
+    assert stats.first_response.total == Duration(4, 56_500_000)
+    assert "model_metrics 'other' is no histogram that is kept" in caplog.text
+    stats.keep_first_responses(ModelConfig("m"))
+    assert stats.first_response is None

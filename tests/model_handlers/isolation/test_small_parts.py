@@ -68,6 +68,7 @@ FULL = ModelConfig(
     response_cache=True,
     runtime="r",
     max_inflight=3,
+    histograms=MappingProxyType({"h": (1.0, 2.5)}),
     op_libraries=("ops.so",),
     agents=(RepositoryAgent("checksum", MappingProxyType({"MD5:1/x": "d"})),),
     cc_filenames=MappingProxyType({"9.0": "h"}),
