@@ -14,7 +14,7 @@ from urllib.parse import quote_from_bytes
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException, InternalServerError, RequestEntityTooLarge
 
-from container import answers, kserve, metrics, runtime_api, sagemaker
+from container import answers, kserve, metrics, runtime_api, sagemaker, trace_routes
 from container.dashboard import routes as dashboard
 from container.logs import configure
 from container.on_loop import LoopThread, OnLoop, Parts, WaitingExchange
@@ -48,7 +48,7 @@ def make_app(service: Service, on_loop: OnLoop) -> Flask:
         return _response(status, headers, body)
 
     view: View = hot
-    for module in (sagemaker, kserve, runtime_api, metrics):
+    for module in (sagemaker, kserve, runtime_api, metrics, trace_routes):
         app.register_blueprint(module.blueprint(service, on_loop, view))
     if service.dashboard is not None:
         app.register_blueprint(dashboard.blueprint(service.dashboard, on_loop))

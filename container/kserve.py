@@ -34,6 +34,7 @@ EXTENSIONS = (
     "parameters",
     "statistics",
     "generate",
+    "trace",
 )
 
 

@@ -38,6 +38,7 @@ class Service:
 
     Attributes:
         settings, engine, routes: what it was made from, and what it is made of.
+        tracer: what traces requests, None where traces go nowhere.
         dashboard: what the page at /dashboard shows, None where it is switched off.
     """
 
@@ -60,7 +61,7 @@ class Service:
             options = _with_single(options, model)
         SIZES.smallest, SIZES.growth = settings.shared_memory_bytes, settings.shared_memory_growth_bytes
         self.engine = Engine(options, loop)
-        self._tracer = _tracer(settings)
+        self.tracer = _tracer(settings)
         self.routes = InferRoutes(
             self.engine,
             default_model=default_model,
@@ -71,7 +72,7 @@ class Service:
             sessions=settings.sessions,
             default_accept=settings.default_accept,
             inference_type=settings.inference_type,
-            calls=CALLS if self._tracer is None else self._tracer.calls(CALLS),
+            calls=CALLS if self.tracer is None else self.tracer.calls(CALLS),
         )
         self._emf = EmfReporter(self.engine, settings) if settings.emf else None
         self._watcher = Watcher(self.engine) if settings.dashboard else None
@@ -140,8 +141,8 @@ class Service:
         if self._watcher is not None:
             self._watcher.close()
         await self.engine.close()
-        if self._tracer is not None:  # after the last answer, whose spans are among those that it sends
-            await asyncio.get_running_loop().run_in_executor(None, self._tracer.close)
+        if self.tracer is not None:  # after the last answer, whose spans are among those that it sends
+            await asyncio.get_running_loop().run_in_executor(None, self.tracer.close)
 
 
 def _tracer(settings: Settings) -> Tracer | None:

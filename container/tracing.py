@@ -16,7 +16,8 @@ request has been answered, on the event loop, and sent by a thread of the librar
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -36,6 +37,7 @@ from opentelemetry.trace import (
 
 from container.call import INFERENCE_ID, TARGET_MODEL, Call
 from container.trace_context import Origin, origin
+from container.trace_settings import TraceSettings
 from model_handlers.errors import Kind, MmeError
 from serve.request import InferenceResponse
 
@@ -142,10 +144,13 @@ class Tracer:
         url: where spans go: OTLP over HTTP.
         rate: one request of so many is traced, of those whose client does not say; see `begin`.
         service_name: what they are said to come from.
+
+    Attributes:
+        settings: what is traced at the moment.
     """
 
     def __init__(self, url: str, rate: int, service_name: str) -> None:
-        self._rate = rate
+        self.settings = self._first = TraceSettings(on=True, rate=rate)
         self._untraced = 0
         self._ids = _Ids()
         resource = Resource.create({"service.name": service_name})
@@ -165,14 +170,29 @@ class Tracer:
 
     def begin(self, headers: Mapping[str, str]) -> Trace | None:
         """A trace of the request, None where it is not traced: what its client says counts, else the rate."""
-        found = origin(headers)
-        if found is not None:
-            return Trace(found) if found.sampled else None
-        self._untraced += 1
-        if self._untraced < self._rate:
+        if not self.settings.on or not self.settings.count:
             return None
+        found = origin(headers)
+        if not (self._is_next() if found is None else found.sampled):
+            return None
+        if self.settings.count > 0:
+            self.settings = replace(self.settings, count=self.settings.count - 1)
+        return Trace(found)
+
+    def _is_next(self) -> bool:
+        self._untraced += 1
+        if self._untraced < self.settings.rate:
+            return False
         self._untraced = 0
-        return Trace(None)
+        return True
+
+    def change(self, wanted: Mapping[str, Any]) -> None:
+        """Trace something else from now on, as a client wants it; see `TraceSettings`.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT, UNSUPPORTED.
+        """
+        self.settings = self.settings.changed(wanted, self._first)
 
     def end(self, trace: Trace, call: Call, request: InferenceRequest | None, error: MmeError | None) -> None:
         """Make the spans of a call that is over."""

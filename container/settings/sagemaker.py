@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from container.settings.azureml import choose_azureml
 from container.settings.reading import Given
+from container.settings.trace_config import trace_variable
 from container.settings.values import DEFAULT_MAX_BODY, DEFAULT_PORT, Mode, SettingsError
 from serve.control import Control
 from serve.scripts import DEFAULT_SCRIPTS, Scripts
@@ -53,6 +54,7 @@ _ARGUMENTS = {
     "--repository-poll-secs": "MME_REPOSITORY_POLL_SECS",
     "--model-namespacing": "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
 }
+_TRACE_CONFIG = "--trace-config"  # which says several things
 _LISTS = ("MME_LOAD_MODEL", "MME_RATE_LIMIT_RESOURCE")  # what is given several times adds up
 _ADDITIONAL_ARGS = "SAGEMAKER_TRITON_ADDITIONAL_ARGS"
 _LOG_VARIABLES = tuple(f"SAGEMAKER_TRITON_LOG_{name}" for name in ("VERBOSE", "INFO", "WARNING", "ERROR"))
@@ -85,13 +87,27 @@ def _take_arguments(reading: Reading, words: list[tuple[str, str]]) -> None:
     while words:
         origin, word = words.pop(0)
         flag, has_value, value = word.partition("=")
-        if flag not in _ARGUMENTS:
-            known = ", ".join(_ARGUMENTS)
+        if flag not in (*_ARGUMENTS, _TRACE_CONFIG):
+            known = ", ".join((*_ARGUMENTS, _TRACE_CONFIG))
             reading.problems.append(f"{origin}: {flag!r} is not understood; of tritonserver's flags only {known} are")
             continue
         if not has_value and words and not words[0][1].startswith("--"):
             value = words.pop(0)[1]
-        _take_argument(reading, f"{origin} ({flag})", _ARGUMENTS[flag], value or "true")
+        label = f"{origin} ({flag})"
+        if flag == _TRACE_CONFIG:
+            _take_trace_config(reading, label, value)
+        else:
+            _take_argument(reading, label, _ARGUMENTS[flag], value or "true")
+
+
+def _take_trace_config(reading: Reading, label: str, value: str) -> None:
+    try:
+        found = trace_variable(value)
+    except ValueError as error:
+        reading.problems.append(f"{label}={value!r}: expected {error}")
+        return
+    if found is not None:
+        _take_argument(reading, label, *found)
 
 
 def _take_argument(reading: Reading, label: str, name: str, value: str) -> None:

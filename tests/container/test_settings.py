@@ -549,6 +549,21 @@ def test_additional_args_translate_the_flags_that_mean_something():
     assert (settings.max_body_bytes, settings.load_threads, settings.drain_seconds) == (MIB, 4, 20)
 
 
+def test_tritons_way_to_ask_for_traces_is_understood():
+    """To OpenTelemetry, with a rate; a URL without a scheme, as Triton's is; what is so anyway changes nothing."""
+    flags = "mode=opentelemetry level=TIMESTAMPS rate=100 opentelemetry,url=collector:4318/v1/traces count=-1"
+    arguments = " ".join(f"--trace-config={flag}" for flag in flags.split())
+    settings = Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": arguments})
+    assert (settings.trace_url, settings.trace_rate) == ("http://collector:4318/v1/traces", 100)
+
+
+@pytest.mark.parametrize("flag", ["mode=triton", "triton,file=/tmp/t", "level=TENSORS", "rate=", "opentelemetry,x=1"])
+def test_other_ways_to_trace_are_refused(flag):
+    """With those that are understood."""
+    (sentence,) = problems(SAGEMAKER_TRITON_ADDITIONAL_ARGS=f"--trace-config {flag}")
+    assert f"(--trace-config)='{flag}': expected one of level=TIMESTAMPS" in sentence
+
+
 def test_additional_args_yield_to_our_variables_and_beat_tritons():
     """A flag loses against MME_, wins over the SAGEMAKER_TRITON_ variable it overrides, and model lists add up."""
     settings = Settings.from_environ(

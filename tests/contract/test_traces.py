@@ -7,6 +7,8 @@ import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
 
 from tests.contract.models import ONE, lay_out, pack, plus
 from tests.contract.server import Server, eventually
@@ -200,6 +202,28 @@ def test_a_client_that_is_not_traced_is_not_traced_here(server, collector):
     named = [attributes(span).get("aws.sagemaker.inference_id", "") for span in roots]
     assert len([name for name in named if name.startswith("counted-")]) == 3
     assert trace_id not in {span.trace_id.hex() for span in roots}
+
+
+def test_tritons_client_changes_what_is_traced(server, collector):
+    """Level, rate and count of the server; null is what it was started with; what can't be so is refused."""
+    with tritonclient.http.InferenceServerClient(server.address) as client:
+        first = client.get_trace_settings()
+        assert (first["trace_level"], first["trace_rate"], first["trace_count"]) == (["TIMESTAMPS"], "2", "-1")
+        assert client.get_trace_settings("plus.tar.gz") == first
+
+        assert client.update_trace_settings(settings={"trace_level": ["OFF"]})["trace_level"] == ["OFF"]
+        invoke(server, traceparent=f"00-{'7' * 32}-{'c' * 16}-01")
+        client.update_trace_settings(settings={"trace_level": None, "trace_count": "1"})
+        invoke(server, traceparent=f"00-{'6' * 32}-{'c' * 16}-01")
+        invoke(server, traceparent=f"00-{'5' * 32}-{'c' * 16}-01")
+        assert client.get_trace_settings()["trace_count"] == "0"
+        assert client.update_trace_settings(settings={"trace_count": None}) == first
+        with pytest.raises(InferenceServerException, match="no trace settings of its own"):
+            client.update_trace_settings("plus.tar.gz", {"trace_rate": "1"})
+    invoke(server, traceparent=f"00-{'4' * 32}-{'c' * 16}-01")
+    collector.trace("6" * 32)
+    collector.trace("4" * 32)
+    assert not {span.trace_id.hex() for span in collector.spans} & {"7" * 32, "5" * 32}
 
 
 def test_the_last_spans_are_sent_when_the_server_ends(serve, tmp_path):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from container import cli
-from container.settings.sagemaker import _ARGUMENTS
+from container.settings.sagemaker import _ARGUMENTS, _TRACE_CONFIG
 from container.settings.table import BY_NAME, TRITON_VARIABLES
 from model_handlers.registry import BACKENDS, served_backends
 from tests.contract.models import ONE, lay_out, plus
@@ -142,7 +142,7 @@ def test_every_variable_of_tritons_is_explained():
 def test_every_flag_of_tritons_is_named():
     """All that are translated, and no other."""
     named = {word for word in marked(section(TRITON, "Variables")) if word.startswith("--")}
-    assert named == set(_ARGUMENTS)
+    assert named == {*_ARGUMENTS, _TRACE_CONFIG}
 
 
 def test_every_backend_and_model_file_is_served():
