@@ -144,8 +144,15 @@ class Call:
         else:
             self._refuse(*answers.error(error, self.flavor.value))
 
+    @property
+    def over(self) -> bool:
+        """Whether nobody waits for an answer any more."""
+        return self._over
+
     def acknowledge(self, body: bytes) -> None:
-        """Answer a request that was not for the model."""
+        """Answer a request that was not for the model, if anybody waits for it."""
+        if self._over:
+            return
         self._over = True
         self._send(_JSON, self._headers(None), (body,))
 

@@ -193,7 +193,7 @@ class InferRoutes:
         except BaseException:
             visit.over(failed=True)
             raise
-        visit.over(failed=False)
+        visit.over(failed=visit.new and call.over)  # a session whose id nobody hears is none
         call.acknowledge(b'{"sessionId":"%b"}' % visit.session.id.encode())
         return LoadReport()
 

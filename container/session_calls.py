@@ -171,7 +171,7 @@ class Visit:
         if takes_body(config):
             request.parameters = {**(request.parameters or {}), BODY_SESSION_ID: self.session.id}
         call.session = self.headers()
-        request.on_complete = self._completing(request.on_complete)
+        request.on_complete = self._completing(call, request.on_complete)
         return request
 
     async def submitted(self, submission: Coroutine[Any, Any, LoadReport]) -> LoadReport:
@@ -190,9 +190,9 @@ class Visit:
         if (self.new and failed) or (self._ends and not failed):
             self._calls.end(self.session)
 
-    def _completing(self, complete: Completion) -> Completion:
+    def _completing(self, call: Call, complete: Completion) -> Completion:
         def completed(request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
-            failed = isinstance(result, MmeError)
+            failed = isinstance(result, MmeError) or (self.new and call.over)  # whose id nobody has heard
             if isinstance(result, MmeError) and result.kind is Kind.CANCELLED and self._state:
                 self._ends, failed = True, False  # its sequence has ended with it
             self.over(failed=failed)

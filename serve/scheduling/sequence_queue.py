@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from model_handlers.sequence_config import SequenceBatching
 
 _log = logging.getLogger("mme.sequences")
+_RECHECK_NS = 50_000_000
 _UNNAMED = 1 << 63  # where the ids begin of requests that come without one: clients' own rarely are so large
 
 
@@ -185,7 +186,8 @@ class SequenceQueue(Generic[R]):
             if sequence.last_ns + self._idle_ns > now:
                 break
             if sequence.kept or sequence.executing is not None or sequence.waiting:
-                self._touch(sequence, now)  # it is the server that it waits for, if it is for anybody
+                # It is the server that it waits for, if it is for anybody: look again, but not all the time.
+                self._touch(sequence, max(now, now + _RECHECK_NS - self._idle_ns))
             else:
                 self._forget(sequence)
                 self._release(sequence, now)

@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.contract.sequence_models import CONTROLS, IMPLICIT, ONE, PYTHON, TENSORS, accumulator, lay_out
-from tests.contract.server import Server, eventually
+from tests.contract.server import Server, eventually, post
 
 EXPIRES = r"; Expires=\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z"
 NEW = {"requestType": "NEW_SESSION"}
@@ -179,6 +179,18 @@ def test_a_session_is_not_idle(invoke, server):
         eventually(lambda: server.metric("nv_inference_pending_request_count", model="one"), "a request that waits")
         invoke("one", CLOSE, session)
         assert answer.result().status == 200
+
+
+def test_a_client_that_leaves_has_created_nothing(invoke, server):
+    """Nobody knows the id of his session: it takes no place from others."""
+    session = begun(invoke("one", body(1), "NEW_SESSION"))
+    headers = {"X_Amzn_SageMaker_Target_Model": "one", "X_Amzn_SageMaker_Session_Id": "NEW_SESSION"}
+    connection = server.connect().send(post("/invocations", body(1), **headers))
+    eventually(lambda: server.metric("nv_inference_pending_request_count", model="one") == 1, "a request that waits")
+    connection.reset()
+    eventually(lambda: server.metric("nv_inference_pending_request_count", model="one") == 0, "its end")
+    invoke("one", CLOSE, session)
+    invoke("one", CLOSE, begun(invoke("one", body(1), "NEW_SESSION")))
 
 
 def test_what_can_not_be_is_refused(invoke, server):

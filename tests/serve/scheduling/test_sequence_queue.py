@@ -337,6 +337,18 @@ def test_who_waits_for_the_server_is_not_idle():
     assert bench.rows() == "a.1"
 
 
+def test_who_may_not_end_is_not_looked_at_all_the_time():
+    """However short the time is that a sequence may be idle."""
+    bench = Bench(idle_us=1)
+    bench.push("a", START)
+    assert bench.rows() == "a.0"
+    bench.now += 10 * US
+    bench.queue.take_expired(bench.now)
+    assert bench.queue.next_deadline() == bench.now + 50_000 * US
+    bench.done()
+    assert bench.queue.next_deadline() == bench.now + US
+
+
 def test_the_backlog_has_the_patience_of_its_requests():
     """The shortest timeout of its requests ends a waiting sequence; one that has a slot has all the time."""
     bench = Bench(rows=1)
