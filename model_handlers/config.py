@@ -104,12 +104,14 @@ class EnsembleStep:
         model: its name; version: which of its versions, None for the latest.
         inputs: input of the model → tensor of the ensemble.
         outputs: output of the model → tensor of the ensemble.
+        namespace: the repository that has the model, by its path or its folder's name; "" for the nearest.
     """
 
     model: str
     version: int | None
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
+    namespace: str = ""
 
 
 class InstanceKind(Enum):

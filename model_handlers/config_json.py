@@ -169,7 +169,7 @@ def _ensemble(config: ModelConfig) -> Json:
                     "model_version": -1 if step.version is None else step.version,
                     "input_map": dict(step.inputs),
                     "output_map": dict(step.outputs),
-                    "model_namespace": "",
+                    "model_namespace": step.namespace,
                 }
                 for step in config.ensemble
             ],

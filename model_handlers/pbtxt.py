@@ -306,7 +306,11 @@ def _rate_limiter_message(group: InstanceGroup) -> pb.ModelRateLimiter | None:
 def _step(step: pb.ModelEnsembling.Step) -> EnsembleStep:
     version = None if step.model_version in _LATEST else step.model_version
     return EnsembleStep(
-        step.model_name, version, MappingProxyType(dict(step.input_map)), MappingProxyType(dict(step.output_map))
+        step.model_name,
+        version,
+        MappingProxyType(dict(step.input_map)),
+        MappingProxyType(dict(step.output_map)),
+        step.model_namespace,
     )
 
 
@@ -319,6 +323,7 @@ def _ensemble_message(config: ModelConfig) -> pb.ModelEnsembling:
                 model_version=-1 if step.version is None else step.version,
                 input_map=step.inputs,
                 output_map=step.outputs,
+                model_namespace=step.namespace,
             )
             for step in config.ensemble
         ],

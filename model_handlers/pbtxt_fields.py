@@ -154,7 +154,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "model_version": _HONOURED,
         "input_map": _HONOURED,
         "output_map": _HONOURED,
-        "model_namespace": _refused("an ensemble's models lie beside it"),
+        "model_namespace": _HONOURED,
     },
     "ModelTensorReshape": {"shape": _HONOURED},
     "ModelVersionPolicy": {"latest": _HONOURED, "all": _HONOURED, "specific": _HONOURED},

@@ -28,6 +28,7 @@ from serve.repository import (
     config_text,
     ignored_versions,
     missing_files,
+    namespace_errors,
     selected_versions,
     versions_in,
     with_backend,
@@ -97,6 +98,8 @@ def examine(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> Ex
     _note_versions(found, available)
     if found.config.platform == PLATFORM:
         _select(found, available or {1: path})
+        for error in namespace_errors(found.config) if not strict_name else ():
+            found.problems.append(Located(file.name, Finding("ensemble_scheduling.step", error.message)))
         return found
     if not found.attempt(file.name, "backend", lambda: _complete(found, available, scripts)):
         return found
@@ -202,8 +205,13 @@ def examine_ensembles(models: Sequence[Examined]) -> None:
     for model in models:
         if model.config is None or not model.config.ensemble:
             continue
-        members = []
+        members: list[ModelConfig | None] = []
         for index, step in enumerate(model.config.ensemble):
+            if step.namespace not in {"", model.path.parent.name, str(model.path.parent)}:
+                where = f"ensemble_scheduling.step[{index}].model_namespace"
+                model.notes.append(Located(CONFIG_NAME, Finding(where, "not checked: it is another repository")))
+                members.append(None)
+                continue
             part = by_name.get(step.model)
             if part is None:
                 _add(

@@ -27,7 +27,9 @@ from serve.disk import directory_size
 from serve.scripts import DEFAULT_SCRIPTS, Scripts
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Collection, Container, Iterator
+
+    from model_handlers.config import EnsembleStep
 
 _log = logging.getLogger("mme.load")
 CONFIG_NAME = "config.pbtxt"
@@ -99,6 +101,8 @@ def open_target(path: Path, name: str, scripts: Scripts = DEFAULT_SCRIPTS, *, ov
         entry, *others = models_in(path, name, scripts)
         model = _open(entry, name, scripts, strict_name=False, override=override)
         members = [_open(other, f"{name}:{other.name}", scripts, strict_name=False) for other in others]
+        for error in (error for each in (model, *members) for error in namespace_errors(each.config)):
+            raise error
         return replace(model, members=tuple(members))
 
 
@@ -150,17 +154,37 @@ def open_model(
 
 def _parts(repositories: tuple[Path, ...], ensemble: ModelDirectory, scripts: Scripts) -> list[Path]:
     """The models that an ensemble consists of, those of its ensembles too: beside it, or in another repository."""
-    beside: dict[str, Path] = {}
-    for repository in reversed(repositories if ensemble.config.ensemble else ()):
-        beside |= {child.name: child for child in _directories(repository) if child != ensemble.path}
-    found: dict[str, Path] = {}
     waiting = list(ensemble.config.ensemble)
+    places = [(place, set(_directories(place))) for place in repositories] if waiting else []
+    found: dict[str, Path] = {}
     while waiting:
-        part = waiting.pop().model
-        if part in beside and part not in found:
-            found[part] = beside[part]
-            waiting += _read_config(beside[part], part, scripts, strict_name=False).ensemble
+        step = waiting.pop()
+        part = next((place / step.model for place, there in places if _is_meant(step, place, there)), ensemble.path)
+        if part == ensemble.path:
+            continue
+        if found.get(step.model, part) != part:
+            raise invalid_model(
+                f"ensemble {ensemble.name} contains models that are not available or ambiguous: {step.model}, which it "
+                "takes from two repositories; give one of them another name"
+            )
+        if step.model not in found:
+            found[step.model] = part
+            waiting += _read_config(part, step.model, scripts, strict_name=False).ensemble
     return list(found.values())
+
+
+def _is_meant(step: EnsembleStep, repository: Path, there: Collection[Path]) -> bool:
+    return step.namespace in {"", repository.name, str(repository)} and repository / step.model in there
+
+
+def namespace_errors(config: ModelConfig) -> Iterator[MmeError]:
+    """An error for each step of an archive's ensemble that names a repository."""
+    for index, step in enumerate(config.ensemble):
+        if step.namespace:
+            yield invalid_model(
+                f"model_namespace '{step.namespace}' in step {index} of ensemble '{config.name}': the models of an "
+                "archive are a namespace of their own, leave it out"
+            )
 
 
 def candidates_in(path: Path, scripts: Scripts) -> list[Path]:

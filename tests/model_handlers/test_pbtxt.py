@@ -195,7 +195,6 @@ def test_the_sentence_about_broken_unicode_can_be_sent():
 @pytest.mark.parametrize(
     ("text", "path"),
     [
-        ('ensemble_scheduling { step { model_namespace: "a" } }', "ensemble_scheduling.step[0].model_namespace"),
         ("input { } input { is_shape_tensor: true }", "input[1].is_shape_tensor"),
     ],
 )

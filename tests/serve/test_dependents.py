@@ -105,6 +105,38 @@ def test_an_ensemble_changes_and_goes_with_its_parts(run, toys, tmp_path, write_
 
 
 @pytest.mark.parametrize(
+    ("space", "answer"), [("", 4), ("r1", 4), ("r2", 10), ("{}/r2", 10), ("r3", "not available or ambiguous: b")]
+)
+def test_an_ensemble_may_say_which_repository_it_means(
+    run, toys, tmp_path, write_repository_model, write_onnx, space, answer
+):
+    """By its folder's name or its path; else its own repository comes first."""
+    for name in ("r1/a", "r1/b", "r2/b"):
+        write_repository_model(tmp_path / name, "max_batch_size: 8")
+    write_onnx(tmp_path / "r2" / "b" / "1" / "model.onnx", 5.0)
+    (tmp_path / "r1" / "e" / "1").mkdir(parents=True)
+    meant = f'"b" model_namespace: "{space.format(tmp_path)}"' if space else '"b"'
+    (tmp_path / "r1" / "e" / "config.pbtxt").write_text(ENSEMBLE.replace('"b"', meant))
+
+    async def main():
+        folders = {"repository": tmp_path / "r1", "more_repositories": (tmp_path / "r2",)}
+        options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", namespaces=True, **folders)
+        engine = Engine(options, asyncio.get_running_loop())
+        try:
+            call = toys.Call(1)
+            if isinstance(answer, str):
+                with pytest.raises(MmeError, match=answer):
+                    await engine.submit_cold("e", None, call.request)
+                return
+            await engine.submit_cold("e", None, call.request)
+            assert (await call.answer()).outputs[0][2][0, 0] == answer
+        finally:
+            await engine.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
     ("config", "change", "words"),
     [
         (ENSEMBLE, "broken", "ensemble 'e' depends on 'b' which has no loaded version. Model 'b' loading failed with"),

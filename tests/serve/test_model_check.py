@@ -132,6 +132,7 @@ def test_a_script_and_a_python_model_are_not_run(tmp_path):
         ({"second": "nobody"}, ["step[1].model_name"], "not available or ambiguous: nobody"),
         ({"version": "model_version: 4"}, ["step[0].model_version"], "whose required version 4 is not loaded"),
         ({"kind": "TYPE_INT32"}, ["step[0].input_map"], "inconsistent data type"),
+        ({"version": 'model_namespace: "elsewhere"'}, [], ""),
         ({"second": "e"}, ["step"], "circular dependency between ensembles: e -> e"),
         ({"first": "circle"}, ["step"], "circular dependency between ensembles: e -> circle -> e"),
         ({"kind": "TYPE_INT32", "second": "nobody"}, ["step[1].model_name", "step[0].input_map"], "nobody"),

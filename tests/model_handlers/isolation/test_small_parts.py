@@ -78,7 +78,7 @@ FULL = ModelConfig(
         WarmupSample("w", 2, 3, MappingProxyType({"x": WarmupInput(BF16, (1, 2), WarmupData.FILE, "f")})),
         WarmupSample("none", 0, 1, MappingProxyType({})),
     ),
-    ensemble=(EnsembleStep("s", 1, MappingProxyType({"i": "x"}), MappingProxyType({"o": "y"})),),
+    ensemble=(EnsembleStep("s", 1, MappingProxyType({"i": "x"}), MappingProxyType({"o": "y"}), "r"),),
     sequence_batching=SequenceBatching(
         OldestStrategy(4, (2, 4), 100, preserve_ordering=True),
         max_sequence_idle_us=5,
