@@ -30,6 +30,11 @@ DASHBOARD = json.loads((DEPLOY / "grafana" / "mme.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 GROUPS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"]
 RULES = [rule for group in GROUPS for rule in group["rules"]]
+HISTOGRAM = """
+max_batch_size: 4
+model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" }
+  histogram_options { buckets: [ 1, 100 ] } } }
+"""
 _NAME = re.compile(r"\b(?:mme|nv)_\w+")
 _RECORDED = re.compile(r"\w+(?::\w+)+")
 _SELECTOR = re.compile(r"\b((?:mme|nv)_\w+)\{([^}]*)\}")
@@ -46,7 +51,7 @@ def queries() -> Iterator[str]:
 def families(tmp_path_factory) -> list[Metric]:
     """What a server tells that has answered a request; and of a GPU, which few machines have that run tests."""
     folder = tmp_path_factory.mktemp("told")
-    pack(lay_out(folder / "plus", plus(1)), folder / "store" / "plus.tar.gz")
+    pack(lay_out(folder / "plus", plus(1), HISTOGRAM), folder / "store" / "plus.tar.gz")
     with Server(folder / "server", {"MME_MODEL_STORE": str(folder / "store")}) as server:
         target = {"X_Amzn_SageMaker_Target_Model": "plus.tar.gz"}
         assert server.ask("POST", "/invocations", ONE, Content_Type="application/json", **target).status == 200
