@@ -169,6 +169,13 @@ def test_an_ensemble_of_ensembles_is_the_outermost(tree):
     assert sorted(member.name for member in model.members) == ["m:b", "m:c"]
 
 
+def test_an_archive_is_a_namespace_of_its_own(tree):
+    """A step of its ensemble that names a repository is refused by its place."""
+    config = (ENSEMBLE % "b").replace("model_name:", 'model_namespace: "r" model_name:')
+    with pytest.raises(MmeError, match="model_namespace 'r' in step 0 of ensemble 'm'"):
+        open_target(tree({"a/config.pbtxt": config, "b/1/model.onnx": ""}), "m")
+
+
 def test_an_ensemble_in_a_repository_takes_what_lies_beside_it(tree):
     """Its parts and theirs, and nobody else."""
     files = {"a/config.pbtxt": ENSEMBLE % "b", "b/config.pbtxt": ENSEMBLE % "c", "c/1/model.onnx": ""}
