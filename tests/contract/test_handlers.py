@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tarfile
@@ -62,8 +63,21 @@ class Echo(Handler):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A server over the example, and over models that are configurations alone."""
+def packages(tmp_path_factory):
+    """A folder that Python looks for packages in: one that registers the handler above as a backend of its own."""
+    folder = tmp_path_factory.mktemp("packages")
+    source = ECHO.replace('"echo"', '"echoes"').replace('"handler.py"', '"model.echo"')
+    (folder / "echoes.py").write_text(source)
+    info = folder / "echoes-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echoes\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[mme.handlers]\nechoes = echoes:Echo\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, packages):
+    """A server over the example, over models that are configurations alone, and over one of an installed backend."""
     folder = tmp_path_factory.mktemp("repository")
     shutil.copytree(NEAREST, folder / "nearest")
     configs = {"identity": IDENTITY, "repeat": REPEAT, "square": SQUARE}
@@ -73,7 +87,11 @@ def server(tmp_path_factory):
         (folder / name / "config.pbtxt").write_text(config)
     (folder / "echo" / "1").mkdir()
     (folder / "echo" / "1" / "handler.py").write_text(ECHO)
-    environ = {"MME_MODEL_REPOSITORY": str(folder), "MME_PING_MODE": "ready"}
+    (folder / "installed" / "1").mkdir(parents=True)
+    (folder / "installed" / "config.pbtxt").write_text(configs["echo"].replace('"echo"', '"echoes"'))
+    (folder / "installed" / "1" / "model.echo").touch()
+    path = os.pathsep.join(filter(None, (str(packages), os.environ.get("PYTHONPATH"))))
+    environ = {"MME_MODEL_REPOSITORY": str(folder), "MME_PING_MODE": "ready", "PYTHONPATH": path}
     with Server(tmp_path_factory.mktemp("server"), environ) as server:
         yield server
 
@@ -125,6 +143,12 @@ def test_a_handler_of_an_archive_may_see_requests(server):
 
     assert outputs(answer) == {"OUT": [7]}
     assert answer.json["parameters"] == {"id": "r1"}
+
+
+def test_a_backend_that_an_installed_package_registers(server):
+    """Its entry point is all that there is to it."""
+    assert outputs(infer(server, "installed", IN=("INT32", [1], [8]))) == {"OUT": [8]}
+    assert server.ask("GET", "/v2/models/installed").json["platform"] == "echoes"
 
 
 def test_identity(server):
