@@ -82,11 +82,11 @@ def _guest(control: socket.socket, events: socket.socket, life: socket.socket, t
         side = _Side(control)
         message = side.receive()
         if message is not None and message["do"] == "load":
-            _serve(message, side, events, is_guest=True)
+            _serve(message, side, events)
         trim()
 
 
-def _serve(message: Message, side: _Side, events: socket.socket, *, is_guest: bool = False) -> int:
+def _serve(message: Message, side: _Side, events: socket.socket) -> int:
     handler = _load(message, side)
     if handler is None:
         return 0
@@ -98,10 +98,9 @@ def _serve(message: Message, side: _Side, events: socket.socket, *, is_guest: bo
         if asked["do"] == "close":
             handler.close()
             reports.tell()
+            worker.close()
             return 0
         worker.run(asked)
-    if is_guest:  # let go of, while the process goes on
-        handler.close()
     return 0  # the serving process is gone, and nobody waits for a clean end
 
 
@@ -190,6 +189,13 @@ class _Worker:
             del self._segments[segment.id]
             segment.close()
         self._side.send(answer)
+
+    def close(self) -> None:
+        """Give back the memory that it shares with the other side: its process may go on."""
+        for segment in self._segments.values():
+            segment.close()
+        for fd in self._side.fds:
+            os.close(fd)
 
     def _segment(self, message: Message) -> Segment:
         for id_ in message["retired"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -71,6 +72,25 @@ def test_a_guest_that_leaves_is_closed_and_the_others_stay(guest, tmp_path):
     assert echo(two) == X.tolist()
     two.close()
     assert not process.is_running()
+
+
+def test_a_guest_leaves_nothing_behind(guest):
+    """Neither a descriptor nor a thread nor shared memory stays in the process that goes on."""
+    stays = guest()
+    echo(stays)
+    process = psutil.Process(pid(stays))
+
+    def held():
+        maps = [line for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines() if "mme-segment" in line]
+        return process.num_fds(), process.num_threads(), len(maps)
+
+    before = held()
+    for name in ("b", "c"):
+        leaves = guest(name=name)
+        echo(leaves)
+        leaves.close()
+
+    assert held() == before
 
 
 def test_guests_execute_at_the_same_time(guest, tmp_path):
