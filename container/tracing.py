@@ -260,10 +260,11 @@ def _phases(trace: Trace, call: Call, request: InferenceRequest, done: int) -> I
         return
     yield "queue", request.arrival_ns, timings.start, {}
     at = timings.start
+    batch: Attributes = {"mme.batch_size": timings.size} if timings.size else {}
     for name, took in (
         ("batch", timings.compute_input),
         ("compute", timings.compute_infer),
         ("scatter", timings.compute_output),
     ):
-        yield name, at, at + took, {}
+        yield name, at, at + took, batch
         at += took

@@ -162,7 +162,7 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
     except Exception as error:  # noqa: BLE001 - a lane must survive whatever a framework throws, or its model stands still
         results = [_failure(signature, error)] * len(batch)
     done = _now()
-    timings = Timings(start, collated - start, executed - collated, done - executed)
+    timings = Timings(start, collated - start, executed - collated, done - executed, size)
     _time(results, timings)
     took = done - start
     if took > _BRIEF_NS:
@@ -442,10 +442,11 @@ class Instance:
             results = [_failure(self._signature, answers)] * len(batch)
         else:
             results = self._signature.collect(batch, answers)
-        timings = Timings(start, sent - start, executed - sent, _now() - executed)
+        size = self._signature.rows(batch)
+        timings = Timings(start, sent - start, executed - sent, _now() - executed, size)
         _time(results, timings)
         uniform = self._signature.whole(batch) and _all_responses(results)
-        return Execution(batch, results, self._signature.rows(batch), timings, 0, uniform=uniform)
+        return Execution(batch, results, size, timings, 0, uniform=uniform)
 
     def stop(self) -> None:
         """End the thread after what it is doing, and wait for it. Never called on the event loop."""

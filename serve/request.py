@@ -195,12 +195,16 @@ class InferenceResponse:
 
 @dataclass(slots=True)  # not frozen: one is made for every batch, and freezing triples what that costs
 class Timings:
-    """Where the time of one execution went, in nanoseconds; `start` is a reading of `time.perf_counter_ns()`."""
+    """Where the time of one execution went, in nanoseconds; `start` is a reading of `time.perf_counter_ns()`.
+
+    `size` is how many batch elements took part in it, 0 where there was no one batch.
+    """
 
     start: int
     compute_input: int
     compute_infer: int
     compute_output: int
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,7 @@ def test_a_request_is_a_span_with_its_load_queue_batch_and_compute_below(server,
     assert told["aws.sagemaker.target_model"] == told["triton.model_name"] == "plus.tar.gz"
     assert (told["triton.model_version"], told["url.path"], told["mme.responses"]) == ("1", "/invocations", 1)
     assert attributes(parts[0])["mme.load_ms"] > 0
+    assert [attributes(span).get("mme.batch_size") for span in parts[1:]] == [None, 1, 1, 1]
     at = root.start_time_unix_nano
     for span in parts:
         assert at <= span.start_time_unix_nano <= span.end_time_unix_nano
