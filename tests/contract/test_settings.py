@@ -22,7 +22,7 @@ from tests.contract.server import SCRIPTS, clean_environment, eventually
         ({"MME_WHATEVER": "1"}, ["MME_WHATEVER: there is no such variable"]),
         ({"MME_PORT": "http"}, ["MME_PORT='http': expected a whole number from 0 to 65535"]),
         ({"SAGEMAKER_TRITON_INFERENCE_TYPE": "x"}, ["ERROR: Invalid SAGEMAKER_TRITON_INFERENCE_TYPE 'x'"]),
-        ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--rate-limit=off"}, ["'--rate-limit' is not understood"]),
+        ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-directory=/b"}, ["'--backend-directory' is not understood"]),
         ({"MME_MODEL_STORE": "/srv", "SAGEMAKER_MULTI_MODEL": "true"}, ["keep one of them"]),
         ({"MME_MODEL_STORE": "/nowhere/at/all"}, ["there is no such folder"]),
         ({"MME_PORT": "x", "MME_MAX_BODY": "y"}, ["MME_PORT='x'", "MME_MAX_BODY='y'"]),
