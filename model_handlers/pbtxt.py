@@ -83,7 +83,7 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
         outputs=tuple(_output(tensor, model) for tensor in message.output),
         version_policy=_version_policy(message, model),
         instance_groups=tuple(_instance_group(group) for group in message.instance_group),
-        dynamic_batching=dynamic_batching(message),
+        dynamic_batching=dynamic_batching(message, model),
         default_model_filename=message.default_model_filename,
         optimization_level=message.optimization.graph.level,
         parameters=MappingProxyType({key: value.string_value for key, value in message.parameters.items()}),

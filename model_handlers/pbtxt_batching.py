@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from types import MappingProxyType
 
 from model_handlers.config import DynamicBatching, QueuePolicy, TimeoutAction
 from model_handlers.proto import model_config_pb2 as pb
 
+_log = logging.getLogger("mme.config")
 
-def dynamic_batching(message: pb.ModelConfig) -> DynamicBatching | None:
+
+def dynamic_batching(message: pb.ModelConfig, model: str) -> DynamicBatching | None:
     """The dynamic batcher's settings, None where none are given."""
     if not message.HasField("dynamic_batching"):
         return None
     batching = message.dynamic_batching
+    if not batching.priority_levels and (batching.priority_queue_policy or batching.default_priority_level):
+        _log.warning("model '%s': priorities change nothing, since dynamic_batching.priority_levels is 0", model)
     policies = {int(level): _queue_policy(policy) for level, policy in batching.priority_queue_policy.items()}
     return DynamicBatching(
         preferred_batch_sizes=tuple(batching.preferred_batch_size),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from serve.weights.store import WeightStore
 
 AnyModel = Model | EnsembleModel
+
+_log = logging.getLogger("mme.load")
 
 PIN = "MME_PIN"  # the parameter by which a model's configuration asks never to be evicted
 
@@ -435,6 +438,10 @@ class ModelLoader:
         return {version: self._ensemble(directory.name, version, config, steps) for version in directory.versions}
 
     def _ensemble(self, name: str, version: int, config: ModelConfig, steps: list[AnyModel]) -> EnsembleModel:
+        if config.warmup:
+            _log.warning(
+                "its model_warmup is ignored: the models of its steps have their own", extra={"target_model": name}
+            )
         stats = self._stats.setdefault((name, version), ModelStats())
         return EnsembleModel(name, version, config, steps, stats, self._loop, self._responses)
 

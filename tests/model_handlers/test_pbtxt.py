@@ -288,6 +288,12 @@ def test_priority_levels_have_policies_of_their_own():
     assert DynamicBatching((), queue_policy=QueuePolicy(max_queue_size=7)).policies == (QueuePolicy(max_queue_size=7),)
 
 
+def test_priorities_without_levels_are_told_to_change_nothing(caplog):
+    """Triton takes them without a word."""
+    parse_config("dynamic_batching { default_priority_level: 1 }", model="bert")
+    assert "model 'bert': priorities change nothing, since dynamic_batching.priority_levels is 0" in caplog.text
+
+
 def test_the_result_can_not_be_changed_by_who_reads_it():
     """Configurations are shared by threads; their maps are read-only as well."""
     config = parse_config(FULL, model="bert")
