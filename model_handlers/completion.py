@@ -9,7 +9,7 @@ from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.config_checks import normalise
 from model_handlers.errors import invalid_model
 from model_handlers.ragged_checks import check_ragged_names
-from model_handlers.sequence_config import hidden_inputs, hidden_outputs
+from model_handlers.sequence_config import all_inputs, hidden_inputs, hidden_outputs
 from model_handlers.tensor import DataType, TensorSpec
 
 if TYPE_CHECKING:
@@ -65,6 +65,12 @@ def complete(
     )
     check_ragged_names(config, own)
     return config
+
+
+def given_to(config: ModelConfig) -> tuple[TensorSpec, ...]:
+    """Everything that a model is given: by clients, signals and states of sequences, facts of ragged batches."""
+    made = (TensorSpec(name, given.data_type, (-1,)) for given in config.batch_inputs for name in given.targets)
+    return (*all_inputs(config), *made)
 
 
 def _check_hidden(config: ModelConfig, inputs: list[GraphTensor], outputs: list[GraphTensor]) -> None:

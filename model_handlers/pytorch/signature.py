@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from model_handlers.completion import complete
+from model_handlers.completion import complete, given_to
 from model_handlers.config_checks import normalise
 from model_handlers.errors import invalid_model
 from model_handlers.pytorch.names import bound, check_given, position
-from model_handlers.sequence_config import all_inputs, all_outputs
+from model_handlers.sequence_config import all_outputs
 from model_handlers.tensor import BYTES
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def completed(config: ModelConfig, program: Program) -> ModelConfig:
     inputs, outputs = program.tensors
     return complete(
         config,
-        _as_declared("input", all_inputs(config), program.arguments or (), inputs, config.name),
+        _as_declared("input", given_to(config), program.arguments or (), inputs, config.name),
         _as_declared("output", all_outputs(config), program.results or (), outputs, config.name),
     )
 
@@ -67,7 +67,7 @@ def arguments(config: ModelConfig, program: Program) -> list[tuple[TensorSpec, s
     Raises:
         MmeError: INVALID_MODEL where they can't be matched.
     """
-    slots, specs = program.arguments, all_inputs(config)
+    slots, specs = program.arguments, given_to(config)
     if slots is None:
         return [(spec, spec.name) for spec in specs]
     found = bound("input", specs, slots, config.name)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.completion import given_to
 from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.sequence_config import all_outputs
 from model_handlers.tensor import BY_NAME
 from model_handlers.tensorflow.options import SIGNATURE, TAG, signature_key, tag
 from model_handlers.tensorflow.runtime import tensorflow, translated
@@ -142,8 +144,8 @@ def load_frozen(config: ModelConfig, file: Path) -> Graph:
         graph_def.ParseFromString(file.read_bytes())
         wrapped = tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(graph_def, name=""), [])
         nodes = wrapped.graph
-        feeds = {spec.name: _node(nodes, "input", spec, config) for spec in config.inputs}
-        fetches = {spec.name: _node(nodes, "output", spec, config) for spec in config.outputs}
+        feeds = {spec.name: _node(nodes, "input", spec, config) for spec in given_to(config)}
+        fetches = {spec.name: _node(nodes, "output", spec, config) for spec in all_outputs(config)}
         pruned = wrapped.prune(list(feeds.values()), fetches)
     except MmeError:
         raise

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from model_handlers.base import Handler, Placement
-from model_handlers.completion import complete
+from model_handlers.completion import complete, given_to
 from model_handlers.errors import Kind, MmeError
 from model_handlers.openvino import OpenvinoHandler
+from model_handlers.sequence_config import all_outputs
 from model_handlers.tensor import BF16, BYTES
 from model_handlers.tensorflow.graphs import load_frozen, load_saved, saved_signature
 from model_handlers.tensorflow.options import (
@@ -51,8 +52,8 @@ class TensorflowHandler(Handler):
         super().__init__(complete(config, graph.inputs, graph.outputs))
         self._graph: Graph | None = graph
         self._device = device
-        self._inputs = {spec.name: spec for spec in self.config.inputs}
-        self._outputs = {spec.name: spec for spec in self.config.outputs}
+        self._inputs = {spec.name: spec for spec in given_to(self.config)}
+        self._outputs = {spec.name: spec for spec in all_outputs(self.config)}
 
     @classmethod
     def gpu_capable(cls) -> bool:

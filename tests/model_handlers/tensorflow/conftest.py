@@ -58,8 +58,23 @@ def models(tf, tmp_path_factory):
         def picks(self, i):
             return {"picked": tf.gather(tf.constant([10, 20, 30]), i)}
 
+        @tf.function(
+            input_signature=[
+                tf.TensorSpec([None, 1], tf.float32, name=name) for name in ("x", "start", "total", "size")
+            ]
+        )
+        def sums(self, x, start, total, size):
+            total = tf.where(start > 0, tf.zeros_like(total), total) + x * tf.reduce_sum(size)
+            return {"sum": total, "next": total}
+
     model = Model()
-    signatures = {"serving_default": model.scores, "shout": model.shout, "half": model.half, "picks": model.picks}
+    signatures = {
+        "sums": model.sums,
+        "serving_default": model.scores,
+        "shout": model.shout,
+        "half": model.half,
+        "picks": model.picks,
+    }
     tf.saved_model.save(model, str(folder / "model.savedmodel"), signatures)
     tf.saved_model.save(tf.Module(), str(folder / "bare"))
     with tf.Graph().as_default() as graph:

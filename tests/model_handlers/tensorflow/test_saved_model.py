@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from model_handlers.base import CPU
-from model_handlers.config import ModelConfig
+from model_handlers.config import BatchInput, BatchInputKind, ModelConfig
 from model_handlers.errors import Kind, MmeError
+from model_handlers.sequence_config import Control, ControlInput, ControlKind, SequenceBatching, SequenceState
+from model_handlers.tensor import FP32
 from model_handlers.tensorflow import GraphdefHandler, SavedModelHandler, handler
 from model_handlers.tensorflow.runtime import tensorflow
 from tests.frameworks import framework
@@ -63,6 +65,35 @@ def test_bf16_goes_by_its_bits(tf, models, load):
     assert doubled.tolist() == [[0x4000, 0x4080]]
 
 
+SIGNALS = SequenceBatching(
+    control_inputs=(ControlInput("start", (Control(ControlKind.CONTROL_SEQUENCE_START, fp32_false_true=(0, 1)),)),),
+    states=(SequenceState("total", "next", FP32, (1,)),),
+)
+COUNTS = (BatchInput(BatchInputKind.ELEMENT_COUNT, ("size",), FP32, ("x",)),)
+
+
+@pytest.mark.parametrize(
+    ("names", "fields"),
+    [(("x", "size"), {"sequence_batching": SIGNALS}), (("x", "start", "total"), {"batch_inputs": COUNTS})],
+    ids=["sequences", "ragged batches"],
+)
+def test_what_the_server_adds_to_a_request_is_given_to_the_model(names, fields, models, specs):
+    """Signals and states of sequences, and facts of batches, are tensors of the signature that no client sends."""
+    config = ModelConfig(
+        "m",
+        max_batch_size=8,
+        inputs=specs(**dict.fromkeys(names, ("FP32", [1]))),
+        outputs=specs(sum=("FP32", [1]), **({} if "sequence_batching" in fields else {"next": ("FP32", [1])})),
+        parameters={"TF_SIGNATURE_DEF": "sums"},
+        **fields,
+    )
+    values = {"x": 3, "start": 1, "total": 10, "size": 2}
+    given = {name: np.array([[value], [0]], "f4") for name, value in values.items()}
+    total, following = SavedModelHandler.load(config, models.saved, CPU).execute(given, ["sum", "next"])
+
+    assert total.tolist() == following.tolist() == [[6], [0]]
+
+
 @pytest.mark.parametrize("rows", [1, 8])
 def test_a_frozen_graph(rows, models, load, specs):
     """Its tensors are the ones that the configuration names."""
@@ -78,7 +109,7 @@ REFUSED = {
     "an input": ("saved", {"z": ("FP32", [4])}, {}, {}, "unexpected inference input 'z', allowed inputs are: x"),
     "a signature": (
         "saved", {}, {}, {"TF_SIGNATURE_DEF": "predict"},
-        "no signature 'predict': found half, picks, serving_default, shout; name one in TF_SIGNATURE_DEF",
+        "no signature 'predict': found half, picks, serving_default, shout, sums; name one in TF_SIGNATURE_DEF",
     ),
     "no signature": ("bare", {}, {}, {}, "has no signature 'serving_default': found none; name one in TF_SIGNATURE_DEF, or save"),
     "a tag": ("saved", {}, {}, {"TF_GRAPH_TAG": "train"}, "no graph with the tag 'train': found serve; set TF_GRAPH_TAG"),
