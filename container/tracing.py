@@ -9,6 +9,8 @@ A traced request is one span, with those below it that its way had; their times 
       compute        the model executes
       scatter        outputs are given to the requests of the batch
 
+Of an ensemble's request each step is a span, called as its model, with the last four of these below it.
+
 Where nothing is traced this is not even imported: the server makes calls of other classes. Spans are made when a
 request has been answered, on the event loop, and sent by a thread of the library's. No other module imports that.
 """
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -42,7 +44,7 @@ from model_handlers.errors import Kind, MmeError
 from serve.request import InferenceResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from opentelemetry.context import Context
     from opentelemetry.trace import Span
@@ -50,13 +52,22 @@ if TYPE_CHECKING:
 
     from container.exchange import Exchange
     from container.targets import Flavor, InferenceType
-    from serve.request import InferenceRequest
+    from serve.request import InferenceRequest, Timings
 
     Attributes = dict[str, AttributeValue]
-    Phase = tuple[str, int, int, Attributes]
 
 _SECONDS = 3.0  # for a collector to take spans, and so for the last of them at the end
 _now = time.perf_counter_ns
+
+
+class Phase(NamedTuple):
+    """One span below another: name, begin and end in nanoseconds, attributes, and what is below it."""
+
+    name: str
+    begin: int
+    end: int
+    attributes: Attributes
+    below: Sequence[Phase] = ()
 
 
 class Trace:
@@ -216,10 +227,12 @@ class Tracer:
         began = epoch + trace.began
         return self._spans.start_span("infer", context, SpanKind.SERVER, attributes=attributes, start_time=began)
 
-    def _children(self, context: Context, phases: Iterator[Phase], epoch: int) -> None:
-        for name, begin, end, attributes in phases:
-            span = self._spans.start_span(name, context, attributes=attributes, start_time=epoch + begin)
-            span.end(epoch + end)
+    def _children(self, context: Context, phases: Iterable[Phase], epoch: int) -> None:
+        for phase in phases:
+            began = epoch + phase.begin
+            span = self._spans.start_span(phase.name, context, attributes=phase.attributes, start_time=began)
+            self._children(set_span_in_context(span), phase.below, epoch)
+            span.end(epoch + phase.end)
 
     def close(self) -> None:
         """Send what is left. Blocks for some seconds where nobody takes it: not for the loop."""
@@ -251,20 +264,30 @@ def _phases(trace: Trace, call: Call, request: InferenceRequest, done: int) -> I
             "mme.load_ms": call.report.load / 1e6,
             "mme.evicted": list(call.report.evicted),
         }
-        yield "load", trace.began, request.arrival_ns or done, cost
-    if not request.arrival_ns:
-        return
+        yield Phase("load", trace.began, request.arrival_ns or done, cost)
     timings = trace.last.timings if trace.last is not None else None
-    if timings is None:  # it never got further, or was answered from the cache of responses
-        yield "queue", request.arrival_ns, done, {}
+    if timings is not None:
+        yield from _execution(request.arrival_ns, timings)
+    elif request.arrival_ns:  # it never got further, or was answered from the cache of responses
+        yield Phase("queue", request.arrival_ns, done, {})
+
+
+def _execution(arrival: int, timings: Timings) -> Iterator[Phase]:
+    """Queue, batch, compute and scatter; of an ensemble each step, and those of it."""
+    for model, arrived, took in timings.steps or ():
+        below = tuple(_execution(arrived, took))
+        yield Phase(
+            model, arrived, max((phase.end for phase in below), default=arrived), {"triton.model_name": model}, below
+        )
+    if timings.steps is not None:
         return
-    yield "queue", request.arrival_ns, timings.start, {}
+    yield Phase("queue", arrival, timings.start, {})
     at = timings.start
     batch: Attributes = {"mme.batch_size": timings.size} if timings.size else {}
-    for name, took in (
+    for name, took_ns in (
         ("batch", timings.compute_input),
         ("compute", timings.compute_infer),
         ("scatter", timings.compute_output),
     ):
-        yield name, at, at + took, batch
-        at += took
+        yield Phase(name, at, at + took_ns, batch)
+        at += took_ns

@@ -190,7 +190,7 @@ class _Journey:
         self._callers = (*request.callers, ensemble.name)
         self._error: MmeError | None = None
         self._response: InferenceResponse | None = None
-        self._timings = Timings(request.arrival_ns, 0, 0, 0)
+        self._timings = Timings.of_steps(request.arrival_ns)
         self._waited = 0
         self._has_answered = False
 
@@ -261,7 +261,8 @@ class _Journey:
     def _came(
         self, ready: Ready[Passed], belongs: Belongs, step: InferenceRequest, response: InferenceResponse
     ) -> None:
-        self._count(step, response.timings)
+        if response.timings is not None:
+            self._waited += self._timings.add(response.model_name, step.arrival_ns, response.timings)
         if self._error is None:
             batched = self._ensemble.parts[ready.step].batches
             self._go_on(self._run.came(ready, self._passed(belongs, response, batched=batched)))
@@ -274,13 +275,6 @@ class _Journey:
             self._fail(error)
             return {}
         return {name: (kind, array, batched, belongs) for name, kind, array in response.outputs}
-
-    def _count(self, step: InferenceRequest, timings: Timings | None) -> None:
-        if timings is not None:
-            self._waited += max(timings.start - step.arrival_ns, 0)
-            self._timings.compute_input += timings.compute_input
-            self._timings.compute_infer += timings.compute_infer
-            self._timings.compute_output += timings.compute_output
 
     def _respond(self, tensors: dict[str, Passed]) -> None:
         config = self._ensemble.config

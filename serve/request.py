@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     PartialResponse = Callable[["InferenceRequest", "InferenceResponse"], None]
 
 _log = logging.getLogger("mme.request")
+_MOST_STEPS = 100  # whose timings are kept: those of decoupled models answer without end
 
 
 class Layout:
@@ -197,7 +198,8 @@ class InferenceResponse:
 class Timings:
     """Where the time of one execution went, in nanoseconds; `start` is a reading of `time.perf_counter_ns()`.
 
-    `size` is how many batch elements took part in it, 0 where there was no one batch.
+    `size` is how many batch elements took part in it, 0 where there was no one batch. An ensemble's request has the sums
+    of its steps; `steps` tells of the first of them: the model, when it accepted the step, and the step's own timings.
     """
 
     start: int
@@ -205,6 +207,21 @@ class Timings:
     compute_infer: int
     compute_output: int
     size: int = 0
+    steps: list[tuple[str, int, Timings]] | None = None
+
+    @classmethod
+    def of_steps(cls, start: int) -> Timings:
+        """None of any step yet."""
+        return cls(start, 0, 0, 0, steps=[])
+
+    def add(self, model: str, arrival_ns: int, timings: Timings) -> int:
+        """Count a step; returns how long it waited in its queue."""
+        self.compute_input += timings.compute_input
+        self.compute_infer += timings.compute_infer
+        self.compute_output += timings.compute_output
+        if self.steps is not None and len(self.steps) < _MOST_STEPS:
+            self.steps.append((model, arrival_ns, timings))
+        return max(timings.start - arrival_ns, 0)
 
 
 @dataclass(frozen=True, slots=True)

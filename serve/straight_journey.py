@@ -99,7 +99,7 @@ class StraightJourney:
         self._callers = (*request.callers, ensemble.name)
         self._running: set[InferenceRequest] = set()
         self._error: MmeError | None = None
-        self._timings = Timings(request.arrival_ns, 0, 0, 0)
+        self._timings = Timings.of_steps(request.arrival_ns)
         self._waited = 0
         self._belongs: Belongs = request.correlation_id, request.flags
         self._told: dict[int, Belongs] = {}  # of places whose readers belong to another sequence
@@ -146,12 +146,8 @@ class StraightJourney:
     def _complete(self, step: PlannedStep, sent: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
         self._running.discard(sent)
         if isinstance(result, InferenceResponse):
-            timings = result.timings
-            if timings is not None:
-                self._waited += max(timings.start - sent.arrival_ns, 0)
-                self._timings.compute_input += timings.compute_input
-                self._timings.compute_infer += timings.compute_infer
-                self._timings.compute_output += timings.compute_output
+            if result.timings is not None:
+                self._waited += self._timings.add(result.model_name, sent.arrival_ns, result.timings)
             if result.parameters or self._told:
                 self._note_sequence(step, sent, result)
             if self._error is None:

@@ -10,7 +10,7 @@ import pytest
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.contract.models import ONE, lay_out, pack, plus
+from tests.contract.models import ONE, lay_out, pack, plus, y
 from tests.contract.server import Server, eventually
 
 trace_service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
@@ -28,6 +28,17 @@ class TritonPythonModel:
             for number in range(3):
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([number], np.int32))]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 4
+input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }
+ensemble_scheduling { step {
+  model_name: "one" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "between" }
+} step {
+  model_name: "two" model_version: -1 input_map { key: "X" value: "between" } output_map { key: "Y" value: "Y" }
+} }
 """
 COUNTER_CONFIG = """
 backend: "python"
@@ -105,6 +116,11 @@ def server(collector, tmp_path_factory):
     (folder / "count" / "1" / "model.py").write_text(COUNTER)
     (folder / "count" / "config.pbtxt").write_text(COUNTER_CONFIG)
     pack(folder / "count", folder / "store" / "count.tar.gz")
+    (folder / "both" / "whole" / "1").mkdir(parents=True)
+    (folder / "both" / "whole" / "config.pbtxt").write_text(ENSEMBLE)
+    for name, number in {"one": 1, "two": 2}.items():
+        lay_out(folder / "both" / name, plus(number), "max_batch_size: 4")
+    pack(folder / "both", folder / "store" / "both.tar.gz")
     environ = {
         "MME_MODEL_STORE": str(folder / "store"),
         "MME_LOAD_MODEL": "count.tar.gz",  # whose process is the server's then, and not left behind by a test
@@ -177,6 +193,23 @@ def test_a_stream_is_one_span_until_its_last_response(server, collector):
     root, *parts = collector.trace(trace_id)
     assert attributes(root)["mme.responses"] == 3
     assert [span.name for span in parts] == PARTS
+
+
+def test_the_steps_of_an_ensemble_have_spans_of_their_own(server, collector):
+    """Called as their models, one behind the other, each with its queue, batch and compute below it."""
+    trace_id = "8" * 32
+    answer = invoke(server, "both.tar.gz", traceparent=f"00-{trace_id}-{'c' * 16}-01")
+    assert y(answer.json) == [4, 5, 6, 7]
+
+    root, *spans = collector.trace(trace_id)
+    below = {
+        span.span_id: [part.name for part in spans if part.parent_span_id == span.span_id] for span in (root, *spans)
+    }
+    assert below[root.span_id] == ["load", "both.tar.gz:one", "both.tar.gz:two"]
+    steps = [span for span in spans if span.name.startswith("both.tar.gz:")]
+    assert [below[span.span_id] for span in steps] == [PARTS, PARTS]
+    assert steps[0].end_time_unix_nano <= steps[1].start_time_unix_nano
+    assert attributes(root)["triton.model_name"] == "both.tar.gz"
 
 
 def test_a_failed_request_is_marked_and_says_why(server, collector):
