@@ -198,8 +198,8 @@ class InferenceResponse:
 class Timings:
     """Where the time of one execution went, in nanoseconds; `start` is a reading of `time.perf_counter_ns()`.
 
-    `size` is how many batch elements took part in it, 0 where there was no one batch. Those of an ensemble's request are
-    the sums of its steps; `steps` tells of the first of them: the model, when it accepted the step, and its own timings.
+    `size` is how many batch elements took part in it, 0 where there was no one batch. Those of an ensemble's request
+    are sums over its steps; `steps` tells of the first of them: model, arrival in nanoseconds, timings.
     """
 
     start: int
