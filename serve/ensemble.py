@@ -156,7 +156,7 @@ class Part:
     Attributes:
         step: as the configuration has it; model, config: what runs it.
         batches, decoupled: what that is.
-        outputs: those of the model that the ensemble has names for.
+        outputs: those of the model that the ensemble has names for, () where that is all of them.
     """
 
     __slots__ = ("batches", "config", "decoupled", "model", "outputs", "step")
@@ -167,7 +167,8 @@ class Part:
         self.batches = model.config.max_batch_size > 0
         self.decoupled = model.config.decoupled
         self.step = step
-        self.outputs = tuple(step.outputs)
+        everything = step.outputs.keys() >= {spec.name for spec in model.config.outputs}
+        self.outputs = () if everything else tuple(step.outputs)
 
 
 class _Journey:
