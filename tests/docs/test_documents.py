@@ -20,20 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-NEW = [
-    ROOT / "docs" / f"{name}.md"
-    for name in (
-        "README",
-        "beyond-sagemaker",
-        "coming-from-other-containers",
-        "coming-from-triton",
-        "cost",
-        "quickstart",
-        "settings",
-        "troubleshooting",
-        "watching",
-    )
-]
+GUIDES = [path for path in DOCS if path.name not in {"architecture.md", "benchmarks.md"}]
 TRITON = (ROOT / "docs" / "coming-from-triton.md").read_text()
 OTHERS = (ROOT / "docs" / "coming-from-other-containers.md").read_text()
 OF_MODELS = {"MME_ENTRY", "MME_PLACEMENT", "MME_EXECUTION_TIMEOUT"}  # parameters in a config.pbtxt
@@ -83,21 +70,21 @@ def test_the_index_has_every_document():
     assert sorted(named) == sorted(path.name for path in DOCS if path.name != "README.md")
 
 
-@pytest.mark.parametrize("path", NEW, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
 def test_a_document_begins_with_a_command(path):
     """Before any explanation that is longer than two sentences."""
     head = path.read_text().split("\n\n")[1:3]
     assert any(part.startswith(("    ", "```bash")) for part in head)
 
 
-@pytest.mark.parametrize("command", sorted({command for path in NEW for command in commands(path)}))
+@pytest.mark.parametrize("command", sorted({command for path in GUIDES for command in commands(path)}))
 def test_every_command_is_one(command):
     """Its flags are there, and take what is given."""
     _, *words = shlex.split(command)
     assert cli._parser().parse_args(words).command == words[0]
 
 
-@pytest.mark.parametrize("path", [*NEW, ROOT / "docs" / "deploy.md", ROOT / "docs" / "local.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
 def test_every_variable_is_one(path):
     """Of the table of settings, or a parameter of a model."""
     named = set(_VARIABLE.findall(path.read_text())) - OF_MODELS
