@@ -17,7 +17,7 @@ from model_handlers.base import Handler, Placement
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pytorch.archive import recognise
 from model_handlers.pytorch.options import Options, set_up_process
-from model_handlers.pytorch.programs import load_program
+from model_handlers.pytorch.programs import load_program, shared_program
 from model_handlers.pytorch.runtime import PRELOAD, built_for_cuda, pytorch, translated
 from model_handlers.pytorch.signature import arguments, completed, places
 from model_handlers.pytorch.tensors import from_result, to_strings, to_tensor
@@ -76,7 +76,8 @@ class TorchHandler(Handler):
         options = Options.of(config)
         set_up_process(torch, config, model_file)
         on = torch.device("cuda", device.index) if device.kind == "gpu" else None
-        return cls(load_program(model_file, form, on, config.name), config, on, options)
+        load = shared_program if options.share else load_program
+        return cls(load(model_file, form, on, config.name), config, on, options)
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Call the model once."""

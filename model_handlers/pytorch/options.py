@@ -23,6 +23,7 @@ _KNOWN = (
     "INFERENCE_MODE",
     "DISABLE_CUDNN",
     "ENABLE_CACHE_CLEANING",
+    "ENABLE_WEIGHT_SHARING",
     "ENABLE_JIT_EXECUTOR",
     "ENABLE_JIT_PROFILING",
     "ENABLE_TENSOR_FUSER",
@@ -32,7 +33,6 @@ _KNOWN = (
     "NUM_INTEROP_THREADS",
 )
 _WITHOUT_EFFECT = {
-    "ENABLE_WEIGHT_SHARING": "instances in one process share weights anyhow, and those in processes of their own can't",
     "TORCH_COMPILE_OPTIONAL_PARAMETERS": "nothing is compiled while models are served; an AOTInductor package is",
 }
 _THREADS = range(1025)
@@ -53,12 +53,14 @@ class Options:
         optimized: whether TorchScript may specialise and fuse.
         cudnn: whether cuDNN may be used.
         clean: whether the device's unused memory is given back after every execution.
+        share: whether instances in one process and on one device share the model.
     """
 
     inference_mode: bool = True
     optimized: bool = True
     cudnn: bool = True
     clean: bool = False
+    share: bool = False
 
     @classmethod
     def of(cls, config: ModelConfig) -> Options:
@@ -73,6 +75,7 @@ class Options:
             not switch(config, "DISABLE_OPTIMIZED_EXECUTION", default=False),
             not switch(config, "DISABLE_CUDNN", default=False),
             switch(config, "ENABLE_CACHE_CLEANING", default=False),
+            switch(config, "ENABLE_WEIGHT_SHARING", default=False),
         )
 
     def around(self, torch: Any) -> contextlib.ExitStack:

@@ -6,7 +6,9 @@ Loaded on load threads, called on the threads that execute.
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
 
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.pytorch.archive import Format
@@ -53,6 +55,21 @@ def load_program(path: Path, form: Format, device: Any, model: str) -> Program:
     except Exception as error:  # PyTorch raises whatever its layers do: RuntimeError, KeyError, AssertionError, …
         raise translated(error, model, loading=True) from error
     return program
+
+
+_shared: WeakValueDictionary[tuple[object, ...], Program] = WeakValueDictionary()
+_sharing = Lock()
+
+
+def shared_program(path: Path, form: Format, device: Any, model: str) -> Program:
+    """The same, once for all in this process that ask for this very file on this device while anybody holds it."""
+    facts = path.stat()
+    key = (str(path), facts.st_ino, facts.st_mtime_ns, facts.st_size, str(device))
+    with _sharing:
+        program = _shared.get(key)
+        if program is None:
+            program = _shared[key] = load_program(path, form, device, model)
+        return program
 
 
 class Script:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from model_handlers.base import CPU
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import parse_config
 from model_handlers.pytorch import TorchHandler
+from model_handlers.pytorch.programs import _shared
 from tests.frameworks import framework
 
 torch = framework("torch")
@@ -203,6 +206,23 @@ def test_parameters_change_no_answer(parameters, save, load, specs):
 
     for _ in range(3):
         assert handler.execute({"x": X}, ["y"])[0].tolist() == X.tolist()
+
+
+def test_instances_of_one_process_share_a_model_if_asked_to(save, load, specs):
+    """ENABLE_WEIGHT_SHARING: one model for all on a device, for as long as any of them is there; a new file is another."""
+    path, x, y = save(_Same()), specs(x=("FP32", [4])), specs(y=("FP32", [4]))
+    one, two = (load(path, x, y, ENABLE_WEIGHT_SHARING="true") for _ in range(2))
+    alone = load(path, x, y)
+    shared = one._program
+    assert two._program is shared is not alone._program
+
+    one.close()
+    assert two.execute({"x": X}, ["y"])[0].tolist() == X.tolist()
+    os.utime(path, ns=(1, 1))
+    assert load(path, x, y, ENABLE_WEIGHT_SHARING="true")._program is not shared
+    two.close()
+    del shared
+    assert len(_shared) == 1
 
 
 @pytest.mark.parametrize("name", ["INTRA_OP_THREAD_COUNT", "NUM_THREADS"])
