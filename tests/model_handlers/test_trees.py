@@ -341,8 +341,11 @@ def newer_ubj(data):
     ids=["newer json", "newer ubj", "newer text", "newer checkpoint", "no checkpoint", "cut checkpoint", "cut json",
          "cut ubj", "beheaded ubj", "cut text", "empty text", "no json"],
 )  # fmt: skip
-def test_a_bad_file_is_one_sentence(load, trained, tmp_path, name, change, sentence):
-    """Files of versions that are not known here, cut short, or something else: INVALID_MODEL, in one line, by name."""
+def test_a_bad_file_is_one_sentence(load, trained, tmp_path, capfd, name, change, sentence):
+    """Files of versions that are not known here, cut short, or something else: INVALID_MODEL, in one line, by name.
+
+    Nothing is written where log lines are.
+    """
     file = tmp_path / f"bad{trained[0][name].suffix}"
     file.write_bytes(change(trained[0][name].read_bytes()))
     with pytest.raises(MmeError) as caught:
@@ -352,6 +355,7 @@ def test_a_bad_file_is_one_sentence(load, trained, tmp_path, name, change, sente
     assert sentence in caught.value.message
     assert "\n" not in caught.value.message
     assert len(caught.value.message) < 500
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_linear_model_is_no_model_of_trees(load, tmp_path):
