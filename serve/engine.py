@@ -41,7 +41,7 @@ from serve.shared_script import SharedScript
 from serve.source import Archived, InRepository, Unpacked, origin, source_of
 from serve.state_file import LazyFile, StateFile
 from serve.store import ARCHIVE_SUFFIX
-from serve.target import ModelLoader, PreparedTarget, Target
+from serve.target_loader import ModelLoader
 from serve.threads import ThreadPerTask
 from serve.weights.store import WeightStore
 from serve.weights.tiering import Tiering
@@ -56,10 +56,11 @@ if TYPE_CHECKING:
     from serve.engine_options import EngineOptions
     from serve.eviction import Rules
     from serve.labels import Labels
+    from serve.prepared import PreparedTarget
     from serve.request import InferenceRequest, InferenceResponse, LoadReport
     from serve.source import Source
     from serve.stats import ModelStats
-    from serve.target import AnyModel
+    from serve.target import AnyModel, Target
 
 _log = logging.getLogger("mme.engine")
 _GRACE_SECONDS = 5.0  # SageMaker waits for 360, of which a load may take 350

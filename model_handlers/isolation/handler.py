@@ -51,7 +51,7 @@ class IsolatedHandler(Handler):
         load: the message that has the process load the model.
         config: the configuration, not completed yet.
         lane: the name of the lane that will execute it.
-        uses_gpu: whether what the load takes on GPUs is to be measured: nobody else loads meanwhile, see serve.target.
+        uses_gpu: whether what the load takes on GPUs is to be measured; nobody else loads meanwhile.
         program: what the process executes; None for a fork, in the server's own environment.
         preload: see `Child`.
         host: the name of the process that it shares with others, see `hosts`; "" for one of its own.

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from serve.instance import Retired
     from serve.measuring import Scales
     from serve.model_cache import ModelCache
-    from serve.target import PreparedTarget, Target
+    from serve.prepared import PreparedTarget
+    from serve.target import Target
     from serve.weights.forms import TargetForms
     from serve.weights.store import WeightStore
 

@@ -1096,7 +1096,11 @@ def test_an_archive_whose_load_failed_is_not_held(run, toys, tmp_path, store, st
         budget = Footprint(1) if step == "reserve" else PLENTY
         async with engine_of(tmp_path, budget, store=str(store)) as engine:
             if step != "reserve":
-                place = "serve.target.placement_of" if step == "prepare" else "serve.target.ModelLoader._load_version"
+                place = (
+                    "serve.target_loader.placement_of"
+                    if step == "prepare"
+                    else "serve.target_loader.ModelLoader._load_version"
+                )
 
                 def fail(*_):
                     raise MmeError(Kind.UNAVAILABLE, "not now")

@@ -16,7 +16,8 @@ from serve import measuring
 from serve.model import Model
 from serve.source import InRepository, Unpacked
 from serve.stats import ModelStats
-from serve.target import ModelLoader, Target
+from serve.target import Target
+from serve.target_loader import ModelLoader
 
 
 def loaded(loader, source, name="m"):
