@@ -24,6 +24,7 @@ In platform-managed mode (`evicts=False`) the platform chooses victims: what doe
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Generic
@@ -203,8 +204,13 @@ class ModelCache(Generic[P, T]):
             entry.abandoned = False
             entry.loading_since = time.monotonic()
             entry.task = asyncio.get_running_loop().create_task(self._load(entry), name=f"load {entry.name}")
-            entry.task.add_done_callback(_observe)
+            entry.task.add_done_callback(functools.partial(self._load_ended, entry))
         return entry.task
+
+    def _load_ended(self, entry: Entry[T], task: asyncio.Task[LoadReport]) -> None:
+        if entry.task is task:  # it was cancelled before it began, so that nothing of it ever ran
+            self._failed(entry, _as_ours(entry, asyncio.CancelledError()))
+        _observe(task)
 
     async def unload(self, entry: Entry[T]) -> None:
         """Take a model out of memory after the requests that use it; return when its memory was given back.

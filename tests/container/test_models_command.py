@@ -1,6 +1,7 @@
 """`mme models`: the table, JSON and watching, of a server of ours and of one that tells less."""
 
 import contextlib
+import functools
 import http.server
 import json
 import os
@@ -177,7 +178,9 @@ def test_arguments_that_make_no_sense_are_refused(arguments, capsys):
 def watching(url, *flags, stdout):
     """The command as a process, interrupted at the end as a person does."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "container.cli", "models", "--url", url, "--watch", "0.1", *flags], stdout=stdout
+        [sys.executable, "-m", "container.cli", "models", "--url", url, "--watch", "0.1", *flags],
+        stdout=stdout,
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - tests may run in the background, where it is ignored
     )
     try:
         yield process

@@ -1658,6 +1658,26 @@ def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
     toys.run(main())
 
 
+def test_a_load_that_is_cancelled_before_it_begins_is_answered(play):
+    """Whoever waits for it is told, and the next load is another one."""
+
+    async def scene(world):
+        asked = [
+            asyncio.create_task(world.task("a", "load")),
+            asyncio.create_task(world.cache.acquire(world.entry("a"))),
+        ]
+        await asyncio.sleep(0)
+        world.cut("a")
+        await world.do_all()
+        for task in asked:
+            with pytest.raises((MmeError, asyncio.CancelledError)):
+                await task
+        assert (world.entry("a").task, world.entry("a").waiters) == (None, [])
+        await world.resident("a")
+
+    play(scene)
+
+
 # -- files that several models map -------------------------------------------------------------------------------------
 
 
