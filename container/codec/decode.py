@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from container.codec.described import (
+    check_size,
+    described,
+    no_shared_memory,
+    output_name,
+    view,
+    wanted_classes,
+)
 from container.codec.encode import Reply
 from container.codec.fields import RequestFields, boolean_field, client_id, json_object, object_field
 from container.codec.json_data import array_from_json
 from container.codec.layouts import Layouts
-from model_handlers.errors import Kind, MmeError, invalid_argument
-from model_handlers.tensor import BY_NAME, BYTES, decode_bytes_elements, element_count
+from model_handlers.errors import MmeError, invalid_argument
+from model_handlers.tensor import BYTES, decode_bytes_elements, element_count
 from serve.request import InferenceRequest
 
 if TYPE_CHECKING:
@@ -29,22 +37,23 @@ if TYPE_CHECKING:
 _MAX_PLANS = 1024  # headers remembered; then all are forgotten, which costs each one parse
 _MAX_PLAN_BYTES = 8 << 10
 _ID = b'{"id":"'  # as tritonclient and perf_analyzer write it
-_MAX_DIMS = 32  # numpy's limit is 64; no framework goes near either
-_MAX_ELEMENTS = 1 << 40
 
 
 class _Tensor:
     """Where one binary input lies in the bytes behind the header."""
 
-    __slots__ = ("count", "data_type", "end", "name", "shape", "start")
+    __slots__ = ("data_type", "end", "name", "shape", "start")
 
     def __init__(self, name: str, data_type: DataType, shape: tuple[int, ...], start: int, end: int) -> None:
         self.name = name
         self.data_type = data_type
         self.shape = shape
-        self.count = element_count(shape)
         self.start = start
         self.end = end
+
+    def view(self, body: bytes, base: int, model: str) -> Array:
+        """It, in a body whose header ends at `base`."""
+        return view(body, base + self.start, base + self.end, self.name, self.data_type, self.shape, model)
 
 
 class _Plan:
@@ -114,7 +123,7 @@ class Decoder:
         if header_length + plan.size != len(body):
             raise _size_mismatch(plan.size, len(body) - header_length, model)
         inputs: list[Array] = [
-            _view(tensor, body, header_length, model) if isinstance(tensor, _Tensor) else tensor
+            tensor.view(body, header_length, model) if isinstance(tensor, _Tensor) else tensor
             for tensor in plan.tensors
         ]
         request = InferenceRequest(
@@ -164,16 +173,16 @@ class Decoder:
         document = json_object(header, "a JSON object with 'inputs'")
         own = RequestFields(client_id(document), object_field(document, "parameters", "the request"))
         tensors: list[_Tensor | Array] = []
-        described: list[tuple[str, DataType, tuple[int, ...]]] = []
+        descriptions: list[tuple[str, DataType, tuple[int, ...]]] = []
         offset = 0
         for item in _objects(document, "inputs"):
-            name, data_type, shape = _description(item)
-            described.append((name, data_type, shape))
+            name, data_type, shape = described(item.get("name"), item.get("datatype"), item.get("shape"))
+            descriptions.append((name, data_type, shape))
             tensor, offset = _tensor(item, name, data_type, shape, offset)
             tensors.append(tensor)
         names, binary, classes = _requested(document)
         reply = Reply(binary, binary=own.binary, remember=remember, classes=classes)
-        return _Plan(self.layouts.intern(tuple(described), tuple(names)), tensors, offset, reply, own)
+        return _Plan(self.layouts.intern(tuple(descriptions), tuple(names)), tensors, offset, reply, own)
 
 
 # -- requests --------------------------------------------------------------------------------------------------------
@@ -193,39 +202,6 @@ def _without_id(header: bytes) -> tuple[bytes, str]:
     return header[end:], request_id
 
 
-def _view(tensor: _Tensor, body: bytes, base: int, model: str) -> Array:
-    start = base + tensor.start
-    if tensor.data_type is BYTES:
-        window = memoryview(body)[start : base + tensor.end]
-        return decode_bytes_elements(window, tensor.count, tensor.name, model).reshape(tensor.shape)
-    return np.ndarray(tensor.shape, tensor.data_type.dtype, body, start)
-
-
-def _description(item: dict[str, Any]) -> tuple[str, DataType, tuple[int, ...]]:
-    name = item.get("name")
-    if not isinstance(name, str) or not name:
-        raise invalid_argument("every input must have a 'name'")
-    datatype = item.get("datatype")
-    data_type = BY_NAME.get(datatype) if isinstance(datatype, str) else None
-    if data_type is None:
-        raise invalid_argument(f"input '{name}' has datatype {datatype!r}; the protocol knows {', '.join(BY_NAME)}")
-    return name, data_type, _shape(item, name)
-
-
-def _shape(item: dict[str, Any], name: str) -> tuple[int, ...]:
-    shape = item.get("shape")
-    if not isinstance(shape, list) or len(shape) > _MAX_DIMS:
-        raise invalid_argument(f"input '{name}' must have a 'shape' of at most {_MAX_DIMS} dimensions")
-    total = 1
-    for dim in shape:
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 0:
-            raise invalid_argument(f"'shape' of input '{name}' must hold integers of 0 or more, got {dim!r}")
-        total *= max(dim, 1)  # nothing at all of something huge is too much for numpy as well
-    if total > _MAX_ELEMENTS:
-        raise invalid_argument(f"'shape' of input '{name}' has too many elements: {shape}")
-    return tuple(shape)
-
-
 def _tensor(
     item: dict[str, Any], name: str, data_type: DataType, shape: tuple[int, ...], offset: int
 ) -> tuple[_Tensor | Array, int]:
@@ -240,7 +216,7 @@ def _tensor(
             f"'shared_memory_region' in 'parameters'. But {found} for input '{name}'"
         )
     if "shared_memory_region" in parameters:
-        raise _no_shared_memory(f"input '{name}'")
+        raise no_shared_memory(f"input '{name}'")
     if "data" in item:
         array = array_from_json(item["data"], data_type, shape, name)
         array.flags.writeable = False  # a plan hands it to every request of its form, as bodies hand out views
@@ -248,12 +224,7 @@ def _tensor(
     size = parameters["binary_data_size"]
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise invalid_argument(f"'binary_data_size' of input '{name}' must be a number of bytes, got {size!r}")
-    expected = element_count(shape) * data_type.itemsize
-    if data_type is not BYTES and size != expected:
-        raise invalid_argument(
-            f"input byte size mismatch for input '{name}'. Expected {expected} "
-            f"for shape {list(shape)} of {data_type.name}, got {size}"
-        )
+    check_size(size, name, data_type, shape)
     return _Tensor(name, data_type, shape, offset, offset + size), offset + size
 
 
@@ -263,24 +234,16 @@ def _requested(document: dict[str, Any]) -> tuple[list[str], dict[str, bool], di
     binary: dict[str, bool] = {}
     classes: dict[str, int] = {}
     for item in _objects(document, "outputs") if "outputs" in document else ():
-        name = item.get("name")
-        if not isinstance(name, str) or not name:
-            raise invalid_argument("every requested output must have a 'name'")
+        name = output_name(item.get("name"))
         parameters = object_field(item, "parameters", f"output '{name}'")
         if "shared_memory_region" in parameters:
-            raise _no_shared_memory(f"output '{name}'")
+            raise no_shared_memory(f"output '{name}'")
         if "classification" in parameters:
-            classes |= _classes(parameters["classification"], name)
+            classes |= wanted_classes(parameters["classification"], name)
         names.append(name)
         if "binary_data" in parameters:
             binary[name] = bool(boolean_field(parameters, "binary_data", f"output '{name}'"))
     return names, binary, classes
-
-
-def _classes(count: Any, name: str) -> dict[str, int]:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise invalid_argument(f"'classification' of output '{name}' must be a number of classes, got {count!r}")
-    return {name: count} if count else {}
 
 
 def _deduced_shape(dims: tuple[int, ...], size: int, itemsize: int, name: str, model: str) -> tuple[int, ...]:
@@ -309,10 +272,6 @@ def _size_mismatch(expected: int, got: int, model: str) -> MmeError:
         f"unexpected size for input, expecting {expected - got} additional bytes for model '{model}': "
         f"its header describes {expected} bytes, {got} came"
     )
-
-
-def _no_shared_memory(what: str) -> MmeError:
-    return MmeError(Kind.UNSUPPORTED, f"{what} names a shared memory region, which is not served; send the tensor")
 
 
 def _objects(document: dict[str, Any], key: str) -> list[dict[str, Any]]:

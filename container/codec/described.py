@@ -1,0 +1,100 @@
+"""What requests of every form say of a tensor, checked: data type, shape, bytes, wanted classes. PURE."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.tensor import BY_NAME, BYTES, decode_bytes_elements, element_count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from model_handlers.tensor import Array, DataType
+
+_MAX_DIMS = 32  # numpy's limit is 64; no framework goes near either
+_MAX_ELEMENTS = 1 << 40
+
+
+def described(name: Any, datatype: Any, shape: Any) -> tuple[str, DataType, tuple[int, ...]]:
+    """Name, data type and shape of an input, whatever a client put there.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT naming what is wrong.
+    """
+    if not isinstance(name, str) or not name:
+        raise invalid_argument("every input must have a 'name'")
+    data_type = BY_NAME.get(datatype) if isinstance(datatype, str) else None
+    if data_type is None:
+        raise invalid_argument(f"input '{name}' has datatype {datatype!r}; the protocol knows {', '.join(BY_NAME)}")
+    return name, data_type, _shape(shape, name)
+
+
+def _shape(shape: Any, name: str) -> tuple[int, ...]:
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMS:
+        raise invalid_argument(f"input '{name}' must have a 'shape' of at most {_MAX_DIMS} dimensions")
+    total = 1
+    for dim in shape:
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 0:
+            raise invalid_argument(f"'shape' of input '{name}' must hold integers of 0 or more, got {dim!r}")
+        total *= max(dim, 1)  # nothing at all of something huge is too much for numpy as well
+    if total > _MAX_ELEMENTS:
+        raise invalid_argument(f"'shape' of input '{name}' has too many elements: {shape}")
+    return tuple(shape)
+
+
+def check_size(size: int, name: str, data_type: DataType, shape: Sequence[int]) -> None:
+    """Check that so many bytes are a tensor; of BYTES only its elements tell.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT.
+    """
+    expected = element_count(shape) * data_type.itemsize
+    if data_type is not BYTES and size != expected:
+        raise invalid_argument(
+            f"input byte size mismatch for input '{name}'. Expected {expected} "
+            f"for shape {list(shape)} of {data_type.name}, got {size}"
+        )
+
+
+def view(
+    buffer: bytes, start: int, end: int, name: str, data_type: DataType, shape: tuple[int, ...], model: str
+) -> Array:
+    """The tensor that lies at a place of a buffer: without a copy, but for BYTES.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when BYTES do not hold as many elements as the shape says.
+    """
+    if data_type is BYTES:
+        window = memoryview(buffer)[start:end]
+        return decode_bytes_elements(window, element_count(shape), name, model).reshape(shape)
+    return np.ndarray(shape, data_type.dtype, buffer, start)
+
+
+def output_name(name: Any) -> str:
+    """The name of a requested output.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when it is none.
+    """
+    if not isinstance(name, str) or not name:
+        raise invalid_argument("every requested output must have a 'name'")
+    return name
+
+
+def wanted_classes(count: Any, name: str) -> dict[str, int]:
+    """Output → number of classes, {} for none.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when it is no number.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise invalid_argument(f"'classification' of output '{name}' must be a number of classes, got {count!r}")
+    return {name: count} if count else {}
+
+
+def no_shared_memory(what: str) -> MmeError:
+    """Nobody's memory is shared with clients."""
+    return MmeError(Kind.UNSUPPORTED, f"{what} names a shared memory region, which is not served; send the tensor")
