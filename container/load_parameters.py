@@ -1,7 +1,7 @@
-"""What `POST /v2/repository/models/M/load` and `/unload` may ask for, and how their failures read. PURE.
+"""What loads and unloads of the repository extension may ask for, and how their failures read. PURE.
 
 Parameters and sentences are Triton's, since clients look for them: `config`, the JSON of a configuration, and
-`file:<path>`, a file in base64, for that one load; `unload_dependents`.
+`file:<path>`, a file (in base64 where it comes as JSON), for that one load; `unload_dependents`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _SHOWN = 200  # characters of a key in a message
-_TYPES = ((bool, "BOOL"), (int, "INT"), (float, "DOUBLE"), (str, "STRING"))
+_TYPES = ((bool, "BOOL"), (int, "INT"), (float, "DOUBLE"), (str, "STRING"), (bytes, "BYTES"))
 # What Triton calls an error; kinds that are not the model's fault keep their own sentence.
 _CODES = {
     Kind.INVALID_MODEL: "Invalid argument",
@@ -80,6 +80,8 @@ def load_error(name: str, error: MmeError, version: int = 1) -> MmeError:
 
 
 def _decoded(key: str, value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
     try:
         return base64.b64decode(value, validate=True)
     except (TypeError, ValueError, binascii.Error):
