@@ -11,7 +11,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FRAMEWORKS := .venv/.frameworks
 GPU_INSTALLED := .venv-gpu/.installed
-PROTO := model_handlers/proto/model_config.proto
+PROTO := model_handlers/proto/model_config.proto container/grpc/grpc_service.proto
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -46,7 +46,7 @@ bench: install ## the cost of a request, against a bare ONNX Runtime loop (needs
 	PERF_ANALYZER=$$($(BIN)/python -m benchmarks.fetch_perf_analyzer .venv/perf_analyzer) \
 	    $(BIN)/python -m benchmarks.hot_path $(ARGS)
 
-proto: install ## generate the Python code of model_config.proto
+proto: install ## generate the Python code of the .proto files
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --mypy_out=. $(PROTO)
 
 clean: ## remove everything that make and the tools have written

@@ -111,6 +111,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
     settings = Settings.from_environ({**os.environ, **flags})
     settings.check_paths()
     settings.check_tracing()
+    settings.check_grpc()
     configure(settings.log_level, settings.log_format)
     for notice in settings.notices:
         _log.warning(notice)

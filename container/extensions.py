@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from container.load_parameters import check_name, load_error, unload_dependents
+from container.trace_settings import TraceSettings
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.registry import platform_of
 from serve.lifecycle import State
@@ -13,6 +14,7 @@ from serve.lifecycle import State
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from container.tracing import Tracer
     from model_handlers.config import ModelConfig
     from model_handlers.outside import Override
     from model_handlers.tensor import TensorSpec
@@ -121,6 +123,25 @@ async def unload(engine: Engine, name: str, parameters: Mapping[str, Any]) -> No
     except MmeError as error:
         if error.kind is not Kind.UNKNOWN_MODEL:  # Triton unloads what it does not know without a word
             raise
+
+
+def trace_settings(tracer: Tracer | None) -> dict[str, Any]:
+    """What is traced, of every model: without a tracer nothing."""
+    return (TraceSettings() if tracer is None else tracer.settings).as_document()
+
+
+def change_traces(tracer: Tracer | None, name: str, wanted: Mapping[str, Any]) -> None:
+    """Trace something else from now on; `name` is "" for the server.
+
+    Raises:
+        MmeError: UNSUPPORTED for one model, and where traces go nowhere; INVALID_ARGUMENT.
+    """
+    if name:
+        sentence = f"model '{name}' has no trace settings of its own: change the server's, at /v2/trace/setting"
+        raise MmeError(Kind.UNSUPPORTED, sentence)
+    if tracer is None:
+        raise MmeError(Kind.UNSUPPORTED, "traces go nowhere: start the server with MME_TRACE_URL")
+    tracer.change(wanted)
 
 
 def _version() -> str:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from flask import Blueprint, Response, request
 
-from container.trace_settings import TraceSettings
+from container.extensions import change_traces, trace_settings
 from container.views import json_answer, json_body
-from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
     from container.on_loop import OnLoop
@@ -26,17 +25,12 @@ def blueprint(service: Service, on_loop: OnLoop, _hot: View) -> Blueprint:
     tracer = service.tracer
 
     def setting() -> Response:
-        if request.method == "POST":
-            if tracer is None:
-                raise MmeError(Kind.UNSUPPORTED, "traces go nowhere: start the server with MME_TRACE_URL")
-            on_loop.call(tracer.change, json_body())
-        return json_answer((TraceSettings() if tracer is None else tracer.settings).as_document())
+        return of_model("")
 
     def of_model(name: str) -> Response:
         if request.method == "POST":
-            sentence = f"model '{name}' has no trace settings of its own: change the server's, at /v2/trace/setting"
-            raise MmeError(Kind.UNSUPPORTED, sentence)
-        return setting()
+            on_loop.call(change_traces, tracer, name, json_body())
+        return json_answer(trace_settings(tracer))
 
     routes.add_url_rule("/trace/setting", "setting", setting, methods=["GET", "POST"])
     routes.add_url_rule("/models/<path:name>/trace/setting", "model setting", of_model, methods=["GET", "POST"])

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import uvloop
+from gunicorn.arbiter import Arbiter
 from gunicorn.workers.base import Worker
 
 from container.app import make_app
@@ -30,6 +31,7 @@ from container.service import Service
 from container.settings import Settings
 from container.wsgi import call_application
 from model_handlers.devices import return_large_blocks
+from model_handlers.errors import MmeError
 from serve.life import life_of
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
     from flask import Flask
 
+    from container.grpc.server import GrpcServer
     from container.http1 import Exchange
 
 _log = logging.getLogger("mme.worker")
@@ -76,10 +79,13 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         loop.add_signal_handler(signal.SIGUSR1, self.log.reopen_files)
         settings = Settings.from_environ(os.environ)
         service = Service(settings, loop, life_of(self.ppid))
+        grpc = await _grpc_server(service)
         front = _Front(service, loop)
         http = Http1Server(front.handle, http_limits(settings), loop)
         listeners = [await loop.create_server(http.protocol_factory, sock=sock.sock) for sock in self.sockets]
         service.start()
+        if grpc is not None:
+            await grpc.start()
         # What start-up left behind lives as long as we do: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
@@ -89,7 +95,7 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             listener.close()
         http.drain()
         seconds = settings.drain_seconds if self._graceful else 0.0
-        if not await self._drained(http, seconds):
+        if not await self._drained(http, grpc, seconds):
             _log.warning("%d requests were not answered within %.0f s", http.in_flight, seconds)
             http.abort()
         front.close()
@@ -116,13 +122,28 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             except TimeoutError:
                 continue
 
-    async def _drained(self, http: Http1Server, seconds: float) -> bool:
-        """Wait for the last answers, and keep the master informed meanwhile."""
+    async def _drained(self, http: Http1Server, grpc: GrpcServer | None, seconds: float) -> bool:
+        """Wait for the last answers, and keep the master informed meanwhile; False if HTTP's were not all given."""
         closing = asyncio.ensure_future(http.wait_closed(seconds))
-        while not closing.done():
+        waited = {closing} if grpc is None else {closing, asyncio.ensure_future(grpc.drain(seconds))}
+        while not all(future.done() for future in waited):
             self.notify()
-            await asyncio.wait([closing], timeout=_NOTIFY_SECONDS)
+            await asyncio.wait(waited, timeout=_NOTIFY_SECONDS)
         return closing.result()
+
+
+async def _grpc_server(service: Service) -> GrpcServer | None:
+    """The server beside HTTP's, where there is to be one; without its port there is no use in starting again."""
+    if service.settings.grpc_port is None:
+        return None
+    from container.grpc.server import GrpcServer  # noqa: PLC0415 - optional, and 40 ms
+
+    try:
+        return GrpcServer(service)
+    except MmeError as error:
+        _log.error("%s", error)
+        await service.close()
+        raise SystemExit(Arbiter.WORKER_BOOT_ERROR) from None
 
 
 async def _close_quickly(service: Service) -> None:

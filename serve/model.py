@@ -361,6 +361,7 @@ class Model:
                 outcome = Outcome.FAIL if isinstance(result, MmeError) else Outcome.SUCCESS
                 self.stats.responded(0, outcome, timings.compute_infer, timings.compute_output)
             if self._decoupled and isinstance(result, InferenceResponse):
+                result.final = True
                 request.respond(result)
                 request.resolve(None)
             else:
@@ -398,6 +399,7 @@ class Model:
         elif not self._decoupled:
             result = MmeError(Kind.EXECUTION_FAILED, f"model '{self.name}' ended a request without a response to it")
         if self._decoupled and isinstance(result, InferenceResponse):
+            result.final = final
             request.respond(result)
             result = None
         if final or result is not None:

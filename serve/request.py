@@ -173,9 +173,10 @@ class InferenceResponse:
         id: the request's id.
         timings: where the time of its execution went.
         parameters: what the model sends beside tensors, None for nothing.
+        final: whether a decoupled model said with it that it is the last of several.
     """
 
-    __slots__ = ("id", "model_name", "model_version", "outputs", "parameters", "timings")
+    __slots__ = ("final", "id", "model_name", "model_version", "outputs", "parameters", "timings")
 
     def __init__(
         self,
@@ -192,6 +193,7 @@ class InferenceResponse:
         self.id = id
         self.timings = timings
         self.parameters = parameters
+        self.final = False
 
 
 @dataclass(slots=True)  # not frozen: one is made for every batch, and freezing triples what that costs

@@ -50,9 +50,11 @@ def classified(
         rows = array.reshape(array.shape[0], -1) if batches else array.reshape(1, -1)
         classes = _classes(rows, wanted[name], labels.get(name, ()))
         outputs.append((name, BYTES, classes if batches else classes[0]))
-    return InferenceResponse(
+    shown = InferenceResponse(
         response.model_name, response.model_version, outputs, response.id, response.timings, response.parameters
     )
+    shown.final = response.final
+    return shown
 
 
 def _classes(rows: Array, count: int, labels: Sequence[str]) -> Array:

@@ -81,7 +81,7 @@ def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memo
             data.append(part)
             described.append((name, data_type, array.shape, len(part)))
         else:
-            data.append(_raw(array, data_type))
+            data.append(raw(array, data_type))
             described.append((name, data_type, array.shape))
     if plain or reply.heads is None or response.parameters:
         head = _head(response, reply, data, response.id)
@@ -114,7 +114,8 @@ def encode_line(response: InferenceResponse) -> bytes:
     return b"".join((*parts, b"\n"))
 
 
-def _raw(array: Array, data_type: DataType) -> bytes | memoryview:
+def raw(array: Array, data_type: DataType) -> bytes | memoryview:
+    """The little-endian bytes of a tensor that is not BYTES; a large one's lie where it lies."""
     if array.dtype != data_type.dtype:
         array = array.astype(data_type.dtype)
     if array.nbytes < _LARGE:

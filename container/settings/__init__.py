@@ -79,6 +79,7 @@ class Settings:
         model_config_name: a configuration in `configs/` that counts in place of config.pbtxt, "" for none.
         default_model_name: the model of /invocations, "" where none was named.
         host, port: where to listen.
+        grpc_port: where to listen to gRPC as well, None for nowhere.
         memory_budget, gpu_memory_budget: bytes (int), a share of what there is (float), a share less a reserve
             (`Share`), or None for as much as the host or each GPU leaves.
         eviction: which models leave memory first when it is full.
@@ -128,6 +129,7 @@ class Settings:
     default_model_name: str = ""
     host: str = "0.0.0.0"  # noqa: S104 - a container listens on every address
     port: int = DEFAULT_PORT
+    grpc_port: int | None = None
     memory_budget: MemoryBudget = None
     gpu_memory_budget: MemoryBudget = None
     eviction: Policy = Policy.LRU
@@ -252,15 +254,26 @@ class Settings:
         Raises:
             SettingsError: naming the variable and the extra to install.
         """
-        if not self.trace_url:
-            return
-        try:
-            found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http")
-        except ModuleNotFoundError:  # not even what it would be in
-            found = None
-        if found is None:
+        if self.trace_url and not _is_installed("opentelemetry.exporter.otlp.proto.http"):
             label = f"--trace-url/MME_TRACE_URL='{self.trace_url}'"
             raise SettingsError(f"{label}: OpenTelemetry is not installed; pip install 'mme[otel]'")
+
+    def check_grpc(self) -> None:
+        """Check that what serves gRPC is installed, if it is to be served.
+
+        Raises:
+            SettingsError: naming the variable and the extra to install.
+        """
+        if self.grpc_port is not None and not _is_installed("grpc"):
+            label = f"--grpc-port/MME_GRPC_PORT={self.grpc_port}"
+            raise SettingsError(f"{label}: grpcio is not installed; pip install 'mme[grpc]'")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even what it would be in
+        return False
 
 
 def settings_table() -> list[tuple[str, str, str, str, str]]:

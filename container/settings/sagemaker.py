@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from container.settings.azureml import choose_azureml
 from container.settings.reading import Given
 from container.settings.trace_config import trace_variable
-from container.settings.values import DEFAULT_MAX_BODY, DEFAULT_PORT, Mode, SettingsError
+from container.settings.values import DEFAULT_GRPC_PORT, DEFAULT_MAX_BODY, DEFAULT_PORT, Mode, SettingsError
 from serve.control import Control
 from serve.scripts import DEFAULT_SCRIPTS, Scripts
 
@@ -126,6 +126,7 @@ def apply_rules(reading: Reading) -> None:
     _choose_repositories(reading)
     _check_control(reading)
     _choose_port(reading)
+    _choose_grpc(reading)
     _check_second_ports(reading)
     _choose_log_level(reading)
     _raise_max_body(reading)
@@ -197,14 +198,32 @@ def _choose_port(reading: Reading) -> None:
     reading.fields["port"] = bind
 
 
+def _choose_grpc(reading: Reading) -> None:
+    """A port switches gRPC on by itself; Triton's has a switch beside it, and counts only where ours is not given."""
+    own, triton, allow = "MME_GRPC_PORT", "SAGEMAKER_TRITON_GRPC_PORT", "SAGEMAKER_TRITON_ALLOW_GRPC"
+    if own in reading.parsed:
+        _check_port(reading, own, "gRPC")
+    elif reading.parsed.get(allow):
+        reading.fields["grpc_port"] = port = reading.parsed.get(triton, DEFAULT_GRPC_PORT)
+        _check_port(reading, triton if triton in reading.parsed else allow, "gRPC", port)
+    elif triton in reading.parsed:
+        _check_port(reading, triton, "gRPC")
+        reading.notices.append(f"{reading.label(triton)} has no effect: {allow}=true switches gRPC on")
+    port = reading.fields.get("grpc_port")
+    if port and port == reading.fields.get("port", DEFAULT_PORT):
+        reading.problems.append(f"port {port} is HTTP's and gRPC's at once; choose another for gRPC with {own}")
+
+
 def _check_second_ports(reading: Reading) -> None:
-    for name, protocol in (("SAGEMAKER_TRITON_METRICS_PORT", "metrics"), ("SAGEMAKER_TRITON_GRPC_PORT", "gRPC")):
-        if name in reading.parsed:
-            _check_port(reading, name, protocol)
+    name = "SAGEMAKER_TRITON_METRICS_PORT"
+    if name in reading.parsed:
+        _check_port(reading, name, "metrics")
 
 
-def _check_port(reading: Reading, name: str, protocol: str) -> None:
-    port, safe = reading.parsed[name], reading.parsed.get("SAGEMAKER_SAFE_PORT_RANGE")
+def _check_port(reading: Reading, name: str, protocol: str, port: int | None = None) -> None:
+    """Check the port that a variable says, or that it stands for."""
+    port = reading.parsed[name] if port is None else port
+    safe = reading.parsed.get("SAGEMAKER_SAFE_PORT_RANGE")
     if safe and not safe[0] <= port <= safe[1]:
         reading.problems.append(
             f"{reading.label(name)}: The server cannot listen to {protocol} requests at port {port}, "

@@ -87,6 +87,14 @@ MME_VARIABLES = (
     Variable("MME_HOST", "host", v.host, "Address to listen on.", "--host"),
     Variable("MME_PORT", "port", _PORT, "Port to listen on; 0 takes a free one and logs it.", "--port"),
     Variable(
+        "MME_GRPC_PORT",
+        "grpc_port",
+        _PORT,
+        "Port to serve KServe v2 over gRPC on, beside HTTP; 0 takes a free one and logs it.",
+        "--grpc-port",
+        "no gRPC",
+    ),
+    Variable(
         "MME_MEMORY_BUDGET",
         "memory_budget",
         v.memory_budget,

@@ -23,18 +23,6 @@ _THREADS = v.integer(1, 1024)
 _TIMEOUT = v.seconds(0.1, 3600)
 
 
-def _only(value: str, why: str) -> Parser:
-    """A parser of the single value that can be honoured."""
-
-    def parse(text: str) -> str:
-        if text.lower() != value:
-            msg = f"{value}: {why}"
-            raise ValueError(msg)
-        return value
-
-    return parse
-
-
 def _refuse(why: str) -> Parser:
     """A parser for what cannot be honoured at all."""
 
@@ -210,15 +198,16 @@ TRITON_VARIABLES = (
     Variable(
         "SAGEMAKER_TRITON_ALLOW_GRPC",
         "",
-        _only("false", "gRPC is not served yet; HTTP on the main port speaks the same protocol"),
-        "Only false: gRPC is not served yet.",
+        v.boolean,
+        "true: KServe v2 over gRPC as well, as MME_GRPC_PORT.",
         default="false",
     ),
     Variable(
         "SAGEMAKER_TRITON_GRPC_PORT",
         "",
         _PORT,
-        "no effect: gRPC is not served yet; must lie in SAGEMAKER_SAFE_PORT_RANGE.",
+        "Port of gRPC with SAGEMAKER_TRITON_ALLOW_GRPC=true; must lie in SAGEMAKER_SAFE_PORT_RANGE.",
+        default="8001",
     ),
     Variable("SAGEMAKER_TRITON_ALLOW_METRICS", "", v.boolean, "no effect: /metrics is always there, on the main port."),
     Variable(

@@ -39,6 +39,7 @@ MemoryBudget = int | float | Share | None
 
 NO_EFFECT = "no effect:"  # how the help of a variable begins that changes nothing
 DEFAULT_PORT = 8080  # SageMaker's, where it names no other
+DEFAULT_GRPC_PORT = 8001  # Triton's
 DEFAULT_MAX_BODY = 64 * 1024 * 1024  # Triton's
 
 _TRUE = frozenset({"true", "1", "yes", "on"})

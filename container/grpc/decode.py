@@ -1,0 +1,197 @@
+"""A ModelInferRequest as a request of the engine: raw contents as they lie, typed contents as arrays.
+
+What inputs are called, and their types and shapes, are checked once for all requests that look alike. A `Decoder`
+belongs to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from container.codec.described import (
+    check_size,
+    described,
+    no_shared_memory,
+    output_name,
+    view,
+    wanted_classes,
+)
+from container.codec.fields import RequestFields
+from container.codec.layouts import Layouts
+from container.grpc.messages import values
+from model_handlers.errors import invalid_argument
+from model_handlers.tensor import BYTES, element_count
+from serve.request import InferenceRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from container.grpc.grpc_service_pb2 import InferTensorContents, ModelInferRequest
+    from model_handlers.tensor import Array, DataType
+    from serve.request import Completion
+
+    Description = tuple[str, DataType, tuple[int, ...]]
+
+_MAX_FORMS = 4096  # remembered; then all are forgotten, which costs each one check
+_EMPTY_FINAL = "triton_enable_empty_final_response"
+# Where typed elements lie, by data type; FP16 and BF16 have no such field.
+_FIELDS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+class Wanted(NamedTuple):
+    """How a client wants its answer.
+
+    Attributes:
+        classes: output → how many classes are wanted in place of it. See `codec.classification`.
+        empty_final: whether the end of several responses is told by an empty one, where none was said to be the last.
+    """
+
+    classes: Mapping[str, int]
+    empty_final: bool
+
+
+PLAIN = Wanted({}, empty_final=False)
+
+
+class Decoder:
+    """Decodes requests, and remembers the forms that it has seen."""
+
+    def __init__(self) -> None:
+        self._layouts = Layouts()
+        self._forms: dict[Any, tuple[Description, ...]] = {}
+
+    def decode(self, message: ModelInferRequest, on_complete: Completion) -> tuple[InferenceRequest, Wanted]:
+        """A request from its message.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; UNSUPPORTED for shared memory.
+        """
+        form = self._form(message)
+        names, classes = _requested(message) if message.outputs else ((), {})
+        layout = self._layouts.intern(form, names)
+        inputs = _raw(message, form) if message.raw_input_contents else _typed(message, form)
+        if not message.parameters:
+            request = InferenceRequest(layout, inputs, on_complete, message.id)
+            return request, Wanted(classes, empty_final=False) if classes else PLAIN
+        parameters = values(message.parameters)
+        empty_final = _empty_final(parameters)
+        own = RequestFields(message.id, parameters)
+        request = InferenceRequest(layout, inputs, on_complete, own.id, own.parameters, own.timeout_us)
+        request.priority = own.priority
+        request.correlation_id, request.flags = own.correlation_id, own.flags
+        return request, Wanted(classes, empty_final)
+
+    def _form(self, message: ModelInferRequest) -> tuple[Description, ...]:
+        key = tuple([(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in message.inputs])
+        form = self._forms.get(key)
+        if form is None:
+            if len(self._forms) >= _MAX_FORMS:
+                self._forms.clear()
+            form = tuple([described(name, datatype, list(shape)) for name, datatype, shape in key])
+            self._forms[key] = form
+        for tensor in message.inputs:
+            if "shared_memory_region" in tensor.parameters:
+                raise no_shared_memory(f"input '{tensor.name}'")
+        return form
+
+
+def _raw(message: ModelInferRequest, form: Sequence[Description]) -> list[Array]:
+    raw, model = message.raw_input_contents, message.model_name
+    for tensor in message.inputs:
+        if tensor.HasField("contents"):
+            raise invalid_argument(
+                "contents field must not be specified when using raw_input_contents for "
+                f"'{tensor.name}' for model '{model}'"
+            )
+    if len(raw) != len(form):
+        raise invalid_argument(
+            f"raw_input_contents must hold one element for each input of the request for model '{model}': it has "
+            f"{len(form)} inputs and {len(raw)} elements"
+        )
+    arrays = []
+    for data, (name, data_type, shape) in zip(raw, form, strict=True):
+        check_size(len(data), name, data_type, shape)
+        arrays.append(view(data, 0, len(data), name, data_type, shape, model))
+    return arrays
+
+
+def _typed(message: ModelInferRequest, form: Sequence[Description]) -> list[Array]:
+    return [
+        _elements(tensor.contents, description, message.model_name)
+        for tensor, description in zip(message.inputs, form, strict=True)
+    ]
+
+
+def _elements(contents: InferTensorContents, description: Description, model: str) -> Array:
+    name, data_type, shape = description
+    field = _FIELDS.get(data_type.name)
+    if field is None:
+        raise invalid_argument(
+            f"input '{name}' for model '{model}' is of {data_type.name}, which has no typed contents; send its bytes "
+            "in raw_input_contents"
+        )
+    for descriptor, _ in contents.ListFields():
+        if descriptor.name != field:
+            raise invalid_argument(
+                f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' in {descriptor.name}; "
+                f"elements of {data_type.name} belong into {field}"
+            )
+    elements, count = getattr(contents, field), element_count(shape)
+    if count and not elements:
+        raise invalid_argument(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
+    if len(elements) != count:
+        raise invalid_argument(
+            f"{field} of input '{name}' for model '{model}' holds {len(elements)} elements; its shape {list(shape)} "
+            f"is {count}"
+        )
+    return _array(elements, data_type, name).reshape(shape)
+
+
+def _array(elements: Sequence[Any], data_type: DataType, name: str) -> Array:
+    if data_type is BYTES:
+        array = np.empty(len(elements), dtype=np.object_)
+        array[:] = list(elements)
+        return array
+    try:
+        return np.array(list(elements), data_type.dtype)
+    except OverflowError:
+        raise invalid_argument(f"input '{name}' holds elements that are not in the range of {data_type.name}") from None
+
+
+def _requested(message: ModelInferRequest) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The requested outputs, and who wants classes."""
+    names: list[str] = []
+    classes: dict[str, int] = {}
+    for output in message.outputs:
+        name = output_name(output.name)
+        names.append(name)
+        if not output.parameters:
+            continue
+        parameters = values(output.parameters)
+        if "shared_memory_region" in parameters:
+            raise no_shared_memory(f"output '{name}'")
+        classes |= wanted_classes(parameters.get("classification", 0), name)
+    return tuple(names), classes
+
+
+def _empty_final(parameters: dict[str, Any]) -> bool:
+    """Take the one reserved parameter that a client may set out of the others."""
+    wanted = parameters.pop(_EMPTY_FINAL, False)
+    if not isinstance(wanted, bool):
+        raise invalid_argument(f"invalid value type for '{_EMPTY_FINAL}' parameter, expected bool_param.")
+    return wanted

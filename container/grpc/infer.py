@@ -1,0 +1,139 @@
+"""ModelInfer: one request, one response, from bytes to bytes. On the event loop.
+
+A request for a model in memory is decoded, queued and awaited by its own handler; no other task or thread takes part.
+One for any other model waits for the load first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from container.call import known
+from container.codec.classification import classified
+from container.grpc import grpc_service_pb2 as pb
+from container.grpc.decode import Decoder
+from container.grpc.encode import Encoder
+from container.grpc.messages import parsed
+from container.targets import parse_version
+from model_handlers.errors import Kind, MmeError, invalid_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from container.grpc.decode import Wanted
+    from model_handlers.config import ModelConfig
+    from serve.engine import Engine
+    from serve.request import Completion, InferenceRequest, InferenceResponse
+
+
+class Codec:
+    """The engine's requests and responses as messages, for the methods that carry inference.
+
+    Args:
+        engine: who knows what models and their classes are called.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._decoder = Decoder()
+        self._encoder = Encoder()
+
+    def target(self, message: pb.ModelInferRequest) -> tuple[str, int | None]:
+        """The registered name of the model, and its version or None.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT where there is none.
+        """
+        if not message.model_name:
+            raise invalid_argument("the request must name a model in 'model_name'")
+        return self._engine.canonical(message.model_name), parse_version(message.model_version)
+
+    def decode(self, message: pb.ModelInferRequest, on_complete: Completion) -> tuple[InferenceRequest, Wanted]:
+        """See `Decoder.decode`."""
+        return self._decoder.decode(message, on_complete)
+
+    def encode(self, response: InferenceResponse, wanted: Wanted, final: bool | None = None) -> bytes:  # noqa: FBT001 - see Encoder
+        """See `Encoder.encode`; with classes in place of tensors, where the client wants them."""
+        if wanted.classes:
+            batches, labels = self._engine.class_names(response.model_name, response.model_version)
+            response = classified(response, wanted.classes, labels, batches=batches)
+        return self._encoder.encode(response, final)
+
+
+class Inference:
+    """The method over an engine.
+
+    Args:
+        engine: who answers.
+        codec: who reads and writes messages.
+    """
+
+    def __init__(self, engine: Engine, codec: Codec) -> None:
+        self._engine = engine
+        self._codec = codec
+
+    async def infer(self, data: bytes, _context: Any) -> bytes:
+        """One request; a client that leaves, or whose deadline has come, cancels it.
+
+        Raises:
+            MmeError: why there is no response.
+        """
+        message = parsed(pb.ModelInferRequest, data)
+        name, version = self._codec.target(message)
+        call = _UnaryCall(self._codec.encode)
+        request, call.wanted = self._codec.decode(message, call.complete)
+        try:
+            await self._submit(name, version, request)
+            return await call.answer
+        except asyncio.CancelledError:
+            request.cancel()
+            raise
+
+    async def _submit(self, name: str, version: int | None, request: InferenceRequest) -> None:
+        def make(config: ModelConfig) -> InferenceRequest:
+            _refuse_decoupled(config)
+            return request
+
+        try:
+            if self._engine.submit(name, version, request):
+                return
+        except MmeError as error:
+            if error.kind is Kind.INVALID_ARGUMENT:
+                async with self._engine.leased(name, version) as model:
+                    _refuse_decoupled(model.config)
+            raise
+        await self._engine.submit_made(name, version, make)
+
+
+class _UnaryCall:
+    """What becomes of one request.
+
+    Attributes:
+        answer: its bytes or its error.
+        wanted: how the client wants them. Set once the request is decoded.
+    """
+
+    __slots__ = ("_encode", "answer", "wanted")
+
+    def __init__(self, encode: Callable[[InferenceResponse, Wanted], bytes]) -> None:
+        self._encode = encode
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.wanted: Wanted
+
+    def complete(self, _request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
+        """Take the response or the error, unless nobody waits for it any more."""
+        if self.answer.done():
+            return
+        if result is None or isinstance(result, MmeError):
+            self.answer.set_exception(result or MmeError(Kind.EXECUTION_FAILED, "the model sent no response"))
+            return
+        try:
+            self.answer.set_result(self._encode(result, self.wanted))
+        except Exception as error:  # noqa: BLE001 - an answer that can't be written must not keep its batch from theirs
+            self.answer.set_exception(known(error))
+
+
+def _refuse_decoupled(config: ModelConfig) -> None:
+    if config.decoupled:
+        raise MmeError(Kind.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy")

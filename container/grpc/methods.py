@@ -1,0 +1,206 @@
+"""Every method but inference: health, metadata, configuration, statistics, the repository, traces. On the event loop.
+
+What they tell is `container.extensions`'s, and becomes a message by protobuf's own reader of JSON; long lists do so on
+a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.json_format import ParseDict
+from grpc import StatusCode
+
+from container.extensions import (
+    change_traces,
+    configured,
+    load,
+    model_metadata,
+    ready_index,
+    server_metadata,
+    statistics,
+    trace_settings,
+    unload,
+)
+from container.grpc import grpc_service_pb2 as pb
+from container.grpc.messages import parsed, values
+from container.load_parameters import load_override
+from container.targets import parse_version
+from model_handlers.config_json import config_json
+from model_handlers.errors import Kind, MmeError, invalid_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from google.protobuf.message import Message
+
+    from container.service import Service
+
+    Method = Callable[[bytes, Any], Awaitable[bytes]]
+
+INFERENCE = "inference.GRPCInferenceService"
+HEALTH = "grpc.health.v1.Health"
+_REFUSED = {
+    **dict.fromkeys(
+        [f"{kind}SharedMemory{deed}" for kind in ("System", "Cuda") for deed in ("Status", "Register", "Unregister")],
+        "regions of shared memory are not served; send tensors in the request",
+    ),
+    "LogSettings": "what is logged is said at the start, by MME_LOG_LEVEL and MME_LOG_FORMAT",
+}
+_LOOK_SECONDS = 0.5  # between two looks at what Watch tells of
+_Health = pb.HealthCheckResponse
+
+
+class Methods:
+    """The methods over a service.
+
+    Args:
+        service: what they tell of.
+        draining: set when the server goes.
+    """
+
+    def __init__(self, service: Service, draining: asyncio.Event) -> None:
+        self._service = service
+        self._engine = service.engine
+        self._draining = draining
+
+    def by_name(self) -> dict[str, Method]:
+        """The methods of the inference service that answer once, by name."""
+        served: dict[str, Method] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+            "TraceSetting": self._trace_setting,
+        }
+        return served | {name: functools.partial(_refused, name, why) for name, why in _REFUSED.items()}
+
+    # -- health ----------------------------------------------------------------------------------------------------
+
+    async def check(self, data: bytes, context: Any) -> bytes:
+        """Health's Check."""
+        name = parsed(pb.HealthCheckRequest, data).service
+        status = self._health(name)
+        if status == _Health.SERVICE_UNKNOWN:
+            await context.abort(
+                StatusCode.NOT_FOUND, f"there is no service '{name:.200}' here, but '' and '{INFERENCE}'"
+            )
+        return _Health(status=status).SerializeToString()
+
+    async def watch(self, data: bytes, context: Any) -> None:
+        """Health's Watch: the status now and whenever it has changed."""
+        name = parsed(pb.HealthCheckRequest, data).service
+        told: _Health.ServingStatus.ValueType | None = None
+        while True:
+            over, status = self._draining.is_set(), self._health(name)
+            if status != told:
+                told = status
+                await context.write(_Health(status=status).SerializeToString())
+            if over:
+                return
+            await _wait(self._draining)
+
+    def _health(self, name: str) -> _Health.ServingStatus.ValueType:
+        if name not in {"", INFERENCE}:
+            return _Health.SERVICE_UNKNOWN
+        return _Health.SERVING if self._service.ready else _Health.NOT_SERVING
+
+    async def _server_live(self, _data: bytes, _context: Any) -> bytes:
+        return pb.ServerLiveResponse(live=True).SerializeToString()
+
+    async def _server_ready(self, _data: bytes, _context: Any) -> bytes:
+        return pb.ServerReadyResponse(ready=self._service.ready).SerializeToString()
+
+    async def _model_ready(self, data: bytes, _context: Any) -> bytes:
+        request = parsed(pb.ModelReadyRequest, data)
+        ready = self._engine.is_ready(self._engine.canonical(request.name), parse_version(request.version))
+        return pb.ModelReadyResponse(ready=ready).SerializeToString()
+
+    # -- what there is ---------------------------------------------------------------------------------------------
+
+    async def _server_metadata(self, _data: bytes, _context: Any) -> bytes:
+        return pb.ServerMetadataResponse(**server_metadata()).SerializeToString()
+
+    async def _model_metadata(self, data: bytes, _context: Any) -> bytes:
+        request = parsed(pb.ModelMetadataRequest, data)
+        found = await configured(self._engine, _named(request.name), parse_version(request.version))
+        return _message(model_metadata(*found), pb.ModelMetadataResponse())
+
+    async def _model_config(self, data: bytes, _context: Any) -> bytes:
+        request = parsed(pb.ModelConfigRequest, data)
+        _, config, _ = await configured(self._engine, _named(request.name), parse_version(request.version))
+        return _message({"config": config_json(config)}, pb.ModelConfigResponse())
+
+    async def _model_statistics(self, data: bytes, _context: Any) -> bytes:
+        request = parsed(pb.ModelStatisticsRequest, data)
+        rows = statistics(self._engine, request.name, parse_version(request.version))
+        return await asyncio.to_thread(_message, {"model_stats": rows}, pb.ModelStatisticsResponse())
+
+    # -- the repository --------------------------------------------------------------------------------------------
+
+    async def _index(self, data: bytes, _context: Any) -> bytes:
+        if parsed(pb.RepositoryIndexRequest, data).ready:
+            rows = ready_index(self._engine)
+        else:
+            rows = self._engine.index(await asyncio.to_thread(self._engine.find_all))
+        return await asyncio.to_thread(_message, {"models": rows}, pb.RepositoryIndexResponse())
+
+    async def _load(self, data: bytes, _context: Any) -> bytes:
+        request = parsed(pb.RepositoryModelLoadRequest, data)
+        await load(self._engine, request.model_name, load_override(values(request.parameters)))
+        return b""
+
+    async def _unload(self, data: bytes, _context: Any) -> bytes:
+        request = parsed(pb.RepositoryModelUnloadRequest, data)
+        await unload(self._engine, _named(request.model_name), values(request.parameters))
+        return b""
+
+    async def _trace_setting(self, data: bytes, _context: Any) -> bytes:
+        request = parsed(pb.TraceSettingRequest, data)
+        if request.settings:
+            wanted = {name: _setting(list(setting.value)) for name, setting in request.settings.items()}
+            change_traces(self._service.tracer, request.model_name, wanted)
+        told = {
+            name: {"value": value if isinstance(value, list) else [value]}
+            for name, value in trace_settings(self._service.tracer).items()
+        }
+        return _message({"settings": told}, pb.TraceSettingResponse())
+
+
+async def _refused(name: str, why: str, _data: bytes, _context: Any) -> bytes:
+    raise MmeError(Kind.UNSUPPORTED, f"{name}: {why}")
+
+
+async def _wait(event: asyncio.Event) -> None:
+    """For the event, or for a moment."""
+    try:
+        async with asyncio.timeout(_LOOK_SECONDS):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+def _named(name: str) -> str:
+    if not name:
+        raise invalid_argument("the request must name a model")
+    return name
+
+
+def _setting(given: list[str]) -> list[str] | str | None:
+    """A trace setting as JSON would have it: null, a text, or a list of them."""
+    if not given:
+        return None
+    return given[0] if len(given) == 1 else given
+
+
+def _message(document: dict[str, Any], message: Message) -> bytes:
+    """The bytes of a message of a document, which may say more than the message can."""
+    return ParseDict(document, message, ignore_unknown_fields=True).SerializeToString()

@@ -1,0 +1,109 @@
+"""The gRPC server of a service: where it listens, how it drains, how it ends. On the event loop of the engine.
+
+Knows no message; a handler gets bytes and gives bytes, and what it raises becomes a status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from container.grpc.infer import Codec, Inference
+from container.grpc.methods import HEALTH, INFERENCE, Methods
+from container.grpc.status import refuse
+from container.grpc.stream import Streams
+from model_handlers.errors import invalid_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from container.service import Service
+
+    Handle = Callable[[Any, Any], Awaitable[Any]]
+
+_log = logging.getLogger("mme.grpc")
+
+
+class GrpcServer:
+    """Serves both services on a port of its own.
+
+    Args:
+        service: what it serves, whose settings say where it listens.
+
+    Attributes:
+        port: where it listens, also where the settings leave that to the system.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when the port is taken.
+    """
+
+    def __init__(self, service: Service) -> None:
+        settings = service.settings
+        self._draining = asyncio.Event()
+        self._server = grpc.aio.server(options=_options(settings.max_body_bytes))
+        codec = Codec(service.engine)
+        self._streams = Streams(service.engine, codec)
+        methods = Methods(service, self._draining)
+        inference = {
+            **{name: _unary(method) for name, method in methods.by_name().items()},
+            "ModelInfer": _unary(Inference(service.engine, codec).infer),
+            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_guarded(self._streams.serve)),
+        }
+        health = {
+            "Check": _unary(methods.check),
+            "Watch": grpc.unary_stream_rpc_method_handler(_guarded(methods.watch)),
+        }
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(INFERENCE, inference),
+                grpc.method_handlers_generic_handler(HEALTH, health),
+            )
+        )
+        self.port = self._listen(settings.host, settings.grpc_port or 0)
+
+    def _listen(self, host: str, port: int) -> int:
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            return int(self._server.add_insecure_port(address))
+        except RuntimeError as error:
+            raise invalid_argument(
+                f"the server cannot listen to gRPC requests at {address}; choose another --grpc-port/MME_GRPC_PORT"
+            ) from error
+
+    async def start(self) -> None:
+        """Answer requests from now on."""
+        await self._server.start()
+        _log.info("gRPC listening at port %d", self.port)
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more requests; return when those that there are have been answered, or are given up after a while."""
+        self._draining.set()
+        self._streams.drain()
+        await self._server.stop(seconds)
+
+
+def _options(max_body: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", max_body),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),  # a second server on the port is a mistake to be told of
+    ]
+
+
+def _unary(handle: Handle) -> grpc.RpcMethodHandler:
+    return grpc.unary_unary_rpc_method_handler(_guarded(handle))
+
+
+def _guarded(handle: Handle) -> Handle:
+    """The method, with a status in place of what it raises."""
+
+    async def guarded(request: Any, context: Any) -> Any:
+        try:
+            return await handle(request, context)
+        except Exception as error:  # noqa: BLE001 - every error is a status, or its client reads nothing of it
+            return await refuse(context, error)
+
+    return guarded

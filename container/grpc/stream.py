@@ -1,0 +1,282 @@
+"""ModelStreamInfer: requests one after the other on a stream, and their responses as they come. On the event loop.
+
+    requests are submitted in their order, each once its model is in memory
+    a model that answers once    its responses keep the order of the requests
+    a decoupled model            each response is written when it comes; `triton_final_response` marks the last
+
+What goes wrong with one request is a message that says so, and the stream goes on; with `triton_grpc_error: true` in
+the metadata it is the stream's status instead, and its end. A client that leaves cancels what it has asked for. One
+that asks on without reading is not listened to for a while; one that does not read what a decoupled model sends is cut
+off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from container.call import known
+from container.grpc import grpc_service_pb2 as pb
+from container.grpc.decode import PLAIN
+from container.grpc.encode import error_in_stream, final_response, in_stream
+from container.grpc.messages import parsed
+from model_handlers.errors import Kind, MmeError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from container.grpc.infer import Codec
+    from model_handlers.config import ModelConfig
+    from serve.engine import Engine
+    from serve.request import InferenceRequest, InferenceResponse
+
+_log = logging.getLogger("mme.grpc")
+
+_ERRORS_AS_STATUS = ("triton_grpc_error", "true")
+_PAUSE = 1 << 20  # bytes not yet taken by the client at which its next request has to wait
+_LIMIT = 64 << 20  # and at which it reads a decoupled model's responses too slowly
+
+
+class Streams:
+    """The method over an engine, and the streams that are open.
+
+    Args:
+        engine: who answers.
+        codec: who reads and writes messages.
+    """
+
+    def __init__(self, engine: Engine, codec: Codec) -> None:
+        self._engine = engine
+        self._codec = codec
+        self._open: set[Stream] = set()
+
+    async def serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        """One stream, to its end.
+
+        Raises:
+            MmeError: the status that ends it, where that is not a good one.
+        """
+        stream = Stream(self._engine, self._codec, errors_as_status=_ERRORS_AS_STATUS in _metadata(context))
+        self._open.add(stream)
+        try:
+            await stream.serve(requests, context.write)
+        finally:
+            self._open.discard(stream)
+            stream.close()
+
+    def drain(self) -> None:
+        """Have no stream take another request; each ends when it has answered those that it has."""
+        for stream in list(self._open):
+            stream.drain()
+
+
+def _metadata(context: Any) -> set[tuple[str, str]]:
+    return {(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+class Stream:
+    """One stream.
+
+    Args:
+        engine: who answers.
+        codec: who reads and writes messages.
+        errors_as_status: whether an error is the end.
+    """
+
+    def __init__(self, engine: Engine, codec: Codec, *, errors_as_status: bool) -> None:
+        self._engine = engine
+        self.codec = codec
+        self._errors_as_status = errors_as_status
+        self._calls: set[Call] = set()
+        self._order: deque[Call] = deque()  # of calls that are answered once, those whose responses are not out yet
+        self._parts: deque[bytes] = deque()
+        self._unsent = 0
+        self._changed = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._reader: asyncio.Task[None] | None = None
+        self._reads = True
+        self._end: MmeError | None = None  # the status of the stream, where it is not a good one
+
+    # -- to the client ---------------------------------------------------------------------------------------------
+
+    async def serve(self, requests: AsyncIterator[bytes], write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Answer requests until there are no more of them.
+
+        Args:
+            requests: messages as they come.
+            write: takes one to the client, and its time with a client that does not read.
+
+        Raises:
+            MmeError: the status that ends the stream.
+        """
+        self._reader = asyncio.create_task(self._read(requests))
+        while True:
+            while self._parts:
+                part = self._parts.popleft()
+                await write(part)
+                self._unsent -= len(part)
+                self._taken.set()
+            if self._end is not None:
+                raise self._end
+            if not self._reads and not self._calls:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    def write(self, part: bytes) -> None:
+        """Have one response sent."""
+        self._parts.append(part)
+        self._unsent += len(part)
+        self._changed.set()
+
+    def write_in_order(self) -> None:
+        """Have those responses sent before which none is missing."""
+        while self._order and self._order[0].answer is not None:
+            self.write(self._order.popleft().answer or b"")
+
+    @property
+    def overflows(self) -> bool:
+        """Whether the client has left too much unread."""
+        return self._unsent > _LIMIT
+
+    def tell(self, call: Call, error: MmeError) -> None:
+        """Have an error sent, as the client wants it."""
+        part = error_in_stream(error.message, call.id)
+        if self._errors_as_status:
+            self.end(error)
+        elif call.ordered:
+            call.answer = part
+            self.write_in_order()
+        else:
+            self.write(part)
+
+    def end(self, error: MmeError) -> None:
+        """End the stream with a status, behind what is to be sent already."""
+        self._end = self._end or error
+        self._changed.set()
+
+    def over(self, call: Call) -> None:
+        """A call has got its last response."""
+        self._calls.discard(call)
+        self._changed.set()
+
+    # -- from the client -------------------------------------------------------------------------------------------
+
+    async def _read(self, requests: AsyncIterator[bytes]) -> None:
+        try:
+            async for data in requests:
+                await self._take(data)
+                while self._unsent > _PAUSE:
+                    self._taken.clear()
+                    await self._taken.wait()
+        finally:
+            self._reads = False
+            self._changed.set()
+
+    async def _take(self, data: bytes) -> None:
+        """Submit one request."""
+        call = Call(self)
+        self._calls.add(call)
+        self._order.append(call)
+        try:
+            await self._submit(call, data)
+        except asyncio.CancelledError:
+            call.fail(MmeError(Kind.UNAVAILABLE, "the server is going; ask again, on another connection"))
+            raise
+        except Exception as error:  # noqa: BLE001 - what goes wrong with one request is told, and the stream goes on
+            call.fail(known(error))
+
+    async def _submit(self, call: Call, data: bytes) -> None:
+        message = parsed(pb.ModelInferRequest, data)
+        call.id = message.id
+        name, version = self.codec.target(message)
+        request, call.wanted = self.codec.decode(message, call.complete)
+        request.on_response = call.respond
+        call.request = request
+
+        def make(config: ModelConfig) -> InferenceRequest:
+            call.model = (message.model_name, message.model_version)
+            if config.decoupled:
+                call.ordered = False
+                self._order.remove(call)
+                self.write_in_order()
+            return request
+
+        await self._engine.submit_made(name, version, make)
+
+    def drain(self) -> None:
+        """Take no more requests; the end comes when all are answered."""
+        if self._reader is not None:
+            self._reader.cancel()
+
+    def close(self) -> None:
+        """The stream is over, or its client has left: nobody waits for what is not answered."""
+        self.drain()
+        for call in list(self._calls):
+            if call.request is not None:
+                call.request.cancel()
+        self._calls.clear()
+        self._order.clear()
+
+
+class Call:
+    """One request of a stream.
+
+    Attributes:
+        request: what was submitted, None until it is decoded.
+        wanted: how the client wants its responses.
+        id: the client's, "" until it is read.
+        ordered: whether it is answered once, in its turn; False for a decoupled model.
+        answer: the one answer, once it is there.
+    """
+
+    __slots__ = ("_last", "_stream", "answer", "id", "model", "ordered", "request", "wanted")
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._last = False
+        self.request: InferenceRequest | None = None
+        self.wanted = PLAIN
+        self.id = ""
+        self.model = ("", "")
+        self.ordered = True
+        self.answer: bytes | None = None
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
+        """One response of several."""
+        if self._stream.overflows:
+            _log.warning("a stream is cut off: its client has left more than %d bytes unread", _LIMIT)
+            request.cancel()
+            self._stream.end(MmeError(Kind.TOO_LARGE, "the client reads the responses of its stream too slowly"))
+            return
+        self._last = response.final
+        try:
+            part = self._stream.codec.encode(response, self.wanted, response.final)
+        except Exception as error:  # noqa: BLE001 - a response that can't be written ends this request and no other
+            self.fail(known(error))
+            request.cancel()
+            return
+        self._stream.write(in_stream(part))
+
+    def complete(self, _request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
+        """The one response, the error, or the end of several responses."""
+        if isinstance(result, MmeError):
+            self.fail(result)
+            return
+        try:
+            if result is not None:
+                self.answer = in_stream(self._stream.codec.encode(result, self.wanted, final=True))
+                self._stream.write_in_order()
+            elif self.wanted.empty_final and not self._last:
+                self._stream.write(in_stream(final_response(*self.model, self.id)))
+        except Exception as error:  # noqa: BLE001 - an answer that can't be written must not keep its batch from theirs
+            self.fail(known(error))
+            return
+        self._stream.over(self)
+
+    def fail(self, error: MmeError) -> None:
+        """Tell what went wrong, and no more of it."""
+        self._stream.tell(self, error)
+        self._stream.over(self)
