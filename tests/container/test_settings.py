@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -299,7 +300,8 @@ BAD_VALUES = [
     ("SAGEMAKER_SUBMIT_DIRECTORY", "s3://sourcedir.tar.gz"),
     ("SAGEMAKER_ENABLE_STATEFUL_SESSIONS", "perhaps"),
     ("SAGEMAKER_SESSIONS_EXPIRATION", "0"),
-    ("SAGEMAKER_TRITON_ALLOW_GRPC", "true"),
+    ("SAGEMAKER_TRITON_ALLOW_GRPC", "perhaps"),
+    ("MME_GRPC_PORT", "65536"),
     ("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT", "1.5"),
     ("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "../model"),
     ("SAGEMAKER_TRITON_TENSORFLOW_VERSION", "3"),
@@ -394,12 +396,58 @@ def test_a_port_of_ones_own_must_lie_in_the_safe_range():
 
 @pytest.mark.parametrize(("name", "what"), [("METRICS", "metrics"), ("GRPC", "gRPC")])
 def test_second_ports_must_lie_in_the_safe_range(name, what):
-    """Triton's second ports are not opened here, yet one that SageMaker forbids is refused."""
+    """One that SageMaker forbids is refused, also where it is not opened; and then it is said that it is not."""
     (sentence,) = problems(**SAFE, **{f"SAGEMAKER_TRITON_{name}_PORT": "8002"})
 
     assert f"The server cannot listen to {what} requests at port 8002" in sentence
     settings = Settings.from_environ({**SAFE, f"SAGEMAKER_TRITON_{name}_PORT": "21001"})
     assert any("has no effect" in notice for notice in settings.notices)
+    assert settings.grpc_port is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "port"),
+    [
+        ({}, None),
+        ({"SAGEMAKER_TRITON_ALLOW_GRPC": "true"}, 8001),
+        ({"SAGEMAKER_TRITON_ALLOW_GRPC": "true", "SAGEMAKER_TRITON_GRPC_PORT": "9001"}, 9001),
+        ({"SAGEMAKER_TRITON_ALLOW_GRPC": "false", "SAGEMAKER_TRITON_GRPC_PORT": "9001"}, None),
+        ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--allow-grpc --grpc-port=9001"}, 9001),
+        ({"MME_GRPC_PORT": "9002"}, 9002),
+        ({"MME_GRPC_PORT": "0", "SAGEMAKER_TRITON_ALLOW_GRPC": "true"}, 0),
+    ],
+)
+def test_who_switches_grpc_on(environ, port):
+    """Our port by itself, or Triton's switch, at Triton's port unless there is another; nobody by default."""
+    settings = Settings.from_environ(environ)
+
+    assert settings.grpc_port == port
+    assert Settings.from_environ(settings.to_environ()).grpc_port == port
+
+
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        (SAFE | {"SAGEMAKER_TRITON_ALLOW_GRPC": "true"}, "SAGEMAKER_TRITON_ALLOW_GRPC: .* gRPC requests at port 8001"),
+        (SAFE | {"MME_GRPC_PORT": "8001"}, "--grpc-port/MME_GRPC_PORT: .* gRPC requests at port 8001"),
+        ({"MME_GRPC_PORT": "8080"}, "port 8080 is HTTP's and gRPC's at once; choose another"),
+        ({"MME_PORT": "9001", "MME_GRPC_PORT": "9001"}, "port 9001 is HTTP's and gRPC's at once"),
+    ],
+)
+def test_where_grpc_can_not_listen(environ, sentence):
+    """Outside the range that SageMaker leaves to containers, and where HTTP listens."""
+    (problem,) = problems(**environ)
+
+    assert re.search(sentence, problem)
+
+
+@pytest.mark.parametrize("nothing", [lambda _: None, lambda name: importlib.import_module(f"{name}.gone")])
+def test_grpc_without_the_library_refuses_to_start(monkeypatch, nothing):
+    """With what to install; without gRPC nobody misses it."""
+    monkeypatch.setattr(importlib.util, "find_spec", nothing)
+    Settings().check_grpc()
+    with pytest.raises(SettingsError, match=r"MME_GRPC_PORT=8001: .*pip install 'mme\[grpc\]'"):
+        Settings(grpc_port=8001).check_grpc()
 
 
 def test_cloudwatch_metrics_are_on_where_sagemaker_runs_the_container():

@@ -1,0 +1,215 @@
+"""Messages of inference, to requests of the engine and back, without a server."""
+
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as published
+
+from container.grpc import grpc_service_pb2 as pb
+from container.grpc.decode import Decoder
+from container.grpc.encode import Encoder, error_in_stream, final_response, in_stream
+from model_handlers.errors import Kind, MmeError
+from model_handlers.tensor import BY_NAME
+from serve.request import InferenceResponse
+
+Tensor = pb.ModelInferRequest.InferInputTensor
+Contents = pb.InferTensorContents
+Output = pb.ModelInferRequest.InferRequestedOutputTensor
+TEXT = pb.InferParameter(string_param="a")
+
+
+def decode(*inputs, raw=(), **fields):
+    """A request out of a message."""
+    message = pb.ModelInferRequest(model_name="m", inputs=inputs, raw_input_contents=raw, **fields)
+    return Decoder().decode(message, lambda *_: None)
+
+
+def x(datatype="FP32", shape=(2,), **contents):
+    """An input X with typed contents, or none."""
+    return Tensor(name="X", datatype=datatype, shape=shape, contents=Contents(**contents) if contents else None)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "values"),
+    [
+        ("BOOL", "bool_contents", [True, False]),
+        ("INT8", "int_contents", [-128, 127]),
+        ("INT16", "int_contents", [-(2**15), 2**15 - 1]),
+        ("INT32", "int_contents", [-(2**31), 2**31 - 1]),
+        ("INT64", "int64_contents", [-(2**63), 2**63 - 1]),
+        ("UINT8", "uint_contents", [0, 255]),
+        ("UINT16", "uint_contents", [0, 65535]),
+        ("UINT32", "uint_contents", [0, 2**32 - 1]),
+        ("UINT64", "uint64_contents", [0, 2**64 - 1]),
+        ("FP32", "fp32_contents", [0.5, -3]),
+        ("FP64", "fp64_contents", [0.1, -1e308]),
+        ("BYTES", "bytes_contents", [b"\xff", b""]),
+    ],
+)
+def test_typed_contents_of_every_type(datatype, field, values):
+    """Each type's elements lie in its field, and make an array of its dtype."""
+    request, _ = decode(x(datatype, **{field: values}))
+
+    (array,) = request.inputs
+    assert array.dtype == BY_NAME[datatype].dtype
+    assert array.tolist() == values
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_halves_come_raw_alone(datatype):
+    """They have no typed contents; their bytes are an array as they lie."""
+    request, _ = decode(x(datatype), raw=[b"\x01\x02\x03\x04"])
+    assert request.inputs[0].tobytes() == b"\x01\x02\x03\x04"
+
+    with pytest.raises(MmeError, match=f"is of {datatype}, which has no typed contents"):
+        decode(x(datatype, fp32_contents=[1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "fields", "sentence"),
+    [
+        ([x()], {}, "unable to find data for input tensor 'X' for model 'm' in request"),
+        ([x(fp32_contents=[1])], {}, r"holds 1 elements; its shape \[2\] is 2"),
+        ([x(fp64_contents=[1, 2])], {}, "unexpected explicit tensor data for input tensor 'X' for model 'm' in fp64"),
+        ([x("INT8", int_contents=[1, 128])], {}, "not in the range of INT8"),
+        ([x("FP31", fp32_contents=[1, 2])], {}, "datatype 'FP31'; the protocol knows"),
+        ([x(shape=(-1,), fp32_contents=[1, 2])], {}, "'shape' of input 'X' must hold integers of 0 or more, got -1"),
+        ([Tensor(datatype="FP32")], {}, "every input must have a 'name'"),
+        (
+            [x(fp32_contents=[1, 2])],
+            {"raw": [b"12345678"]},
+            "contents field must not be specified when using raw_input",
+        ),
+        ([x()], {"raw": [b"1234567"]}, "input byte size mismatch for input 'X'. Expected 8"),
+        ([x()], {"raw": [b"12345678"] * 2}, "it has 1 inputs and 2 elements"),
+        ([x("BYTES")], {"raw": [b"\x01\x00\x00\x00a"]}, "expected 2 string elements for inference input 'X' for model"),
+        ([x()], {"raw": [b"12345678"], "outputs": [Output()]}, "every requested output must have a 'name'"),
+        ([x()], {"raw": [b"12345678"], "parameters": {"triton_x": TEXT}}, "starting with 'triton_' are reserved"),
+        ([x()], {"raw": [b"12345678"], "parameters": {"sequence_start": TEXT}}, "'sequence_start' of the request must"),
+        ([x()], {"raw": [b"12345678"], "parameters": {"priority": TEXT}}, "'priority' must be a priority level"),
+        ([x()], {"raw": [b"12345678"], "parameters": {"p": pb.InferParameter()}}, "parameter 'p' holds no value"),
+        (
+            [x()],
+            {"raw": [b"12345678"], "parameters": {"triton_enable_empty_final_response": TEXT}},
+            "invalid value type for 'triton_enable_empty_final_response' parameter, expected bool_param",
+        ),
+        (
+            [x()],
+            {"raw": [b"12345678"], "outputs": [Output(name="Y", parameters={"classification": TEXT})]},
+            "'classification' of output 'Y' must be a number of classes",
+        ),
+    ],
+)
+def test_what_is_wrong_has_one_sentence(inputs, fields, sentence):
+    """It names the field, the input and the value."""
+    with pytest.raises(MmeError, match=sentence) as raised:
+        decode(*inputs, **fields)
+    assert raised.value.kind is Kind.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("where", ["input", "output"])
+def test_regions_of_shared_memory_are_refused(where):
+    """By the tensor that names one, also where the form of the request is known."""
+    region = {"shared_memory_region": TEXT}
+    decoder = Decoder()
+    plain = pb.ModelInferRequest(model_name="m", inputs=[x(fp32_contents=[1, 2])])
+    decoder.decode(plain, lambda *_: None)
+    if where == "input":
+        plain.inputs[0].parameters["shared_memory_region"].string_param = "a"
+    else:
+        plain.outputs.append(Output(name="Y", parameters=region))
+
+    with pytest.raises(MmeError, match=f"{where} '[XY]' names a shared memory region") as raised:
+        decoder.decode(plain, lambda *_: None)
+    assert raised.value.kind is Kind.UNSUPPORTED
+
+
+def test_the_fields_of_a_request():
+    """Id, sequence, priority, timeout, what is wanted and the client's own parameters; requests alike share a layout."""
+    parameters = {
+        "sequence_id": pb.InferParameter(string_param="s"),
+        "sequence_start": pb.InferParameter(bool_param=True),
+        "sequence_end": pb.InferParameter(bool_param=True),
+        "priority": pb.InferParameter(uint64_param=2),
+        "timeout": pb.InferParameter(int64_param=5),
+        "own": pb.InferParameter(double_param=0.5),
+        "triton_enable_empty_final_response": pb.InferParameter(bool_param=True),
+    }
+    classes = {"classification": pb.InferParameter(int64_param=3)}
+    message = pb.ModelInferRequest(
+        model_name="m",
+        id="i",
+        inputs=[x(fp32_contents=[1, 2])],
+        outputs=[Output(name="Y", parameters=classes), Output(name="Z")],
+        parameters=parameters,
+    )
+    decoder = Decoder()
+
+    request, wanted = decoder.decode(message, lambda *_: None)
+
+    assert (request.id, request.correlation_id, request.flags, request.priority, request.timeout_us) == (
+        "i",
+        "s",
+        3,
+        2,
+        5,
+    )
+    assert request.parameters == {"own": 0.5}
+    assert (wanted.classes, wanted.empty_final, request.layout.outputs) == ({"Y": 3}, True, ("Y", "Z"))
+    assert decoder.decode(message, lambda *_: None)[0].layout is request.layout
+
+
+def response(*outputs, **fields):
+    """A response of the engine."""
+    return InferenceResponse("m", "1", [(name, BY_NAME[kind], array) for name, kind, array in outputs], **fields)
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 5000])
+def test_a_client_reads_what_is_written(count):
+    """The published message has every field, however long the tensors are, and again from memory."""
+    encoder = Encoder()
+    numbers, texts = np.arange(count, dtype=np.float32), np.array([b"\xff" * n for n in range(2)], object)
+    given = response(("N", "FP32", numbers), ("T", "BYTES", texts), id="ü" * 100, parameters={"a": 1, "b": 2**64 - 1})
+
+    for _ in range(2):
+        read = published.ModelInferResponse.FromString(encoder.encode(given, final=True))
+
+        assert (read.model_name, read.model_version, read.id) == ("m", "1", "ü" * 100)
+        assert [(each.name, each.datatype, list(each.shape)) for each in read.outputs] == [
+            ("N", "FP32", [count]),
+            ("T", "BYTES", [2]),
+        ]
+        assert list(read.raw_output_contents) == [numbers.tobytes(), b"\x00\x00\x00\x00\x01\x00\x00\x00\xff"]
+        assert (read.parameters["a"].int64_param, read.parameters["b"].uint64_param) == (1, 2**64 - 1)
+        assert read.parameters["triton_final_response"].bool_param
+
+
+def test_another_form_under_the_same_name_is_not_taken_for_the_first():
+    """A model may come back with other outputs."""
+    encoder = Encoder()
+    for kind, array in (
+        ("FP32", np.zeros(2, np.float32)),
+        ("INT32", np.zeros(2, np.int32)),
+        ("FP32", np.zeros(3, "f4")),
+    ):
+        read = published.ModelInferResponse.FromString(encoder.encode(response(("Y", kind, array))))
+        assert [(each.datatype, list(each.shape)) for each in read.outputs] == [(kind, list(array.shape))]
+        assert "triton_final_response" not in read.parameters
+
+
+def test_a_parameter_that_can_not_be_told_is_refused():
+    """By its name."""
+    with pytest.raises(MmeError, match="response parameter 'a' of model 'm'"):
+        Encoder().encode(response(parameters={"a": [1]}))
+
+
+def test_messages_of_a_stream():
+    """A response, an error with the id of its request, and the news that there is no more."""
+    read = published.ModelStreamInferResponse.FromString
+    wrapped = read(in_stream(Encoder().encode(response(("Y", "FP32", np.zeros(200, np.float32))), final=False)))
+    assert len(wrapped.infer_response.raw_output_contents[0]) == 800
+    assert not wrapped.infer_response.parameters["triton_final_response"].bool_param
+    failed = read(error_in_stream("no", "i"))
+    assert (failed.error_message, failed.infer_response.id) == ("no", "i")
+    last = read(in_stream(final_response("m", "2", "i"))).infer_response
+    assert (last.model_name, last.model_version, last.id, len(last.outputs)) == ("m", "2", "i", 0)
+    assert last.parameters["triton_final_response"].bool_param

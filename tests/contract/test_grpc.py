@@ -1,0 +1,577 @@
+"""KServe v2 over gRPC as Triton's own client speaks it: `tritonclient.grpc` from PyPI, unchanged.
+
+plus, types, pick, labelled, versions   as in `test_kserve`
+fours                                   waits for four requests before it executes, up to two seconds
+sums                                    adds up what its sequences send
+counter                                 a decoupled Python model of N responses; N below 0 makes it go wrong
+one                                     a Python model that answers once, with a parameter of its own
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import textwrap
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from tests.contract import models, sequence_models
+from tests.contract.server import PATIENCE, Server, eventually
+
+BATCHED = "max_batch_size: 8\n"
+LABELLED = f'{BATCHED}output {{ name: "Y" data_type: TYPE_FP32 dims: [ 4 ] label_filename: "labels.txt" }}\n'
+FOURS = "max_batch_size: 4\ndynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 2000000 }\n"
+SUMS = (
+    "max_batch_size: 4\ninstance_group { count: 1 kind: KIND_CPU }\n"
+    f"sequence_batching {{ {sequence_models.CONTROLS % 'TYPE_UINT64'} {sequence_models.IMPLICIT % ''} }}\n"
+)
+COUNTING = """
+backend: "python"
+input { name: "N" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "I" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+COUNTER = """
+import pathlib
+import threading
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            n = int(pb_utils.get_input_tensor_by_name(request, "N").as_numpy()[0])
+            threading.Thread(target=self.count, args=(request.get_response_sender(), n)).start()
+
+    def count(self, sender, n):
+        if n == -1:
+            error = pb_utils.TritonError("nothing to count", pb_utils.TritonError.INVALID_ARG)
+            sender.send(pb_utils.InferenceResponse(error=error), FINAL)
+        elif n == -2:
+            sender.send(self.response(0), FINAL)
+        elif n == -4:
+            while not sender.is_cancelled():
+                sender.send(self.response(0))
+                time.sleep(0.01)
+            (pathlib.Path(pb_utils.get_model_dir()) / "left").touch()
+        for i in range(n):
+            sender.send(self.response(i))
+        if n >= 0:
+            sender.send(flags=FINAL)
+
+    def response(self, i):
+        return pb_utils.InferenceResponse([pb_utils.Tensor("I", np.array([i], np.int32))])
+"""
+ONE = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("I", request.inputs()[0].as_numpy())],
+                parameters={"heard": request.parameters(), "half": 0.5, "big": 2**63, "yes": True},
+            )
+            for request in requests
+        ]
+"""
+VALUES = {
+    "BOOL": np.array([[True, False], [False, True]]),
+    "UINT8": np.array([[0, 255], [1, 2]], np.uint8),
+    "UINT16": np.array([[0, 65535], [1, 2]], np.uint16),
+    "UINT32": np.array([[0, 2**32 - 1], [1, 2]], np.uint32),
+    "UINT64": np.array([[0, 2**64 - 1], [1, 2]], np.uint64),
+    "INT8": np.array([[-128, 127], [1, 2]], np.int8),
+    "INT16": np.array([[-(2**15), 2**15 - 1], [1, 2]], np.int16),
+    "INT32": np.array([[-(2**31), 2**31 - 1], [1, 2]], np.int32),
+    "INT64": np.array([[-(2**63), 2**63 - 1], [1, 2]], np.int64),
+    "FP16": np.array([[0.5, -65504], [1, 2]], np.float16),
+    "FP32": np.array([[0.1, -3e38], [1, 2]], np.float32),
+    "FP64": np.array([[0.1, -1e308], [1, 2]], np.float64),
+    "BYTES": np.array([["grüße", ""], ["b", "☃" * 100]], np.object_),
+}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """A repository of the models above."""
+    folder = tmp_path_factory.mktemp("repository")
+    models.lay_out(folder / "plus", models.plus(1), BATCHED)
+    models.lay_out(folder / "types", models.every_type(), BATCHED)
+    models.lay_out(folder / "pick", models.pick())
+    models.lay_out(folder / "fours", models.plus(1), FOURS)
+    models.lay_out(folder / "versions", models.plus(1), "version_policy { specific { versions: [1, 3] } }\n")
+    models.lay_out(folder / "versions", models.plus(3), version=3)
+    labelled = models.lay_out(folder / "labelled", models.plus(1), LABELLED)
+    (labelled / "labels.txt").write_text("ant\nbee\ncat\n")
+    sequence_models.lay_out(folder / "sums", sequence_models.accumulator(), SUMS)
+    for name, source, more in (
+        ("counter", COUNTER, "model_transaction_policy { decoupled: true }\n"),
+        ("one", ONE, ""),
+    ):
+        sequence_models.lay_out(folder / name, textwrap.dedent(source).encode(), COUNTING + more, "model.py")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, repository):
+    """A server of it, all of whose models are ready."""
+    environ = {
+        "MME_MODEL_REPOSITORY": str(repository),
+        "MME_PING_MODE": "ready",
+        "MME_GRPC_PORT": "0",
+        "MME_DRAIN_SECONDS": "2",
+        "MME_MAX_BODY": "1MiB",
+    }
+    with Server(tmp_path_factory.mktemp("grpc"), environ) as server:
+        yield server
+
+
+def address(server):
+    """Where it listens to gRPC."""
+    return f"127.0.0.1:{re.search(r'gRPC listening at port ([0-9]+)', server.log)[1]}"
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    """Triton's client."""
+    with triton.InferenceServerClient(address(server)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def bare(server):
+    """The published methods, for what Triton's client does not send."""
+    with grpc.insecure_channel(address(server)) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def tensor(name, array, datatype=""):
+    """An input."""
+    made = triton.InferInput(name, array.shape, datatype or np_to_triton_dtype(array.dtype))
+    return made.set_data_from_numpy(array)
+
+
+def row(*numbers):
+    """An input X of `plus`."""
+    return [tensor("X", np.array([numbers], np.float32))]
+
+
+def count(n):
+    """An input of `counter`."""
+    return [tensor("N", np.array([n], np.int32))]
+
+
+def typed(name="X", datatype="FP32", shape=(1, 4), **contents):
+    """A request to `plus`, of elements in the field of their type."""
+    given = pb.InferTensorContents(**contents) if contents else None
+    inputs = [pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=shape, contents=given)]
+    return pb.ModelInferRequest(model_name="plus", inputs=inputs)
+
+
+class Stream:
+    """Triton's client's stream, and what came of it."""
+
+    def __init__(self, server, **options):
+        self.client = triton.InferenceServerClient(address(server))
+        self._came = queue.Queue()
+        self.client.start_stream(lambda result, error: self._came.put((result, error)), **options)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.client.close()
+
+    def ask(self, *args, **options):
+        """Send one request."""
+        self.client.async_stream_infer(*args, **options)
+
+    def next(self):
+        """(response, error), the next one."""
+        return self._came.get(timeout=PATIENCE)
+
+    def responses(self, number):
+        """The messages of so many good responses."""
+        came = [self.next() for _ in range(number)]
+        assert [error for _, error in came] == [None] * number
+        return [result.get_response() for result, _ in came]
+
+
+def elements(responses):
+    """The one element of each, None of those without a tensor."""
+    return [
+        int.from_bytes(each.raw_output_contents[0], "little") if each.raw_output_contents else None
+        for each in responses
+    ]
+
+
+def finals(responses):
+    """What each says of being the last."""
+    return [each.parameters["triton_final_response"].bool_param for each in responses]
+
+
+# -- inference -----------------------------------------------------------------------------------------------------
+
+
+def test_infer(client):
+    """Tensors go both ways as they are, with the request's id and who answered."""
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+    result = client.infer("plus", [tensor("X", x)], request_id="seven")
+
+    np.testing.assert_array_equal(result.as_numpy("Y"), x + 1)
+    response = result.get_response()
+    assert (response.id, response.model_name, response.model_version) == ("seven", "plus", "1")
+    assert [(output.name, output.datatype, list(output.shape)) for output in response.outputs] == [
+        ("Y", "FP32", [2, 4])
+    ]
+
+
+def test_every_data_type(client):
+    """Every data type survives the way there and back, to its limits, BYTES and FP16 included."""
+    result = client.infer("types", [tensor(f"IN_{name}", values, name) for name, values in VALUES.items()])
+
+    for name, sent in VALUES.items():
+        came = result.as_numpy(f"OUT_{name}")
+        if name == "BYTES":
+            came = np.vectorize(bytes.decode, otypes="O")(came)
+        np.testing.assert_array_equal(came, sent, err_msg=name)
+
+
+def test_typed_contents(bare):
+    """Elements in the field of their type are the same request."""
+    answer = bare.ModelInfer(typed(fp32_contents=[1, 2, 3, 4]))
+
+    np.testing.assert_array_equal(np.frombuffer(answer.raw_output_contents[0], np.float32), [2, 3, 4, 5])
+
+
+def test_parameters_reach_the_model_and_come_back(client):
+    """Those of the client's own, of each type; what is reserved does not, and the model's come with the answer."""
+    result = client.infer("one", count(1), parameters={"text": "a", "flag": True, "number": 3}, timeout=60_000_000)
+
+    heard = result.get_response().parameters
+    assert '"text"' in heard["heard"].string_param
+    assert "timeout" not in heard["heard"].string_param
+    assert (heard["half"].double_param, heard["big"].uint64_param, heard["yes"].bool_param) == (0.5, 2**63, True)
+
+
+def test_classes(client):
+    """In place of a tensor, by their names."""
+    output = triton.InferRequestedOutput("Y", class_count=2)
+
+    result = client.infer("labelled", row(1, 5, 3, 0), outputs=[output])
+
+    assert result.as_numpy("Y").tolist() == [[b"6.000000:1:bee", b"4.000000:2:cat"]]
+
+
+def test_versions(client):
+    """The latest served version answers unless one is named."""
+    assert client.infer("versions", row(0, 0, 0, 0)).as_numpy("Y")[0, 0] == 3
+    assert client.infer("versions", row(0, 0, 0, 0), model_version="1").as_numpy("Y")[0, 0] == 1
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_compressed_requests(client, algorithm):
+    """As gRPC does it itself."""
+    result = client.infer("plus", row(1, 2, 3, 4), compression_algorithm=algorithm)
+
+    np.testing.assert_array_equal(result.as_numpy("Y"), [[2, 3, 4, 5]])
+
+
+def test_a_sequence_adds_up(client):
+    """What a model keeps of a sequence comes back with its next request, whatever names the sequence."""
+    one = [tensor("X", np.array([[1]], np.float32))]
+    for name in (7, 2**40):
+        client.infer("sums", one, sequence_id=name, sequence_start=True)
+        assert client.infer("sums", one, sequence_id=name).as_numpy("Y")[0, 0] == 2
+        assert client.infer("sums", one, sequence_id=name, sequence_end=True).as_numpy("Y")[0, 0] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "inputs", "status", "message"),
+    [
+        ("nobody", "", [("X", [[1, 2, 3, 4]], "FP32")], "INVALID_ARGUMENT", "Request for unknown model: 'nobody' is"),
+        ("plus", "7", [("X", [[1, 2, 3, 4]], "FP32")], "NOT_FOUND", "version 7 is not found"),
+        ("plus", "x", [("X", [[1, 2, 3, 4]], "FP32")], "INVALID_ARGUMENT", "specified version string 'x'"),
+        ("plus", "", [("Q", [[1, 2, 3, 4]], "FP32")], "INVALID_ARGUMENT", "'Q'"),
+        ("plus", "", [("X", [[1, 2, 3, 4]], "FP64")], "INVALID_ARGUMENT", "data-type is 'FP64', but model 'plus' exp"),
+        ("plus", "", [("X", [[1, 2, 3]], "FP32")], "INVALID_ARGUMENT", "unexpected shape for input 'X' for model"),
+        ("pick", "", [("I", [[7]], "INT64")], "INTERNAL", "ONNX Runtime failed while running model 'pick'"),
+        ("counter", "", [("N", [1], "INT32")], "UNIMPLEMENTED", "doesn't support models with decoupled transaction"),
+        ("sums", "", [("X", [[1]], "FP32")], "INVALID_ARGUMENT", "sums"),
+    ],
+)
+def test_errors_are_statuses_with_a_sentence(client, name, version, inputs, status, message):
+    """What is wrong comes back in Triton's words with gRPC's code; the next request is served."""
+    types = {"FP32": np.float32, "FP64": np.float64, "INT64": np.int64, "INT32": np.int32}
+    tensors = [tensor(key, np.array(data, types[kind])) for key, data, kind in inputs]
+
+    with pytest.raises(InferenceServerException) as raised:
+        client.infer(name, tensors, version)
+
+    assert message in raised.value.message()
+    assert raised.value.status() == f"StatusCode.{status}"
+    np.testing.assert_array_equal(client.infer("plus", row(1, 2, 3, 4)).as_numpy("Y"), [[2, 3, 4, 5]])
+
+
+def test_bytes_that_are_no_message_are_refused(server):
+    """By name of what they should have been."""
+    with grpc.insecure_channel(address(server)) as channel:
+        for method in ("ModelInfer", "ModelMetadata"):
+            with pytest.raises(grpc.RpcError) as raised:
+                channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"\xff\xff")
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert f"the request is no {method}Request message" in raised.value.details()
+
+
+def test_a_message_that_is_too_large_is_refused(client):
+    """At the limit that bodies have."""
+    with pytest.raises(InferenceServerException, match="larger than max") as raised:
+        client.infer("plus", [tensor("X", np.zeros((80_000, 4), np.float32))])
+    assert raised.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+
+
+# -- clients that leave ----------------------------------------------------------------------------------------------
+
+
+def waiting(server, model):
+    """Requests that wait in a model's queue."""
+    return server.metric("nv_inference_pending_request_count", model=model)
+
+
+def cancelled(server, model):
+    """Requests that were dropped because their clients had left."""
+    return server.metric("nv_inference_request_failure", model=model, reason="CANCELED")
+
+
+def test_requests_of_clients_that_left_are_not_executed(server, client):
+    """Whether a client cancels, its deadline comes, or its stream ends: its request is dropped while it waits."""
+    before, executed = cancelled(server, "fours"), client.get_inference_statistics("fours").model_stats[0]
+    with Stream(server) as stream:
+        call = client.async_infer("fours", row(1, 2, 3, 4), callback=lambda *_: None)
+        stream.ask("fours", row(1, 2, 3, 4))
+        eventually(lambda: waiting(server, "fours") == 2, "both to wait")
+        call.cancel()
+        stream.client.stop_stream(cancel_requests=True)
+        with pytest.raises(InferenceServerException) as raised:
+            client.infer("fours", row(1, 2, 3, 4), client_timeout=0.2)
+
+    assert raised.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+    eventually(lambda: cancelled(server, "fours") == before + 3, "all to be dropped")
+    after = client.get_inference_statistics("fours").model_stats[0]
+    assert after.execution_count == executed.execution_count
+
+
+def test_a_decoupled_model_hears_that_its_client_left(server, repository):
+    """And need not go on."""
+    with Stream(server) as stream:
+        stream.ask("counter", count(-4))
+        stream.responses(2)
+        stream.client.stop_stream(cancel_requests=True)
+
+    eventually((repository / "counter" / "left").exists, "the model to hear of it")
+
+
+# -- streams -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wants_end", [False, True])
+def test_responses_of_a_decoupled_model(server, wants_end):
+    """Each as it comes, none of them the last; the news of the end is a response of its own for who wants it."""
+    with Stream(server) as stream:
+        stream.ask("counter", count(3), request_id="r", enable_empty_final_response=wants_end)
+        responses = stream.responses(3 + wants_end)
+
+    assert elements(responses) == [0, 1, 2, None][: 3 + wants_end]
+    assert finals(responses) == [False, False, False, True][: 3 + wants_end]
+    assert {(each.id, each.model_name) for each in responses} == {("r", "counter")}
+
+
+@pytest.mark.parametrize(("model", "n", "element"), [("counter", -2, 0), ("one", 5, 5)])
+def test_a_last_response_says_so(server, model, n, element):
+    """Where the model sent it with the flag, or answers once; then no empty one follows."""
+    with Stream(server) as stream:
+        stream.ask(model, count(n), enable_empty_final_response=True)
+        responses = stream.responses(1)
+        stream.ask("plus", row(1, 2, 3, 4), request_id="next")
+        (following,) = stream.responses(1)
+
+    assert (elements(responses), finals(responses)) == ([element], [True])
+    assert following.id == "next"
+
+
+def test_responses_of_models_that_answer_once_keep_their_order(server):
+    """However long each takes; errors have their turn as well, by the id of their request."""
+    with Stream(server) as stream:
+        for number in range(4):
+            stream.ask("fours", row(number, 0, 0, 0), request_id=str(number))
+            stream.ask("plus", row(number, 0, 0, 0), request_id=f"p{number}")
+        stream.ask("nobody", row(0, 0, 0, 0), request_id="n")
+        came = [response.id for response in stream.responses(8)]
+        _, error = stream.next()
+
+    assert came == ["0", "p0", "1", "p1", "2", "p2", "3", "p3"]
+    assert "unknown model: 'nobody'" in error.message()
+
+
+def test_an_error_is_one_message_of_a_stream(server):
+    """The stream goes on."""
+    with Stream(server) as stream:
+        stream.ask("counter", count(-1), request_id="e")
+        _, error = stream.next()
+        assert "nothing to count" in error.message()
+        stream.ask("plus", [tensor("X", np.zeros((1, 3), np.float32))])
+        _, error = stream.next()
+        assert "unexpected shape for input 'X'" in error.message()
+        stream.ask("counter", count(1))
+        assert elements(stream.responses(1)) == [0]
+
+
+def test_an_error_is_the_status_of_a_stream_that_wants_it_so(server):
+    """By the metadata `triton_grpc_error`."""
+    with Stream(server, headers={"triton_grpc_error": "true"}) as stream:
+        stream.ask("counter", count(-1))
+        _, error = stream.next()
+
+    assert (error.status(), error.message()) == ("StatusCode.INVALID_ARGUMENT", "nothing to count")
+
+
+def test_a_stream_ends_when_its_requests_have_been_answered(bare):
+    """And not before, though the client has nothing more to say."""
+    ask = typed(fp32_contents=[1, 2, 3, 4])
+
+    answers = list(bare.ModelStreamInfer(iter([ask] * 20), timeout=PATIENCE))
+
+    assert len(answers) == 20
+    assert not any(answer.error_message for answer in answers)
+
+
+# -- everything else -----------------------------------------------------------------------------------------------
+
+
+def test_server_and_models_are_live_and_ready(client):
+    """Liveness and readiness of the server, of models and of versions; what is not there is not ready."""
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("plus")
+    assert client.is_model_ready("versions", "3")
+    assert not client.is_model_ready("versions", "2")
+    assert not client.is_model_ready("nobody")
+
+
+def test_health(server):
+    """The standard health service: of the server, of its one service, and of none that it knows."""
+    with grpc.insecure_channel(address(server)) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+        serving, unknown, service = b"\x08\x01", b"\x08\x03", b"inference.GRPCInferenceService"
+        assert check(b"") == serving
+        assert check(bytes((0x0A, len(service))) + service) == serving
+        with pytest.raises(grpc.RpcError) as raised:
+            check(b"\x0a\x01x")
+        assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+        for asked, told in ((b"", serving), (b"\x0a\x01x", unknown)):
+            watching = watch(asked)
+            assert next(watching) == told
+            watching.cancel()
+
+
+def test_metadata(client):
+    """Of the server, and of a model as a client sends its tensors."""
+    server = client.get_server_metadata()
+    assert (server.name, "statistics" in server.extensions) == ("mme", True)
+    plus = client.get_model_metadata("plus")
+    assert (plus.name, plus.platform, list(plus.versions)) == ("plus", "onnxruntime_onnx", ["1"])
+    assert [(each.name, each.datatype, list(each.shape)) for each in plus.inputs] == [("X", "FP32", [-1, 4])]
+    assert list(client.get_model_metadata("versions").versions) == ["1", "3"]
+
+
+def test_model_config(client):
+    """The configuration in effect, as the published message."""
+    config = client.get_model_config("fours").config
+
+    assert (config.name, config.backend, config.max_batch_size) == ("fours", "onnxruntime", 4)
+    assert config.dynamic_batching.max_queue_delay_microseconds == 2_000_000
+    assert [(each.name, each.data_type, list(each.dims)) for each in config.input] == [("X", 11, [4])]
+
+
+def test_statistics(client):
+    """Of one model, of all, and of nobody; requests over gRPC count like any others."""
+    before = client.get_inference_statistics("plus").model_stats[0]
+    client.infer("plus", row(1, 2, 3, 4))
+    after = client.get_inference_statistics("plus", "1").model_stats[0]
+
+    assert after.inference_stats.success.count == before.inference_stats.success.count + 1
+    assert {"plus", "types"} <= {each.name for each in client.get_inference_statistics().model_stats}
+    with pytest.raises(InferenceServerException, match="requested model 'nobody' is not available"):
+        client.get_inference_statistics("nobody")
+
+
+def test_the_repository(client, repository):
+    """Models are listed, loaded and unloaded; a configuration and files may come with a load."""
+    new = models.lay_out(repository / "new", models.plus(5), BATCHED)
+    states = {each.name: each.state for each in client.get_model_repository_index().models}
+    assert (states["plus"], states["new"]) == ("READY", "")
+    client.load_model("new")
+    assert client.infer("new", row(0, 0, 0, 0)).as_numpy("Y")[0, 0] == 5
+
+    client.load_model("new", config='{"max_batch_size": 2}')
+    assert client.get_model_config("new").config.max_batch_size == 2
+    config = '{"backend": "onnxruntime"}'
+    client.load_model("new", config=config, files={"file:1/model.onnx": models.plus(6)})
+    assert client.infer("new", row(0, 0, 0, 0)).as_numpy("Y")[0, 0] == 6
+
+    client.unload_model("new")
+    (new / "1" / "model.onnx").write_bytes(b"none")
+    with pytest.raises(InferenceServerException, match="load failed for model 'new'") as raised:
+        client.load_model("new")
+    assert raised.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def test_traces_go_nowhere_here(client):
+    """Settings are told; to change them needs somewhere to send traces."""
+    assert client.get_trace_settings(as_json=True)["settings"]["trace_level"] == {"value": ["OFF"]}
+    with pytest.raises(InferenceServerException, match="MME_TRACE_URL"):
+        client.update_trace_settings(settings={"trace_rate": "1"})
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        ("get_log_settings", (), "LogSettings: .*MME_LOG_LEVEL"),
+        ("get_system_shared_memory_status", (), "SystemSharedMemoryStatus: .*are not served"),
+        ("register_system_shared_memory", ("a", "b", 8), "SystemSharedMemoryRegister: "),
+        ("unregister_cuda_shared_memory", (), "CudaSharedMemoryUnregister: "),
+    ],
+)
+def test_what_is_not_served_says_so(client, method, arguments, message):
+    """By its name, and with what to do instead."""
+    with pytest.raises(InferenceServerException, match=message) as raised:
+        getattr(client, method)(*arguments)
+    assert raised.value.status() == "StatusCode.UNIMPLEMENTED"
+
+
+# -- the end -------------------------------------------------------------------------------------------------------
+
+
+def test_a_port_that_is_taken_ends_the_server(tmp_path, server, repository):
+    """With a sentence that names it, instead of being started again and again."""
+    environ = {"MME_MODEL_REPOSITORY": str(repository), "MME_GRPC_PORT": address(server).rpartition(":")[2]}
+    second = Server(tmp_path / "second", environ | {"MME_MODEL_CONTROL_MODE": "explicit"}, ready=False)
+
+    with pytest.raises((AssertionError, OSError)):
+        second.__enter__()
+
+    assert f"cannot listen to gRPC requests at {address(server)}" in second.log
+    assert "Traceback" not in second.log
