@@ -32,14 +32,14 @@ RUN pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
 # ---- what it depends on: a project without its packages is installed and taken off again ----
 FROM builder AS cpu-dependencies
 COPY setup.cfg pyproject.toml ./
-RUN pip install -c constraints.txt --no-build-isolation ".[onnx,otel]" \
+RUN pip install -c constraints.txt --no-build-isolation ".[onnx,grpc,otel]" \
  && pip uninstall --yes mme
 
 # CUDA and cuDNN come as wheels, in the versions that onnxruntime-gpu itself asks for: an nvidia/cuda base brings Ubuntu's
 # Python, libraries that nothing here calls, and a second opinion about the versions.
 FROM builder AS gpu-dependencies
 COPY setup.cfg pyproject.toml ./
-RUN pip install -c constraints.txt --no-build-isolation ".[onnx-gpu,otel]" \
+RUN pip install -c constraints.txt --no-build-isolation ".[onnx-gpu,grpc,otel]" \
  && pip uninstall --yes mme
 
 # ---- what both images say about themselves ----
