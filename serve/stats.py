@@ -161,27 +161,19 @@ class ModelStats:
         batch = self.batches.get(size)
         if batch is None:
             batch = self.batches[size] = BatchStats()
-        for duration, ns in (
-            (batch.compute_input, timings.compute_input),
-            (batch.compute_infer, timings.compute_infer),
-            (batch.compute_output, timings.compute_output),
-        ):
-            duration.count += 1
-            duration.ns += ns
+        batch.compute_input.add(timings.compute_input)
+        batch.compute_infer.add(timings.compute_infer)
+        batch.compute_output.add(timings.compute_output)
 
     def succeeded(self, requests: int, inferences: int, waited_ns: int, total_ns: int, timings: Timings) -> None:
         """`requests` of one execution succeeded; sums of their times in the queue and in all."""
         self.inference_count += inferences
         self.last_inference_ms = time.time_ns() // 1_000_000
-        for duration, ns in (
-            (self.success, total_ns),
-            (self.queue, waited_ns),
-            (self.compute_input, timings.compute_input * requests),
-            (self.compute_infer, timings.compute_infer * requests),
-            (self.compute_output, timings.compute_output * requests),
-        ):
-            duration.count += requests
-            duration.ns += ns
+        self.success.add(total_ns, requests)
+        self.queue.add(waited_ns, requests)
+        self.compute_input.add(timings.compute_input * requests, requests)
+        self.compute_infer.add(timings.compute_infer * requests, requests)
+        self.compute_output.add(timings.compute_output * requests, requests)
 
     def responded(self, place: int, outcome: Outcome, infer_ns: int, output_ns: int = 0) -> None:
         """One response of a decoupled model, the first of its request in place 0."""
