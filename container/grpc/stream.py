@@ -83,6 +83,9 @@ class Stream:
         engine: who answers.
         codec: who reads and writes messages.
         errors_as_status: whether an error is the end.
+
+    Attributes:
+        closed: whether nobody waits for responses any more.
     """
 
     def __init__(self, engine: Engine, codec: Codec, *, errors_as_status: bool) -> None:
@@ -97,6 +100,7 @@ class Stream:
         self._taken = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
         self._reads = True
+        self.closed = False
         self._end: MmeError | None = None  # the status of the stream, where it is not a good one
 
     # -- to the client ---------------------------------------------------------------------------------------------
@@ -116,7 +120,7 @@ class Stream:
             while self._parts:
                 part = self._parts.popleft()
                 await write(part)
-                self._unsent -= len(part)
+                self._unsent = max(self._unsent - len(part), 0)
                 self._taken.set()
             if self._end is not None:
                 raise self._end
@@ -156,6 +160,13 @@ class Stream:
         """End the stream with a status, behind what is to be sent already."""
         self._end = self._end or error
         self._changed.set()
+
+    def cut(self, error: MmeError) -> None:
+        """Give up a client that does not read: what it has not read is forgotten, and what it has asked for as well."""
+        self.close()
+        self._parts.clear()
+        self._unsent = 0
+        self.end(error)
 
     def over(self, call: Call) -> None:
         """A call has got its last response."""
@@ -213,6 +224,7 @@ class Stream:
 
     def close(self) -> None:
         """The stream is over, or its client has left: nobody waits for what is not answered."""
+        self.closed = True
         self.drain()
         for call in list(self._calls):
             if call.request is not None:
@@ -228,6 +240,7 @@ class Call:
         request: what was submitted, None until it is decoded.
         wanted: how the client wants its responses.
         id: the client's, "" until it is read.
+        model: name and version, of who answered once somebody did.
         ordered: whether it is answered once, in its turn; False for a decoupled model.
         answer: the one answer, once it is there.
     """
@@ -248,10 +261,11 @@ class Call:
         """One response of several."""
         if self._stream.overflows:
             _log.warning("a stream is cut off: its client has left more than %d bytes unread", _LIMIT)
-            request.cancel()
-            self._stream.end(MmeError(Kind.TOO_LARGE, "the client reads the responses of its stream too slowly"))
+            self._stream.cut(MmeError(Kind.TOO_LARGE, "the client reads the responses of its stream too slowly"))
+        if self._stream.closed:
             return
         self._last = response.final
+        self.model = (response.model_name, response.model_version)
         try:
             part = self._stream.codec.encode(response, self.wanted, response.final)
         except Exception as error:  # noqa: BLE001 - a response that can't be written ends this request and no other
@@ -262,6 +276,8 @@ class Call:
 
     def complete(self, _request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
         """The one response, the error, or the end of several responses."""
+        if self._stream.closed:
+            return
         if isinstance(result, MmeError):
             self.fail(result)
             return
@@ -278,5 +294,7 @@ class Call:
 
     def fail(self, error: MmeError) -> None:
         """Tell what went wrong, and no more of it."""
+        if self._stream.closed:
+            return
         self._stream.tell(self, error)
         self._stream.over(self)

@@ -565,6 +565,45 @@ def test_what_is_not_served_says_so(client, method, arguments, message):
 # -- the end -------------------------------------------------------------------------------------------------------
 
 
+def test_nobody_holds_a_model_any_more(server):
+    """Whatever became of the requests before, each has ended its lease, and no socket of theirs is left."""
+
+    def leases():
+        rows = server.ask("POST", "/v2/repository/index").json
+        return {row["name"]: row["cache"]["leases"] for row in rows if row.get("cache", {}).get("leases")}
+
+    eventually(lambda: not leases(), "the leases to end")
+    eventually(lambda: len(connections(server)) <= 2, "connections to end, but for those of the module's clients")
+
+
+def connections(server):
+    """To its port of gRPC."""
+    port = int(address(server).rpartition(":")[2])
+    return [each for each in server.worker.net_connections("tcp") if each.laddr.port == port and each.raddr]
+
+
+def test_a_server_that_goes_answers_and_ends_what_is_open(tmp_path, repository):
+    """Requests under way are answered, streams and watches end, and nobody waits longer than for that."""
+    environ = {"MME_MODEL_REPOSITORY": str(repository), "MME_GRPC_PORT": "0", "MME_LOAD_MODEL": "fours,plus"}
+    with (
+        Server(tmp_path / "server", environ | {"MME_PING_MODE": "ready"}) as server,
+        Stream(server) as stream,
+        grpc.insecure_channel(address(server)) as channel,
+    ):
+        watching = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
+        assert next(watching) == b"\x08\x01"
+        stream.ask("plus", row(1, 2, 3, 4))
+        stream.responses(1)
+        stream.ask("fours", row(1, 2, 3, 4), request_id="last")
+        eventually(lambda: waiting(server, "fours") == 1, "it to wait")
+
+        server.process.terminate()
+
+        assert stream.responses(1)[0].id == "last"
+        assert list(watching) == [b"\x08\x02"]
+        assert server.process.wait(PATIENCE) == 0
+
+
 def test_a_port_that_is_taken_ends_the_server(tmp_path, server, repository):
     """With a sentence that names it, instead of being started again and again."""
     environ = {"MME_MODEL_REPOSITORY": str(repository), "MME_GRPC_PORT": address(server).rpartition(":")[2]}
