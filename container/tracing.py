@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from container.exchange import Exchange
     from container.targets import Flavor, InferenceType
-    from serve.request import InferenceRequest, Timings
+    from serve.request import InferenceRequest, LoadReport, Timings
 
     Attributes = dict[str, AttributeValue]
 
@@ -77,15 +77,17 @@ class Trace:
         origin: what the client said of its trace, or None.
         began: `perf_counter_ns()` when it was read.
         last: its last response so far.
+        report: what its load cost, if it had to wait for one.
         responses: how many there were.
     """
 
-    __slots__ = ("began", "last", "origin", "responses")
+    __slots__ = ("began", "last", "origin", "report", "responses")
 
     def __init__(self, origin: Origin | None) -> None:
         self.origin = origin
         self.began = _now()
         self.last: InferenceResponse | None = None
+        self.report: LoadReport | None = None
         self.responses = 0
 
 
@@ -131,7 +133,8 @@ class Traced(Call):
     def _tell(self, request: InferenceRequest | None, error: MmeError | None) -> None:
         trace, self.trace = self.trace, None
         if trace is not None:
-            self.tracer.end(trace, self, request, error)
+            trace.report = self.report
+            self.tracer.end(trace, dict(_origin_attributes(self.exchange)), request, error)
 
 
 class _Ids(RandomIdGenerator):  # type: ignore[misc]  # where the library is not installed it has no type
@@ -205,16 +208,16 @@ class Tracer:
         """
         self.settings = self.settings.changed(wanted, self._first)
 
-    def end(self, trace: Trace, call: Call, request: InferenceRequest | None, error: MmeError | None) -> None:
-        """Make the spans of a call that is over."""
+    def end(self, trace: Trace, came: Attributes, request: InferenceRequest | None, error: MmeError | None) -> None:
+        """Make the spans of a request that is over; `came` tells by which way it came."""
         done = _now()
         epoch = time.time_ns() - done
-        span = self._root(trace, dict(_attributes(trace, call, request)), epoch)
+        span = self._root(trace, came | dict(_attributes(trace, request)), epoch)
         if error is not None:
             span.set_status(Status(StatusCode.ERROR, error.message))
             span.set_attribute("error.type", error.kind.name)
         if request is not None:
-            self._children(set_span_in_context(span), _phases(trace, call, request, done), epoch)
+            self._children(set_span_in_context(span), _phases(trace, request, done), epoch)
         span.end(epoch + done)
 
     def _root(self, trace: Trace, attributes: Attributes, epoch: int) -> Span:
@@ -239,15 +242,19 @@ class Tracer:
         self._provider.shutdown()
 
 
-def _attributes(trace: Trace, call: Call, request: InferenceRequest | None) -> Iterator[tuple[str, AttributeValue]]:
-    """What is known of a call, under OpenTelemetry's names and Triton's."""
-    headers = call.exchange.headers
-    yield "http.request.method", call.exchange.method
-    yield "url.path", call.exchange.target.partition(b"?")[0].decode("latin-1")
+def _origin_attributes(exchange: Exchange) -> Iterator[tuple[str, AttributeValue]]:
+    """By which way a request came over HTTP, under OpenTelemetry's names and SageMaker's."""
+    headers = exchange.headers
+    yield "http.request.method", exchange.method
+    yield "url.path", exchange.target.partition(b"?")[0].decode("latin-1")
     if TARGET_MODEL in headers:
         yield "aws.sagemaker.target_model", headers[TARGET_MODEL]
     if INFERENCE_ID in headers:
         yield "aws.sagemaker.inference_id", headers[INFERENCE_ID]
+
+
+def _attributes(trace: Trace, request: InferenceRequest | None) -> Iterator[tuple[str, AttributeValue]]:
+    """What is known of a request, under Triton's names."""
     if trace.last is not None:
         yield "triton.model_name", trace.last.model_name
         yield "triton.model_version", trace.last.model_version
@@ -256,13 +263,13 @@ def _attributes(trace: Trace, call: Call, request: InferenceRequest | None) -> I
         yield "triton.request_id", request.id
 
 
-def _phases(trace: Trace, call: Call, request: InferenceRequest, done: int) -> Iterator[Phase]:
+def _phases(trace: Trace, request: InferenceRequest, done: int) -> Iterator[Phase]:
     """What a request went through: name, begin and end, attributes."""
-    if call.report is not None:
+    if trace.report is not None:
         cost: Attributes = {
-            "mme.download_ms": call.report.download / 1e6,
-            "mme.load_ms": call.report.load / 1e6,
-            "mme.evicted": list(call.report.evicted),
+            "mme.download_ms": trace.report.download / 1e6,
+            "mme.load_ms": trace.report.load / 1e6,
+            "mme.evicted": list(trace.report.evicted),
         }
         yield Phase("load", trace.began, request.arrival_ns or done, cost)
     timings = trace.last.timings if trace.last is not None else None

@@ -15,6 +15,7 @@ from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import Decoder
 from container.grpc.encode import Encoder
 from container.grpc.messages import parsed
+from container.grpc.traces import Following, headers_of
 from container.targets import parse_version
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from container.grpc.decode import Wanted
+    from container.tracing import Tracer
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
-    from serve.request import Completion, InferenceRequest, InferenceResponse
+    from serve.request import Completion, InferenceRequest, InferenceResponse, LoadReport
 
 
 class Codec:
@@ -67,43 +69,62 @@ class Inference:
     Args:
         engine: who answers.
         codec: who reads and writes messages.
+        tracer: what traces requests, None where traces go nowhere.
     """
 
-    def __init__(self, engine: Engine, codec: Codec) -> None:
+    def __init__(self, engine: Engine, codec: Codec, tracer: Tracer | None) -> None:
         self._engine = engine
         self._codec = codec
+        self._tracer = tracer
 
-    async def infer(self, data: bytes, _context: Any) -> bytes:
+    async def infer(self, data: bytes, context: Any) -> bytes:
         """One request; a client that leaves, or whose deadline has come, cancels it.
 
         Raises:
             MmeError: why there is no response.
         """
+        if self._tracer is None:
+            return await self._answer(data, None)
+        following = Following(self._tracer, headers_of(context), "ModelInfer")
+        try:
+            return await self._answer(data, following)
+        except asyncio.CancelledError:
+            following.over(MmeError(Kind.CANCELLED, "the client left"))
+            raise
+        except MmeError as error:
+            following.over(error)
+            raise
+
+    async def _answer(self, data: bytes, following: Following | None) -> bytes:
         message = parsed(pb.ModelInferRequest, data)
         name, version = self._codec.target(message)
         call = _UnaryCall(self._codec.encode)
         request, call.wanted = self._codec.decode(message, call.complete)
+        if following is not None:
+            following.follow(request)
         try:
-            await self._submit(name, version, request)
+            report = await self._submit(name, version, request)
+            if report is not None and following is not None:
+                following.loaded(report)
             return await call.answer
         except asyncio.CancelledError:
             request.cancel()
             raise
 
-    async def _submit(self, name: str, version: int | None, request: InferenceRequest) -> None:
+    async def _submit(self, name: str, version: int | None, request: InferenceRequest) -> LoadReport | None:
         def make(config: ModelConfig) -> InferenceRequest:
             _refuse_decoupled(config)
             return request
 
         try:
             if self._engine.submit(name, version, request):
-                return
+                return None
         except MmeError as error:
             if error.kind is Kind.INVALID_ARGUMENT:
                 async with self._engine.leased(name, version) as model:
                     _refuse_decoupled(model.config)
             raise
-        await self._engine.submit_made(name, version, make)
+        return await self._engine.submit_made(name, version, make)
 
 
 class _UnaryCall:

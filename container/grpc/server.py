@@ -45,11 +45,11 @@ class GrpcServer:
         self._draining = asyncio.Event()
         self._server = grpc.aio.server(options=_options(settings.max_body_bytes))
         codec = Codec(service.engine)
-        self._streams = Streams(service.engine, codec)
+        self._streams = Streams(service.engine, codec, service.tracer)
         methods = Methods(service, self._draining)
         inference = {
             **{name: _unary(method) for name, method in methods.by_name().items()},
-            "ModelInfer": _unary(Inference(service.engine, codec).infer),
+            "ModelInfer": _unary(Inference(service.engine, codec, service.tracer).infer),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_guarded(self._streams.serve)),
         }
         health = {

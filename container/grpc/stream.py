@@ -22,19 +22,21 @@ from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import PLAIN
 from container.grpc.encode import error_in_stream, final_response, in_stream
 from container.grpc.messages import parsed
+from container.grpc.traces import Following, headers_of
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from container.grpc.infer import Codec
+    from container.tracing import Tracer
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
     from serve.request import InferenceRequest, InferenceResponse
 
 _log = logging.getLogger("mme.grpc")
 
-_ERRORS_AS_STATUS = ("triton_grpc_error", "true")
+_ERRORS_AS_STATUS = "triton_grpc_error"
 _PAUSE = 1 << 20  # bytes not yet taken by the client at which its next request has to wait
 _LIMIT = 64 << 20  # and at which it reads a decoupled model's responses too slowly
 
@@ -45,11 +47,13 @@ class Streams:
     Args:
         engine: who answers.
         codec: who reads and writes messages.
+        tracer: what traces requests, None where traces go nowhere.
     """
 
-    def __init__(self, engine: Engine, codec: Codec) -> None:
+    def __init__(self, engine: Engine, codec: Codec, tracer: Tracer | None) -> None:
         self._engine = engine
         self._codec = codec
+        self._tracer = tracer
         self._open: set[Stream] = set()
 
     async def serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
@@ -58,7 +62,7 @@ class Streams:
         Raises:
             MmeError: the status that ends it, where that is not a good one.
         """
-        stream = Stream(self._engine, self._codec, errors_as_status=_ERRORS_AS_STATUS in _metadata(context))
+        stream = Stream(self._engine, self._codec, self._tracer, headers_of(context))
         self._open.add(stream)
         try:
             await stream.serve(requests, context.write)
@@ -72,26 +76,25 @@ class Streams:
             stream.drain()
 
 
-def _metadata(context: Any) -> set[tuple[str, str]]:
-    return {(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-
-
 class Stream:
     """One stream.
 
     Args:
         engine: who answers.
         codec: who reads and writes messages.
-        errors_as_status: whether an error is the end.
+        tracer: what traces requests, None where traces go nowhere.
+        headers: the metadata of the stream.
 
     Attributes:
         closed: whether nobody waits for responses any more.
     """
 
-    def __init__(self, engine: Engine, codec: Codec, *, errors_as_status: bool) -> None:
+    def __init__(self, engine: Engine, codec: Codec, tracer: Tracer | None, headers: dict[str, str]) -> None:
         self._engine = engine
         self.codec = codec
-        self._errors_as_status = errors_as_status
+        self._tracer = tracer
+        self._headers = headers
+        self._errors_as_status = headers.get(_ERRORS_AS_STATUS) == "true"
         self._calls: set[Call] = set()
         self._order: deque[Call] = deque()  # of calls that are answered once, those whose responses are not out yet
         self._parts: deque[bytes] = deque()
@@ -188,7 +191,7 @@ class Stream:
 
     async def _take(self, data: bytes) -> None:
         """Submit one request."""
-        call = Call(self)
+        call = Call(self, Following(self._tracer, self._headers, "ModelStreamInfer"))
         self._calls.add(call)
         self._order.append(call)
         try:
@@ -205,6 +208,7 @@ class Stream:
         name, version = self.codec.target(message)
         request, call.wanted = self.codec.decode(message, call.complete)
         request.on_response = call.respond
+        call.following.follow(request)
         call.request = request
 
         def make(config: ModelConfig) -> InferenceRequest:
@@ -215,7 +219,7 @@ class Stream:
                 self.write_in_order()
             return request
 
-        await self._engine.submit_made(name, version, make)
+        call.following.loaded(await self._engine.submit_made(name, version, make))
 
     def drain(self) -> None:
         """Take no more requests; the end comes when all are answered."""
@@ -229,6 +233,7 @@ class Stream:
         for call in list(self._calls):
             if call.request is not None:
                 call.request.cancel()
+            call.following.over(MmeError(Kind.CANCELLED, "the client left"))
         self._calls.clear()
         self._order.clear()
 
@@ -237,6 +242,7 @@ class Call:
     """One request of a stream.
 
     Attributes:
+        following: its trace.
         request: what was submitted, None until it is decoded.
         wanted: how the client wants its responses.
         id: the client's, "" until it is read.
@@ -245,10 +251,11 @@ class Call:
         answer: the one answer, once it is there.
     """
 
-    __slots__ = ("_last", "_stream", "answer", "id", "model", "ordered", "request", "wanted")
+    __slots__ = ("_last", "_stream", "answer", "following", "id", "model", "ordered", "request", "wanted")
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, following: Following) -> None:
         self._stream = stream
+        self.following = following
         self._last = False
         self.request: InferenceRequest | None = None
         self.wanted = PLAIN
@@ -298,3 +305,4 @@ class Call:
             return
         self._stream.tell(self, error)
         self._stream.over(self)
+        self.following.over(error)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import queue
+import re
 import threading
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import pytest
+import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from tests.contract.models import ONE, lay_out, pack, plus, y
-from tests.contract.server import Server, eventually
+from tests.contract.server import PATIENCE, Server, eventually
 
 trace_service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 
@@ -128,6 +132,7 @@ def server(collector, tmp_path_factory):
         "MME_TRACE_URL": collector.url,
         "MME_TRACE_RATE": "2",
         "MME_ENDPOINT_NAME": "traced-endpoint",
+        "MME_GRPC_PORT": "0",
         "OTEL_BSP_SCHEDULE_DELAY": "50",
     }
     with Server(folder / "server", environ) as server:
@@ -270,3 +275,45 @@ def test_the_last_spans_are_sent_when_the_server_ends(serve, tmp_path):
         assert server.stop() == 0
         assert {span.name for span in collector.spans} == {"infer", "load", *PARTS}
         assert collector.services == {"mme"}
+
+
+@pytest.fixture
+def grpc_client(server):
+    """Triton's client of the other protocol."""
+    port = re.search(r"gRPC listening at port ([0-9]+)", server.log)[1]
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        yield client
+
+
+def test_a_request_over_grpc_is_a_span_as_well(collector, grpc_client):
+    """Its metadata say whose trace it is; an error is the span's, also before anything was submitted."""
+    trace_id, parent = "a1" * 16, "8" * 16
+    x = tritonclient.grpc.InferInput("X", [1, 4], "FP32").set_data_from_numpy(np.zeros((1, 4), np.float32))
+    headers = {"traceparent": f"00-{trace_id}-{parent}-01"}
+
+    grpc_client.infer("plus.tar.gz", [x], request_id="mine", headers=headers)
+
+    root, *parts = collector.trace(trace_id)
+    assert [span.name for span in parts][-4:] == PARTS
+    told = attributes(root)
+    assert (told["rpc.system"], told["rpc.method"], told["triton.request_id"]) == ("grpc", "ModelInfer", "mine")
+    assert root.parent_span_id.hex() == parent
+    with pytest.raises(InferenceServerException):
+        grpc_client.infer("nobody", [x], headers={"traceparent": f"00-{'a3' * 16}-{parent}-01"})
+    (root,) = collector.trace("a3" * 16)
+    assert attributes(root)["error.type"] == "UNKNOWN_MODEL"
+
+
+def test_each_request_of_a_stream_is_a_span(collector, grpc_client):
+    """With all its responses."""
+    n = tritonclient.grpc.InferInput("N", [1], "INT32").set_data_from_numpy(np.zeros(1, np.int32))
+    trace_id = "a2" * 16
+    came = queue.Queue()
+    headers = {"traceparent": f"00-{trace_id}-{'5' * 16}-01"}
+    grpc_client.start_stream(lambda result, error: came.put((result, error)), headers=headers)
+    grpc_client.async_stream_infer("count.tar.gz", [n])
+    assert [came.get(timeout=PATIENCE)[1] for _ in range(3)] == [None] * 3
+    grpc_client.stop_stream()
+
+    told = attributes(collector.trace(trace_id)[0])
+    assert (told["rpc.method"], told["mme.responses"]) == ("ModelStreamInfer", 3)
