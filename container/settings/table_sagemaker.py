@@ -23,18 +23,6 @@ _THREADS = v.integer(1, 1024)
 _TIMEOUT = v.seconds(0.1, 3600)
 
 
-def _refuse(why: str) -> Parser:
-    """A parser for what cannot be honoured at all."""
-
-    def parse(text: str) -> str:
-        if text == "\0":
-            msg = "nothing"
-            raise ValueError(msg)
-        raise v.Refused(why)
-
-    return parse
-
-
 def _inference_type(text: str) -> InferenceType:
     """One of Triton's three; a wrong one is refused in its words."""
     allowed = ", ".join(inference_type.value for inference_type in InferenceType)
