@@ -9,14 +9,9 @@ on. VERBOSE is off unless set; Triton's own default is on, and floods CloudWatch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from container.settings import values as v
 from container.settings.values import Variable
 from container.targets import InferenceType
-
-if TYPE_CHECKING:
-    from container.settings.values import Parser
 
 _PORT = v.integer(0, 65535)
 _THREADS = v.integer(1, 1024)
