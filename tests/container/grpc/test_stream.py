@@ -1,0 +1,53 @@
+"""A stream whose client does not read; everything else of streams is tested by a real client."""
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from container.grpc import stream as module
+from container.grpc.encode import Encoder
+from container.grpc.stream import Call, Stream
+from container.grpc.traces import Following
+from model_handlers.errors import Kind, MmeError
+from model_handlers.tensor import FP32
+from serve.request import InferenceRequest, InferenceResponse, Layout
+
+
+async def no_requests():
+    """What a client sends that waits."""
+    await asyncio.Event().wait()
+    yield b""
+
+
+def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
+    """Once it has left too much: its request is cancelled, what it has not read is forgotten, and that is the status."""
+    monkeypatch.setattr(module, "_LIMIT", 10_000)
+    taken = []
+
+    async def run():
+        codec = SimpleNamespace(encode=lambda response, _wanted, final: Encoder().encode(response, final))
+        stream, reading = Stream(None, codec, None, {}), asyncio.Event()
+
+        async def write(part):
+            taken.append(part)
+            await reading.wait()
+
+        serving = asyncio.create_task(stream.serve(no_requests(), write))
+        call = Call(stream, Following(None, {}, "ModelStreamInfer"))
+        request = call.request = InferenceRequest(Layout((), ()), [], call.complete)
+        stream._calls.add(call)
+        for _ in range(20):
+            call.respond(request, InferenceResponse("m", "1", [("Y", FP32, np.zeros(1000, np.float32))]))
+            await asyncio.sleep(0)
+        call.complete(request, None)
+        assert stream.closed
+        assert request.cancelled
+        reading.set()
+        await serving
+
+    with pytest.raises(MmeError, match="reads the responses of its stream too slowly") as raised:
+        asyncio.run(run())
+    assert raised.value.kind is Kind.TOO_LARGE
+    assert len(taken) == 1
