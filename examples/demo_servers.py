@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -55,7 +55,8 @@ def s3_server() -> Iterator[str]:
 def upload(archives: Sequence[Path], s3_url: str, console: Console) -> None:
     """Put the archives below the demo's prefix, with a bar per byte."""
     s3 = boto3.client("s3", endpoint_url=s3_url, **CREDENTIALS)
-    s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+    with suppress(s3.exceptions.BucketAlreadyOwnedByYou):  # servers of one process share what they hold
+        s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
     columns = (TextColumn("{task.description:24s}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("upload", total=sum(path.stat().st_size for path in archives))

@@ -19,9 +19,12 @@ from model_handlers.isolation.questions import WRITER
 from model_handlers.isolation.start import start_isolated
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fork_server():
-    """It and the threads of all channels live as long as the process that serves: they are no leak of a test."""
+    """It and the threads of all channels live as long as the process that serves: they are no leak of a test.
+
+    Of each module: the tests of others, which may run in between, stop it.
+    """
     FORKS.ensure_running()
     ours, theirs = socket.socketpair()
     with theirs:
