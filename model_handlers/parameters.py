@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import invalid_model
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from model_handlers.config import ModelConfig
     from model_handlers.errors import MmeError
@@ -42,8 +42,15 @@ def integer(config: ModelConfig, key: str, default: int, allowed: range) -> int:
     return value
 
 
-def number(config: ModelConfig, key: str, default: float) -> float:
-    """A finite number."""
+def number(
+    config: ModelConfig,
+    key: str,
+    default: float,
+    *,
+    allowed: Callable[[float], bool] = math.isfinite,
+    expected: str = "a number",
+) -> float:
+    """A number, a finite one unless something else is allowed."""
     text = config.parameters.get(key)
     if text is None:
         return default
@@ -51,8 +58,8 @@ def number(config: ModelConfig, key: str, default: float) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise _wrong(config, key, "a number")
+    if not allowed(value):
+        raise _wrong(config, key, expected)
     return value
 
 

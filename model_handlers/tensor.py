@@ -75,6 +75,8 @@ BY_NAME = {data_type.name: data_type for data_type in DATA_TYPES}
 BY_NUMBER = {data_type.number: data_type for data_type in DATA_TYPES}
 # BF16 shares its dtype with UINT16, so an array alone says UINT16; the spec of the tensor tells them apart.
 BY_DTYPE = {data_type.dtype: data_type for data_type in DATA_TYPES if data_type is not BF16}
+# As numpy calls its types and frameworks of tensors call theirs: "float32".
+BY_DTYPE_NAME = {row.dtype.name: row for row in DATA_TYPES if row not in (BYTES, BF16)} | {"bfloat16": BF16}
 
 
 @dataclass(frozen=True, slots=True)

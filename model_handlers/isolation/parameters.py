@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.base import Placement
 from model_handlers.errors import invalid_model
+from model_handlers.parameters import number
 
 if TYPE_CHECKING:
     from model_handlers.base import Handler
@@ -66,15 +67,6 @@ class Deadlines:
 
 
 def _seconds(config: ModelConfig, key: str, default: float) -> float:
-    text = config.parameters.get(key)
-    if text is None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (0 < value < math.inf):
-        raise invalid_model(
-            f"model '{config.name}': parameter '{key}' must be a positive number of seconds, got '{text}'"
-        )
-    return value
+    return number(
+        config, key, default, allowed=lambda value: 0 < value < math.inf, expected="a positive number of seconds"
+    )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model_handlers.python.pb_errors import TritonModelException
-from model_handlers.tensor import BF16, BY_DTYPE, BYTES, UINT16
+from model_handlers.tensor import BF16, BY_DTYPE, BY_DTYPE_NAME, BYTES, UINT16
 
 if TYPE_CHECKING:
     from model_handlers.tensor import Array, DataType
@@ -241,14 +241,10 @@ def _carried(name: str, array: Any) -> tuple[DataType, Array]:
 
 def _data_type_of(name: str, dtype: str) -> DataType:
     """The protocol's type for another framework's name of a dtype."""
-    if dtype == "bfloat16":
-        return BF16
-    try:
-        return BY_DTYPE[np.dtype(dtype)]
-    except (TypeError, KeyError):
-        raise TritonModelException(
-            f"tensor '{name}' has dtype {dtype}, which no data type of the protocol carries"
-        ) from None
+    data_type = BY_DTYPE_NAME.get(dtype)
+    if data_type is None:
+        raise TritonModelException(f"tensor '{name}' has dtype {dtype}, which no data type of the protocol carries")
+    return data_type
 
 
 def _retyped(address: int, old: int, new: int) -> bool:

@@ -11,34 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from model_handlers.tensor import BF16, BY_NAME, BYTES, DataType
+from model_handlers.tensor import BF16, BY_DTYPE_NAME, BYTES, DataType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from model_handlers.tensor import Array, TensorSpec
 
-# By the names of torch's types, so that the table needs no framework.
-_TYPES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
-    "bfloat16": "BF16",
-}
-
 
 def data_type(dtype: Any) -> DataType | None:
-    """The protocol's type for one of torch's, None where it has none."""
-    return BY_NAME.get(_TYPES.get(str(dtype).removeprefix("torch."), ""))
+    """The protocol's type for one of torch's, None where it has none. By its name, which needs no framework."""
+    return BY_DTYPE_NAME.get(str(dtype).removeprefix("torch."))
 
 
 def to_tensor(torch: Any, array: Array, spec: TensorSpec, device: Any) -> Any:

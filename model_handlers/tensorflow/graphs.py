@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.completion import given_to
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.sequence_config import all_outputs
-from model_handlers.tensor import BY_NAME
+from model_handlers.tensor import BY_DTYPE_NAME, BYTES, FP16
 from model_handlers.tensorflow.options import SIGNATURE, TAG, signature_key, tag
 from model_handlers.tensorflow.runtime import tensorflow, translated
 
@@ -23,23 +23,7 @@ if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import TensorSpec
 
-_TYPES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "half": "FP16",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
-    "bfloat16": "BF16",
-    "string": "BYTES",
-}
+_TYPES = {**BY_DTYPE_NAME, "half": FP16, "string": BYTES}
 _INTERNAL = "__saved_model"  # a signature whose name begins so is nobody's to call
 
 
@@ -199,4 +183,4 @@ def _tensor(config: ModelConfig, name: str, type_name: str, dims: list[int | Non
         shape = (-1, *inner) if config.max_batch_size > 0 else tuple(inner)
     else:
         shape = tuple(-1 if dim is None else dim for dim in dims)
-    return name, BY_NAME[_TYPES[type_name]], shape
+    return name, _TYPES[type_name], shape

@@ -23,7 +23,7 @@ from model_handlers.errors import MmeError, invalid_model, out_of_memory
 from model_handlers.parameters import integer, switch
 from model_handlers.threads import default_threads
 from model_handlers.trees.files import FileKind, checkpoint_version, kind_of, lightgbm_version, xgboost_version
-from model_handlers.trees.libraries import has, library, words
+from model_handlers.trees.libraries import has, imported, words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +77,7 @@ def open_forest(config: ModelConfig, model_file: Path) -> Forest:
     """
     kind = kind_of(config, model_file)
     name = library_of(kind)
-    library(name)
+    imported(name)
     try:
         if name == "xgboost":
             return XgboostForest(config, model_file, kind)
@@ -105,7 +105,7 @@ class XgboostForest:
     explains = True
 
     def __init__(self, config: ModelConfig, model_file: Path, kind: FileKind) -> None:
-        xgboost = library("xgboost")
+        xgboost = imported("xgboost")
         wrote = xgboost_version(kind, model_file)
         if kind is FileKind.XGBOOST_UBJ and not wrote:  # which XGBoost might read for ever
             raise _incomplete(config, model_file, "XGBoost in UBJSON: its last bytes are the version")
@@ -157,7 +157,7 @@ class LightgbmForest:
             )
         self._threads = threads_of(config, model_file)
         text = _trees_text(config, model_file)
-        self._booster = library("lightgbm").Booster(model_str=text)
+        self._booster = imported("lightgbm").Booster(model_str=text)
         self.features = self._booster.num_feature()
         self.binary = "\nobjective=binary" in text.partition("\nTree=0")[0]
         self.columns = self.scores(np.zeros((1, self.features), np.float32)).shape[1]
@@ -180,7 +180,7 @@ class TreeliteForest:
     labels = False
 
     def __init__(self, config: ModelConfig, model_file: Path, kind: FileKind) -> None:
-        treelite = library("treelite")
+        treelite = imported("treelite")
         self._predict = treelite.gtil.predict
         self._threads = threads_of(config, model_file)
         self._model = _read_by_treelite(treelite, config, model_file, kind)

@@ -17,7 +17,7 @@ from model_handlers.parameters import warn_of_unknown
 from model_handlers.tensor import FP32
 from model_handlers.trees.files import kind_of
 from model_handlers.trees.forests import library_of, open_forest
-from model_handlers.trees.libraries import library, words
+from model_handlers.trees.libraries import imported, words
 from model_handlers.trees.outcome import outcome_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class TreesHandler(Handler):
     @classmethod
     def prepare(cls, config: ModelConfig, model_file: Path) -> None:
         """Import the library that the file needs."""
-        library(library_of(kind_of(config, model_file)))
+        imported(library_of(kind_of(config, model_file)))
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:

@@ -26,7 +26,7 @@ def has(library: str) -> bool:
 
 
 @functools.cache
-def library(name: str) -> Any:
+def imported(name: str) -> Any:
     """The library of that name, imported when the first model needs it.
 
     Raises:

@@ -370,10 +370,10 @@ def test_a_library_that_is_missing_is_told_with_its_extra(monkeypatch, trained):
     """Where none of the libraries is installed the sentence says what to install."""
     monkeypatch.setattr(forests, "has", lambda _: False)
     monkeypatch.setitem(sys.modules, "treelite", None)
-    libraries.library.cache_clear()
+    libraries.imported.cache_clear()
     with pytest.raises(MmeError) as caught:
         TreesHandler.prepare(ModelConfig("m", "fil"), trained[0]["binary.json"])
 
     assert caught.value.kind is Kind.UNSUPPORTED
     assert "needs treelite, which is not installed; run `pip install 'mme[trees]'`" in caught.value.message
-    libraries.library.cache_clear()
+    libraries.imported.cache_clear()
