@@ -85,21 +85,6 @@ class TritonPythonModel:
             for request in requests
         ]
 """
-VALUES = {
-    "BOOL": np.array([[True, False], [False, True]]),
-    "UINT8": np.array([[0, 255], [1, 2]], np.uint8),
-    "UINT16": np.array([[0, 65535], [1, 2]], np.uint16),
-    "UINT32": np.array([[0, 2**32 - 1], [1, 2]], np.uint32),
-    "UINT64": np.array([[0, 2**64 - 1], [1, 2]], np.uint64),
-    "INT8": np.array([[-128, 127], [1, 2]], np.int8),
-    "INT16": np.array([[-(2**15), 2**15 - 1], [1, 2]], np.int16),
-    "INT32": np.array([[-(2**31), 2**31 - 1], [1, 2]], np.int32),
-    "INT64": np.array([[-(2**63), 2**63 - 1], [1, 2]], np.int64),
-    "FP16": np.array([[0.5, -65504], [1, 2]], np.float16),
-    "FP32": np.array([[0.1, -3e38], [1, 2]], np.float32),
-    "FP64": np.array([[0.1, -1e308], [1, 2]], np.float64),
-    "BYTES": np.array([["grüße", ""], ["b", "☃" * 100]], np.object_),
-}
 
 
 @pytest.fixture(scope="module")
@@ -240,9 +225,9 @@ def test_infer(client):
 
 def test_every_data_type(client):
     """Every data type survives the way there and back, to its limits, BYTES and FP16 included."""
-    result = client.infer("types", [tensor(f"IN_{name}", values, name) for name, values in VALUES.items()])
+    result = client.infer("types", [tensor(f"IN_{name}", values, name) for name, values in models.VALUES.items()])
 
-    for name, sent in VALUES.items():
+    for name, sent in models.VALUES.items():
         came = result.as_numpy(f"OUT_{name}")
         if name == "BYTES":
             came = np.vectorize(bytes.decode, otypes="O")(came)

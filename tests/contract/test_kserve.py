@@ -147,21 +147,7 @@ def test_infer(client, binary_in, binary_out):
     assert ("parameters" in response["outputs"][0]) == binary_out
 
 
-VALUES = {
-    "BOOL": np.array([[True, False], [False, True]]),
-    "UINT8": np.array([[0, 255], [1, 2]], np.uint8),
-    "UINT16": np.array([[0, 65535], [1, 2]], np.uint16),
-    "UINT32": np.array([[0, 2**32 - 1], [1, 2]], np.uint32),
-    "UINT64": np.array([[0, 2**63 - 1], [1, 2]], np.uint64),
-    "INT8": np.array([[-128, 127], [1, 2]], np.int8),
-    "INT16": np.array([[-(2**15), 2**15 - 1], [1, 2]], np.int16),
-    "INT32": np.array([[-(2**31), 2**31 - 1], [1, 2]], np.int32),
-    "INT64": np.array([[-(2**63), 2**63 - 1], [1, 2]], np.int64),
-    "FP16": np.array([[0.5, -65504], [1, 2]], np.float16),
-    "FP32": np.array([[0.1, -3e38], [1, 2]], np.float32),
-    "FP64": np.array([[0.1, -1e308], [1, 2]], np.float64),
-    "BYTES": np.array([["grüße", ""], ["b", "☃" * 100]], np.object_),
-}
+VALUES = {**models.VALUES, "UINT64": np.array([[0, 2**63 - 1], [1, 2]], np.uint64)}
 
 
 def types_request(*, binary):

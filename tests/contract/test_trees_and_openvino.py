@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
+from tests.contract.rows import ROWS, assert_each_gets_its_own, infer
 from tests.contract.server import Server
 from tests.frameworks import framework
 
@@ -14,7 +13,6 @@ xgboost = framework("xgboost")
 openvino = framework("openvino")
 ops = framework("openvino.opset13")
 
-ROWS = np.random.default_rng(5).normal(size=(12, 3)).astype(np.float32)
 TREES = 'backend: "fil" max_batch_size: 6 dynamic_batching { max_queue_delay_microseconds: 20000 }'
 NAMES = {"trees": ("input__0", "output__0"), "layer": ("x", "y")}
 
@@ -47,28 +45,12 @@ def server(tmp_path_factory, expected):
         yield server
 
 
-def infer(server, model, rows):
-    """The model's answer to rows, or the error."""
-    name, output = NAMES[model]
-    tensor = {"name": name, "shape": rows.shape, "datatype": "FP32", "data": rows.ravel().tolist()}
-    answer = server.ask("POST", f"/v2/models/{model}/infer", {"inputs": [tensor]})
-    if answer.status != 200:
-        return answer.error
-    (found,) = answer.json["outputs"]
-    assert found["name"] == output
-    return np.reshape(found["data"], found["shape"])
-
-
 @pytest.mark.parametrize("model", NAMES)
 def test_clients_of_any_size_get_their_own_rows(server, expected, model):
     """Requests of one row and of several, at the same time, are answered as the library answers each of them."""
     cuts = [(0, 1), (1, 3), (3, 4), (4, 8), (8, 12), (0, 4)]
 
-    with ThreadPoolExecutor(len(cuts)) as pool:
-        found = list(pool.map(lambda cut: infer(server, model, ROWS[slice(*cut)]), cuts))
-
-    for cut, answer in zip(cuts, found, strict=True):
-        np.testing.assert_allclose(answer, expected[model][slice(*cut)], rtol=1e-4, atol=1e-5)
+    assert_each_gets_its_own(server, model, NAMES[model], cuts, expected[model])
 
 
 def test_a_library_is_not_counted_as_its_first_models(server):
@@ -85,11 +67,11 @@ def test_a_model_is_unloaded_and_loaded_again(server, expected, model):
 
     assert server.ask("POST", f"/v2/repository/models/{model}/load", {}).status == 200
     assert server.metric("mme_model_memory_bytes", model=model, kind="host") > 0
-    np.testing.assert_allclose(infer(server, model, ROWS[:2]), expected[model][:2], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(infer(server, model, NAMES[model], ROWS[:2]), expected[model][:2], rtol=1e-4, atol=1e-5)
 
 
 def test_the_wrong_number_of_features_is_the_clients_error(server):
     """A row of another width is refused with both shapes."""
-    error = infer(server, "trees", np.ones((1, 4), np.float32))
+    error = infer(server, "trees", NAMES["trees"], np.ones((1, 4), np.float32))
 
     assert "unexpected shape for input 'input__0' for model 'trees'. Expected [-1,3], got [1,4]" in error

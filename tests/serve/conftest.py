@@ -368,3 +368,21 @@ def _write_onnx():
 @pytest.fixture(name="write_repository_model", scope="session")
 def _write_repository_model():
     return write_repository_model
+
+
+@pytest.fixture
+def repository(tmp_path, write_repository_model):
+    """A repository with the models a, b and c, of one version each."""
+    for name in "abc":
+        write_repository_model(tmp_path / "models" / name)
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def store(tmp_path, targz_bytes, write_repository_model):
+    """A local store with a.tar.gz and b.tar.gz."""
+    (tmp_path / "store").mkdir()
+    for name in "ab":
+        content = (write_repository_model(tmp_path / "packed" / name) / "1" / "model.onnx").read_bytes()
+        (tmp_path / "store" / f"{name}.tar.gz").write_bytes(targz_bytes(("1/model.onnx", content)))
+    return tmp_path / "store"

@@ -40,25 +40,6 @@ async def engine_of(folder, budget=PLENTY, **options):
 
 
 @pytest.fixture
-def repository(tmp_path, write_repository_model):
-    """A repository with the models a, b and c, of one version each."""
-    for name in "abc":
-        write_repository_model(tmp_path / "models" / name)
-    return tmp_path / "models"
-
-
-@pytest.fixture
-def store(tmp_path, targz_bytes, write_repository_model):
-    """A local store with a.tar.gz and b.tar.gz."""
-    (tmp_path / "store").mkdir()
-    for name in "ab":
-        folder = write_repository_model(tmp_path / "unpacked" / name)
-        content = (folder / "1" / "model.onnx").read_bytes()
-        (tmp_path / "store" / f"{name}.tar.gz").write_bytes(targz_bytes(("1/model.onnx", content)))
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def unpacked(tmp_path, write_repository_model):
     """What the platform unpacks: folders that hold a model each."""
     return {name: str(write_repository_model(tmp_path / "opt" / name / "model" / name).parent) for name in "ab"}

@@ -45,24 +45,6 @@ def unpacked(tmp_path, write_repository_model):
     return {name: str(write_repository_model(tmp_path / "opt" / name / "model" / name).parent) for name in "abc"}
 
 
-@pytest.fixture
-def repository(tmp_path, write_repository_model):
-    """A repository with the models a, b and c."""
-    for name in "abc":
-        write_repository_model(tmp_path / "models" / name)
-    return tmp_path / "models"
-
-
-@pytest.fixture
-def store(tmp_path, targz_bytes, write_repository_model):
-    """A local store with a.tar.gz and b.tar.gz."""
-    (tmp_path / "store").mkdir()
-    for name in "ab":
-        content = (write_repository_model(tmp_path / "packed" / name) / "1" / "model.onnx").read_bytes()
-        (tmp_path / "store" / f"{name}.tar.gz").write_bytes(targz_bytes(("1/model.onnx", content)))
-    return tmp_path / "store"
-
-
 def test_what_was_posted_answers_without_another_post(run, toys, tmp_path, unpacked):
     """The next worker lists the models, calls them ready and by their other names, and loads each when it is asked."""
 

@@ -11,7 +11,6 @@ import pytest
 from model_handlers.base import CPU
 from model_handlers.config import ModelConfig
 from model_handlers.pytorch import TorchHandler
-from model_handlers.tensor import BY_NAME, TensorSpec
 from tests.frameworks import framework
 
 _WARNINGS = (
@@ -36,16 +35,6 @@ def torch(private_temporary_folder):
     # made by itself when it first exports or reads an exported program, and never removed
     (private_temporary_folder / f"torchinductor_{getpass.getuser()}").mkdir(exist_ok=True)
     return torch
-
-
-def specs(**tensors):
-    """Specs by name, each of (type, dims)."""
-    return tuple(TensorSpec(name, BY_NAME[kind], tuple(dims)) for name, (kind, dims) in tensors.items())
-
-
-@pytest.fixture(name="specs", scope="session")
-def _specs():
-    return specs
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 
 from model_handlers.base import CPU
 from model_handlers.config import ModelConfig
-from model_handlers.tensor import BY_NAME, TensorSpec
 from model_handlers.tensorflow import GraphdefHandler, SavedModelHandler
 from tests.frameworks import framework
 
@@ -84,16 +83,6 @@ def models(tf, tmp_path_factory):
     return SimpleNamespace(
         saved=folder / "model.savedmodel", bare=folder / "bare", frozen=folder / "model.graphdef", module=model
     )
-
-
-def specs(**tensors):
-    """Specs by name, each of (type, dims)."""
-    return tuple(TensorSpec(name, BY_NAME[kind], tuple(dims)) for name, (kind, dims) in tensors.items())
-
-
-@pytest.fixture(name="specs", scope="session")
-def _specs():
-    return specs
 
 
 @pytest.fixture
