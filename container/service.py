@@ -18,6 +18,7 @@ from container.dashboard.watcher import Watcher
 from container.emf import EmfReporter
 from container.infer_routes import InferRoutes
 from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model
+from model_handlers.busy_poll import BusyPoll
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.segments import SIZES
 from serve.control import Control
@@ -59,6 +60,7 @@ class Service:
             default_model = model.name
             self._start_models = (default_model,)
             options = _with_single(options, model)
+        BusyPoll.longest = settings.busy_poll_microseconds * 1000
         SIZES.smallest, SIZES.growth = settings.shared_memory_bytes, settings.shared_memory_growth_bytes
         self.engine = Engine(options, loop)
         self.tracer = _tracer(settings)

@@ -172,6 +172,7 @@ class _Front:
 
     def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
         self._dispatch: Callable[[Any], bool] = service.routes.dispatch
+        self._poll = service.engine.poll
         self._loop = loop
         self._app: Flask = make_app(service, OnLoop(loop))
         self._readers = ThreadPoolExecutor(_READ_THREADS, "flask-read")
@@ -182,6 +183,7 @@ class _Front:
         if self._dispatch(exchange):
             return
         pool = self._readers if exchange.method in {"GET", "HEAD"} else self._changers
+        self._poll.hold()
         answer = pool.submit(call_application, self._app, exchange)
         answer.add_done_callback(lambda done: self._bring_back(exchange, done))
 

@@ -30,6 +30,7 @@ from serve.index import index_rows
 from serve.journal import Journal
 from serve.lifecycle import State
 from serve.limited_lanes import Limits
+from serve.loop_poll import LoopPoll
 from serve.model_cache import ModelCache
 from serve.origins import Origins, unknown
 from serve.outside import EngineOutside
@@ -88,6 +89,7 @@ class Engine:
         self._script = SharedScript(options.scripts, options.cache_directory)
         self._origins = Origins(options, self._script.scripts, self._store, self._let_go)
         self._loads = ThreadPerTask("load", lower_priority)
+        self.poll = LoopPoll(loop, self._loads.works)
         # Threads of their own: an unload must not queue behind the downloads it would make room for.
         self._unloads = ThreadPoolExecutor(options.load_threads + _SPARE, "unload", initializer=lower_priority)
         # Of one thread: what a stuck load would keep from being written.
@@ -128,6 +130,7 @@ class Engine:
             weights=options.weights,
             responses=self.responses,
             limits=Limits(self._loop, options.resources),
+            poll=self.poll,
             started=self._begins_to_serve,
         )
 

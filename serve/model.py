@@ -27,6 +27,7 @@ from serve.cached_responses import cached_responses
 from serve.costs import Costs, input_class
 from serve.instance import Execution, Instance, Retired
 from serve.layout_check import Checked, check_layout
+from serve.loop_poll import LoopPoll
 from serve.open_request import Posts
 from serve.remote_lanes import RemoteLanes
 from serve.request import InferenceResponse, Timings
@@ -75,6 +76,7 @@ class Model:
         responses: where responses are kept, if the configuration asks for that; None for nowhere.
         initial_states: state input → what a sequence begins with, for a model that has states.
         limits: its lanes, where they share resources with others; None where each executes as soon as it is free.
+        poll: keeps the loop awake where something is likely to come at once.
         turns: whether free lanes take turns, as on several devices; else the one that was busy last goes on, whose
             memory is warm.
     """
@@ -91,6 +93,7 @@ class Model:
         responses: ResponseCache[InferenceResponse] | None = None,
         initial_states: Mapping[str, Array] | None = None,
         limits: LimitedLanes | None = None,
+        poll: LoopPoll | None = None,
         *,
         turns: bool = False,
     ) -> None:
@@ -113,6 +116,7 @@ class Model:
         self._idle = list(range(len(self._lanes))) if limits is None else []
         if limits is not None:
             limits.wake = self._ask_for_dispatch
+        self._poll = poll or LoopPoll(loop, lambda: False)
         self._remote = RemoteLanes([lane for lane in self._lanes if lane.handler.patience], loop, self._received)
         self._executed: list[Execution] = []
         self._queue: Queue[InferenceRequest] = queue_for(name, self.config, len(self._lanes))
@@ -256,7 +260,10 @@ class Model:
             self._rest(lane)
             self._costs.learn(cost_class, execution.processor_ns)
             self._hand_over(execution)
-        elif not self._remote.send(lane, batch):
+        elif self._remote.send(lane, batch):
+            self._poll.expect()
+        else:
+            self._poll.hold()
             lane.run(batch)
 
     def _free(self, number: int) -> None:
@@ -306,6 +313,7 @@ class Model:
 
     def _report(self, execution: Execution) -> None:
         """A lane finished. On its thread: one wake-up of the loop for the whole batch."""
+        self._poll.hold()
         self._loop.call_soon_threadsafe(self._finished, execution)
 
     def _finished(self, execution: Execution) -> None:
@@ -366,6 +374,7 @@ class Model:
                 request.resolve(None)
             else:
                 request.resolve(result)
+        self._poll.expect()
 
     def _is_rescued(self, request: InferenceRequest, error: MmeError) -> bool:
         """Whether somebody takes the request back, to submit it again; one that changes what comes after it stays."""

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from model_handlers.environments.cache import Environments
     from model_handlers.outside import Outside
     from serve.labels import Labels
+    from serve.loop_poll import LoopPoll
     from serve.request import InferenceResponse
     from serve.rescue import RescueRequest
     from serve.scheduling.response_cache import ResponseCache
@@ -74,6 +75,7 @@ class ModelLoader:
         weights: how models hold their weights whose configuration does not say.
         responses: see `Model`.
         limits: the resources that instances share.
+        poll: see `Model`.
         started: told of every target that begins to serve; on the event loop.
     """
 
@@ -93,6 +95,7 @@ class ModelLoader:
         weights: Weights = Weights.AUTO,
         responses: ResponseCache[InferenceResponse] | None = None,
         limits: Limits | None = None,
+        poll: LoopPoll | None = None,
         started: Callable[[Target], None] | None = None,
     ) -> None:
         self.scales = Scales()
@@ -109,6 +112,7 @@ class ModelLoader:
         self._weights = weights
         self._responses = responses
         self._limits = limits or Limits(loop, None)
+        self._poll = poll
         self._started = started
 
     def prepare(self, name: str, source: Source, cancelled: Callable[[], bool]) -> PreparedTarget:
@@ -334,6 +338,7 @@ class ModelLoader:
                 self._responses,
                 initial_states(config, directory.path),
                 self._limits.lanes(directory.name, config.instance_groups, prepared.lanes),
+                self._poll,
                 turns=len({device for _, device in prepared.lanes}) > 1,
             )
         except BaseException:

@@ -89,6 +89,10 @@ class ThreadPerTask(Executor):
             STARTER.start(thread)
         return future
 
+    def works(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self._threads)
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - the interface
         """Take nothing on any more; wait for what is under way."""
         with self._lock:

@@ -98,6 +98,7 @@ class Settings:
         sessions, session_seconds: whether there are stateful sessions, and how long one may lie unused.
         drain_seconds: seconds to finish accepted requests after SIGTERM.
         inline_microseconds: the longest execution that may run on the event loop, 0 for none.
+        busy_poll_microseconds: how long the loop and models' processes stay awake for their next work, 0 for never.
         ping_mode: what a 200 from /ping means.
         default_accept: content type of answers to requests without an Accept header.
         script_program, script_directory, script_workers: file name of inference scripts; where one for all models is
@@ -153,6 +154,7 @@ class Settings:
     session_seconds: float = 1200.0
     drain_seconds: float = 25.0
     inline_microseconds: int = 200
+    busy_poll_microseconds: int = 200
     ping_mode: PingMode = PingMode.READY
     default_accept: str = "application/json"
     script_program: str = "inference.py"

@@ -227,6 +227,12 @@ MME_VARIABLES = (
         "Models that take no longer than this run on the event loop when nothing waits; 0 never does.",
     ),
     Variable(
+        "MME_BUSY_POLL_MICROSECONDS",
+        "busy_poll_microseconds",
+        v.integer(0, 10_000),
+        "How long the loop and models' processes stay awake for what is likely to come at once; 0 never do.",
+    ),
+    Variable(
         "MME_PING_MODE",
         "ping_mode",
         v.enum_of(v.PingMode),

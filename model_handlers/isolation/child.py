@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import importlib
 import os
+import select
 import socket
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import PUT_BACK, Device
+from model_handlers.busy_poll import BusyPoll
 from model_handlers.errors import Kind, MmeError, out_of_memory
 from model_handlers.isolation.batches import pack_answers, unpack_requests
 from model_handlers.isolation.config_fields import config_fields, config_from
@@ -109,13 +112,18 @@ class _Side:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
+        self._ready = select.poll()
+        self._ready.register(control, select.POLLIN)
         self._reader = MessageReader()
         self._pid = os.getpid()
+        self._poll = BusyPoll()
         self.fds: list[int] = []
 
     def receive(self) -> Message | None:
         """The next message; None when the other side is gone. Descriptors that came are in `fds`."""
         while (message := self._reader.next()) is None:
+            if longest := self._poll.begin():
+                self._wait_awake(longest)
             try:
                 data, fds, _, _ = socket.recv_fds(self._control, _CHUNK, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
             except ConnectionError:
@@ -125,6 +133,16 @@ class _Side:
             self.fds += fds
             self._reader.feed(data)
         return message
+
+    def _wait_awake(self, longest: int) -> None:
+        """Wait so many nanoseconds for the next message without going to sleep, and let others have the processor."""
+        until = time.perf_counter_ns() + longest
+        while time.perf_counter_ns() < until:
+            if self._ready.poll(0):
+                self._poll.caught()
+                return
+            os.sched_yield()
+        self._poll.missed()
 
     def send(self, message: Message) -> None:
         """Answer, unless the model forked and this is the copy that came back from its code: that ends here."""
@@ -151,6 +169,7 @@ def _load(message: Message, side: _Side) -> Handler | None:
             handler_class = getattr(handler_class, part)
         device = Device(*message["device"])
         SIZES.growth = message["growth"]
+        BusyPoll.longest = message["busy_poll"]
         handler: Handler = handler_class.load(config, Path(message["model_file"]), device, message["lane"])
         answer = {"loaded": config_fields(handler.config)}
     except BaseException as error:  # noqa: BLE001 - the model's code may raise anything, SystemExit included

@@ -6,6 +6,7 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model_handlers.busy_poll import BusyPoll
 from model_handlers.isolation.config_fields import config_fields
 from model_handlers.isolation.handler import IsolatedHandler
 from model_handlers.isolation.parameters import PLACEMENT
@@ -48,6 +49,7 @@ def start_isolated(
         "device": [device.kind, device.index],
         "lane": lane,
         "growth": SIZES.growth,
+        "busy_poll": BusyPoll.longest,
     }
     program = None
     if environment is not None:

@@ -75,3 +75,15 @@ def test_a_shutdown_waits_for_threads_that_have_yet_to_start():
             executor.submit(done.append, number)
         executor.shutdown()
         assert sorted(done) == [0, 1, 2, 3]
+
+
+def test_it_tells_whether_anything_is_under_way() -> None:
+    """Until that has ended, however it ended."""
+    threads = ThreadPerTask("load")
+    go = threading.Event()
+    work = threads.submit(go.wait, 60)
+    assert threads.works()
+    go.set()
+    assert work.result()
+    threads.shutdown()
+    assert not threads.works()

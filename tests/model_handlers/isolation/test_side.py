@@ -1,0 +1,54 @@
+"""How a model's process waits for its next message."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from model_handlers.busy_poll import BusyPoll
+from model_handlers.isolation.child import _Side
+from model_handlers.isolation.framing import encode_message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A socket of either side."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.mark.parametrize("longest", [0, 1_000_000, 60_000_000_000])
+def test_messages_arrive_however_long_it_waits_awake(
+    ends: tuple[socket.socket, socket.socket], longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are there, those that come while it waits, and the end."""
+    monkeypatch.setattr(BusyPoll, "longest", longest)
+    ours, theirs = ends
+    side = _Side(theirs)
+    ours.sendall(encode_message({"batch": 1}))
+    assert side.receive() == {"batch": 1}
+    received: list[object] = []
+    waiting = threading.Thread(target=lambda: received.extend([side.receive(), side.receive()]))
+    waiting.start()
+    ours.sendall(encode_message({"batch": 2}))
+    ours.close()
+    waiting.join(60)
+    assert received == [{"batch": 2}, None]
+
+
+def test_a_wait_that_brings_nothing_ends_asleep(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next ones are not spent awake."""
+    monkeypatch.setattr(BusyPoll, "longest", 1000)
+    _, theirs = ends
+    side = _Side(theirs)
+    side._wait_awake(1000)
+    assert side._poll.begin() == 0

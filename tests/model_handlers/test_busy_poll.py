@@ -1,0 +1,49 @@
+"""Who stays awake for its next piece of work, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from model_handlers.busy_poll import BusyPoll
+
+
+@pytest.fixture(autouse=True)
+def _longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BusyPoll, "longest", 1000)
+
+
+def attempts(poll: BusyPoll, waits: int) -> list[int]:
+    """Which of so many waits, none of which brings anything, are spent awake."""
+    awake = []
+    for number in range(waits):
+        if poll.begin():
+            poll.missed()
+            awake.append(number)
+    return awake
+
+
+def test_the_first_wait_is_spent_awake() -> None:
+    """Nobody knows yet."""
+    assert BusyPoll().begin() == 1000
+
+
+def test_attempts_that_bring_nothing_become_rare() -> None:
+    """Twice as rare after each, and in the end one wait of sixty-four."""
+    assert attempts(BusyPoll(), 320) == [0, 2, 6, 14, 30, 62, 126, 190, 254, 318]
+
+
+def test_one_that_is_caught_has_the_next_spent_awake() -> None:
+    """Work comes in quick succession again."""
+    poll = BusyPoll()
+    attempts(poll, 63)
+    while not poll.begin():
+        pass
+    poll.caught()
+    assert poll.begin() == 1000
+    assert attempts(poll, 7) == [0, 2, 6]
+
+
+def test_zero_never_waits_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator may not want it."""
+    monkeypatch.setattr(BusyPoll, "longest", 0)
+    assert attempts(BusyPoll(), 100) == []
