@@ -25,6 +25,7 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve.cached_responses import cached_responses
 from serve.costs import Costs, input_class
+from serve.dispatches import Dispatches
 from serve.instance import Execution, Instance, Retired
 from serve.layout_check import Checked, check_layout
 from serve.loop_poll import LoopPoll
@@ -76,6 +77,7 @@ class Model:
         responses: where responses are kept, if the configuration asks for that; None for nowhere.
         initial_states: state input → what a sequence begins with, for a model that has states.
         limits: its lanes, where they share resources with others; None where each executes as soon as it is free.
+        dispatches: gives it its turn to hand out batches, among the models of the loop.
         poll: keeps the loop awake where something is likely to come at once.
         turns: whether free lanes take turns, as on several devices; else the one that was busy last goes on, whose
             memory is warm.
@@ -93,6 +95,7 @@ class Model:
         responses: ResponseCache[InferenceResponse] | None = None,
         initial_states: Mapping[str, Array] | None = None,
         limits: LimitedLanes | None = None,
+        dispatches: Dispatches | None = None,
         poll: LoopPoll | None = None,
         *,
         turns: bool = False,
@@ -116,6 +119,7 @@ class Model:
         self._idle = list(range(len(self._lanes))) if limits is None else []
         if limits is not None:
             limits.wake = self._ask_for_dispatch
+        self._dispatches = dispatches or Dispatches(loop)
         self._poll = poll or LoopPoll(loop, lambda: False)
         self._remote = RemoteLanes([lane for lane in self._lanes if lane.handler.patience], loop, self._received)
         self._executed: list[Execution] = []
@@ -192,7 +196,7 @@ class Model:
     def _ask_for_dispatch(self) -> None:
         if not self._dispatch_asked:
             self._dispatch_asked = True
-            self._loop.call_soon(self._dispatch)
+            self._dispatches.ask(self._dispatch)
 
     def _check(self, request: InferenceRequest) -> Checked:
         if len(self._checked) >= _KNOWN_LAYOUTS:

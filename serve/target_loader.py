@@ -20,6 +20,7 @@ from model_handlers.isolation.parameters import placement_of
 from model_handlers.mapped import MappedHandler
 from model_handlers.pbtxt_fields import refusal
 from model_handlers.registry import find_backend, handler_for
+from serve.dispatches import Dispatches
 from serve.ensemble import EnsembleModel
 from serve.environments import Brought, look, make
 from serve.footprints import Footprints
@@ -112,6 +113,7 @@ class ModelLoader:
         self._weights = weights
         self._responses = responses
         self._limits = limits or Limits(loop, None)
+        self._dispatches = Dispatches(loop)
         self._poll = poll
         self._started = started
 
@@ -338,6 +340,7 @@ class ModelLoader:
                 self._responses,
                 initial_states(config, directory.path),
                 self._limits.lanes(directory.name, config.instance_groups, prepared.lanes),
+                self._dispatches,
                 self._poll,
                 turns=len({device for _, device in prepared.lanes}) > 1,
             )
