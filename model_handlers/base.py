@@ -178,6 +178,7 @@ class Handler(ABC):
         preload: `module:function`, called once for all processes that execute such models: it imports the framework.
         shared_on_gpu: whether models of the backend on one GPU share a process, so that they share what the framework
             keeps there; it has to give back what a model took when that is closed.
+        ahead: whether `begin` may be called before the batch begun last is finished.
         patience: seconds that a batch sent by `send_requests` may take; 0 where batches can't be sent.
     """
 
@@ -192,6 +193,7 @@ class Handler(ABC):
     placement: ClassVar[Placement] = Placement.INLINE
     preload: ClassVar[str] = ""
     shared_on_gpu: ClassVar[bool] = False
+    ahead: ClassVar[bool] = False
     patience: float = 0.0
 
     def __init__(self, config: ModelConfig) -> None:
@@ -262,6 +264,21 @@ class Handler(ABC):
         Raises:
             MmeError: what befell the whole batch.
         """
+        raise NotImplementedError
+
+    def begin(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Any:
+        """Have a batch executed elsewhere, behind the one begun before it, if that has not ended: see `ahead`.
+
+        Returns:
+            what `finish` is to be given; batches are finished in the order in which they were begun.
+
+        Raises:
+            MmeError: as `execute`.
+        """
+        raise NotImplementedError
+
+    def finish(self, begun: Any) -> list[Array]:
+        """Wait for a batch that was begun. Returns and raises what `execute` does."""
         raise NotImplementedError
 
     def send_requests(self, requests: Sequence[ModelRequest], watch: Watch) -> bool:  # noqa: ARG002 - its interface

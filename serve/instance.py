@@ -170,6 +170,64 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
     return Execution(batch, results, size, timings, took, uniform=uniform)
 
 
+class BegunBatch:
+    """A batch that a handler has begun.
+
+    Attributes:
+        batch: the requests.
+        names: the outputs that are to come.
+        start, collated: when it was begun (ns), and when its arrays were made.
+        begun: what the handler gave for it, or what went wrong.
+    """
+
+    __slots__ = ("batch", "begun", "collated", "names", "start")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.names: tuple[str, ...] = ()
+        self.start = self.collated = _now()
+        self.begun: object = None
+
+
+def begin_batch(handler: Handler, signature: Signature, batch: Batch) -> BegunBatch:
+    """Have a batch begun by a handler that works ahead. Never raises: `finish_batch` tells what goes wrong."""
+    begun = BegunBatch(batch)
+    try:
+        inputs, begun.names = signature.gather(batch)
+        begun.collated = _now()
+        begun.begun = handler.begin(inputs, begun.names)
+    except Exception as error:  # noqa: BLE001 - as in `execute_batch`
+        begun.begun = error
+    return begun
+
+
+def finish_batch(handler: Handler, signature: Signature, begun: BegunBatch, ended: int) -> Execution:
+    """The execution of a batch that was begun; the one before it had `ended` then (ns). Never raises."""
+    batch = begun.batch
+    gathered = begun.collated - begun.start
+    start = max(begun.start, ended - gathered)
+    executed = start + gathered
+    size = signature.rows(batch)
+    uniform = False
+    results: Sequence[InferenceResponse | MmeError | None]
+    try:
+        arrays = _finished(handler, begun)
+        executed = _now()
+        results = signature.hand_out(batch, begun.names, arrays, size)
+        uniform = signature.whole(batch)
+    except Exception as error:  # noqa: BLE001 - as in `execute_batch`
+        results = [_failure(signature, error)] * len(batch)
+    timings = Timings(start, gathered, executed - start - gathered, _now() - executed, size)
+    _time(results, timings)
+    return Execution(batch, results, size, timings, 0, uniform=uniform)
+
+
+def _finished(handler: Handler, begun: BegunBatch) -> list[Array]:
+    if isinstance(begun.begun, Exception):
+        raise begun.begun
+    return handler.finish(begun.begun)
+
+
 def _all_responses(results: Sequence[InferenceResponse | MmeError | None]) -> bool:
     return all(isinstance(result, InferenceResponse) for result in results)
 
@@ -354,6 +412,7 @@ class Instance:
         handler: what executes; may be shared with other lanes on the same device.
         signature: the model's.
         pull: asks for the next batch; marks the lane idle and returns [] when there is none.
+        pull_ahead: asks for one behind the batch that is executed; [] where there is none to be had so early.
         report: takes a finished execution; called on the lane's thread.
         post: takes what the model answers unasked; called on any thread. None where nobody would take it.
         number: which of its model's lanes it is.
@@ -369,6 +428,7 @@ class Instance:
         handler: Handler,
         signature: Signature,
         pull: Callable[[Instance], Batch],
+        pull_ahead: Callable[[Instance], Batch],
         report: Callable[[Execution], None],
         post: Post | None = None,
         number: int = 0,
@@ -379,6 +439,7 @@ class Instance:
         self.turn = 0
         self._signature = signature
         self._pull = pull
+        self._pull_ahead = pull_ahead
         self._report = report
         self._post = post
         self._inbox: SimpleQueue[Callable[[], Execution] | None] = SimpleQueue()
@@ -392,7 +453,7 @@ class Instance:
 
     def run(self, batch: Batch) -> None:
         """Have the idle lane execute a batch, then whatever it can pull. On the event loop."""
-        self._hand(functools.partial(self.execute, batch))
+        self._hand(functools.partial(self._work, batch))
 
     def _hand(self, work: Callable[[], Execution]) -> None:
         self._inbox.put(work)
@@ -404,6 +465,23 @@ class Instance:
         """Execute a batch on the calling thread, while the lane is idle."""
         self.turn += 1  # before the handler is looked up: see Retired
         execution = execute_batch(self.handler, self._signature, batch, self._post)
+        self.turn += 1
+        return execution
+
+    def _work(self, batch: Batch) -> Execution:
+        """Execute a batch, and those behind it that may be begun before it has ended; returns the last one's."""
+        if not self.handler.ahead:
+            return self.execute(batch)
+        self.turn += 1
+        handler, ended = self.handler, 0
+        begun = begin_batch(handler, self._signature, batch)
+        while following := self._pull_ahead(self):
+            behind = begin_batch(handler, self._signature, following)
+            execution = finish_batch(handler, self._signature, begun, ended)
+            ended = _now()
+            self._report(execution)
+            begun = behind
+        execution = finish_batch(handler, self._signature, begun, ended)
         self.turn += 1
         return execution
 
@@ -459,7 +537,7 @@ class Instance:
         while work := self._inbox.get():
             self._report(work())
             while batch := self._pull(self):
-                self._report(self.execute(batch))
+                self._report(self._work(batch))
         self._ended.set()
 
 

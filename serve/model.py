@@ -111,7 +111,7 @@ class Model:
         self._signature = signature = signature_for(name, version, self.config, initial_states or {})
         self._posts = Posts(loop, self._respond)
         self._lanes = [
-            Instance(lane, handler, signature, self._pull, self._report, self._posts.post, number)
+            Instance(lane, handler, signature, self._pull, self._pull_ahead, self._report, self._posts.post, number)
             for number, (lane, handler) in enumerate(handlers)
         ]
         self._limits = limits
@@ -289,6 +289,20 @@ class Model:
         self._rest(lane)
         self._executed.append(execution)
         self._ask_for_dispatch()
+
+    def _pull_ahead(self, lane: Instance) -> Batch:
+        """A batch for a lane that executes another one; only one that would grow no more by waiting. On its thread."""
+        if self._limits is not None:
+            return []
+        with self._lock:
+            if not self._queue.whole():
+                return []
+            take = self._queue.take(_now(), (lane.number,))
+            if take.batch:
+                self._ticket_for(take.batch)
+        if take.expired or take.cancelled or take.wake_at:
+            self._loop.call_soon_threadsafe(self._pulled, take)
+        return take.batch
 
     def _pull(self, lane: Instance) -> Batch:
         """The lane's next batch; [] makes it idle. On the lane's thread, which leaves dropped requests to the loop."""

@@ -42,6 +42,26 @@ EXECUTING = "while it executed a batch"
 IDLE = "while it executed nothing"
 
 
+class _Begun:
+    """A batch that was begun.
+
+    Attributes:
+        inputs, outputs: what it is.
+        child: whom it was sent to.
+        segment: where it lies; None where it could not be sent ahead.
+    """
+
+    __slots__ = ("child", "inputs", "outputs", "segment")
+
+    def __init__(
+        self, inputs: Mapping[str, Array], outputs: Sequence[str], child: Child, segment: Segment | None
+    ) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.child = child
+        self.segment = segment
+
+
 class IsolatedHandler(Handler):
     """One model in one process, for one lane.
 
@@ -59,6 +79,7 @@ class IsolatedHandler(Handler):
 
     backend: ClassVar[str] = ""
     default_filename: ClassVar[str] = ""
+    ahead: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -82,6 +103,8 @@ class IsolatedHandler(Handler):
         self._closed = threading.Event()
         self._segments = SegmentPool()
         self._batch = 0
+        self._unfinished = 0  # batches that were begun
+        self._unsent = 0  # of those; no other may be sent before them
         self._buried_child = False
         self._last_death = ""
         self._taken = Footprint()
@@ -111,16 +134,73 @@ class IsolatedHandler(Handler):
             MmeError: what the handler inside raised; EXECUTION_FAILED or OUT_OF_MEMORY when the process died of this
                 batch, UNAVAILABLE when it died too often of those before.
         """
-        packing = Packing()
-        message = {"inputs": self._add(packing, inputs), "outputs": list(outputs)}
         with self._lock:
+            return self._finish(self._begin_batch(inputs, outputs))
+
+    def begin(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> _Begun:
+        """Send a batch to the process, which executes it behind the one that it has. See `Handler`."""
+        with self._lock:
+            return self._begin_batch(inputs, outputs)
+
+    def finish(self, begun: _Begun) -> list[Array]:
+        """Wait for it; one that the process never began, since it died of another, is begun anew. See `Handler`."""
+        with self._lock:
+            return self._finish(begun)
+
+    def _begin_batch(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> _Begun:
+        message, packing = self._packed_inputs(inputs, outputs)
+        if not self._unfinished:
+            self._revive()  # else who finishes the first of them tells what became of the process
+        segment = None if self._unsent else self._send_ahead(message, packing)
+        self._unfinished += 1
+        self._unsent += segment is None
+        return _Begun(inputs, outputs, self._child, segment)
+
+    def _finish(self, begun: _Begun) -> list[Array]:
+        self._unfinished -= 1
+        segment = begun.segment
+        self._unsent -= segment is None
+        if segment is None or begun.child is not self._child or self._buried_child:
             self._revive()
-            reply, shared = self._run(message, packing)
-            try:
-                named = zip(outputs, reply["outputs"], strict=True)
-                return [self._unpack(shared, place, name) for name, place in named]
-            except NONSENSE as error:
-                self._broke(error)
+            reply, shared = self._run(*self._packed_inputs(begun.inputs, begun.outputs))
+        else:
+            reply, shared = self._answered(segment)
+        try:
+            named = zip(begun.outputs, reply["outputs"], strict=True)
+            return [self._unpack(shared, place, name) for name, place in named]
+        except NONSENSE as error:
+            self._broke(error)
+
+    def _packed_inputs(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> tuple[Message, Packing]:
+        packing = Packing()
+        return {"inputs": self._add(packing, inputs), "outputs": list(outputs)}, packing
+
+    def _send_ahead(self, message: Message, packing: Packing) -> Segment | None:
+        """Send a batch without waiting for anything; None where that can't be done, and nothing was sent."""
+        if not self._child.alive:
+            return None
+        segment, fds = self._write(message, packing)
+        try:
+            begun = self._child.begin(message, fds, self._deadlines.execution)
+        except BaseException:
+            self._unwrite(message, segment, fds)
+            raise
+        if not begun:
+            self._unwrite(message, segment, fds)
+            return None
+        return segment
+
+    def _answered(self, segment: Segment) -> tuple[Message, Array]:
+        """Wait for the answer to the batch in a segment: see `_run`."""
+        try:
+            reply = self._child.answer(EXECUTING, self._deadlines.execution)
+        except ChildDiedError as death:
+            self._bury(death)
+            raise
+        try:
+            return reply, self._accept(reply, segment)
+        except NONSENSE as error:
+            self._broke(error)
 
     def memory(self) -> Footprint:
         """What the process takes for itself alone, and what its load took on a GPU."""
@@ -164,6 +244,7 @@ class IsolatedHandler(Handler):
         segment, fds = self._segment(packing.end)
         packing.write(segment.memory())
         self._batch += 1
+        segment.batch, segment.out = self._batch, True
         retired, self._segments.retired = self._segments.retired, []
         message |= {
             "do": "run",
@@ -176,6 +257,7 @@ class IsolatedHandler(Handler):
 
     def _unwrite(self, message: Message, segment: Segment, fds: list[int]) -> None:
         """The message was never sent: the child does not know what it says."""
+        segment.out = False
         self._segments.retired += message["retired"]
         if fds:
             self._segments.retire(segment)
@@ -186,8 +268,9 @@ class IsolatedHandler(Handler):
         Raises:
             MmeError: what the handler inside raised.
         """
-        if reply["ran"] != self._batch:
-            raise ProtocolError(f"an answer to batch {reply['ran']} instead of {self._batch}")
+        if reply["ran"] != segment.batch:
+            raise ProtocolError(f"an answer to batch {reply['ran']} instead of {segment.batch}")
+        segment.out = False
         error = error_from(reply["error"]) if "error" in reply else None
         segment.follow(reply["size"])
         shared = segment.lend()

@@ -142,15 +142,14 @@ class Child:
             MmeError: the message can't be sent at all.
         """
         self._prepare(message, fds, seconds)
-        if len(self._unsent) > _AT_ONCE:
-            return False
-        try:
-            self._send_some()
-        except OSError:
-            return False
-        if self._unsent:  # the system was short of memory; a process with half a message is good for nothing
+        size = len(self._unsent)
+        if size <= _AT_ONCE:
+            with contextlib.suppress(OSError):
+                self._send_some()
+        unsent, self._unsent = len(self._unsent), memoryview(b"")
+        if 0 < unsent < size:  # the system was short of memory; a process with half a message is good for nothing
             self.drop()
-        return self.alive
+        return not unsent
 
     def heard(self) -> Message | None:
         """The answer to what was begun, if it is there; None also where something is wrong, for `answer` to tell."""
@@ -160,8 +159,13 @@ class Child:
         except (OSError, ProtocolError):
             return None
 
-    def answer(self, doing: str) -> Message:
-        """Wait for the answer to what was begun. Errors are those of `call`."""
+    def answer(self, doing: str, seconds: float = 0.0) -> Message:
+        """Wait for the answer to what was begun, for so long, 0 for what is left of the time that it was given then.
+
+        Errors are those of `call`.
+        """
+        if seconds:
+            self._seconds, self._deadline = seconds, time.monotonic() + seconds
         try:
             self._send()
             return self._receive()

@@ -63,6 +63,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
     """One model in one process, for one lane, whose handler sees requests."""
 
     sees_requests: ClassVar[bool] = True
+    ahead: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -56,12 +56,16 @@ class Segment:
         id: what the two sides call it; never used again.
         fd: its descriptor.
         size: bytes mapped.
+        batch: the number of the last batch in it.
+        out: whether that is on its way.
     """
 
     def __init__(self, id: int, fd: int, size: int) -> None:  # noqa: A002 - the word for it
         self.id = id
         self.fd = fd
         self.size = size
+        self.batch = 0
+        self.out = False
         self._mapping = mmap.mmap(fd, size)
         self._lent: weakref.ref[Array] | None = None
 
@@ -111,8 +115,8 @@ class Segment:
 
     @property
     def busy(self) -> bool:
-        """Whether anybody still looks at what was lent."""
-        return self._lent is not None and self._lent() is not None
+        """Whether a batch is on its way in it, or anybody still looks at what was lent."""
+        return self.out or (self._lent is not None and self._lent() is not None)
 
     def close(self) -> None:
         """Give it up; views that still live keep their mapping until they go."""
@@ -160,7 +164,7 @@ class SegmentPool:
         self._batches += 1
         if self._batches == _WINDOW:
             enough = max(_KEPT, _EXCESS * max(self._need, self._recent_need))
-            for segment in [segment for segment in self._segments if segment.size > enough]:
+            for segment in [each for each in self._segments if each.size > enough and not each.out]:
                 self.retire(segment)
             self._recent_need, self._need, self._batches = self._need, 0, 0
 

@@ -112,6 +112,15 @@ class BatchQueue(Generic[R]):
             return self._levels[request.priority - 1]
         return self._default_level
 
+    def whole(self) -> bool:
+        """See `Queue`."""
+        if not len(self):
+            return False
+        if not self._batches:
+            return True
+        _, total, closed, _ = self._walk()
+        return closed or total >= self._max
+
     def take(self, now: int, lanes: Sequence[int] = (0,)) -> Take[R]:
         """The next batch, if it is time for one, for the last of the `lanes`, which are free."""
         take: Take[R] = Take(lanes[-1])

@@ -43,6 +43,9 @@ class Queue(Protocol[R]):
             MmeError: it can't be accepted.
         """
 
+    def whole(self) -> bool:
+        """Whether a batch waits that nothing could join any more: whoever is to execute it can be given it early."""
+
     def take(self, now: int, lanes: Sequence[int]) -> Take[R]:
         """The next batch for one of these lanes, which are free, and who is to be dropped."""
 

@@ -118,6 +118,10 @@ class SequenceQueue(Generic[R]):
         if sequence.executing is None and len(sequence.waiting) == 1:
             self._lanes[sequence.lane].offer(sequence, request.arrival_ns)
 
+    def whole(self) -> bool:
+        """Never: what a lane is given depends on what it has executed."""
+        return False
+
     def take(self, now: int, lanes: Numbers[int]) -> Take[R]:
         """The next batch for one of the lanes, and those whose clients left."""
         take: Take[R] = Take()

@@ -1,6 +1,7 @@
 """One batch from requests to answers, and the lane that does it over and over."""
 
 import threading
+from itertools import pairwise
 from queue import SimpleQueue
 
 import numpy as np
@@ -263,7 +264,12 @@ def lane_of(toys, batches, script=None):
     reports, pending = SimpleQueue(), list(batches)
     handler = toys.Scripted(config, script)
     lane = Instance(
-        "lane", handler, Signature("m", 1, config), lambda _: pending.pop(0) if pending else [], reports.put
+        "lane",
+        handler,
+        Signature("m", 1, config),
+        lambda _: pending.pop(0) if pending else [],
+        lambda _: [],
+        reports.put,
     )
     return lane, handler, reports
 
@@ -317,3 +323,66 @@ def test_a_lane_that_never_started_can_be_stopped(toys):
     """A model that is given up before it served anybody has lanes without threads to wait for."""
     lane, _, _ = lane_of(toys, [])
     lane.stop()
+
+
+def ahead_lane(toys, batches, refused=()):
+    """A lane whose handler works ahead on the given batches, what befell that handler, and the queue of reports."""
+    config = toys.config()
+    reports, pending, log = SimpleQueue(), list(batches), []
+
+    class Ahead(toys.Scripted):
+        ahead = True
+
+        def begin(self, inputs, outputs):
+            number = int(inputs["x"][0, 0])
+            log.append(f"begin {number}")
+            if number in refused:
+                raise MmeError(Kind.UNAVAILABLE, f"{number} can't be begun")
+            return number, inputs, outputs
+
+        def finish(self, begun):
+            number, inputs, outputs = begun
+            log.append(f"finish {number}")
+            return self.execute(inputs, outputs)
+
+    lane = Instance(
+        "lane",
+        Ahead(config),
+        Signature("m", 1, config),
+        lambda _: [],
+        lambda _: pending.pop(0) if pending else [],
+        reports.put,
+    )
+    return lane, log, reports
+
+
+def test_a_batch_is_begun_before_the_last_one_has_ended(toys):
+    """Batches are finished in their order, each with the next one begun; the lane is at rest behind the last."""
+    config = toys.config()
+    batches = [[request_of(config, [number, number])] for number in range(3)]
+    lane, log, reports = ahead_lane(toys, batches[1:])
+    lane.run(batches[0])
+    executions = [reports.get(timeout=10) for _ in batches]
+    lane.stop()
+    assert [execution.batch for execution in executions] == batches
+    assert [shown(execution.results[0]) for execution in executions] == [
+        {"y": [[0, 0]]},
+        {"y": [[2, 2]]},
+        {"y": [[4, 4]]},
+    ]
+    assert log == ["begin 0", "begin 1", "finish 0", "begin 2", "finish 1", "finish 2"]
+    assert lane.turn % 2 == 0
+    for before, after in pairwise(execution.timings for execution in executions):
+        assert after.start + after.compute_input >= before.start + before.compute_input + before.compute_infer
+
+
+def test_a_batch_that_cannot_be_begun_is_its_own_misfortune(toys):
+    """Those before it and behind it are executed."""
+    config = toys.config()
+    batches = [[request_of(config, [number, number])] for number in range(3)]
+    lane, log, reports = ahead_lane(toys, batches[1:], refused={1})
+    lane.run(batches[0])
+    results = [reports.get(timeout=10).results[0] for _ in batches]
+    lane.stop()
+    assert [getattr(result, "message", "good") for result in results] == ["good", "1 can't be begun", "good"]
+    assert "finish 1" not in log

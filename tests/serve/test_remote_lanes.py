@@ -16,6 +16,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.fork_client import FORKS
 from model_handlers.isolation.listener import Channel
 from model_handlers.isolation.start import start_isolated
+from model_handlers.onnx import OnnxHandler
 from model_handlers.python.handler import PythonHandler
 from model_handlers.tensor import FP32, TensorSpec
 from serve.model import Model
@@ -316,5 +317,28 @@ def test_batches_form_while_the_process_is_busy(run, toys, model_file):
             results = await asyncio.gather(*[ask(model, shape=(1, 2)) for _ in range(9)])
             assert [result.tolist() for result in [await first, *results]] == [[[2, 2]]] * 10
             assert (model.stats.success.count, model.stats.execution_count) == (10, 3)
+
+    run(main())
+
+
+@pytest.mark.parametrize(("largest", "executions"), [(1, 40), (4, 10)], ids=["alone", "batched"])
+def test_a_process_is_given_batches_ahead_and_everybody_gets_their_own(
+    run, tmp_path, write_onnx, toys, largest, executions
+):
+    """Of many requests at once, each executed once, in whole batches where they are batched."""
+
+    async def main():
+        write_onnx(tmp_path / "model.onnx")
+        config = toys.config(max_batch_size=largest, dynamic_batching=DynamicBatching((largest,)))
+        handler = start_isolated(OnnxHandler, config, tmp_path / "model.onnx", CPU, "m_0_0")
+        model = Model("m", 1, [("m_0_0", handler)], ModelStats(), asyncio.get_running_loop())
+        calls = [toys.Call(number) for number in range(40)]
+        for call in calls:
+            model.submit(call.request)
+        for call in calls:
+            await call.answer()
+        assert [call.kind for call in calls] == [None] * 40
+        assert (model.stats.inference_count, model.stats.execution_count) == (40, executions)
+        await asyncio.to_thread(model.close)
 
     run(main())

@@ -589,6 +589,52 @@ def test_batches_are_those_of_the_published_algorithm(queued, preferred, delay, 
     assert len(clocked.take(at=age).batch) == written_out(sizes, signatures, 8, preferred, delay, age)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "whole"),
+    [([], False), ([1], False), ([3, 4], False), ([8], True), ([3, 5], True), ([5, 4], True), ([1, "b"], True)],
+    ids=str,
+)
+def test_a_batch_is_whole_when_nothing_could_join_it(sizes, whole):
+    """It is as large as may be, or the next in line does not fit it."""
+    clocked = Clocked(8)
+    for size in sizes:
+        clocked.push(Request("r", 1, "b") if size == "b" else Request("r", size))
+
+    assert clocked.queue.whole() is whole
+
+
+@pytest.mark.parametrize("max_batch_size", [0, 1])
+def test_a_request_that_is_executed_alone_is_whole(max_batch_size):
+    """Nothing will join it."""
+    clocked = Clocked(max_batch_size)
+    assert not clocked.queue.whole()
+    clocked.push(1)
+    assert clocked.queue.whole()
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    queued=st.lists(st.tuples(st.integers(1, 8), st.sampled_from("aab")), max_size=8),
+    more=st.lists(st.tuples(st.integers(1, 8), st.sampled_from("aab")), max_size=3),
+    preferred=st.sets(st.integers(1, 8), min_size=1, max_size=3),
+    delay=st.sampled_from([0, 100]),
+)
+def test_a_whole_batch_is_the_same_early_and_late(queued, more, preferred, delay):
+    """What comes behind it changes nothing about it, and it waits for nothing."""
+    early, late = (Clocked(8, tuple(sorted(preferred)), delay=delay) for _ in range(2))
+    for clocked in (early, late):
+        for number, each in enumerate(queued):
+            clocked.push(Request(str(number), *each))
+    if not early.queue.whole():
+        return
+    for each in more:
+        late.push(Request("late", *each))
+    names = [request.name for request in early.take(at=0).batch]
+
+    assert names
+    assert names == [request.name for request in late.take(at=0).batch]
+
+
 # -- random lives ----------------------------------------------------------------------------------------------------
 
 policies = st.builds(
