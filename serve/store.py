@@ -33,7 +33,7 @@ ARCHIVE_SUFFIX = ".tar.gz"
 _MAX_NAME = 1024  # S3's own limit for a key
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
-_PART_SIZE = 16 << 20
+_PART_SIZE = 12 << 20
 _PARTS_AHEAD = 4
 _CONNECTIONS = 32  # kept open: eight loads at a time, each with four parts
 _CONNECT_SECONDS = 5
