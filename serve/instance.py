@@ -458,8 +458,8 @@ class Instance:
     def _hand(self, work: Callable[[], Execution]) -> None:
         self._inbox.put(work)
         if not self._has_thread:  # many lanes never need one
-            self._has_thread = True
             STARTER.start(self._thread)
+            self._has_thread = True
 
     def execute(self, batch: Batch) -> Execution:
         """Execute a batch on the calling thread, while the lane is idle."""

@@ -10,7 +10,9 @@ event loop. So it leaves that to a thread which does nothing else.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
+import time
 from concurrent.futures import Executor, Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_log = logging.getLogger("mme.threads")
+_AGAIN_SECONDS = 0.1  # until a thread is tried again for which the system had no room
 
 
 class ThreadStarter:
@@ -31,17 +36,31 @@ class ThreadStarter:
         self._running = False
 
     def start(self, thread: threading.Thread) -> None:
-        """Have a thread started, soon."""
-        self._asked.put(thread)
+        """Have a thread started, soon.
+
+        Raises:
+            RuntimeError: the system has no room even for the one that starts threads; nothing was asked for then.
+        """
         if not self._running:
             with self._lock:
                 if not self._running:
-                    self._running = True
                     threading.Thread(target=self._main, name="starter", daemon=True).start()
+                    self._running = True
+        self._asked.put(thread)
 
     def _main(self) -> None:
+        told = False
         while True:
-            self._asked.get().start()
+            thread = self._asked.get()
+            try:
+                thread.start()
+                told = False
+            except RuntimeError as error:  # there are as many as there may be; some of them will end
+                if not told:
+                    _log.warning("thread '%s' waits until there is room for it: %s", thread.name, error)
+                told = True
+                time.sleep(_AGAIN_SECONDS)
+                self._asked.put(thread)
 
 
 STARTER = ThreadStarter()
@@ -85,8 +104,8 @@ class ThreadPerTask(Executor):
             if self._closed:
                 raise RuntimeError("no work is taken on after the shutdown")
             thread = threading.Thread(target=run, name=next(self._names))
+            STARTER.start(thread)  # which ends no sooner than this lock is free
             self._threads[thread] = ended
-            STARTER.start(thread)
         return future
 
     def works(self) -> bool:

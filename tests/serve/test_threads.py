@@ -67,6 +67,31 @@ def test_threads_are_started_one_after_another_for_those_who_cannot_wait():
         thread.join(SECONDS)
 
 
+def test_where_there_is_no_room_for_a_thread_it_is_tried_again(caplog):
+    """Whoever is asked for after it is started meanwhile, and it is itself as soon as there is room."""
+    ran = []
+
+    class Refused(threading.Thread):
+        tries = 0
+
+        def start(self):
+            self.tries += 1
+            if self.tries < 2:
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    threads = [cls(target=ran.append, args=(cls.__name__,), name=cls.__name__) for cls in (Refused, threading.Thread)]
+    for thread in threads:
+        STARTER.start(thread)
+    until = time.monotonic() + SECONDS
+    while len(ran) < 2 and time.monotonic() < until:
+        time.sleep(0.001)
+    assert sorted(ran) == ["Refused", "Thread"]
+    assert caplog.messages == ["thread 'Refused' waits until there is room for it: can't start new thread"]
+    for thread in threads:
+        thread.join(SECONDS)
+
+
 def test_a_shutdown_waits_for_threads_that_have_yet_to_start():
     """What was taken on is done, though its thread was still on its way."""
     for _ in range(50):
