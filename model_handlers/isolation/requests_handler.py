@@ -126,7 +126,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         except NONSENSE:
             sent.reply = reply
             return None
-        except MmeError:
+        except BaseException:
             self._forget(sent.numbers)
             self._take_back()
             raise

@@ -1,5 +1,6 @@
 """Batches sent without waiting: answers are taken when they are there, and whatever else is heard is left to a thread."""
 
+import errno
 import select
 import socket
 import threading
@@ -12,6 +13,7 @@ from isolated_models import Misbehaves, RequestsMisbehave
 
 from model_handlers.base import ModelRequest
 from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.segments import Segment
 
 X = np.arange(4, dtype="f4")
 
@@ -97,6 +99,23 @@ def test_what_befalls_the_batch_is_raised(start, ears):
     heard(handler, ears, request())
     assert len(handler.take_answers()) == 1
     assert handler._child.pid == first
+
+
+def test_answers_that_find_no_memory_are_lost_alone(start, ears, monkeypatch):
+    """The system's refusal to map them is raised where they are taken; the next batch is sent as any other."""
+
+    def full(_segment, _size):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    handler = start(RequestsMisbehave)
+    heard(handler, ears, request())
+    with monkeypatch.context() as patched:
+        patched.setattr(Segment, "follow", full)
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            handler.take_answers()
+    assert handler._open == {}
+    heard(handler, ears, request())
+    assert len(handler.take_answers()) == 1
 
 
 @pytest.mark.parametrize(
