@@ -148,8 +148,8 @@ class DiskRoom:
         self._locks.close()
 
     def touch(self, path: Path, seconds: float | None = None) -> None:
-        """Note that a directory was used now, or at that time of the wall clock, if it is still there."""
-        with suppress(FileNotFoundError):
+        """Note that a directory was used now, or at that time of the wall clock, if it is there and the disk allows."""
+        with suppress(OSError):  # it is no more than a hint whom to remove first
             os.utime(path, None if seconds is None else (seconds, seconds))
 
     @contextmanager

@@ -1,5 +1,6 @@
 """Archives share a byte budget on disk: who was used longest ago leaves, whoever is in use stays."""
 
+import errno
 import os
 import random
 import subprocess
@@ -150,6 +151,23 @@ def test_the_end_of_a_use_is_a_use(tier):
     disk.fetch("d")
 
     assert disk.there() == "acd"
+
+
+def test_a_disk_that_takes_no_times_keeps_nobody(tier, monkeypatch):
+    """A use begins and ends though it can't be noted when, and what nobody uses any more may leave."""
+
+    def read_only(*_args):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    disk = tier(1)
+    disk.fetch("a")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "utime", read_only)
+        (path,) = disk.artifacts._copies("a.tar.gz")
+        disk.room.hold(path).release()
+    disk.fetch("b")
+    assert disk.there() == "b"
+    disk.audit()
 
 
 def test_when_all_is_in_memory_somebody_there_is_asked_to_go(tier):
