@@ -203,8 +203,9 @@ class Tiering:
             return
         if not forms.refined:
             if not await self._aside(self._refining, forms.refine, self._refiner):
-                entry = self._cache.entries[watched.root.name]
-                await self._cache.reload(entry, entry.source)
+                if self._serves(watched):  # else its next load knows
+                    entry = self._cache.entries[watched.root.name]
+                    await self._cache.reload(entry, entry.source)
                 return
             await self._turn(watched, forms.tier)
         watched.settled = True

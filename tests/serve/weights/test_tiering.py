@@ -5,6 +5,7 @@ import logging
 import shutil
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -551,6 +552,27 @@ def test_a_model_that_leaves_while_it_settles_is_left_alone(run, serving, write,
             assert mapped_files() == 0
             await served.ask()
             await served.settled()
+
+    run(main())
+
+
+def test_a_model_that_leaves_before_it_is_found_to_differ_stays_out(run, serving, write, until, monkeypatch):
+    """Put out of memory while it is tried: nobody asked for it, so it is not loaded plainly before somebody does."""
+    write()
+    begun, go = threading.Event(), threading.Event()
+    monkeypatch.setattr(refining.Refiner, "refine", lambda *_args: begun.set() or not go.wait(60))
+
+    async def main():
+        async with serving() as served:
+            await served.ask()
+            await until(begun.is_set)
+            await served.evict()
+            go.set()
+            await until(lambda: not served.tiering._tasks)
+            assert served.charges() == {}
+            assert served.cache.entries["m"].stats.loads == 1
+            await served.ask()
+            assert served.tier() is Tier.PLAIN
 
     run(main())
 
