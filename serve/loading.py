@@ -88,10 +88,12 @@ class Loading(Generic[P, T]):
         Raises:
             MmeError: why it can't be loaded; nothing of it is in memory then.
         """
-        if entry.orphan is not None and not entry.orphan.done():
-            raise MmeError(
-                Kind.UNAVAILABLE, f"a load of model '{entry.name}' that was given up has not ended; try again later"
-            )
+        if entry.orphan is not None:
+            if not entry.orphan.done():
+                raise MmeError(
+                    Kind.UNAVAILABLE, f"a load of model '{entry.name}' that was given up has not ended; try again later"
+                )
+            entry.orphan = None  # it was another load's
         evicted: list[str] = []
         async with self._fetch_turns:
             began = _now()

@@ -1453,6 +1453,36 @@ def test_a_load_is_told_that_nobody_wants_it_any_more(play):
     play(scene)
 
 
+@pytest.mark.parametrize("again", ["reload", "acquire"])
+def test_a_load_after_an_orphan_is_its_own(play, again):
+    """A successor that was given up has come back: what fails then, anew or after an eviction, lets its files go."""
+
+    async def scene(world):
+        world.press.sizes = {"a": (mb(30), mb(30)), "b": (mb(90), mb(90))}
+        await world.resident("a")
+        world.cache._loading._patience = 0.01
+        task = await world.begin("a", "reload")
+        await world.do("prepare a")
+        with contextlib.suppress(MmeError):
+            await task
+        assert failure(task) is Kind.UNAVAILABLE
+        world.cache._loading._patience = 3600.0
+        await world.do_all()
+        assert world.entry("a").orphan.done()
+        if again == "acquire":
+            await world.resident("b")
+        world.press.failures["load", "a"] = [OSError("no such file")]
+        failing = await world.begin("a", again)
+        await world.do_all()
+        assert failure(failing) is Kind.INTERNAL
+        assert world.press.prepared[-1].released == 1
+        after = await world.begin("a", "reload")
+        await world.do_all()
+        await after
+
+    play(scene)
+
+
 def test_an_orphan_that_fails_is_the_end_of_it(play, caplog):
     """A load that was given up and then fails leaves nothing; its error is in the log."""
 
