@@ -539,7 +539,12 @@ class Model:
         if self._limits is not None:
             self._limits.close()
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._remote.close)
+            self._loop.call_soon_threadsafe(self._end)
         with ExitStack() as handlers:  # each is closed, though another raises
             while self._handlers:
                 handlers.callback(self._handlers.popitem()[1].close)
+
+    def _end(self) -> None:
+        """The loop has nothing to do for it any more. Sequences that are kept would have it look for ever."""
+        self.refuse_waiting()
+        self._remote.close()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from model_handlers.base import CPU, Handler
 from model_handlers.base import FLAG_SEQUENCE_END as END
+from model_handlers.base import FLAG_SEQUENCE_KEPT as KEPT
 from model_handlers.base import FLAG_SEQUENCE_START as START
 from model_handlers.config import InstanceGroup, ModelConfig, Resource
 from model_handlers.config_checks import normalise
@@ -191,6 +192,19 @@ def test_a_sequence_can_be_ended_from_outside(run):
             other = Step(model, 2, 5, START)
             model.end_sequence(1)
             assert await other.total() == 5
+
+    run(main())
+
+
+def test_a_model_that_is_closed_is_looked_after_no_longer(run):
+    """Though sequences lived in it until then, of which more might have come: nothing holds it any more."""
+
+    async def main():
+        async with serving(OldestStrategy(1)) as model:
+            assert await Step(model, 1, 1, START | KEPT).total() == 1
+            assert model._timer is not None
+            await asyncio.to_thread(model.close)
+            assert model._timer is None
 
     run(main())
 
