@@ -213,7 +213,9 @@ class Model:
         """Give a batch to every idle lane while there are both, then answer those that are done. On the loop."""
         self._dispatch_asked = False
         wake_at = self._give_out() if self._limits is None else self._give_out_in_turn(self._limits)
-        wake_at = wake_at or self._queue.next_deadline()
+        if not wake_at:
+            with self._lock:
+                wake_at = self._queue.next_deadline()
         if wake_at or self._timer is not None:
             self._set_timer(wake_at)
         executed, self._executed = self._executed, []

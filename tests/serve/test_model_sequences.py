@@ -209,6 +209,42 @@ def test_a_model_that_is_closed_is_looked_after_no_longer(run):
     run(main())
 
 
+class Guarded:
+    """A queue that notes what it is asked while nobody holds its lock."""
+
+    def __init__(self, queue, lock):
+        self.unguarded = []
+        self._queue = queue
+        self._lock = lock
+
+    def __len__(self):
+        return len(self._queue)
+
+    def __getattr__(self, name):
+        value = getattr(self._queue, name)
+        if callable(value) and not self._lock.locked():
+            self.unguarded.append(name)
+        return value
+
+
+@pytest.mark.parametrize("limited", [False, True], ids=["free", "limited"])
+@pytest.mark.parametrize("inline_ns", [0, ALWAYS_NS])
+def test_the_queue_is_asked_nothing_without_its_lock(run, inline_ns, limited):
+    """Whatever the loop does with it, a lane's thread may be doing something too."""
+
+    async def main():
+        async with serving(OldestStrategy(1), lanes=2, inline_ns=inline_ns, limited=limited) as model:
+            queue = model._queue = Guarded(model._queue, model._lock)
+            steps = [Step(model, number, 1, flags) for number in (1, 2, 3) for flags in (START, 0, END)]
+            steps[4].request.cancel()
+            kept = Step(model, 4, 1, START)
+            assert [await step.total() for step in (*steps[:3], *steps[6:], kept)] == [1, 2, 3, 1, 2, 3, 1]
+            model.end_sequence(4)
+        assert queue.unguarded == []
+
+    run(main())
+
+
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("step"), st.integers(1, 4), st.sampled_from([0, 0, START, END, START | END])),
