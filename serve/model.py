@@ -224,19 +224,19 @@ class Model:
 
     def _give_out_in_turn(self, limits: LimitedLanes) -> int:
         """Give a batch to every free lane whose turn it is; others are told when it is theirs."""
-        wake_at = 0
+        wakes_at = []
         for number in limits.free():
             if not len(self._queue):
                 break
             if limits.take(number):
                 self._free(number)
-                wake_at = self._give_out()
+                wakes_at.append(self._give_out())
                 if number in self._idle:
                     self._idle.remove(number)
                     limits.give_back(number)
         if not len(self._queue):
             limits.rest()
-        return wake_at
+        return min(filter(None, wakes_at), default=0)
 
     def _give_out(self) -> int:
         """Give a batch to every idle lane while there are both; when to ask again."""

@@ -209,6 +209,19 @@ def test_a_model_that_is_closed_is_looked_after_no_longer(run):
     run(main())
 
 
+def test_the_first_lane_that_waits_for_more_decides_when_to_look(run):
+    """Of lanes that take turns each is asked, and the nearest of their times is the one to wake at."""
+
+    async def main():
+        async with serving(DirectStrategy(FOR_EVER_US // 2, 1.0), lanes=2, limited=True) as model:
+            first, second = Step(model, 1, 1, START).request, Step(model, 2, 1, START).request
+            second.arrival_ns += 1_000_000_000
+            await asyncio.sleep(0)
+            assert model._wakes_at == first.arrival_ns + FOR_EVER_US // 2 * 1000
+
+    run(main())
+
+
 class Guarded:
     """A queue that notes what it is asked while nobody holds its lock."""
 
