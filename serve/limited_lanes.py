@@ -146,7 +146,7 @@ def _needs(group: InstanceGroup, device: Device) -> dict[Pool, int]:
 
 
 class LimitedLanes:
-    """The lanes of one model. On the event loop, but for `close`.
+    """The lanes of one model. On the event loop.
 
     Attributes:
         lanes: by their numbers.
@@ -189,6 +189,6 @@ class LimitedLanes:
                 self._limits.withdraw(lane)
 
     def close(self) -> None:
-        """Take part no longer. On any thread."""
+        """Take part no longer."""
         lanes, self.lanes = self.lanes, []
         self._limits.leave(lanes)

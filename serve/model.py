@@ -538,8 +538,6 @@ class Model:
             lane.stop()
         if self._cached is not None:
             self._cached.close()
-        if self._limits is not None:
-            self._limits.close()
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._end)
         with ExitStack() as handlers:  # each is closed, though another raises
@@ -550,3 +548,5 @@ class Model:
         """The loop has nothing to do for it any more. Sequences that are kept would have it look for ever."""
         self.refuse_waiting()
         self._remote.close()
+        if self._limits is not None:  # on the loop, which knew of a lane's last execution no earlier than this
+            self._limits.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 
 import pytest
 
@@ -129,6 +130,26 @@ def test_a_model_that_leaves_gives_its_resources_to_others(run, toys):
         limits = Limits(asyncio.get_running_loop(), {})
         async with serving(toys, limits, instances=group(1, needs=4)):
             assert limits._limiter.capacity(("r", "0")) == 4
+        assert repr(limits) == "<Limits: <RateLimiter: 0 of 0 instances execute, 0 wait>>"
+
+    run(main())
+
+
+def test_a_model_may_go_before_its_last_execution_is_known(run, toys, idle):
+    """Closed on a thread while the loop is busy: what its lane said last is heard first, and holds nothing then."""
+
+    async def main():
+        limits, gate = Limits(asyncio.get_running_loop(), {}), toys.Gate()
+        async with serving(toys, limits, gate) as (model, _):
+            call = ask(model, toys, 1)
+            await gate.arrived()
+            gate.open()
+            closing = threading.Thread(target=model.close)
+            closing.start()
+            closing.join()  # and nothing that was posted to the loop meanwhile has run
+            await call.answer()
+            assert call.kind is None
+            await idle()
         assert repr(limits) == "<Limits: <RateLimiter: 0 of 0 instances execute, 0 wait>>"
 
     run(main())
