@@ -127,7 +127,13 @@ class Limits:
     def _tell_later(self, granted: list[Lane]) -> None:
         if granted:
             with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(_tell, granted)
+                self._loop.call_soon_threadsafe(self._tell_holders, granted)
+
+    def _tell_holders(self, granted: list[Lane]) -> None:
+        """On the loop, which may have withdrawn some of them meanwhile."""
+        with self._lock:
+            granted = [lane for lane in granted if self._limiter_there().holds(lane)]
+        _tell(granted)
 
 
 def _tell(granted: list[Lane], but: Lane | None = None) -> None:

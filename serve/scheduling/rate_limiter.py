@@ -124,6 +124,11 @@ class RateLimiter(Generic[T]):
             self._asks += 1
             member.since = self._asks
 
+    def holds(self, instance: T) -> bool:
+        """Whether it is an instance's turn, which it has not returned."""
+        member = self._members.get(instance)
+        return member is not None and member.holds
+
     def withdraw(self, instance: T) -> list[T]:
         """An instance does not want to execute any more: it waits for nothing, and a turn it has not used is none."""
         member = self._members[instance]

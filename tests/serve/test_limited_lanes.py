@@ -155,6 +155,29 @@ def test_a_model_may_go_before_its_last_execution_is_known(run, toys, idle):
     run(main())
 
 
+def test_a_turn_that_was_given_back_before_its_news_is_none(run, idle):
+    """A load thread makes room for a lane that wants nothing any more when it is told: others hold what there is."""
+
+    async def main():
+        limits = Limits(asyncio.get_running_loop(), {})
+        small, large = limits.lanes("small", (group(2),), [("g_0", CPU), ("g_1", CPU)]), []
+
+        def load():
+            large.append(limits.lanes("large", (group(1, needs=2),), [("g_0", CPU)]))
+
+        assert [small.take(0), small.take(1)] == [True, False]
+        loading = threading.Thread(target=load)
+        loading.start()
+        loading.join()
+        small.rest()
+        await idle()
+        small.done(0, again=False)
+        assert large[0].take(0)
+        assert not small.take(1)
+
+    run(main())
+
+
 def test_a_model_that_can_never_execute_takes_no_part(run):
     """None of its lanes does, and the error says why."""
 
