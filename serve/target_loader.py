@@ -259,15 +259,29 @@ class ModelLoader:
     def _load_measured(
         self, prepared: PreparedTarget, cancelled: Callable[[], bool]
     ) -> tuple[dict[int, AnyModel], Footprint]:
-        """All versions, and what they take. A model in a process of its own tells that; for others see `alone`."""
-        if prepared.placement is Placement.PROCESS:
-            models = self._load_versions(prepared, cancelled)
-            return models, sum((model.memory() for model in models.values()), Footprint())
-        models, taken = self.scales.weigh(lambda: self._load_versions(prepared, cancelled), cancelled)
+        """All versions, and what they take; none of them where that can't be told."""
+        models: dict[int, AnyModel] = {}
+
+        def load() -> None:
+            models.update(self._load_versions(prepared, cancelled))
+
+        try:
+            if prepared.placement is Placement.PROCESS:
+                load()
+                return models, sum((model.memory() for model in models.values()), Footprint())
+            return models, self._weighed(prepared, load, cancelled)
+        except BaseException:
+            _close_all(models)
+            raise
+
+    def _weighed(self, prepared: PreparedTarget, load: Callable[[], None], cancelled: Callable[[], bool]) -> Footprint:
+        """What a load into this process takes; see `alone`. A model in a process of its own tells that itself."""
+        size = prepared.directory.size() if prepared.forms is None else 0  # its files may be replaced meanwhile
+        _, taken = self.scales.weigh(load, cancelled)
         if prepared.forms is not None:
-            return models, prepared.forms.weighed(taken)
+            return prepared.forms.weighed(taken)
         # A heap page that an unloaded model left behind may be used again without being seen: never less than the file.
-        return models, Footprint(max(taken.host, prepared.directory.size()), max(taken.device, 0))
+        return Footprint(max(taken.host, size), max(taken.device, 0))
 
     def _ensembles(self, prepared: PreparedTarget, members: dict[str, Target]) -> dict[int, AnyModel]:
         """Every selected version of an ensemble: they differ in nothing but their numbers."""
@@ -302,8 +316,7 @@ class ModelLoader:
                 _must_go_on(prepared, cancelled)
                 loaded[version] = self._load_version(prepared, version)
         except BaseException:
-            for model in loaded.values():
-                model.close()
+            _close_all(loaded)
             raise
         return loaded
 
@@ -356,6 +369,11 @@ def _opened(source: Unpacked | InRepository, name: str, scripts: Scripts, overri
     # The folder is called otherwise where the name tells the repository too, and where it holds a client's files.
     strict = source.path.name == name
     return open_model(source.path, name, scripts, strict_name=strict, override=override, others=source.others)
+
+
+def _close_all(models: dict[int, AnyModel]) -> None:
+    for model in models.values():
+        model.close()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import _thread
 import asyncio
 import contextlib
+import errno
 import os
 import threading
 from dataclasses import replace
@@ -281,6 +282,28 @@ def test_a_version_that_fails_takes_the_loaded_ones_with_it(run, tmp_path, write
         with pytest.raises(MmeError, match="ONNX Runtime can't load model 'm'") as caught:
             loader.load(prepared)
         assert caught.value.kind is Kind.INVALID_MODEL
+        assert (counted.loaded, counted.closed) == (1, 1)
+        assert not loader.scales._lock.locked()
+
+    run(main())
+
+
+def test_what_can_not_be_measured_is_closed(run, tmp_path, write_repository_model, counted, monkeypatch):
+    """A load that went well and whose memory can't be told ends with that error, and holds nothing."""
+    taken = measuring._memory_taken
+
+    def out_of_descriptors():
+        if counted.loaded:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return taken()
+
+    monkeypatch.setattr(measuring, "_memory_taken", out_of_descriptors)
+
+    async def main():
+        loader = ModelLoader(asyncio.get_running_loop(), {})
+        prepared = loader.prepare("m", InRepository(write_repository_model(tmp_path / "m")), lambda: False)
+        with pytest.raises(OSError, match="Too many open files"):
+            loader.load(prepared)
         assert (counted.loaded, counted.closed) == (1, 1)
         assert not loader.scales._lock.locked()
 
