@@ -164,6 +164,8 @@ class Register:
         self.versions.pop(entry.name, None)
         if entry.name in self._cache.entries:
             return
+        entry.evicted = False
+        self.note(entry)
         self.body_takers.discard(entry.name)
         if not entry.stats.loads:
             self.stats.pop(entry.name, None)

@@ -148,6 +148,28 @@ def test_a_model_whose_folder_is_gone_is_not_registered(run, toys, tmp_path, unp
     run(main())
 
 
+def test_a_model_that_left_the_store_is_not_in_the_journal(run, toys, tmp_path, store):
+    """Its next request finds it gone, and so does the next worker."""
+
+    async def main():
+        async with worker(tmp_path, store=str(store)) as before:
+            await answered(before, toys, "b.tar.gz")
+            await answered(before, toys, "a.tar.gz")
+            entry = before.cache.entries["a.tar.gz"]
+            entry.evicted = True
+            before.cache._start_closing(entry, "evicted by the test")
+            await entry.closing
+            (store / "a.tar.gz").unlink()
+            with pytest.raises(MmeError) as caught:
+                await answered(before, toys, "a.tar.gz")
+            assert caught.value.kind is Kind.UNKNOWN_MODEL
+            await before.register._journal.flush()
+            async with worker(tmp_path, store=str(store)) as after:
+                assert [name for name, _ in after.registered()] == ["b.tar.gz"]
+
+    run(main())
+
+
 def test_a_load_that_fails_is_not_in_the_journal(run, toys, tmp_path, unpacked):
     """Neither one that never worked, nor a reload that took away what was there."""
 
