@@ -260,8 +260,7 @@ class Model:
         return wake_at
 
     def _start(self, lane: Instance, batch: Batch) -> None:
-        cost_class = input_class(batch)
-        if self._inline_ns and self._costs.quick(cost_class):
+        if self._inline_ns and self._costs.quick(cost_class := input_class(batch)):
             execution = lane.execute(batch)
             self._rest(lane)
             self._costs.learn(cost_class, execution.processor_ns)
