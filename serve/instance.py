@@ -376,9 +376,9 @@ def present(signature: Signature, batch: Batch, post: Post | None) -> list[Model
                 for spec, position in zip(signature.inputs, request.order, strict=True)
                 if position >= 0
             },
-            tuple(
-                name for name in signature.output_names if not request.layout.outputs or name in request.layout.outputs
-            ),
+            tuple(name for name in signature.output_names if name in request.layout.outputs)
+            if request.layout.outputs
+            else signature.output_names,
             request.id,
             request.parameters or {},
             request.timeout_us,
