@@ -51,7 +51,6 @@ class Artifact:
     Attributes:
         name: in its store.
         path: the directory that holds its content.
-        size: bytes of its files.
         downloaded: whether this fetch got it from the store.
         seconds: that download and unpacking took, 0 without.
         hold: keeps it on disk until it is released.
@@ -59,10 +58,14 @@ class Artifact:
 
     name: str
     path: Path
-    size: int
     downloaded: bool
     seconds: float
     hold: Hold
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files, counted each time."""
+        return directory_size(self.path)
 
     @property
     def identity(self) -> str:
@@ -143,7 +146,7 @@ class Artifacts:
             self._refuse_broken(path)
             hold = self.room.hold(path)
             if hold is not None:
-                artifact = Artifact(name, path, directory_size(path), downloaded=False, seconds=0.0, hold=hold)
+                artifact = Artifact(name, path, downloaded=False, seconds=0.0, hold=hold)
             else:
                 obj = obj or self.store.stat(name)
                 artifact = self._download(obj, self._path(name, obj.etag), cancelled)
@@ -209,7 +212,7 @@ class Artifacts:
                 hold = self.room.hold(path) if full is None else None
                 if hold is not None:
                     seconds = time.perf_counter() - start
-                    return Artifact(obj.name, path, directory_size(path), downloaded=True, seconds=seconds, hold=hold)
+                    return Artifact(obj.name, path, downloaded=True, seconds=seconds, hold=hold)
             if full is not None and not self.room.make_way(obj.name, unpacking.claimed):
                 raise full
 
