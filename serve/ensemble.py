@@ -15,7 +15,7 @@ from model_handlers.base import Footprint
 from model_handlers.errors import MmeError, invalid_argument
 from serve.batch_dimension import fitted, with_batch
 from serve.cached_responses import cached_responses
-from serve.layout_check import check_layout
+from serve.layout_check import KNOWN_LAYOUTS, CheckedLayouts
 from serve.request import InferenceRequest, InferenceResponse, Timings, layout_of
 from serve.scheduling.ensemble import Graph, Progress, Ready, Run
 from serve.scheduling.ensemble_sequence import belonging, overridden
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from model_handlers.config import EnsembleStep, ModelConfig
     from model_handlers.tensor import Array, DataType
-    from serve.layout_check import Checked
     from serve.model import Model
     from serve.scheduling.ensemble_sequence import Belongs
     from serve.scheduling.response_cache import ResponseCache
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     Passed = tuple[DataType, Array, bool, Belongs]
 
 _now = time.perf_counter_ns
-_KNOWN_LAYOUTS = 1024
 
 
 class EnsembleModel:
@@ -84,7 +82,7 @@ class EnsembleModel:
         self.version_text = str(version)
         self._routes: dict[tuple[str, ...], Route] = {}
         self._journey = _Journey if config.decoupled else StraightJourney
-        self._checked: dict[object, Checked] = {}
+        self._checked = CheckedLayouts(config, stats)
         stats.keep_first_responses(config)
         self._cached = cached_responses(config, responses, stats, loop, reads_parameters=True)
 
@@ -97,7 +95,7 @@ class EnsembleModel:
         if route is None:
             wanted = [spec.name for spec in self.config.outputs if not outputs or spec.name in outputs]
             plan = Plan(self.graph, [spec.name for spec in self.config.inputs], wanted)
-            if len(self._routes) >= _KNOWN_LAYOUTS:
+            if len(self._routes) >= KNOWN_LAYOUTS:
                 self._routes.clear()
             route = self._routes[outputs] = Route(plan, self.parts, self.config)
         return route
@@ -112,9 +110,7 @@ class EnsembleModel:
             raise invalid_argument(
                 f"ensemble '{self.name}' sends any number of responses, which this route can't carry"
             )
-        checked = self._checked.get(request.layout)
-        if checked is None:
-            checked = self._check(request)
+        checked = self._checked[request.layout]
         request.batch_size = checked.batch_size
         request.order = checked.order
         request.arrival_ns = _now()
@@ -137,17 +133,6 @@ class EnsembleModel:
         """Drop the responses that were kept."""
         if self._cached is not None:
             self._cached.close()
-
-    def _check(self, request: InferenceRequest) -> Checked:
-        if len(self._checked) >= _KNOWN_LAYOUTS:
-            self._checked.clear()
-        try:
-            checked = check_layout(request.layout, self.config)
-        except MmeError as error:
-            self.stats.failed(error.kind, 0)
-            raise
-        self._checked[request.layout] = checked
-        return checked
 
 
 class Part:

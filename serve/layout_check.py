@@ -1,6 +1,6 @@
 """Does a request's layout fit a model? PURE. Asked once a layout, in Triton's order and with Triton's words.
 
-A layout that fits yields what the scheduler has to know of every request that shares it.
+A layout that fits yields what the scheduler has to know of every request that shares it, and is remembered with that.
 """
 
 from __future__ import annotations
@@ -8,17 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from model_handlers.errors import invalid_argument
+from model_handlers.errors import MmeError, invalid_argument
 from model_handlers.tensor import shape_matches
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable
 
     from model_handlers.config import ModelConfig
-    from model_handlers.errors import MmeError
     from model_handlers.tensor import TensorSpec
     from serve.request import Layout
+    from serve.stats import ModelStats
 
+KNOWN_LAYOUTS = 1024  # remembered per model; a client that sends ever new shapes must not grow us
 _BATCH_NOTE = (
     " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try "
@@ -39,6 +40,33 @@ class Checked:
     batch_size: int
     order: tuple[int, ...]
     signature: Hashable
+
+
+class CheckedLayouts(dict["Layout", Checked]):
+    """The layouts that fit one model; what is looked up and not there is checked.
+
+    Args:
+        config: the model's.
+        stats: where those that do not fit are counted.
+
+    Raises:
+        MmeError: on looking one up, see `check_layout`.
+    """
+
+    def __init__(self, config: ModelConfig, stats: ModelStats) -> None:
+        super().__init__()
+        self._config = config
+        self._stats = stats
+
+    def __missing__(self, layout: Layout) -> Checked:
+        if len(self) >= KNOWN_LAYOUTS:
+            self.clear()
+        try:
+            checked = self[layout] = check_layout(layout, self._config)
+        except MmeError as error:
+            self._stats.failed(error.kind, 0)
+            raise
+        return checked
 
 
 def check_layout(layout: Layout, config: ModelConfig) -> Checked:

@@ -27,7 +27,7 @@ from serve.cached_responses import cached_responses
 from serve.costs import Costs, input_class
 from serve.dispatches import Dispatches
 from serve.instance import Execution, Instance, Retired
-from serve.layout_check import Checked, check_layout
+from serve.layout_check import CheckedLayouts
 from serve.loop_poll import LoopPoll
 from serve.open_request import Posts
 from serve.remote_lanes import RemoteLanes
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from serve.stats import ModelStats
 
 _now = time.perf_counter_ns
-_KNOWN_LAYOUTS = 1024  # remembered per model; a client that sends ever new shapes must not grow us
 
 
 class Model:
@@ -125,7 +124,7 @@ class Model:
         self._executed: list[Execution] = []
         self._queue: Queue[InferenceRequest] = queue_for(name, self.config, len(self._lanes))
         self._lock = threading.Lock()
-        self._checked: dict[object, Checked] = {}
+        self._checked = CheckedLayouts(self.config, stats)
         self._dispatch_asked = False
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = 0
@@ -165,9 +164,7 @@ class Model:
                 f"model '{self.name}' sends any number of responses to a request (decoupled transaction policy), which "
                 "this route can't carry; use generate_stream, or /invocations",
             )
-        checked = self._checked.get(request.layout)
-        if checked is None:
-            checked = self._check(request)
+        checked = self._checked[request.layout]
         request.batch_size = checked.batch_size
         request.order = checked.order
         request.signature = checked.signature
@@ -197,17 +194,6 @@ class Model:
         if not self._dispatch_asked:
             self._dispatch_asked = True
             self._dispatches.ask(self._dispatch)
-
-    def _check(self, request: InferenceRequest) -> Checked:
-        if len(self._checked) >= _KNOWN_LAYOUTS:
-            self._checked.clear()
-        try:
-            checked = check_layout(request.layout, self.config)
-        except MmeError as error:
-            self.stats.failed(error.kind, 0)
-            raise
-        self._checked[request.layout] = checked
-        return checked
 
     def _dispatch(self) -> None:
         """Give a batch to every idle lane while there are both, then answer those that are done. On the loop."""

@@ -35,11 +35,6 @@ class Ranking:
         self._age = 0.0
         self._aged_at = 0.0
 
-    @property
-    def policy(self) -> eviction.Policy:
-        """The order in which models go."""
-        return self._rules.policy
-
     def residents(self, *, and_from_disk: bool = False) -> list[eviction.Resident]:
         """Everybody in memory. Who leaves the disk as well costs a download too when it comes back."""
         return [

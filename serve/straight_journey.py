@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import MmeError
 from serve.batch_dimension import fitted, with_batch
+from serve.layout_check import KNOWN_LAYOUTS
 from serve.request import InferenceRequest, InferenceResponse, Timings, layout_of
 from serve.scheduling.ensemble import ABSENT, Absent
 from serve.scheduling.ensemble_sequence import belonging, overridden
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     Tensor = tuple[str, DataType, Array]  # as a response has it
 
 _now = time.perf_counter_ns
-_KNOWN_LAYOUTS = 1024
 
 
 class Route:
@@ -66,7 +66,7 @@ class Route:
                 tuple((name, kind, shape) for (name, kind), shape in zip(kinds, shapes, strict=True)), part.outputs
             )
             if len(arrays) == len(step.inputs):
-                if len(self._layouts) >= _KNOWN_LAYOUTS:
+                if len(self._layouts) >= KNOWN_LAYOUTS:
                     self._layouts.clear()
                 self._layouts[step.index, shapes] = layout
         if len(arrays) == len(step.inputs) == 1:

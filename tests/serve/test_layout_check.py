@@ -5,8 +5,9 @@ import pytest
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, FP32, INT32, INT64, TensorSpec
-from serve.layout_check import check_layout
+from serve.layout_check import KNOWN_LAYOUTS, CheckedLayouts, check_layout
 from serve.request import Layout
+from serve.stats import ModelStats
 
 A = TensorSpec("A", FP32, (16,))
 B = TensorSpec("B", INT64, (-1,))
@@ -266,3 +267,28 @@ def test_what_is_wrong_first_is_said_first(request_layout, words):
         check_layout(request_layout, model(A, B))
 
     assert words in caught.value.message
+
+
+# -- what is remembered ----------------------------------------------------------------------------------------------
+
+
+def test_what_fits_is_checked_once():
+    """A layout yields the same each time, however many there are; no more than so many are remembered."""
+    layouts = [layout(A_OK) for _ in range(KNOWN_LAYOUTS + 1)]
+    known = CheckedLayouts(model(A), ModelStats())
+    checked = known[layouts[0]]
+    assert checked == check_layout(layouts[0], model(A))
+    assert known[layouts[0]] is checked
+    for each in layouts:
+        assert known[each] == checked
+    assert len(known) == 1
+
+
+def test_what_does_not_fit_is_counted_each_time():
+    """It is refused and counted as a failure whenever it comes, and not remembered."""
+    stats = ModelStats()
+    known, odd = CheckedLayouts(model(A), stats), layout(("B", FP32, [1, 16]))
+    for _ in range(3):
+        with pytest.raises(MmeError, match="unexpected inference input 'B'"):
+            known[odd]
+    assert (len(known), stats.fail.count) == (0, 3)
