@@ -136,8 +136,8 @@ def request_number(batch: int, index: int) -> int:
 
 
 def error_fields(error: MmeError) -> Message:
-    """An error, to cross by name."""
-    message = error.message
+    """An error, to cross by name; a model's own words may have halves of characters, which can't."""
+    message = error.message.encode(errors="replace").decode()
     return {"kind": error.kind.name, "message": message if len(message) <= MAX_ERROR else f"{message[:MAX_ERROR]} …"}
 
 
@@ -181,13 +181,14 @@ class Packing:
         """A place for an array. `subject` is what errors call it.
 
         Raises:
-            MmeError: EXECUTION_FAILED for something that is no array of a type that the protocol has.
+            MmeError: EXECUTION_FAILED for something that is no array of a type that the protocol has, or has elements
+                that are no text.
         """
         if not isinstance(array, np.ndarray):
             raise MmeError(Kind.EXECUTION_FAILED, f"{subject} is {type(array).__name__}, not a numpy array")
         shape = list(array.shape)
         if array.dtype.kind in "OSU":
-            elements = np.frombuffer(encode_bytes_elements(array), np.uint8)
+            elements = np.frombuffer(_elements(array, subject), np.uint8)
             return self._place(BYTES, [elements], elements.nbytes, shape)
         data_type = _data_type(array, subject)
         if self.has(array) and _plain(array):
@@ -238,6 +239,15 @@ class Packing:
                 np.copyto(target.reshape(arrays[0].shape), arrays[0])
             else:
                 np.concatenate(arrays, out=target.reshape(-1, *arrays[0].shape[1:]))
+
+
+def _elements(array: Array, subject: str) -> bytes:
+    try:
+        return encode_bytes_elements(array)
+    except MemoryError:
+        raise
+    except Exception as error:  # halves of characters; what is no string says what it is by code of its author
+        raise MmeError(Kind.EXECUTION_FAILED, f"{subject} has an element that is no text: {error}") from error
 
 
 def _data_type(array: Array, subject: str) -> DataType:

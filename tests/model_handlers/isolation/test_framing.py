@@ -81,6 +81,13 @@ def test_errors_cross_by_name(kind):
     assert crossed.message == "x" * MAX_ERROR + " …"
 
 
+def test_an_error_of_any_words_crosses():
+    """Halves of characters, which no message can carry, are replaced."""
+    message = encode_message(error_fields(MmeError(Kind.INTERNAL, "no \ud800 luck")))
+
+    assert b'"no ? luck"' in message
+
+
 @pytest.mark.parametrize("fields", [{}, None, [], {"kind": "NONE", "message": "m"}, {"kind": [], "message": "m"}])
 def test_no_error_is_refused(fields):
     """What is no error does not become one."""
@@ -157,3 +164,20 @@ def test_what_is_no_tensor_is_named():
         Packing().add([1], "output 'y'")
     with pytest.raises(MmeError, match="output 'y' has dtype complex64"):
         Packing().add(np.zeros(1, "c8"), "output 'y'")
+
+
+class Wordless:
+    """Says nothing about itself."""
+
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(("element", "words"), [("a\ud800", "surrogates not allowed"), (Wordless(), "no words")])
+def test_what_is_no_text_is_named(element, words):
+    """An element that has no form as a string is an error of its tensor, wherever it lies."""
+    array = np.array([b"a", element], object)
+    for add in (Packing().add, lambda *args: Packing().add_joined([array, array], args[1])):
+        with pytest.raises(MmeError, match=f"output 'y' has an element that is no text: .*{words}") as caught:
+            add(array, "output 'y'")
+        assert caught.value.kind is Kind.EXECUTION_FAILED
