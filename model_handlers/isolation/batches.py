@@ -13,13 +13,14 @@ index of the request. Requests that differ, and answers that do, cross one by on
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from model_handlers.base import PUT_BACK, ModelRequest, ModelResponse
-from model_handlers.errors import MmeError
+from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.framing import ProtocolError, checked_parameters, error_fields, error_from, unpack
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array
 
     Answer = ModelResponse | MmeError | None
+
+_SMALLEST, _LARGEST = -(2**63), 2**64 - 1  # integers that JSON has on both sides
 
 
 def pack_requests(requests: Sequence[ModelRequest], packing: Packing) -> Message:
@@ -43,7 +46,7 @@ def pack_requests(requests: Sequence[ModelRequest], packing: Packing) -> Message
         return {"requests": [_request(request, packing) for request in requests]}
     more = {str(index): fields for index, request in enumerate(requests) if (fields := _more(request))}
     return {
-        "columns": _columns([request.inputs for request in requests], packing, "input '{}'"),
+        "columns": _columns([request.inputs for request in requests], packing, "input"),
         "rows": rows or None,
         "outputs": first.outputs,
         "more": more,
@@ -67,15 +70,14 @@ def unpack_requests(fields: Message, shared: Array, model: str) -> list[ModelReq
 
 def pack_answers(answers: Sequence[Answer], packing: Packing, model: str) -> Message:
     """The fields that tell the answers to a batch, whose tensors go into `packing`."""
-    subject = f"output '{{}}' of model '{model}'"
     outputs = [answer.outputs for answer in answers if type(answer) is ModelResponse and not answer.parameters]
     rows = _rows(outputs) if len(outputs) == len(answers) else None
     if rows is not None and not (rows and any(map(packing.has, outputs[0].values()))):  # what is there is not joined
         try:
-            return {"columns": _columns(outputs, packing, subject), "rows": rows or None}
+            return {"columns": _columns(outputs, packing, "output", f" of model '{model}'"), "rows": rows or None}
         except MmeError:  # of one of them: the others' answers are good
             packing.clear()
-    return {"answers": [_answer(answer, packing, subject) for answer in answers]}
+    return {"answers": [_answer(answer, packing, model) for answer in answers]}
 
 
 def unpack_answers(fields: Message, shared: Array, count: int, model: str) -> list[Answer]:
@@ -93,14 +95,17 @@ def unpack_answers(fields: Message, shared: Array, count: int, model: str) -> li
     return answers
 
 
-def answer_fields(response: ModelResponse, packing: Packing, subject: str) -> Message:
+def answer_fields(response: ModelResponse, packing: Packing, model: str) -> Message:
     """The fields of one response.
 
     Raises:
-        MmeError: a tensor that can't cross.
+        MmeError: EXECUTION_FAILED for a tensor or a parameter that can't cross.
     """
-    outputs = {name: packing.add(array, subject.format(name)) for name, array in response.outputs.items()}
-    return {"outputs": outputs, "parameters": dict(response.parameters)}
+    parameters = _parameters(response, model)
+    outputs = {
+        name: packing.add(array, f"output '{name}' of model '{model}'") for name, array in response.outputs.items()
+    }
+    return {"outputs": outputs, "parameters": parameters}
 
 
 def answer_from(fields: Message | None, shared: Array, model: str) -> Answer:
@@ -116,6 +121,41 @@ def answer_from(fields: Message | None, shared: Array, model: str) -> Answer:
     if "again" in fields:
         return PUT_BACK
     return ModelResponse(_unpacked(fields["outputs"], shared, model), checked_parameters(fields["parameters"]))
+
+
+def _parameters(response: ModelResponse, model: str) -> Message:
+    """What a response has beside tensors, as JSON has it.
+
+    Raises:
+        MmeError: EXECUTION_FAILED where JSON has no form for it.
+    """
+    for name, value in response.parameters.items():
+        wrong = (_wrong_text(name) if isinstance(name, str) else f"has a name of {type(name)}") or _wrong_value(value)
+        if wrong:
+            raise MmeError(Kind.EXECUTION_FAILED, f"parameter {name!a} of a response of model '{model}' {wrong}")
+    return {
+        name: float(value) if isinstance(value, float) else value  # numpy's are no others
+        for name, value in response.parameters.items()
+    }
+
+
+def _wrong_value(value: Any) -> str:
+    """What is wrong with a parameter's value, "" for nothing."""
+    if isinstance(value, str):
+        return _wrong_text(value)
+    if isinstance(value, int):
+        return "" if _SMALLEST <= value <= _LARGEST else "is an integer of more than 64 bits"
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else f"is {value}, expected a finite number"
+    return f"is {type(value)}, expected a string, number or boolean"
+
+
+def _wrong_text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"has halves of characters: {error}"
+    return ""
 
 
 def _request(request: ModelRequest, packing: Packing) -> Message:
@@ -139,7 +179,7 @@ def _more(request: ModelRequest) -> Message:
     return more
 
 
-def _answer(answer: Answer, packing: Packing, subject: str) -> Message | None:
+def _answer(answer: Answer, packing: Packing, model: str) -> Message | None:
     if answer is None:
         return None
     if isinstance(answer, MmeError):
@@ -147,8 +187,8 @@ def _answer(answer: Answer, packing: Packing, subject: str) -> Message | None:
     if answer is PUT_BACK:
         return {"again": True}
     try:
-        return answer_fields(answer, packing, subject)
-    except MmeError as error:  # an array that can't be sent is the fault of this request alone
+        return answer_fields(answer, packing, model)
+    except MmeError as error:  # what can't be sent is the fault of this request alone
         return {"error": error_fields(error)}
 
 
@@ -180,10 +220,10 @@ def _has_rows(array: Any) -> bool:
     return isinstance(array, np.ndarray) and array.ndim > 0
 
 
-def _columns(tensors: Sequence[Mapping[str, Array]], packing: Packing, subject: str) -> Message:
+def _columns(tensors: Sequence[Mapping[str, Array]], packing: Packing, what: str, of: str = "") -> Message:
     if len(tensors) == 1:
-        return {name: packing.add(array, subject.format(name)) for name, array in tensors[0].items()}
-    return {name: packing.add_joined([each[name] for each in tensors], subject.format(name)) for name in tensors[0]}
+        return {name: packing.add(array, f"{what} '{name}'{of}") for name, array in tensors[0].items()}
+    return {name: packing.add_joined([each[name] for each in tensors], f"{what} '{name}'{of}") for name in tensors[0]}
 
 
 def _shares(fields: Message, shared: Array, model: str) -> Iterator[dict[str, Array]]:

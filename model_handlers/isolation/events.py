@@ -232,7 +232,7 @@ class ResponderInChild:
         if isinstance(response, MmeError):
             message |= {"final": True, "error": error_fields(response)}
         elif response is not None:
-            message |= answer_fields(response, packing, f"output '{{}}' of model '{self._events.model}'")
+            message |= answer_fields(response, packing, self._events.model)
         self._events.send(message, packing)
 
     def put_back(self) -> None:

@@ -204,6 +204,47 @@ def test_an_output_that_can_not_cross_is_the_error_of_its_request(count):
     assert_same(got[count].outputs, ONE)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"n": float("nan")}, "'n' of a response of model 'm' is nan"),
+        ({"n": np.float64("-inf")}, "is -inf"),
+        ({"n": 2**64}, "more than 64 bits"),
+        ({"n": -(2**63) - 1}, "more than 64 bits"),
+        ({"n": "half \ud800"}, "surrogates not allowed"),
+        ({"\ud800": 1}, "surrogates not allowed"),
+        ({7: 1}, "a name of <class 'int'>"),
+        ({"n": [1]}, "is <class 'list'>, expected a string, number or boolean"),
+        ({"n": None}, "expected a string, number or boolean"),
+    ],
+    ids=ascii,
+)
+def test_a_parameter_that_can_not_cross_is_the_error_of_its_request(parameters, words):
+    """What JSON has no form for; the others' answers come."""
+    got, _ = back([ModelResponse(ONE, parameters), ModelResponse(ONE, {"fine": 1})])
+
+    assert got[0].kind is Kind.EXECUTION_FAILED
+    assert words in got[0].message
+    assert_same(got[1].outputs, ONE)
+
+
+def test_parameters_cross():
+    """All that JSON has a form for, to its bounds, numpy's numbers too."""
+    parameters = {"a": True, "b": -(2**63), "c": 2**64 - 1, "d": 1.5, "e": "ü", "f": np.float64(0.1)}
+    [got], _ = back([ModelResponse(ONE, parameters)])
+
+    assert got.parameters == parameters
+    assert got.parameters["a"] is True
+
+
+def test_a_model_may_be_called_anything():
+    """Its name is no pattern of a sentence."""
+    packing = Packing()
+    fields = pack_answers([ModelResponse({"OUT": np.zeros(1, "c8")})] * 2, packing, "{a}")
+
+    assert "output 'OUT' of model '{a}'" in fields["answers"][0]["error"]["message"]
+
+
 def test_what_lies_in_shared_memory_already_is_not_written_again():
     """An input that comes back as an output stays where it is, in a batch of several too."""
     shared = np.frombuffer(np.arange(8, dtype="<f4").tobytes(), np.uint8)

@@ -187,7 +187,7 @@ def test_what_cannot_be_sent_is_the_end_of_its_request(sides):
     responder.send(ModelResponse({}, {"a": object()}), final=False)
     message = server.next()
 
-    assert (message["respond"], message["final"], message["error"]["kind"]) == (1, True, "INVALID_ARGUMENT")
+    assert (message["respond"], message["final"], message["error"]["kind"]) == (1, True, "EXECUTION_FAILED")
     assert events._open == set()
     with pytest.raises(MmeError) as raised:
         events.send({"a": object()})
