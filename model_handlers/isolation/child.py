@@ -151,7 +151,7 @@ class _Side:
         try:
             data = encode_message(message)
         except MmeError as error:
-            facts = {key: value for key, value in message.items() if key in {"ran", "size", "kept"}}
+            facts = {key: value for key, value in message.items() if key in {"ran", "size", "kept", "metrics"}}
             data = encode_message({**facts, "error": error_fields(error)})
         try:
             self._control.sendall(data)
@@ -204,6 +204,9 @@ class _Worker:
             answer = {"error": error_fields(_as_error(error, self._model, Kind.INTERNAL, "while it executed"))}
         kept = segment.busy  # what this batch lent is gone, unless the model kept some of it
         answer |= {"ran": message["batch"], "size": segment.size, "kept": kept}
+        counted = METRICS.changes() if self._handler.sees_requests else None
+        if counted is not None:  # whatever became of the batch: later tellings wait for this one
+            answer["metrics"] = counted
         if kept:
             del self._segments[segment.id]
             segment.close()
@@ -265,9 +268,7 @@ class _Worker:
         for responder, answer in zip(responders, answers, strict=True):
             if answer is PUT_BACK and self._handler.config.decoupled:
                 responder.put_back()
-        counted = METRICS.changes()
-        told = {} if counted is None else {"metrics": counted}
-        return pack_answers(answers, packing, self._model) | told
+        return pack_answers(answers, packing, self._model)
 
     def _check_count(self, answers: int, requests: int) -> None:
         if answers != requests:

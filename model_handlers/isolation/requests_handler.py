@@ -177,6 +177,12 @@ class IsolatedRequestsHandler(IsolatedHandler):
     def _received(self, sent: _Sent, reply: Message) -> list[ModelResponse | MmeError | None]:
         return self._answers(sent.numbers, sent.requests, reply, self._accept(reply, sent.segment))
 
+    def _accept(self, reply: Message, segment: Segment) -> Array:
+        if "metrics" in reply:
+            self._counted.take(reply["metrics"])
+            del reply["metrics"]  # an answer that something else is wrong with is looked at once more
+        return super()._accept(reply, segment)
+
     def _packed(self, requests: Sequence[ModelRequest]) -> tuple[Message, Packing]:
         packing = Packing()
         return pack_requests(requests, packing), packing
@@ -199,8 +205,6 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self, numbers: range, requests: Sequence[ModelRequest], reply: Message, shared: Array
     ) -> list[ModelResponse | MmeError | None]:
         """The batch's answers, without those of requests that had their last response before."""
-        if "metrics" in reply:
-            self._counted.take(reply["metrics"])
         answers = unpack_answers(reply, shared, len(requests), self.config.name)
         return [
             None if answer is not None and request.responder is not None and not self._ends(number, answer) else answer

@@ -15,6 +15,7 @@ from unasked_models import Once, Unasked
 from model_handlers.base import ModelRequest, ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.restarts import LIMIT
+from model_handlers.metrics import METRICS
 from model_handlers.outside import Override
 from model_handlers.tensor import FP32
 from tests.responders import Responses
@@ -440,6 +441,17 @@ def test_nonsense_from_a_process_that_hangs(start):
 
     assert "gave no answer" in held.end()[0].message
     assert ask(handler, "answer 1") == 1
+
+
+def test_what_was_counted_arrives_though_its_answer_does_not(start):
+    """An answer that is too large for a message takes along what the model counted; what it counts later builds on it."""
+    handler = start(Once)
+    with pytest.raises(MmeError) as raised:
+        ask(handler, "count 17000000")
+    ask(handler, "count 1")
+
+    assert raised.value.kind is Kind.TOO_LARGE
+    wait_for(lambda: [r.value for family, rs in METRICS.read() if family.name == "t_asked" for r in rs] == [2])
 
 
 def test_answers_to_unknown_requests_are_nobodys(start):

@@ -20,6 +20,8 @@ from isolated_models import Model
 
 from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
+from model_handlers.metric_checks import MetricKind
+from model_handlers.metrics import METRICS
 from model_handlers.outside import ModelCall, Override
 from model_handlers.tensor import FP32
 
@@ -121,6 +123,12 @@ def _partial(model, request, argument):
     request.responder.send(response(0), final=False)
     request.responder.send(response(1), final=False)
     raise MmeError(Kind.OUT_OF_MEMORY, "no room for a third")
+
+
+def _count(model, request, argument):
+    """Counts one more, and answers with so many characters beside the tensors."""
+    METRICS.metric(METRICS.family("t_asked", "So many.", MetricKind.COUNTER), {}).add(1)
+    return ModelResponse({"y": np.zeros(1, "f4")}, {"text": "x" * int(argument)})
 
 
 def _raise(model, request, argument):
