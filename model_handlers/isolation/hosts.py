@@ -22,6 +22,7 @@ from model_handlers.isolation.process import Child
 if TYPE_CHECKING:
     import socket
 
+    from model_handlers.errors import Kind
     from model_handlers.isolation.output import Output
 
 _SECONDS = 60.0  # for a host to start, which may have to import the framework first, or to take in a guest
@@ -68,9 +69,10 @@ class Host:
         with self._lock:
             return self._child.has_died()
 
-    def exit_code(self) -> int | None:
-        """How it ended; None while it lives."""
-        return self._child.exit_code if self.died() else None
+    def fate(self) -> tuple[Kind, str]:
+        """How it ended, see `Child.fate`: the same for all of its guests."""
+        with self._lock:
+            return self._child.fate()
 
     def private_memory(self) -> int:
         """Bytes that it takes, all guests together, and no other process shares."""
@@ -106,12 +108,14 @@ class GuestLeash:
 
     Attributes:
         over: whether its thread has ended, or the host has.
+        code: 0, as a thread has none; how a host ended it tells itself.
     """
 
     def __init__(self, end: socket.socket, host: Host) -> None:
         self._end = end
         self._host = host
         self.over = False
+        self.code: int | None = 0
 
     def __repr__(self) -> str:
         return f"<GuestLeash in {self._host!r}{', over' if self.over else ''}>"
@@ -120,11 +124,6 @@ class GuestLeash:
     def pid(self) -> int:
         """The host's."""
         return self._host.pid
-
-    @property
-    def code(self) -> int | None:
-        """The host's exit code; 0 where only the guest has ended."""
-        return 0 if not self._host.died() else self._host.exit_code()
 
     def fileno(self) -> int:
         """To poll for news."""

@@ -70,6 +70,7 @@ class Child:
         self.host = host
         self._subject = f"model '{model}': the process of '{lane}'"
         self.alive = True
+        self._fate: tuple[Kind, str] | None = None
         self._messages = MessageReader()
         self._at_start = LEDGER.count()
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
@@ -107,15 +108,11 @@ class Child:
         """Its id, 0 until known."""
         return self._leash.pid
 
-    @property
-    def exit_code(self) -> int | None:
-        """Its exit code, -n for signal n; None while it lives, and where nobody can know."""
-        if not self.alive:
-            self._leash.wait(_END_SECONDS)
-        return self._leash.code
-
     def drop(self) -> None:
         """Have it ended, without waiting for that."""
+        self._leash.wait(0)
+        if not self._leash.over:
+            self._fate = Kind.EXECUTION_FAILED, f"was killed by {_signal_name(signal.SIGKILL)}"  # ours
         self._leash.drop()
         self.alive = False
 
@@ -176,7 +173,7 @@ class Child:
         except ProtocolError as error:
             raise self.broke(error, doing) from None
         except (EOFError, ConnectionError):
-            raise self._died(*self._death(), doing) from None
+            raise self._died(*self.fate(), doing) from None
         except BaseException:
             self._leash.let_go()
             self.alive = False
@@ -197,7 +194,7 @@ class Child:
 
     def death(self, doing: str) -> ChildDiedError:
         """What to raise of a process whose sockets have closed by themselves."""
-        return self._died(*self._death(), doing)
+        return self._died(*self.fate(), doing)
 
     def has_died(self) -> bool:
         """Whether it died while nobody called; waits for nothing but the news of a death that is on its way."""
@@ -278,12 +275,19 @@ class Child:
         except ConnectionError:
             return True
 
+    def fate(self) -> tuple[Kind, str]:
+        """How it ended, once its end of the socket is closed: found out once, for whoever asks."""
+        if self._fate is None:
+            self._fate = self._death()
+        return self._fate
+
     def _death(self) -> tuple[Kind, str]:
-        """How it died by itself, once its end of the socket is closed."""
         self._leash.wait(_END_SECONDS)
         if not self._leash.over:
             self._leash.let_go()
             return Kind.EXECUTION_FAILED, "was ended, since it closed its connection"
+        if self.host is not None and self.host.died():
+            return self.host.fate()
         if self._leash.code is None:
             return Kind.EXECUTION_FAILED, "ended together with the process that it was forked from, or never began"
         if self._leash.code >= 0:
@@ -296,6 +300,7 @@ class Child:
 
     def _died(self, kind: Kind, what: str, doing: str) -> ChildDiedError:
         self.alive = False
+        self._fate = self._fate or (kind, what)
         words = " | ".join(self.output.last_words())
         last = f"; the last it wrote to standard error: {words[-_WORDS:]}" if words else ""
         return ChildDiedError(kind, f"{self._subject} {what} {doing}{last}")

@@ -15,6 +15,7 @@ from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation import hosts, start
 from model_handlers.isolation.handler import IsolatedHandler
+from model_handlers.isolation.oom import LEDGER
 
 X = np.arange(6, dtype="f4")
 
@@ -142,6 +143,38 @@ def test_who_hangs_is_ended_with_the_others_and_all_come_back(guest):
     assert echo(good) == X.tolist()
     assert do(bad, "nothing")[0].tolist() == X.tolist()
     assert pid(good) == pid(bad)
+
+
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    """The file in which the kernel counts its kills: three so far."""
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom_kill 3\n")
+    monkeypatch.setattr(LEDGER, "_paths", [counter])
+    monkeypatch.setattr(LEDGER, "_claimed", 0)
+    return counter
+
+
+def test_a_kill_for_want_of_memory_is_told_to_all(guest, kernel):
+    """The system kills one process: the batches of all models in it ran out of memory."""
+    handlers = [guest(name=name) for name in "abc"]
+    kernel.write_text("oom_kill 4\n")
+    psutil.Process(pid(handlers[0])).kill()
+    deaths = [handler._child.death("meanwhile") for handler in handlers]
+
+    assert [death.kind for death in deaths] == [Kind.OUT_OF_MEMORY] * 3
+
+
+def test_who_is_ended_with_one_that_hangs_did_not_run_out_of_memory(guest, kernel):
+    """Though the system has killed others since their process began: this kill was ours."""
+    bad, good = guest(Misbehaves, MME_EXECUTION_TIMEOUT="0.2"), guest(name="b")
+    kernel.write_text("oom_kill 4\n")
+    with pytest.raises(MmeError, match="gave no answer"):
+        do(bad, "spin")
+    death = good._child.death("meanwhile")
+
+    assert "was killed by SIGKILL" in death.message
+    assert death.kind is Kind.EXECUTION_FAILED
 
 
 def test_memory_is_what_a_guest_added(guest):
