@@ -206,6 +206,15 @@ class Handler(ABC):
         return False
 
     @classmethod
+    def shares_gpu_process(cls, config: ModelConfig) -> bool:  # noqa: ARG003 - for those whose models may want to be alone
+        """Whether this model shares the process of its backend's models on a GPU: not where it changes that process.
+
+        Raises:
+            MmeError: INVALID_MODEL for a parameter that is not what it should be.
+        """
+        return cls.shared_on_gpu
+
+    @classmethod
     def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:  # noqa: ARG003 - for those that look
         """The environment that the model asks for, for a process of its own; None where it is content with ours."""
         return None

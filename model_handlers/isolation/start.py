@@ -58,6 +58,11 @@ def start_isolated(
     preload = "" if program is not None else handler_class.preload
     on_gpu = device.kind == "gpu"
     if shared is None:
-        shared = on_gpu and handler_class.shared_on_gpu and program is None and PLACEMENT not in config.parameters
+        shared = (
+            on_gpu
+            and program is None
+            and PLACEMENT not in config.parameters
+            and handler_class.shares_gpu_process(config)
+        )
     host = f"{handler_class.backend} on {device}" if shared else ""
     return isolated(load, config, lane, uses_gpu=on_gpu, program=program, preload=preload, host=host)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from model_handlers.base import Handler, Placement
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pytorch.archive import recognise
-from model_handlers.pytorch.options import Options, set_up_process
+from model_handlers.pytorch.options import Options, set_up_process, sets_process
 from model_handlers.pytorch.programs import load_program, shared_program
 from model_handlers.pytorch.runtime import PRELOAD, built_for_cuda, pytorch, translated
 from model_handlers.pytorch.signature import arguments, completed, places
@@ -57,6 +57,11 @@ class TorchHandler(Handler):
     def gpu_capable(cls) -> bool:
         """Whether PyTorch was built for CUDA; asked in the serving process, which has no other need of PyTorch."""
         return built_for_cuda()
+
+    @classmethod
+    def shares_gpu_process(cls, config: ModelConfig) -> bool:
+        """Unless its parameters change what its neighbours would execute with."""
+        return cls.shared_on_gpu and not sets_process(config)
 
     @classmethod
     def prepare(cls, config: ModelConfig, model_file: Path) -> None:  # noqa: ARG003 - of all models

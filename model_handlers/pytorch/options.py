@@ -1,7 +1,8 @@
 """How a PyTorch model runs: from its configuration's parameters, as Triton's backend names them.
 
 Most are switches of the whole process, of the thread that executes, or of PyTorch itself; a model in a process of its
-own is alone with them. Applied on the load thread; `around` surrounds every execution.
+own is alone with them, and one that sets those of the process gets such a process. Applied on the load thread; `around`
+surrounds every execution.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ _JIT_SWITCHES = {
     "ENABLE_JIT_PROFILING": "_jit_set_profiling_mode",
     "ENABLE_TENSOR_FUSER": "_jit_set_texpr_fuser_enabled",
 }
+
+
+_THREADS_BETWEEN = ("INTER_OP_THREAD_COUNT", "NUM_INTEROP_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,19 @@ class Options:
             return stack.pop_all()
 
 
+def sets_process(config: ModelConfig) -> bool:
+    """Whether a configuration sets what all models of a process have in common.
+
+    Raises:
+        MmeError: INVALID_MODEL for a parameter that is not what it should be.
+    """
+    return (
+        switch(config, "DISABLE_CUDNN", default=False)
+        or any(integer(config, key, 0, _THREADS) for key in _THREADS_BETWEEN)
+        or any(key in config.parameters for key in _JIT_SWITCHES)
+    )
+
+
 def set_up_process(torch: Any, config: ModelConfig, model_file: Path) -> None:
     """Threads and the switches of TorchScript's interpreter.
 
@@ -96,9 +113,7 @@ def set_up_process(torch: Any, config: ModelConfig, model_file: Path) -> None:
         MmeError: INVALID_MODEL for a parameter that is not what it should be.
     """
     within = integer(config, "INTRA_OP_THREAD_COUNT", 0, _THREADS) or integer(config, "NUM_THREADS", 0, _THREADS)
-    between = integer(config, "INTER_OP_THREAD_COUNT", 0, _THREADS) or integer(
-        config, "NUM_INTEROP_THREADS", 0, _THREADS
-    )
+    between = next((count for key in _THREADS_BETWEEN if (count := integer(config, key, 0, _THREADS))), 0)
     torch.set_num_threads(within or default_threads(model_file))
     if between:
         with contextlib.suppress(RuntimeError):  # it can be set once a process, which is one model's unless inline

@@ -190,13 +190,14 @@ WHERE = {
     "a GPU": (Device("gpu", 1), {}, True, "test on gpu:1"),
     "a GPU, and a process asked for": (Device("gpu", 1), {"MME_PLACEMENT": "process"}, True, ""),
     "a GPU, of another framework": (Device("gpu", 1), {}, False, ""),
+    "a GPU, and a model that would change it": (Device("gpu", 1), {"ALONE": "true"}, True, ""),
     "the CPU": (CPU, {}, True, ""),
 }
 
 
 @pytest.mark.parametrize("case", WHERE)
 def test_models_share_where_their_framework_wants_it(case, monkeypatch, tmp_path):
-    """On one GPU, unless the configuration asks for a process."""
+    """On one GPU, unless the configuration asks for a process, or for what would change it."""
     device, parameters, shares, host = WHERE[case]
     told = {}
 
@@ -204,8 +205,14 @@ def test_models_share_where_their_framework_wants_it(case, monkeypatch, tmp_path
         def __init__(self, *_, **options):
             told.update(options)
 
+    class Shares(Echo):
+        shared_on_gpu = shares
+
+        @classmethod
+        def shares_gpu_process(cls, config):
+            return super().shares_gpu_process(config) and "ALONE" not in config.parameters
+
     monkeypatch.setattr(start, "IsolatedHandler", Told)
-    monkeypatch.setattr(Echo, "shared_on_gpu", shares)
-    start.start_isolated(Echo, ModelConfig("m", parameters=parameters), tmp_path, device, "m_0")
+    start.start_isolated(Shares, ModelConfig("m", parameters=parameters), tmp_path, device, "m_0")
 
     assert told["host"] == host

@@ -67,6 +67,25 @@ def test_models_have_processes_by_default():
     assert placement_of(ModelConfig("m", parameters={"MME_PLACEMENT": "inline"}), TorchHandler) is Placement.INLINE
 
 
+@pytest.mark.parametrize(
+    ("parameters", "shares"),
+    [
+        ({}, True),
+        ({"DISABLE_CUDNN": "false", "INTER_OP_THREAD_COUNT": "0"}, True),
+        ({"INFERENCE_MODE": "false", "ENABLE_CACHE_CLEANING": "true", "NUM_THREADS": "2"}, True),
+        ({"DISABLE_CUDNN": "true"}, False),
+        ({"INTER_OP_THREAD_COUNT": "2"}, False),
+        ({"NUM_INTEROP_THREADS": "2"}, False),
+        ({"ENABLE_JIT_PROFILING": "true"}, False),
+        ({"ENABLE_TENSOR_FUSER": "false"}, False),
+    ],
+    ids=str,
+)
+def test_models_that_set_what_a_process_has_are_alone_in_one(parameters, shares):
+    """On a GPU too: others would execute with what they set."""
+    assert TorchHandler.shares_gpu_process(ModelConfig("m", parameters=parameters)) is shares
+
+
 def test_predictions_in_a_process(wide, start):
     """The answers are PyTorch's own, at batch 1 and at the largest."""
     module, path = wide
