@@ -245,6 +245,7 @@ class Metrics:
                 metric.release(owner)
                 if not any(metric in others for others in self._gauges.values()):
                     del metric.family.metrics[_key(metric.labels)]
+                    self._dirty.pop(metric, None)  # nobody asks for changes where metrics of others come together
                     self._count -= 1
 
     # -- what has changed ----------------------------------------------------------------------------------------

@@ -296,6 +296,20 @@ def test_what_a_process_counted_outlives_it_and_its_gauges_do_not():
     assert standing(server) == {("both",): 5, ("hits",): 3}
 
 
+def test_gauges_that_are_gone_are_kept_nowhere():
+    """However often a process comes and goes."""
+    server = Metrics()
+    for number in range(3):
+        process = Process(server)
+        gauge(process.metrics, n=str(number)).set(1)
+        counter(process.metrics).add(1)
+        process.tell()
+        process.counted.close()
+
+    assert standing(server) == {("hits",): 3}
+    assert list(server._dirty) == [counter(server)]
+
+
 def test_metrics_that_the_server_refuses_are_not_shown(caplog):
     """Another model's name of another kind, and the thousandth label; a few lines of the log tell, and all else counts."""
     server = Metrics()
