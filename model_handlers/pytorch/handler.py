@@ -10,6 +10,7 @@ Called by load threads (`autocomplete`, `load`, `close`) and by whoever executes
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -82,7 +83,16 @@ class TorchHandler(Handler):
         set_up_process(torch, config, model_file)
         on = torch.device("cuda", device.index) if device.kind == "gpu" else None
         load = shared_program if options.share else load_program
-        return cls(load(model_file, form, on, config.name), config, on, options)
+        try:
+            return cls(load(model_file, form, on, config.name), config, on, options)
+        except MmeError as error:
+            if on is None:
+                raise
+            refusal = MmeError(error.kind, error.message)  # what was loaded hangs on the other one's traceback
+        gc.collect()
+        with contextlib.suppress(RuntimeError):  # a device in trouble gives nothing back
+            torch.cuda.empty_cache()  # the process goes on, with other models
+        raise refusal
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Call the model once."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-from model_handlers.base import CPU, Placement
+from model_handlers.base import CPU, Device, Placement
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.fork_client import FORKS, forks_with
@@ -136,6 +137,26 @@ def test_models_may_share_a_process(wide, start):
     assert two.memory().host >= _MEGABYTES << 20
     assert both - host.private_memory() >= _MEGABYTES << 20
     np.testing.assert_allclose(two.execute({"x": x}, ["y"])[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_load_that_fails_gives_the_device_s_memory_back(tmp_path, monkeypatch, save):
+    """What it had loaded until then is gone before PyTorch is asked for what it keeps: the process is others' as well."""
+    loaded, alive = [], []
+
+    def fails(*_):
+        program = torch.nn.Linear(2, 2)
+        program.circle = [program]
+        loaded.append(weakref.ref(program))
+        raise MmeError(Kind.OUT_OF_MEMORY, "no room for the rest")
+
+    monkeypatch.setattr("model_handlers.pytorch.handler.load_program", fails)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(loaded[0]() is not None))
+    path = save(torch.nn.Linear(2, 2))
+    with pytest.raises(MmeError, match="no room for the rest") as caught:
+        TorchHandler.load(ModelConfig("m"), path, Device("gpu", 0))
+
+    assert caught.value.kind is Kind.OUT_OF_MEMORY
+    assert alive == [False]
 
 
 def test_a_bad_file_in_a_process(tmp_path, start):
