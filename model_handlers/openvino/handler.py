@@ -86,6 +86,7 @@ class OpenvinoHandler(Handler):
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Infer once."""
         size = self._check_batch(inputs) if self._batch else 0
+        given: dict[int, Array] = {}
         try:
             request = self._idle.pop()
         except IndexError:
@@ -99,6 +100,8 @@ class OpenvinoHandler(Handler):
         except Exception as error:  # plain RuntimeError
             raise translated(error, self.config.name, loading=False) from error
         finally:
+            # OpenVINO's wrapper keeps all; what can't be written to is copied, and its memory is wanted elsewhere.
+            request._inputs_data = [array for array in given.values() if array.flags.writeable]  # noqa: SLF001
             self._idle.append(request)
         return [array[:size] for array in results] if size else results
 

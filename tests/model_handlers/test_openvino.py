@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -103,6 +104,18 @@ def test_answers_are_not_written_over(load):
     answer(handler, ROWS[2:4])
 
     np.testing.assert_array_equal(first, kept)
+
+
+def test_inputs_are_not_kept(load):
+    """Neither a request's body nor memory that is shared with a process is held by what waits for the next execution."""
+    handler, body = load(dense()), ROWS.tobytes()
+    shared = np.frombuffer(body, np.uint8)
+    rows, alive = shared.view(np.float32).reshape(ROWS.shape), weakref.ref(shared)
+    first = answer(handler, rows)
+    del rows, shared
+
+    assert alive() is None
+    np.testing.assert_array_equal(answer(handler, ROWS), first)
 
 
 def test_threads_execute_at_the_same_time(load):
