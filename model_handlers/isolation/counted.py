@@ -29,6 +29,9 @@ _MOST_WARNINGS = 10
 class Counted:
     """The metrics of one process. Any thread may take what it tells.
 
+    What comes with the answers to batches may be far ahead of what is still to be read between them: who takes the
+    former, and can wait, waits for the latter where too much has come early.
+
     Args:
         metrics: where they come together with those of others.
         model: whose process it is, for the log.
@@ -37,7 +40,7 @@ class Counted:
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics
         self._model = model
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._known: dict[int, Metric | None] = {}  # None: refused
         self._early: dict[int, Any] = {}  # tellings whose predecessor is still to come
         self._last = 0
@@ -50,13 +53,24 @@ class Counted:
             LookupError, TypeError, ValueError, OverflowError: no process of ours tells so.
         """
         number, changes = telling
-        with self._lock:
-            if number <= self._last or len(self._early) >= _MOST_EARLY:
+        with self._changed:
+            if number <= self._last or (number > self._last + 1 and self.crowded):
                 raise ValueError(f"metrics out of turn: told {str(number)[:50]} behind {self._last}")
             self._early[int(number)] = changes
             while self._last + 1 in self._early:
                 self._last += 1
                 self._apply(self._early.pop(self._last))
+            self._changed.notify_all()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much came early that nothing more is taken before what it waits for."""
+        return len(self._early) >= _MOST_EARLY
+
+    def await_room(self, seconds: float) -> None:
+        """Wait, for so many seconds at most, while it is crowded."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.crowded, seconds)
 
     def close(self) -> None:
         """It tells no more."""

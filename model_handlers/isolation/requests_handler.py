@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _RESPONDING = "while it had requests to answer"
 _SMALL = 64 << 10  # bytes of inputs that the event loop copies itself
+_NEWS_SECONDS = 10.0  # for the listening thread to read what was told before
 
 
 class _Sent:
@@ -47,7 +48,7 @@ class _Sent:
         requests: what was sent.
         numbers: what its requests are called.
         segment: where it lies.
-        reply: an answer that came and was not as it should be.
+        reply: an answer that came and is for a thread to take.
     """
 
     __slots__ = ("numbers", "reply", "requests", "segment")
@@ -121,6 +122,9 @@ class IsolatedRequestsHandler(IsolatedHandler):
         reply = self._child.heard()
         if reply is None:
             return None
+        if self._takes_long(reply):
+            sent.reply = reply
+            return None
         try:
             answers = self._received(sent, reply)
         except NONSENSE:
@@ -177,8 +181,13 @@ class IsolatedRequestsHandler(IsolatedHandler):
     def _received(self, sent: _Sent, reply: Message) -> list[ModelResponse | MmeError | None]:
         return self._answers(sent.numbers, sent.requests, reply, self._accept(reply, sent.segment))
 
+    def _takes_long(self, reply: Message) -> bool:
+        """Whether an answer is not for the event loop to take."""
+        return "metrics" in reply and self._counted.crowded
+
     def _accept(self, reply: Message, segment: Segment) -> Array:
         if "metrics" in reply:
+            self._counted.await_room(_NEWS_SECONDS)
             self._counted.take(reply["metrics"])
             del reply["metrics"]  # an answer that something else is wrong with is looked at once more
         return super()._accept(reply, segment)

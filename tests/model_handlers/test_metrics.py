@@ -269,6 +269,34 @@ def test_what_is_told_out_of_order_is_taken_in_order():
         process.counted.take([50, []])
 
 
+def test_who_can_wait_waits_for_what_was_told_before():
+    """However late that is read: then there is room again, and nothing is lost."""
+    server = Metrics()
+    process = Process(server)
+    tellings = []
+    for _ in range(102):
+        counter(process.metrics).add(1)
+        tellings.append(process.metrics.changes())
+    first, *others, last = tellings
+    for telling in others:
+        assert not process.counted.crowded
+        process.counted.take(telling)
+    assert process.counted.crowded
+    process.counted.await_room(0)
+
+    def waits():
+        process.counted.await_room(60)
+        process.counted.take(last)
+
+    waiting = threading.Thread(target=waits)
+    waiting.start()
+    process.counted.take(first)
+    waiting.join(60)
+
+    assert not process.counted.crowded
+    assert standing(server) == {("hits",): 102}
+
+
 def test_what_a_process_counted_outlives_it_and_its_gauges_do_not():
     """Unless another one tells about the same gauge."""
     server = Metrics()
