@@ -24,6 +24,8 @@ from model_handlers.isolation.listener import Channel, DeafError
 from model_handlers.isolation.process import ChildDiedError
 from model_handlers.isolation.questions import Questions
 from model_handlers.metrics import METRICS
+from model_handlers.sequence_config import all_outputs
+from model_handlers.tensor import BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 _RESPONDING = "while it had requests to answer"
 _SMALL = 64 << 10  # bytes of inputs that the event loop copies itself
+_FEW_STRINGS = 2 * _SMALL  # bytes of a batch, its inputs included, whose strings the event loop takes apart itself
 _NEWS_SECONDS = 10.0  # for the listening thread to read what was told before
 
 
@@ -86,6 +89,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._counted: Counted
         super().__init__(load, config, lane, uses_gpu=uses_gpu, program=program, preload=preload, host=host)
         self.patience = self._deadlines.execution
+        self._answers_text = any(spec.data_type is BYTES for spec in all_outputs(self.config))
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
         """Run one batch of requests in the process. Arrays and errors are as for `execute`."""
@@ -182,8 +186,10 @@ class IsolatedRequestsHandler(IsolatedHandler):
         return self._answers(sent.numbers, sent.requests, reply, self._accept(reply, sent.segment))
 
     def _takes_long(self, reply: Message) -> bool:
-        """Whether an answer is not for the event loop to take."""
-        return "metrics" in reply and self._counted.crowded
+        """Whether an answer is not for the event loop to take: it would have to wait, or to take many strings apart."""
+        end = reply.get("end", 0)
+        small = type(end) is int and end <= _FEW_STRINGS
+        return ("metrics" in reply and self._counted.crowded) or (self._answers_text and not small)
 
     def _accept(self, reply: Message, segment: Segment) -> Array:
         if "metrics" in reply:

@@ -16,7 +16,7 @@ import numpy as np
 
 from model_handlers.base import Footprint, Handler, ModelResponse, Placement
 from model_handlers.errors import Kind, MmeError
-from model_handlers.tensor import FP32, TensorSpec
+from model_handlers.tensor import BYTES, FP32, TensorSpec
 
 
 class Model(Handler):
@@ -255,6 +255,17 @@ class RequestsMisbehave(Requests):
     def execute_requests(self, requests):
         DEEDS.get(requests[0].id, DEEDS["nothing"])(self, requests[0].inputs)
         return super().execute_requests(requests)
+
+
+class Texts(Requests):
+    """Answers with as many strings as its input says."""
+
+    def __init__(self, config, model_file):
+        super().__init__(config, model_file)
+        self.config = replace(self.config, outputs=(TensorSpec("y", BYTES, (-1,)),))
+
+    def _one(self, request):
+        return ModelResponse({"y": np.full(int(request.inputs["x"][0]), b"text", object)})
 
 
 class TooFewAnswers(Requests):

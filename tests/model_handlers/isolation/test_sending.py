@@ -9,7 +9,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from isolated_models import Misbehaves, RequestsMisbehave
+from isolated_models import Misbehaves, RequestsMisbehave, Texts
 
 from model_handlers.base import ModelRequest
 from model_handlers.errors import Kind, MmeError
@@ -77,6 +77,18 @@ def test_answers_are_taken_when_they_are_there(start, ears):
     assert len(handler.execute_requests(requests)) == 3
     assert len(set(map(id, ears.told))) == 1
     assert handler.patience == 60
+
+
+@pytest.mark.parametrize(("count", "at_once"), [(1000, True), (20_000, False)])
+def test_many_strings_are_for_a_thread_to_take(start, ears, count, at_once):
+    """Each of them has to be made, which would keep the event loop; few are made there."""
+    handler = start(Texts)
+    for _ in range(2):
+        heard(handler, ears, request(x=np.array([count], "f4")))
+        answers = handler.take_answers()
+        assert (answers is not None) is at_once
+        [answer] = answers or handler.await_answers()
+        assert answer.outputs["y"].tolist() == [b"text"] * count
 
 
 def test_nothing_is_taken_before_it_is_there(start, ears):
