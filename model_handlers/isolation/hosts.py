@@ -5,7 +5,8 @@ them as a whole process would. So to the serving process a guest is a child with
 its fate: whoever hangs or crashes ends the host, and all guests are started anew in another one. A guest that is
 closed leaves the rest alone; with the last one the host ends.
 
-Called on load threads and lanes' threads. A host's lock is held while it takes a guest in, for microseconds.
+Called on load threads and lanes' threads. A host's lock is held while it takes a guest in, for microseconds; that of
+its name while it starts, which may take long; that of them all for no more than a look.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _SECONDS = 60.0  # for a host to start, which may have to import the framework f
 _REAP_SECONDS = 5.0
 _LEAVING_SECONDS = 0.5  # for a guest that has closed its socket to be gone
 _hosts: dict[str, Host] = {}
+_starts: dict[str, threading.Lock] = {}  # by name: as many as there are frameworks on GPUs
 _lock = threading.Lock()
 
 
@@ -169,14 +171,30 @@ def admit(name: str, preload: str) -> Host:
         OSError: no process can be had.
     """
     with _lock:
-        host = _hosts.get(name)
-        if host is None or host.died():
+        starts = _starts.setdefault(name, threading.Lock())
+    with starts:
+        host = _living(name)
+        if host is None:
             try:
-                host = _hosts[name] = Host(name, preload)
+                host = Host(name, preload)
             except MmeError as error:
                 raise OSError(error.message) from error
-        host.guests += 1
+            with _lock:
+                host.guests = 1
+                _hosts[name] = host
         return host
+
+
+def _living(name: str) -> Host | None:
+    """The host of that name, if it lives; it counts one guest more."""
+    with _lock:
+        host = _hosts.get(name)
+        if host is not None:
+            host.guests += 1
+    if host is not None and host.died():
+        leave(host)
+        return None
+    return host
 
 
 def leave(host: Host) -> None:

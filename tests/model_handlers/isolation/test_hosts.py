@@ -109,6 +109,37 @@ def test_guests_execute_at_the_same_time(guest, tmp_path):
     assert not thread.is_alive()
 
 
+def test_a_host_that_starts_keeps_only_its_own_guests_waiting(guest, monkeypatch):
+    """Who asks for another one, or leaves another one, does not wait for it; who asks for the same one does, and shares it."""
+    begins, goes, made = threading.Event(), threading.Event(), []
+
+    class Slow(hosts.Host):
+        def __init__(self, name, preload):
+            if name == "slow":
+                begins.set()
+                assert goes.wait(60)
+            super().__init__(name, preload)
+
+    leaves = guest()
+    monkeypatch.setattr(hosts, "Host", Slow)
+    threads = [threading.Thread(target=lambda: made.append(hosts.admit("slow", ""))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert begins.wait(60)
+    leaves.close()
+    hosts.leave(hosts.admit("other", ""))
+    assert made == []
+    goes.set()
+    for thread in threads:
+        thread.join(60)
+
+    one, two = made
+    assert one is two
+    assert one.guests == 2
+    hosts.leave(one)
+    hosts.leave(two)
+
+
 def test_a_guest_that_can_t_be_loaded_is_nobody_else_s_business(guest):
     """The refusal is its own, and the process goes on; alone, it leaves no process behind."""
     with pytest.raises(MmeError, match="no such model"):
