@@ -7,7 +7,6 @@ does; the class is a `Handler` like any other.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import Handler, Placement
@@ -15,9 +14,10 @@ from model_handlers.config_checks import normalise
 from model_handlers.custom.found import HANDLER_FILE
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.python.environment import wanted
-from model_handlers.python.imports import ImportedFile, check_syntax, free_name
+from model_handlers.python.imports import ImportedFile, check_syntax, free_name, version_directory
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import ModuleType
 
     from model_handlers.base import Device
@@ -40,7 +40,7 @@ class FileHandler(Handler):
     @classmethod
     def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:
         """What its parameter names, or what its requirements.txt does, as with Python models."""
-        folder = _handler_file(config, model_file).parent
+        folder = version_directory(config, model_file)
         return wanted(config, folder.parent, (folder, folder.parent))
 
     @classmethod
@@ -50,7 +50,7 @@ class FileHandler(Handler):
         Raises:
             MmeError: INVALID_MODEL, UNSUPPORTED. The latter also where only the author's code knows the tensors.
         """
-        check_syntax(config.name, _handler_file(config, model_file))
+        check_syntax(config.name, version_directory(config, model_file) / HANDLER_FILE)
         if not (config.inputs and config.outputs):
             raise MmeError(
                 Kind.UNSUPPORTED,
@@ -64,7 +64,7 @@ class FileHandler(Handler):
 
         The model file is the one that the configuration names, else the class's `default_filename` beside handler.py.
         """
-        path = _handler_file(config, model_file)
+        path = version_directory(config, model_file) / HANDLER_FILE
         folders = [str(path.parent), str(path.parent.parent)]
         file = ImportedFile(config.name, path, free_name(f"handler_of_{path.parent.name}"), folders, path.parent.parent)
         try:
@@ -80,12 +80,6 @@ class RequestsFileHandler(FileHandler):
     """The same for a class that sees requests."""
 
     sees_requests: ClassVar[bool] = True
-
-
-def _handler_file(config: ModelConfig, model_file: Path) -> Path:
-    """handler.py in the version directory, wherever below it the model file lies."""
-    depth = len(Path(config.default_model_filename or model_file.name).parts)
-    return model_file.parents[depth - 1] / HANDLER_FILE
 
 
 def _author_class(module: ModuleType, config: ModelConfig, *, sees_requests: bool) -> type[Handler]:

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import sys
 import warnings
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import invalid_model
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
     from types import ModuleType
+
+    from model_handlers.config import ModelConfig
 
 
 class ImportedFile:
@@ -58,6 +61,12 @@ class ImportedFile:
         for name, module in list(sys.modules.items()):
             if (getattr(module, "__file__", None) or "").startswith(self._inside):
                 del sys.modules[name]
+
+
+def version_directory(config: ModelConfig, file: Path) -> Path:
+    """The version directory that a model's file lies in, wherever below it that is."""
+    depth = len(PurePosixPath(config.default_model_filename or file.name).parts)
+    return file.parents[depth - 1]
 
 
 def check_syntax(model: str, path: Path) -> None:

@@ -8,15 +8,16 @@ apart by a number behind the version. `unload` takes everything out again.
 from __future__ import annotations
 
 import sys
-from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import invalid_model
 from model_handlers.python import pb_utils
-from model_handlers.python.imports import ImportedFile, free_name
+from model_handlers.python.imports import ImportedFile, free_name, version_directory
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from model_handlers.config import ModelConfig
 
 _CLASS = "TritonPythonModel"
@@ -31,9 +32,8 @@ class ModelFile:
     """
 
     def __init__(self, config: ModelConfig, path: Path) -> None:
-        depth = len(PurePosixPath(config.default_model_filename or path.name).parts)
         self.path = path
-        self.version_directory = path.parents[depth - 1]
+        self.version_directory = version_directory(config, path)
         self.model_directory = self.version_directory.parent
 
     @property

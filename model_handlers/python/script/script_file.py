@@ -6,11 +6,11 @@ that module; only where another model of the process has that name it gets a num
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_handlers.body import SUBMIT_DIRECTORY
-from model_handlers.python.imports import ImportedFile, free_name
+from model_handlers.python.imports import ImportedFile, free_name, version_directory
 from model_handlers.python.script import toolkits
 
 if TYPE_CHECKING:
@@ -30,9 +30,8 @@ class ScriptFile:
     """
 
     def __init__(self, config: ModelConfig, model_file: Path) -> None:
-        depth = len(PurePosixPath(config.default_model_filename or model_file.name).parts)
         outside = config.parameters.get(SUBMIT_DIRECTORY)
-        self.model_directory = model_file.parents[depth - 1]
+        self.model_directory = version_directory(config, model_file)
         self.path = Path(outside) / model_file.name if outside else model_file
 
     def imported(self, model: str) -> ImportedFile:
