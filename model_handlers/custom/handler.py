@@ -70,16 +70,32 @@ class FileHandler(Handler):
         try:
             author_class = _author_class(file.module, config, sees_requests=cls.sees_requests)
             named = model_file if model_file != path else path.with_name(author_class.default_filename)
-            return author_class.load(config, named, device, lane)
+            handler = author_class.load(config, named, device, lane)
+            _forget_when_closed(handler, file)
         except BaseException:
             file.forget()
             raise
+        return handler
 
 
 class RequestsFileHandler(FileHandler):
     """The same for a class that sees requests."""
 
     sees_requests: ClassVar[bool] = True
+
+
+def _forget_when_closed(handler: Handler, file: ImportedFile) -> None:
+    """Have the handler's `close` forget its file too: the process may go on."""
+    close = handler.close
+
+    def close_and_forget() -> None:
+        del vars(handler)["close"]  # so that the handler goes with its last user, not with the next collection
+        try:
+            close()
+        finally:
+            file.forget()
+
+    vars(handler)["close"] = close_and_forget
 
 
 def _author_class(module: ModuleType, config: ModelConfig, *, sees_requests: bool) -> type[Handler]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import textwrap
+import weakref
 
 import numpy as np
 import pytest
@@ -70,6 +73,25 @@ def test_its_class_loads_its_own_file(version):
     handler = load(version(CLASS))
 
     assert handler.execute({"X": np.ones(2)}, ["Y"])[0].tolist() == [4.5, 4.5]
+
+
+def test_its_file_is_forgotten_when_it_is_closed(version):
+    """Nothing of it stays in a process that goes on, and the handler itself goes at once."""
+    folder = version(CLASS)
+    paths, modules = list(sys.path), set(sys.modules)
+    handler = load(folder)
+    gone = weakref.ref(handler)
+    assert set(sys.modules) - modules >= {type(handler).__module__}
+    handler.close()
+    gc.disable()
+    try:
+        del handler
+        assert gone() is None
+    finally:
+        gc.enable()
+
+    assert sys.path == paths
+    assert not [name for name in set(sys.modules) - modules if name.startswith(("handler_of", "beside"))]
 
 
 def test_the_configuration_may_name_another_file(version):
