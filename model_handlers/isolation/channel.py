@@ -19,7 +19,6 @@ looked at its contents, or shrink, which would kill its reader, is a `ProtocolEr
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import socket
@@ -27,7 +26,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_handlers.errors import Kind, MmeError, out_of_memory
 from model_handlers.isolation import memfd
 from model_handlers.isolation.framing import MessageReader, Packing, ProtocolError, encode_message
 
@@ -85,10 +83,7 @@ def _written(packing: Packing, size: int) -> int:
     except OSError as error:
         if fd >= 0:
             os.close(fd)
-        sentence = f"{size} bytes of shared memory can't be had: {error}"
-        if error.errno in {errno.ENOMEM, errno.ENOSPC}:
-            raise out_of_memory(sentence) from error
-        raise MmeError(Kind.UNAVAILABLE, sentence) from error
+        raise memfd.refusal(error, f"{size} bytes of shared memory can't be had: {error}") from error
     return fd
 
 

@@ -7,7 +7,6 @@ thread for them.
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 import time
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from model_handlers import devices
 from model_handlers.base import Footprint, Handler
-from model_handlers.errors import Kind, MmeError, out_of_memory
+from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation import memfd
 from model_handlers.isolation.config_fields import config_from
 from model_handlers.isolation.framing import Packing, ProtocolError, error_from, unpack
 from model_handlers.isolation.hosts import admit, leave
@@ -286,9 +286,7 @@ class IsolatedHandler(Handler):
             segment, fresh = self._segments.take(size)
         except OSError as error:
             sentence = f"model '{self.config.name}': {size} bytes of shared memory can't be had: {error}"
-            if error.errno in {errno.ENOMEM, errno.ENOSPC}:
-                raise out_of_memory(sentence) from error
-            raise MmeError(Kind.UNAVAILABLE, sentence) from error
+            raise memfd.refusal(error, sentence) from error
         return segment, [segment.fd] if fresh else []
 
     def _broke(self, error: Exception) -> NoReturn:

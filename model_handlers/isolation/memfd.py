@@ -10,6 +10,8 @@ import errno
 import fcntl
 import os
 
+from model_handlers.errors import Kind, MmeError, out_of_memory
+
 _CLOEXEC, _ALLOW_SEALING = 1, 2
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEAL, _SHRINK, _GROW, _WRITE = 1, 2, 4, 8
@@ -31,6 +33,13 @@ def create(name: str) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return fd
+
+
+def refusal(error: OSError, sentence: str) -> MmeError:
+    """What to raise where the system refuses us memory: it has none, or no descriptors."""
+    if error.errno in {errno.ENOMEM, errno.ENOSPC}:
+        return out_of_memory(sentence)
+    return MmeError(Kind.UNAVAILABLE, sentence)
 
 
 def seal(fd: int) -> None:
