@@ -29,7 +29,7 @@ from model_handlers.config import (
     WarmupInput,
     WarmupSample,
 )
-from model_handlers.isolation.sequence_fields import sequences_from
+from model_handlers.isolation.sequence_fields import sequences_from, tuples
 from model_handlers.tensor import BY_NAME, DataType, TensorSpec
 
 
@@ -65,14 +65,14 @@ def config_from(plain: dict[str, Any]) -> ModelConfig:
             **plain,
             "inputs": tuple(_spec(spec) for spec in plain["inputs"]),
             "outputs": tuple(_spec(spec) for spec in plain["outputs"]),
-            "version_policy": VersionPolicy(**_tuples(plain["version_policy"])),
+            "version_policy": VersionPolicy(**tuples(plain["version_policy"])),
             "instance_groups": tuple(_group(group) for group in plain["instance_groups"]),
             "dynamic_batching": None if batching is None else _batching(batching),
             "parameters": MappingProxyType(plain["parameters"]),
             "metric_tags": MappingProxyType(plain["metric_tags"]),
             "ensemble": tuple(_step(step) for step in plain["ensemble"]),
             "batch_inputs": tuple(_batch_input(given) for given in plain["batch_inputs"]),
-            "batch_outputs": tuple(BatchOutput(**_tuples(given)) for given in plain["batch_outputs"]),
+            "batch_outputs": tuple(BatchOutput(**tuples(given)) for given in plain["batch_outputs"]),
             "warmup": tuple(_sample(sample) for sample in plain["warmup"]),
             "sequence_batching": sequences_from(plain["sequence_batching"]),
             "cc_filenames": MappingProxyType(plain["cc_filenames"]),
@@ -85,12 +85,8 @@ def config_from(plain: dict[str, Any]) -> ModelConfig:
     )
 
 
-def _tuples(plain: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
-
-
 def _spec(plain: dict[str, Any]) -> TensorSpec:
-    return TensorSpec(**{**_tuples(plain), "data_type": BY_NAME[plain["data_type"]]})
+    return TensorSpec(**{**tuples(plain), "data_type": BY_NAME[plain["data_type"]]})
 
 
 def _step(plain: dict[str, Any]) -> EnsembleStep:
@@ -101,7 +97,7 @@ def _step(plain: dict[str, Any]) -> EnsembleStep:
 
 def _batch_input(plain: dict[str, Any]) -> BatchInput:
     fields = {"kind": BatchInputKind[plain["kind"]], "data_type": BY_NAME[plain["data_type"]]}
-    return BatchInput(**{**_tuples(plain), **fields})
+    return BatchInput(**{**tuples(plain), **fields})
 
 
 def _sample(plain: dict[str, Any]) -> WarmupSample:
@@ -122,13 +118,13 @@ def _agent(plain: dict[str, Any]) -> RepositoryAgent:
 
 def _group(plain: dict[str, Any]) -> InstanceGroup:
     resources = tuple(Resource(**needed) for needed in plain["resources"])
-    return InstanceGroup(**{**_tuples(plain), "kind": InstanceKind[plain["kind"]], "resources": resources})
+    return InstanceGroup(**{**tuples(plain), "kind": InstanceKind[plain["kind"]], "resources": resources})
 
 
 def _batching(plain: dict[str, Any]) -> DynamicBatching:
     policies = {int(level): _policy(policy) for level, policy in plain["priority_policies"].items()}
     fields = {"queue_policy": _policy(plain["queue_policy"]), "priority_policies": MappingProxyType(policies)}
-    return DynamicBatching(**{**_tuples(plain), **fields})
+    return DynamicBatching(**{**tuples(plain), **fields})
 
 
 def _policy(plain: dict[str, Any]) -> QueuePolicy:

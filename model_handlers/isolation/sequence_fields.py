@@ -25,7 +25,7 @@ def sequences_from(plain: dict[str, Any] | None) -> SequenceBatching | None:
     """
     if plain is None:
         return None
-    strategy = _tuples(plain["strategy"])
+    strategy = tuples(plain["strategy"])
     made = OldestStrategy(**strategy) if "max_candidate_sequences" in strategy else DirectStrategy(**strategy)
     return SequenceBatching(
         **{
@@ -51,8 +51,9 @@ def _state(plain: dict[str, Any]) -> SequenceState:
 
 def _typed(plain: dict[str, Any]) -> dict[str, Any]:
     data_type = plain["data_type"]
-    return {**_tuples(plain), "data_type": None if data_type is None else BY_NAME[data_type]}
+    return {**tuples(plain), "data_type": None if data_type is None else BY_NAME[data_type]}
 
 
-def _tuples(plain: dict[str, Any]) -> dict[str, Any]:
+def tuples(plain: dict[str, Any]) -> dict[str, Any]:
+    """Fields whose lists are tuples again."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
