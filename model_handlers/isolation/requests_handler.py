@@ -270,10 +270,14 @@ class IsolatedRequestsHandler(IsolatedHandler):
         elif "hear" in message:
             self._hear()
         elif {"call", "ask", "drop"} & message.keys():
-            callers = dict.fromkeys(caller for request in list(self._open.values()) for caller in request.callers)
-            self._questions.take(message, shared, self.outside, (*callers, self.config.name))
+            self._questions.take(message, shared, self.outside, () if "drop" in message else self._callers())
         else:
             raise ProtocolError(f"a frame about nothing: {str(message)[:200]}")
+
+    def _callers(self) -> tuple[str, ...]:
+        """Who waits for what the process does: for an answer to any of its requests."""
+        callers = dict.fromkeys(caller for request in list(self._open.values()) for caller in request.callers)
+        return (*callers, self.config.name)
 
     def _responded(self, message: Message, shared: Array) -> None:
         says = "error" in message or "outputs" in message
