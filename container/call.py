@@ -108,6 +108,13 @@ class Call:
         self._begun = False
         self._over = False
 
+    def take(self, request: InferenceRequest) -> InferenceRequest:
+        """What is submitted for it; cancelled, if the client has left before it could be made."""
+        self.request = request
+        if self._over:
+            request.cancel()
+        return request
+
     # -- what the engine tells -----------------------------------------------------------------------------------
 
     def complete(self, _request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:

@@ -163,8 +163,7 @@ class InferRoutes:
             if accepts_binary(accept):
                 call.reply = call.reply.accepting_binary()
             request.on_response = call.respond
-        call.request = request
-        return request
+        return call.take(request)
 
     def _made_infer(self, call: Call, route: Route, name: str, body: bytes, config: ModelConfig) -> InferenceRequest:
         """A request of a session, for which its model is looked up first."""
@@ -211,10 +210,10 @@ class InferRoutes:
         """What a request without a header means depends on the model's configuration."""
         if takes_body(config) and route.flavor is not Flavor.KSERVE:
             return self._body_request(call, route, body)
-        call.request, call.reply = self._decoder.decode_raw(body, config, call.complete)
+        request, call.reply = self._decoder.decode_raw(body, config, call.complete)
         if call.flavor is not Flavor.KSERVE:
-            call.request.on_response = call.respond
-        return call.request
+            request.on_response = call.respond
+        return call.take(request)
 
     def _took_body(self, call: Call, route: Route, name: str, body: bytes) -> bool:
         """Submit the body as it is, for a model in memory that wants it so. KServe's are tensors for any model."""
@@ -227,9 +226,9 @@ class InferRoutes:
         accept = headers.get(_STREAM_ACCEPT if route.event_stream else _ACCEPT, "")
         attributes = headers.get(CUSTOM_ATTRIBUTES, "")
         call.reply = None
-        call.request = body_request(body, headers.get("content-type", ""), accept, attributes, call.complete)
-        call.request.on_response = call.respond
-        return call.request
+        request = body_request(body, headers.get("content-type", ""), accept, attributes, call.complete)
+        request.on_response = call.respond
+        return call.take(request)
 
     def _generate(self, call: Call, route: Route) -> None:
         name = self._model_name(route, call.exchange.headers.get(TARGET_MODEL, ""))
@@ -248,9 +247,9 @@ class InferRoutes:
             call.session = session
             call.exchange.on_disconnect = call.abandon
             return self._body_request(call, route, body)
-        call.request = decode_generate(body, config, self._decoder.layouts, call.complete)
-        call.request.on_response = call.respond
-        return call.request
+        request = decode_generate(body, config, self._decoder.layouts, call.complete)
+        request.on_response = call.respond
+        return call.take(request)
 
     def _body(self, exchange: Exchange) -> bytes:
         encoding = exchange.headers.get("content-encoding")

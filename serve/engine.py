@@ -211,11 +211,13 @@ class Engine:
         """As `submit_cold`, for a request that is made once the model's configuration is known.
 
         Raises:
-            MmeError: as `submit_cold`, and what `make` raises.
+            MmeError: as `submit_cold`, and what `make` raises; CANCELLED where the client left before that.
         """
         entry, report = await self._acquire(name)
         try:
-            request = make(entry.leased().version(version).config)
+            model = entry.leased().version(version)
+            request = make(model.config)
+            _check_client(model, request)
         except BaseException:
             entry.release()
             raise
@@ -569,6 +571,13 @@ class Engine:
             await asyncio.shield(entry.closing)
         finally:
             entry.closing = None
+
+
+def _check_client(model: AnyModel, request: InferenceRequest) -> None:
+    """Refuse a request whose client has left: a queue might hold it for long, behind sequences."""
+    if request.cancelled:
+        model.stats.failed(Kind.CANCELLED, 0)
+        raise MmeError(Kind.CANCELLED, f"the client of model '{model.name}' left")
 
 
 def _with_suffixes(rules: Rules) -> Rules:

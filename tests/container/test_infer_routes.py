@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from container.codec.framing import BINARY_TYPE
+from container.on_loop import WaitingExchange
 from container.settings import Mode, PingMode
 from container.targets import Flavor, InferenceType, Route, parse_target, parse_version
 
@@ -502,6 +503,31 @@ def test_a_raw_request_counts_once(start, repository):
     stats = running.engine.target_stats["echo-FP32"]
     assert (stats.hits, stats.loads) == (2, 1)
     assert stats.misses == 1
+
+
+def test_a_client_that_leaves_while_its_model_loads_is_not_served(start, repository, json_inputs):
+    """Whatever its request is made of, and however late; it is counted, and a session of its own is over."""
+    running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("arithmetic",))
+    document = json.dumps({"inputs": json_inputs(X=X)}).encode()
+    for number, (target, headers, body) in enumerate(
+        (
+            (b"/v2/models/twice/infer", {}, document),
+            (b"/v2/models/twice/infer", {LENGTH.lower(): "0"}, np.array(X, "<f4").tobytes()),
+            (b"/v2/models/twice/generate", {}, b'{"X": [1, 2, 3, 4]}'),
+            (b"/models/twice/invoke", {"x-amzn-sagemaker-session-id": "NEW_SESSION"}, document),
+        ),
+        1,
+    ):
+        exchange = WaitingExchange("POST", target, headers, body)
+        with running.loads_held_up():
+            assert running.on_loop.call(running.service.routes.dispatch, exchange)
+            running.on_loop.call(lambda exchange: exchange.on_disconnect(), exchange)
+        assert running.http("GET", "/v2/models/twice").status == 200  # whoever waited longer has been served
+
+        stats = running.engine.stats["twice", 1]
+        assert (stats.failures["CANCELED"], stats.success.count) == (number, 0), target
+        assert running.http("POST", "/v2/repository/models/twice/unload").status == 200
+    assert len(running.service.routes._sessions._sessions) == 0
 
 
 def test_a_path_and_a_header_that_disagree_are_refused(post, sums):

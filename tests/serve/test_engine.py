@@ -179,6 +179,22 @@ def test_a_request_that_is_refused_holds_no_lease(run, toys, tmp_path, repositor
     run(main())
 
 
+def test_a_request_whose_client_left_before_it_was_made_is_refused(run, toys, tmp_path, repository):
+    """It is counted, and never queued: there it might wait for its turn behind whole sequences."""
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository) as engine:
+            call = toys.Call(1)
+            call.request.cancel()
+            with pytest.raises(MmeError) as caught:
+                await engine.submit_made("a", None, lambda _config: call.request)
+            assert failure(caught) is Kind.CANCELLED
+            assert (engine.stats["a", 1].failures["CANCELED"], call.answers) == (1, [])
+            assert engine.cache.entries["a"].leases == 0
+
+    run(main())
+
+
 def test_a_client_that_leaves_while_its_model_loads_leaks_nothing(run, toys, tmp_path, repository):
     """Cancelled in the middle of a load, a request is not submitted, and the model serves the next."""
 
