@@ -83,6 +83,7 @@ class Call:
 
     __slots__ = (
         "_begun",
+        "_first",
         "_over",
         "class_names",
         "exchange",
@@ -106,7 +107,15 @@ class Call:
         self.class_names: ClassNames | None = None
         self.session = b""
         self._begun = False
+        self._first: InferenceResponse | None = None  # of a call of type `generate`
         self._over = False
+
+    def become(self, kind: type[Call]) -> None:
+        """Be a call of another type from now on: what its body is was for its model to say.
+
+        It is the one object, whose client may have left and whose load is known. No type has slots of its own.
+        """
+        self.__class__ = kind
 
     def take(self, request: InferenceRequest) -> InferenceRequest:
         """What is submitted for it; cancelled, if the client has left before it could be made."""
@@ -276,11 +285,7 @@ class Call:
 class GenerateCall(Call):
     """One request of type `generate`: exactly one response, however many the model might send."""
 
-    __slots__ = ("_first",)
-
-    def __init__(self, exchange: Exchange, flavor: Flavor) -> None:
-        super().__init__(exchange, flavor)
-        self._first: InferenceResponse | None = None
+    __slots__ = ()
 
     def respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
         """Keep the first; a second one is too many."""

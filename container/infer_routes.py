@@ -242,10 +242,7 @@ class InferRoutes:
     def _made_generate(self, call: Call, route: Route, body: bytes, config: ModelConfig) -> InferenceRequest:
         """Which keys are tensors depends on the model's configuration."""
         if takes_body(config) and route.flavor is not Flavor.KSERVE:
-            session = call.session
-            call = self._calls[InferenceType.INFER, route.event_stream](call.exchange, call.flavor)
-            call.session = session
-            call.exchange.on_disconnect = call.abandon
+            call.become(self._calls[InferenceType.INFER, route.event_stream])
             return self._body_request(call, route, body)
         request = decode_generate(body, config, self._decoder.layouts, call.complete)
         request.on_response = call.respond

@@ -369,13 +369,15 @@ def test_a_model_that_turns_from_a_script_into_tensors(cold, folders, s3, bucket
 
 @pytest.mark.parametrize("inference_type", ["generate", "generate_stream"])
 def test_a_script_is_a_script_whatever_bodies_mean_to_other_models(serve, in_s3, inference_type):
-    """Triton's inference types are about tensors."""
-    asker = ByHeader(serve({**in_s3, "SAGEMAKER_TRITON_INFERENCE_TYPE": inference_type}))
+    """Triton's inference types are about tensors; an answer that waited for its load says so all the same."""
+    server = serve({**in_s3, "SAGEMAKER_TRITON_INFERENCE_TYPE": inference_type})
+    headers = {"X-Amzn-SageMaker-Target-Model": "twin.tar.gz", "Content-Type": "text/csv"}
 
-    for _ in range(2):
-        answer = asker.ask("twin", b"1,2", "text/csv")
-        assert (answer.status, answer.content_type) == (200, "application/json")
+    for cold in (True, False):
+        answer = server.ask("POST", "/invocations", b"1,2", **headers)
+        assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
         assert answer.json["number"] == 2
+        assert ("server-timing" in answer.headers) == cold
 
 
 def test_what_a_script_prints_and_logs_is_in_the_log(platform):
