@@ -101,8 +101,8 @@ class Traced(Call):
         self.trace: Trace | None = self.tracer.begin(exchange.headers)
 
     def respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
-        """One response of several."""
-        if self.trace is not None:
+        """One response of several, or the only one, where that is written as if there were several."""
+        if self.trace is not None and response is not self.trace.last:
             self.trace.responses += 1
             self.trace.last = response
         super().respond(request, response)

@@ -200,6 +200,17 @@ def test_a_stream_is_one_span_until_its_last_response(server, collector):
     assert [span.name for span in parts] == PARTS
 
 
+def test_an_answer_that_is_streamed_all_the_same_has_one_response(server, collector):
+    """An event of its own, of a model that answers once."""
+    trace_id = "b1" * 16
+    document = {"X": ONE["inputs"][0]["data"]}
+    path = "/v2/models/plus.tar.gz/generate_stream"
+    answer = server.ask("POST", path, document, traceparent=f"00-{trace_id}-{'c' * 16}-01")
+    assert answer.status == 200
+
+    assert attributes(collector.trace(trace_id)[0])["mme.responses"] == 1
+
+
 def test_the_steps_of_an_ensemble_have_spans_of_their_own(server, collector):
     """Called as their models, one behind the other, each with its queue, batch and compute below it."""
     trace_id = "8" * 32
