@@ -120,6 +120,11 @@ class Traced(Call):
         super().fail(error)
         self._tell(self.request, error)
 
+    def acknowledge(self, body: bytes) -> None:
+        """It was not for the model."""
+        super().acknowledge(body)
+        self._tell(None, None)
+
     def not_ready(self, name: str) -> None:
         """The model still loads."""
         super().not_ready(name)

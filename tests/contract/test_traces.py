@@ -228,6 +228,17 @@ def test_the_steps_of_an_ensemble_have_spans_of_their_own(server, collector):
     assert attributes(root)["triton.model_name"] == "both.tar.gz"
 
 
+def test_a_session_is_created_and_closed_in_spans_as_well(server, collector):
+    """Requests that ask the model for nothing."""
+    session = "NEW_SESSION"
+    for trace_id, word in (("b2" * 16, "NEW_SESSION"), ("b3" * 16, "CLOSE")):
+        headers = {"X_Amzn_SageMaker_Session_Id": session, "traceparent": f"00-{trace_id}-{'c' * 16}-01"}
+        session = invoke(server, document={"requestType": word}, **headers).json["sessionId"]
+
+        (root,) = collector.trace(trace_id)
+        assert root.status.code != root.status.STATUS_CODE_ERROR
+
+
 def test_a_failed_request_is_marked_and_says_why(server, collector):
     """With the sentence that the client got, once."""
     trace_id = "e" * 32
