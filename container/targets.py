@@ -1,4 +1,4 @@
-"""Which inference route a request target names. PURE.
+"""Which inference route a request target names, and which of the others may take long. PURE.
 
 /ping                                             GET, POST   health
 /invocations                                      POST        SageMaker, single model or by header
@@ -61,6 +61,8 @@ _INFER = re.compile(
 )
 _INVOKE = re.compile(rb"/models/(?P<model>.+)/invoke")
 _RUNTIME = re.compile(rb"/endpoints/[^/]+/invocations(?P<stream>-response-stream)?")
+_OF_MODEL = b"/v2/models/"
+_KNOWN_WITHOUT_LOAD = re.compile(rb"/v2/models/(?:.+/(?:ready|stats|trace/setting)|stats)")
 
 
 def parse_target(target: bytes) -> Route | None:
@@ -79,6 +81,17 @@ def parse_target(target: bytes) -> Route | None:
     if match := _RUNTIME.fullmatch(path):
         return Route(Flavor.RUNTIME, event_stream=match["stream"] is not None)
     return None
+
+
+def is_quick(method: str, target: bytes) -> bool:
+    """Whether a request that is no inference changes nothing and waits for no load.
+
+    What is told of a model's configuration is read in memory, so that asking for it loads the model.
+    """
+    if method not in {"GET", "HEAD"}:
+        return False
+    path = unquote_to_bytes(target.partition(b"?")[0])
+    return not path.startswith(_OF_MODEL) or _KNOWN_WITHOUT_LOAD.fullmatch(path) is not None
 
 
 def parse_version(text: str) -> int | None:

@@ -4,8 +4,9 @@ Gunicorn's master keeps us alive: it starts us, restarts us when we die, and kil
 loop tells it so once a second by `notify`, which touches a file. Signals arrive on the loop: SIGTERM drains, SIGINT
 and SIGQUIT end at once.
 
-Two pools of threads serve Flask. Requests that change something (load, unload) may take minutes and have a pool of
-their own, so that however many loads are under way, a GET is answered at once.
+Two pools of threads serve Flask. Requests that change something (load, unload), or that ask about a model that is
+loaded for them, may take minutes and have a pool of their own: however many loads are under way, any other GET is
+answered at once.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from container.http1 import Http1Server, Limits
 from container.on_loop import OnLoop
 from container.service import Service
 from container.settings import Settings
+from container.targets import is_quick
 from container.wsgi import call_application
 from model_handlers.devices import return_large_blocks
 from model_handlers.errors import MmeError
@@ -182,7 +184,7 @@ class _Front:
         """Answer an inference request on the loop, have Flask answer any other on a thread."""
         if self._dispatch(exchange):
             return
-        pool = self._readers if exchange.method in {"GET", "HEAD"} else self._changers
+        pool = self._readers if is_quick(exchange.method, exchange.target) else self._changers
         self._poll.hold()
         answer = pool.submit(call_application, self._app, exchange)
         answer.add_done_callback(lambda done: self._bring_back(exchange, done))

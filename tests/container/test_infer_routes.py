@@ -12,7 +12,7 @@ import pytest
 from container.codec.framing import BINARY_TYPE
 from container.on_loop import WaitingExchange
 from container.settings import Mode, PingMode
-from container.targets import Flavor, InferenceType, Route, parse_target, parse_version
+from container.targets import Flavor, InferenceType, Route, is_quick, parse_target, parse_version
 
 A = np.array([[1, 2, 3, 4]], dtype="<f4")
 B = np.array([[10, 20, 30, 40]], dtype="<f4")
@@ -90,6 +90,31 @@ def test_hot_targets_are_known(target, route):
 def test_other_targets_are_left_to_flask(target):
     """Whatever is no inference."""
     assert parse_target(target) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "quick"),
+    [
+        ("GET", b"/metrics", True),
+        ("HEAD", b"/models?next_page_token=x", True),
+        ("GET", b"/models/a", True),
+        ("GET", b"/v2/health/ready", True),
+        ("GET", b"/v2/models/stats", True),
+        ("GET", b"/v2/models/m/ready?x=y", True),
+        ("GET", b"/v2/models/a/b/versions/1/stats", True),
+        ("GET", b"/v2/models/m/trace/setting", True),
+        ("GET", b"/v2/models/m", False),
+        ("HEAD", b"/v2/models/m/versions/2", False),
+        ("GET", b"/v2/models/m/config?x=/ready", False),
+        ("GET", b"/v2/models/ready", False),
+        ("GET", b"/v2/model%73/m", False),
+        ("POST", b"/v2/repository/index", False),
+        ("DELETE", b"/models/a", False),
+    ],
+)
+def test_other_targets_are_quick_or_may_wait_for_a_load(method, target, quick):
+    """What changes something may, and what tells of a model's configuration, which is read when it is loaded."""
+    assert is_quick(method, target) is quick
 
 
 def test_the_memory_of_targets_is_bounded(server, monkeypatch):

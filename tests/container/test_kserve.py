@@ -8,6 +8,7 @@ from importlib.metadata import version
 import pytest
 
 from container.settings import Mode
+from container.worker import _READ_THREADS
 
 INFER = "/v2/models/arithmetic/infer"
 SUMMED = {"success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss"}
@@ -211,6 +212,25 @@ def test_the_index_shows_a_load_under_way_and_who_holds_a_model(own, json_inputs
     assert abs(began - datetime.now(UTC)) < timedelta(minutes=1)
     assert rows["twice"]["cache"]["leases"] == 1
     assert "loading_since" not in index(own)["thrice"]["cache"]
+
+
+def test_questions_about_models_that_load_keep_no_others_waiting(own):
+    """However many ask for the metadata and the configuration of models that are not in memory."""
+
+    def misses(name):
+        stats = own.engine.target_stats.get(name)
+        return stats.misses if stats is not None else 0
+
+    paths = ["/v2/models/thrice", "/v2/models/thrice/config"] * 6
+    with ThreadPoolExecutor(len(paths)) as pool:
+        with own.loads_held_up():
+            asked = [pool.submit(own.http, "GET", path) for path in paths]
+            while own.on_loop.call(misses, "thrice") < _READ_THREADS:
+                pass
+            for path in ("/v2/health/ready", "/v2/models/twice/ready", "/metrics", "/models"):
+                assert own.http("GET", path).status == 200
+            assert not any(reply.done() for reply in asked)
+        assert [reply.result().status for reply in asked] == [200] * len(paths)
 
 
 def test_load_and_unload_change_the_index(own, json_inputs):
