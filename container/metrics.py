@@ -1,4 +1,4 @@
-"""Statistics → Prometheus text, on the same port. A Flask blueprint; the numbers are read on the event loop.
+"""Statistics → Prometheus text, on the same port. A Flask blueprint; the event loop reads numbers, a thread writes.
 
 Inference counters carry Triton's names and labels, so that dashboards made for it go on working; what a multi-model
 cache adds is named `mme_…`, and what the code of models counts as its authors name it. Nothing is counted here: the
@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from flask import Blueprint, Response
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.utils import floatToGoString
@@ -22,7 +22,7 @@ from model_handlers.metrics import METRICS
 from serve.stats import BOUNDS_SECONDS, EVICTION_REASONS, FAILURE_REASONS, FIRST_RESPONSES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from container.on_loop import OnLoop
     from container.service import Service
@@ -45,17 +45,26 @@ _DURATIONS = {
 def blueprint(service: Service, on_loop: OnLoop, _hot: View) -> Blueprint:
     """/metrics over a service."""
     routes = Blueprint("metrics", __name__)
-    registry = CollectorRegistry()
-    registry.register(_Collector(service.engine))
+    counted = _Collector(service.engine)
 
     def metrics() -> Response:
-        machine = CollectorRegistry()  # asking drivers takes milliseconds, which the loop does not have
-        machine.register(MachineCollector())
-        text = on_loop.call(generate_latest, registry) + generate_latest(machine)
-        return Response(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)
+        families = on_loop.call(list, counted.collect())
+        families += MachineCollector().collect()  # asking drivers takes milliseconds, which the loop does not have
+        return Response(generate_latest(_Collected(families)), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     routes.add_url_rule("/metrics", "metrics", metrics)
     return routes
+
+
+class _Collected:
+    """Families as they stood; they hold numbers of their own."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """All of them."""
+        return self._families
 
 
 class _Collector:
@@ -65,7 +74,7 @@ class _Collector:
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        """Every family; called on the loop."""
+        """Every family; iterated on the loop."""
         yield from self._inference()
         yield self._batch_sizes()
         yield self._first_responses()

@@ -3,11 +3,14 @@
 import json
 import math
 import sys
+import threading
 
+import prometheus_client
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from container import metrics
 from container.settings import Mode
 from model_handlers import devices
 from tests.fake_nvml import FakeGpu, FakeNvml
@@ -195,6 +198,21 @@ def test_names_that_nobody_has_do_not_grow_the_metrics(own):
         assert post(own, f"/v2/models/nobody{number}/infer", {"inputs": []}).status == 400
     _, samples = scrape(own)
     assert not [key for key in samples if "nobody" in str(key)]
+
+
+def test_the_loop_reads_numbers_and_writes_no_text(own, monkeypatch):
+    """Hundreds of models are thousands of lines, which no request has to wait for."""
+    threads = []
+
+    def generate(registry):
+        threads.append(threading.current_thread())
+        return prometheus_client.generate_latest(registry)
+
+    monkeypatch.setattr(metrics, "generate_latest", generate)
+    scrape(own)
+
+    assert threads
+    assert own.on_loop.call(threading.current_thread) not in threads
 
 
 def test_other_methods_are_a_405(own):
