@@ -7,6 +7,7 @@ endpoint's output or failure path. Threads of the front come in by `accept`.
 from __future__ import annotations
 
 import json
+import math
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +15,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
-from werkzeug.datastructures import Headers
 
 from container.local.faults import RuntimeApiError
 from container.ship.aws import split_uri
+from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from werkzeug.datastructures import Headers
 
     from container.local.endpoint import Endpoint
 
@@ -32,11 +35,22 @@ _PATIENCE = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Where the answer of an accepted invocation will be."""
+    """An invocation that waits for its turn.
+
+    Attributes:
+        inference_id: the client's id of it, or one of ours.
+        output, failure: where its answer will be, or its error.
+        came: reading of `time.monotonic()`.
+        time_to_live: seconds that it may wait.
+        patience: seconds that its answer may take.
+    """
 
     inference_id: str
     output: str
     failure: str
+    came: float
+    time_to_live: float
+    patience: float
 
 
 class Background:
@@ -64,49 +78,52 @@ class Background:
         """Queue an invocation.
 
         Raises:
-            RuntimeApiError: it names no input in S3.
+            RuntimeApiError: it names no input in S3, or a time that is none.
         """
         source = headers.get(f"{_PREFIX}InputLocation", "")
-        if not source.startswith("s3://"):
-            raise RuntimeApiError("ValidationError", f"InputLocation '{source}' is not an s3:// URI")
+        try:
+            split_uri(source)
+        except MmeError:
+            raise RuntimeApiError("ValidationError", f"InputLocation '{source}' is not an s3:// URI") from None
         file = str(uuid.uuid4())
         extension = headers.get(f"{_PREFIX}S3OutputPathExtension", "").strip("/")
         folder = f"{self._output}/{extension}" if extension else self._output
         name = headers.get(f"{_PREFIX}Filename") or f"{file}.out"
         accepted = Accepted(
-            headers.get(f"{_PREFIX}Inference-Id") or file, f"{folder}/{name}", f"{self._failure}/{file}-error.out"
+            headers.get(f"{_PREFIX}Inference-Id") or file,
+            f"{folder}/{name}",
+            f"{self._failure}/{file}-error.out",
+            time.monotonic(),
+            _seconds(headers, "RequestTTLSeconds", _TIME_TO_LIVE),
+            _seconds(headers, "InvocationTimeoutSeconds", _PATIENCE),
         )
-        self._pool.submit(self._run, target, source, Headers(list(headers)), accepted, time.monotonic())
+        self._pool.submit(self._run, target, source, _passed_on(headers), accepted)
         return accepted
 
     def close(self) -> None:
         """End what has begun; what has not is dropped."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _run(self, target: str, source: str, headers: Headers, accepted: Accepted, came: float) -> None:
+    def _run(self, target: str, source: str, headers: dict[str, str], accepted: Accepted) -> None:
         """One invocation; every end of it is an object in S3."""
         try:
-            self._check_age(headers, came)
+            _check_age(accepted)
             body = self._read(source)
-            patience = float(headers.get(f"{_PREFIX}InvocationTimeoutSeconds", _PATIENCE))
-            answer = self._endpoint.invoke(target, body, _passed_on(headers), patience)
+            answer = self._endpoint.invoke(target, body, headers, accepted.patience)
             self._write(accepted.output, answer.body, answer.headers.get("content-type", "application/octet-stream"))
             self._tell(f"async {accepted.inference_id}: answer in {accepted.output}")
         except RuntimeApiError as fault:
             self._fail(accepted, str(fault.facts.get("OriginalMessage") or fault.message))
         except (ClientError, BotoCoreError) as error:
             self._fail(accepted, f"S3: {error}")
-
-    def _check_age(self, headers: Headers, came: float) -> None:
-        most = float(headers.get(f"{_PREFIX}RequestTTLSeconds", _TIME_TO_LIVE))
-        if time.monotonic() - came > most:
-            raise RuntimeApiError("ValidationError", f"The request expired: it waited longer than {most:.0f} seconds.")
+        except MmeError as error:
+            self._fail(accepted, str(error))
 
     def _fail(self, accepted: Accepted, reason: str) -> None:
         self._tell(f"async {accepted.inference_id}: failed, {reason}")
         try:
             self._write(accepted.failure, json.dumps({"error": reason}).encode(), "application/json")
-        except (ClientError, BotoCoreError) as error:
+        except (ClientError, BotoCoreError, MmeError) as error:
             self._tell(f"async {accepted.inference_id}: {accepted.failure} cannot be written: {error}")
 
     def _read(self, uri: str) -> bytes:
@@ -117,6 +134,24 @@ class Background:
     def _write(self, uri: str, body: bytes, content_type: str) -> None:
         bucket, key = split_uri(uri)
         self._s3.put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type)
+
+
+def _seconds(headers: Headers, name: str, default: float) -> float:
+    """What a header says of a time."""
+    text = headers.get(f"{_PREFIX}{name}", "")
+    try:
+        seconds = float(text) if text else default
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise RuntimeApiError("ValidationError", f"{name} '{text}' is not a number of seconds")
+    return seconds
+
+
+def _check_age(accepted: Accepted) -> None:
+    most = accepted.time_to_live
+    if time.monotonic() - accepted.came > most:
+        raise RuntimeApiError("ValidationError", f"The request expired: it waited longer than {most:.0f} seconds.")
 
 
 def _passed_on(headers: Headers) -> dict[str, str]:

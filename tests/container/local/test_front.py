@@ -5,11 +5,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import queue
 
 import pytest
 from botocore.exceptions import ClientError, EventStreamError
+from werkzeug.datastructures import Headers
 
 from container.local.background import Background
+from container.local.faults import RuntimeApiError
 from container.local.throttle import Throttle
 
 LINES = b'{"n": 1}\n{"n": 2}\n'
@@ -130,6 +133,40 @@ def test_asynchronous_invocations_read_and_write_s3(start, s3):
 
     assert content(locations[0][0]) == LINES
     assert json.loads(content(locations[1][1])) == {"error": '{"error": "it broke"}'}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("InputLocation", "file.json", "InputLocation 'file.json' is not an s3:// URI"),
+        ("InputLocation", "s3:///in", "InputLocation 's3:///in' is not an s3:// URI"),
+        ("RequestTTLSeconds", "soon", "RequestTTLSeconds 'soon' is not a number of seconds"),
+        ("InvocationTimeoutSeconds", "-1", "InvocationTimeoutSeconds '-1' is not a number of seconds"),
+        ("InvocationTimeoutSeconds", "nan", "InvocationTimeoutSeconds 'nan' is not a number of seconds"),
+    ],
+)
+def test_an_asynchronous_invocation_that_can_never_be_made_is_refused(name, value, sentence):
+    """At once, rather than accepted and never heard of again."""
+    background = Background(None, None, "s3://models/out", "", 1, pytest.fail)
+    asked = {"InputLocation": "s3://models/in", name: value}
+    headers = Headers({f"X-Amzn-SageMaker-{key}": text for key, text in asked.items()})
+    with contextlib.closing(background), pytest.raises(RuntimeApiError) as caught:
+        background.accept("", headers)
+
+    assert (caught.value.name, caught.value.message) == ("ValidationError", sentence)
+
+
+def test_an_asynchronous_invocation_whose_end_can_be_written_nowhere_is_told(start, s3):
+    """To whoever looks at the terminal: what went wrong first, and why its client will never know."""
+    told = queue.Queue()
+    s3.put_object(Bucket="models", Key="in", Body=b"x")
+    client = start(multi=False, background=lambda endpoint: Background(endpoint, s3, "out", "", 1, told.put))
+    client.invoke_endpoint_async(EndpointName="any", InputLocation="s3://models/in", InferenceId="7")
+
+    failed, lost = told.get(timeout=60), told.get(timeout=60)
+    assert failed.startswith("async 7: failed, 'out/")
+    assert lost.startswith("async 7: out/")
+    assert lost.endswith("is not a place in S3: write s3://bucket/prefix")
 
 
 def test_an_endpoint_without_an_output_takes_no_asynchronous_invocations(start):
