@@ -61,9 +61,9 @@ def _classes(rows: Array, count: int, labels: Sequence[str]) -> Array:
     """[rows, classes], highest first; of equal values the first one first."""
     order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :count]
     values = np.take_along_axis(rows, order, axis=1)
-    texts = np.empty(order.shape, dtype=np.object_)
-    for place in np.ndindex(order.shape):
-        index = int(order[place])
-        name = f":{labels[index]}" if index < len(labels) else ""
-        texts[place] = f"{float(values[place]):.6f}:{index}{name}".encode()
-    return texts
+    texts = np.empty(order.size, dtype=np.object_)
+    texts[:] = [
+        f"{value:.6f}:{index}{f':{labels[index]}' if index < len(labels) else ''}".encode()
+        for value, index in zip(values.ravel().tolist(), order.ravel().tolist(), strict=True)
+    ]
+    return texts.reshape(order.shape)
