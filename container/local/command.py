@@ -30,6 +30,7 @@ from container.local.process import OURS, command_words, free_port, started, wai
 from container.local.throttle import Throttle
 from container.local.upstream import Container
 from container.ship.aws import aws_errors
+from container.ship.flags import pairs
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.archive import extract
 from serve.store import ARCHIVE_SUFFIX, open_store
@@ -145,7 +146,7 @@ def _container(
     if emulated and _URL.match(emulated):
         return Container(emulated), None
     port = arguments.container_port or free_port()
-    environ = dict(_pair(text) for text in arguments.env or ())
+    environ = pairs("--env", arguments.env)
     environ |= {"SAGEMAKER_MULTI_MODEL": "true"} if single is None else {}
     if emulated:
         command = command_words(emulated, port, models)
@@ -155,13 +156,6 @@ def _container(
         environ |= {"MME_MODEL_DIR": str(single)} if single else {}
     process = stack.enter_context(started(command, port, environ))
     return Container(f"http://127.0.0.1:{port}"), process
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise invalid_argument(f"--env '{text}' is not NAME=VALUE")
-    return name, value
 
 
 def _endpoint(arguments: argparse.Namespace, container: Container, models: Path, store: Store | None) -> Endpoint:

@@ -28,6 +28,7 @@ from container.ship.deployment import (
     renewal,
     resource_id,
 )
+from container.ship.flags import pairs
 from container.ship.instance_types import check_instance_type
 from container.ship.inventory import alarm_names, is_ours, superseded, tags_of
 from container.ship.watching import rollback_alarms
@@ -60,9 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
         instances=arguments.instances or 1,
         environment={
             **({"MME_EMF_TOP_MODELS": _TOP_MODELS} if arguments.dashboard else {}),
-            **_pairs("--env", arguments.env),
+            **pairs("--env", arguments.env),
         },
-        labels=_pairs("--tag", arguments.tag),
+        labels=pairs("--tag", arguments.tag),
         subnets=tuple(arguments.subnet or ()),
         security_groups=tuple(arguments.security_group or ()),
         cache=not arguments.no_model_cache,
@@ -132,15 +133,6 @@ def _models(arguments: argparse.Namespace) -> tuple[bool, str]:
     if bool(arguments.models) == bool(arguments.single):
         raise invalid_argument("say where models are: --models s3://bucket/prefix for many, --single ARCHIVE for one")
     return bool(arguments.models), arguments.models or arguments.single
-
-
-def _pairs(flag: str, texts: Sequence[str] | None) -> dict[str, str]:
-    """What a repeatable NAME=VALUE says."""
-    pairs = [text.partition("=") for text in texts or ()]
-    for name, equals, value in pairs:
-        if not (name and equals):
-            raise invalid_argument(f"{flag} '{name}{equals}{value}' is not NAME=VALUE")
-    return {name: value for name, _, value in pairs}
 
 
 def _around(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -227,7 +219,7 @@ def _changed(arguments: argparse.Namespace, now: Deployment) -> Deployment:
     changes = {field: value for field, value in changes.items() if value}
     if arguments.models or arguments.single:
         changes["multi_model"] = bool(arguments.models)
-    if environment := _pairs("--env", arguments.env):
+    if environment := pairs("--env", arguments.env):
         changes["environment"] = {**now.environment, **environment}
     if not changes:
         raise invalid_argument("nothing changes: give a new --image, --models, --instance-type, --env or --instances")

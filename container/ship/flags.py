@@ -8,9 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from model_handlers.errors import invalid_argument
+
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
@@ -39,6 +41,19 @@ examples:
       'docker run --rm -p {port}:8080 -v {models}:/opt/ml/models -e SAGEMAKER_MULTI_MODEL=true my-image serve'
       towards any image that speaks the multi-model contract, Triton's included
 """
+
+
+def pairs(flag: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """What a repeatable NAME=VALUE says.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT for what is none.
+    """
+    found = [text.partition("=") for text in texts or ()]
+    for name, equals, value in found:
+        if not (name and equals):
+            raise invalid_argument(f"{flag} '{name}{equals}{value}' is not NAME=VALUE")
+    return {name: value for name, _, value in found}
 
 
 def _add_local_flags(parser: argparse.ArgumentParser) -> None:
