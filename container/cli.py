@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
 import logging
 import os
 import sys
@@ -27,6 +26,7 @@ from container.settings.table import MME_VARIABLES
 from container.settings.values import boolean, directories, names, resource_limits
 from container.ship.flags import COMMANDS as SHIP
 from container.ship.flags import DEFAULT_URL
+from container.version import installed_version
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ _COMMANDS = {
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mme", description="A serving container for SageMaker multi-model endpoints.")
-    parser.add_argument("--version", action="version", version=f"mme {_version()}")
+    parser.add_argument("--version", action="version", version=f"mme {installed_version() or '(not installed)'}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_serve_flags(_command(commands, "serve", "start the server", _SERVE_EXAMPLES))
     _add_models_flags(_command(commands, "models", "list a server's models", _MODELS_EXAMPLES))
@@ -219,13 +219,6 @@ def _interval(text: str) -> float:
     if not 0.1 <= seconds <= 86400:
         raise ValueError
     return seconds
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("mme")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 if __name__ == "__main__":

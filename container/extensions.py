@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from container.load_parameters import check_name, load_error, unload_dependents
 from container.trace_settings import TraceSettings
+from container.version import installed_version
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.registry import platform_of
 from serve.lifecycle import State
@@ -38,7 +38,7 @@ EXTENSIONS = (
 
 def server_metadata() -> dict[str, Any]:
     """The server's metadata document."""
-    return {"name": "mme", "version": _version(), "extensions": EXTENSIONS}
+    return {"name": "mme", "version": installed_version() or "0", "extensions": EXTENSIONS}
 
 
 async def configured(engine: Engine, name: str, number: int | None) -> tuple[str, ModelConfig, list[int]]:
@@ -142,10 +142,3 @@ def change_traces(tracer: Tracer | None, name: str, wanted: Mapping[str, Any]) -
     if tracer is None:
         raise MmeError(Kind.UNSUPPORTED, "traces go nowhere: start the server with MME_TRACE_URL")
     tracer.change(wanted)
-
-
-def _version() -> str:
-    try:
-        return version("mme")
-    except PackageNotFoundError:  # run from a checkout that was never installed
-        return "0"

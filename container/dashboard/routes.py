@@ -10,7 +10,6 @@ run or style anything that is not in those two files. On SageMaker nobody but th
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import orjson
@@ -18,6 +17,7 @@ from flask import Blueprint, Response, render_template, request
 
 from container.dashboard import drawing
 from container.dashboard.history import SECONDS
+from container.version import installed_version
 
 if TYPE_CHECKING:
     from container.dashboard.document import Documents
@@ -56,7 +56,7 @@ def blueprint(documents: Documents, on_loop: OnLoop) -> Blueprint:
             here="" if request.path.endswith("/") else "dashboard/",  # a proxy may put us under another path
             charts=drawing.CHARTS,
             seconds=SECONDS,
-            version=_version(),
+            version=installed_version(),
             draw=drawing,
         )
         return Response(text, headers=_HEADERS, content_type="text/html; charset=utf-8")
@@ -72,10 +72,3 @@ def blueprint(documents: Documents, on_loop: OnLoop) -> Blueprint:
 
 def _wanted() -> str:
     return request.args.get("filter", "").strip()[:_LONGEST_FILTER]
-
-
-def _version() -> str:
-    try:
-        return version("mme")
-    except PackageNotFoundError:  # run from a checkout that was never installed
-        return ""
