@@ -59,18 +59,7 @@ class _Tensor:
 class _Plan:
     """What a header means."""
 
-    __slots__ = (
-        "correlation_id",
-        "flags",
-        "id",
-        "layout",
-        "parameters",
-        "priority",
-        "reply",
-        "size",
-        "tensors",
-        "timeout_us",
-    )
+    __slots__ = ("layout", "own", "reply", "size", "tensors")
 
     def __init__(
         self, layout: Layout, tensors: list[_Tensor | Array], size: int, reply: Reply, own: RequestFields
@@ -79,12 +68,7 @@ class _Plan:
         self.tensors = tensors
         self.size = size
         self.reply = reply
-        self.id = own.id
-        self.parameters = own.parameters
-        self.timeout_us = own.timeout_us
-        self.priority = own.priority
-        self.correlation_id = own.correlation_id
-        self.flags = own.flags
+        self.own = own
 
 
 class Decoder:
@@ -126,13 +110,7 @@ class Decoder:
             tensor.view(body, header_length, model) if isinstance(tensor, _Tensor) else tensor
             for tensor in plan.tensors
         ]
-        request = InferenceRequest(
-            plan.layout, inputs, on_complete, plan.id or request_id, plan.parameters, plan.timeout_us
-        )
-        request.priority = plan.priority
-        if plan.correlation_id or plan.flags:
-            request.correlation_id, request.flags = plan.correlation_id, plan.flags
-        return request, plan.reply
+        return plan.own.request(plan.layout, inputs, on_complete, request_id), plan.reply
 
     def decode_raw(self, body: bytes, config: ModelConfig, on_complete: Completion) -> tuple[InferenceRequest, Reply]:
         """A raw binary request: the whole body is the data of the model's only input, its shape is deduced.
@@ -160,9 +138,9 @@ class Decoder:
     def _remember(self, header: bytes, key: bytes, request_id: str) -> _Plan:
         plan = self._plan(header, remember=True)
         if key is not header:
-            if plan.id != request_id:  # a second "id" further on, which JSON lets win: not worth remembering
+            if plan.own.id != request_id:  # a second "id" further on, which JSON lets win: not worth remembering
                 return plan
-            plan.id = ""  # every request of this plan brings its own
+            plan.own.id = ""  # every request of this plan brings its own
         if len(header) <= _MAX_PLAN_BYTES:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()

@@ -1,4 +1,4 @@
-"""Fields of a request's JSON that every form of request has: the id, and the parameters beside its tensors. PURE."""
+"""What every form of request says beside its tensors, in JSON or in messages: the id, and parameters. PURE."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import orjson
 
 from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from model_handlers.errors import invalid_argument
+from serve.request import InferenceRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from model_handlers.tensor import Array
+    from serve.request import Completion, Layout
 
 _RESERVED = frozenset({"priority", "timeout", "binary_data_output", "sequence_id", "sequence_start", "sequence_end"})
 
@@ -47,6 +50,15 @@ class RequestFields:
         self.flags = FLAG_SEQUENCE_START * bool(boolean_field(parameters, "sequence_start", "the request"))
         self.flags |= FLAG_SEQUENCE_END * bool(boolean_field(parameters, "sequence_end", "the request"))
         self.parameters = {key: value for key, value in parameters.items() if key not in _RESERVED}
+
+    def request(
+        self, layout: Layout, inputs: list[Array], on_complete: Completion, request_id: str = ""
+    ) -> InferenceRequest:
+        """The request of these tensors; `request_id` is the client's id of it, where these fields have none."""
+        request = InferenceRequest(layout, inputs, on_complete, self.id or request_id, self.parameters, self.timeout_us)
+        request.priority = self.priority
+        request.correlation_id, request.flags = self.correlation_id, self.flags
+        return request
 
 
 def json_object(text: bytes, form: str) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from container.codec.json_data import array_to_json, flat_array_from_json, param
 from container.codec.sse import event
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import element_count
-from serve.request import InferenceRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from container.codec.layouts import Layouts
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import Array, TensorSpec
-    from serve.request import Completion, InferenceResponse
+    from serve.request import Completion, InferenceRequest, InferenceResponse
 
 
 def decode_generate(body: bytes, config: ModelConfig, layouts: Layouts, on_complete: Completion) -> InferenceRequest:
@@ -45,12 +44,7 @@ def decode_generate(body: bytes, config: ModelConfig, layouts: Layouts, on_compl
     own = RequestFields(_id(document, names), given)
     inputs = [(spec, _tensor(values[spec.name], spec, config)) for spec in config.inputs if spec.name in values]
     layout = layouts.intern(tuple((spec.name, spec.data_type, array.shape) for spec, array in inputs), ())
-    arrays = [array for _, array in inputs]
-    request = InferenceRequest(layout, arrays, on_complete, own.id, own.parameters, own.timeout_us)
-    request.priority = own.priority
-    if own.correlation_id or own.flags:
-        request.correlation_id, request.flags = own.correlation_id, own.flags
-    return request
+    return own.request(layout, [array for _, array in inputs], on_complete)
 
 
 def encode_generate(response: InferenceResponse) -> bytes:

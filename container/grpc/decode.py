@@ -90,10 +90,7 @@ class Decoder:
             return request, Wanted(classes, empty_final=False) if classes else PLAIN
         parameters = values(message.parameters)
         empty_final = _empty_final(parameters)
-        own = RequestFields(message.id, parameters)
-        request = InferenceRequest(layout, inputs, on_complete, own.id, own.parameters, own.timeout_us)
-        request.priority = own.priority
-        request.correlation_id, request.flags = own.correlation_id, own.flags
+        request = RequestFields(message.id, parameters).request(layout, inputs, on_complete)
         return request, Wanted(classes, empty_final)
 
     def _form(self, message: ModelInferRequest) -> tuple[Description, ...]:
