@@ -1,7 +1,8 @@
 """What a model prints: read line by line from the pipes that are its standard output and standard error, and logged.
 
 One thread a child reads both, so that a model that prints a lot waits for the log and never for the event loop, and
-keeps the last lines of standard error for the obituary. A line without an end can't make us grow: it is cut.
+keeps the last lines of standard error for the obituary. A line without an end can't make us grow: it is cut. A line of
+standard error that begins with the name of a level, `WARNING: …`, has that level, as those of `pb_utils.Logger` have.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.model")
 MAX_LINE = 8 << 10  # bytes
+_LEVELS = {
+    logging.getLevelName(level): level for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
+}
 _LAST_LINES = 20
 _CHUNK = 64 << 10
 _JOIN_SECONDS = 2.0
@@ -58,6 +62,12 @@ def _printable(line: str) -> str:
     if line.isprintable():
         return line
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in line)
+
+
+def _leveled(line: str) -> tuple[int, str]:
+    """The level of a line, and what is behind the level's name."""
+    name, _, text = line.partition(": ")
+    return (_LEVELS[name], text) if text and name in _LEVELS else (logging.INFO, line)
 
 
 class Output:
@@ -143,7 +153,8 @@ class Output:
 
     def _tell(self, stream: str, lines: Iterator[str]) -> None:
         for line in lines:
-            if stream == "stderr":
+            level, text = _leveled(line) if stream == "stderr" else (logging.INFO, line)
+            if stream == "stderr" and level > logging.DEBUG:
                 self._last.append(line)
             with contextlib.suppress(Exception):  # a broken log must not stop the model, which waits for us to read
-                _log.info("%s", line, extra={"target_model": self._model, "stream": stream})
+                _log.log(level, "%s", text, extra={"target_model": self._model, "stream": stream})

@@ -217,12 +217,12 @@ class Logger:
     def log(message: str, level: int = INFO) -> None:
         """Write a line at one of the levels above.
 
-        In a process that keeps no log it goes to standard error, which the server reads; VERBOSE goes nowhere.
+        In a process that keeps no log it goes to standard error, from where the server takes it into its own.
         """
         if _log.hasHandlers():
             model = hosted()
             _log.log(level, "%s", message, extra={"target_model": model.name} if model else None)
-        elif level > Logger.VERBOSE:
+        else:
             sys.stderr.write(f"{logging.getLevelName(level)}: {message}\n")
             sys.stderr.flush()
 

@@ -1,5 +1,7 @@
 """Parameters, configurations as fields, counts of the kernel's kills, and lines of output."""
 
+import logging
+import os
 from dataclasses import fields
 from types import MappingProxyType
 
@@ -30,7 +32,7 @@ from model_handlers.config import (
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.config_fields import config_fields, config_from
 from model_handlers.isolation.oom import OomLedger, counters, read_count
-from model_handlers.isolation.output import MAX_LINE, LineSplitter
+from model_handlers.isolation.output import MAX_LINE, LineSplitter, Output
 from model_handlers.isolation.parameters import Deadlines, placement_of
 from model_handlers.onnx import OnnxHandler
 from model_handlers.sequence_config import (
@@ -208,3 +210,29 @@ def test_long_lines_are_cut():
     assert len(lines._rest) == MAX_LINE
 
     assert list(lines.feed(b"\nnext\n")) == ["x" * MAX_LINE + " … (cut)", "next"]
+
+
+def test_a_line_of_standard_error_may_name_its_level(caplog):
+    """It is logged at that level, without the name; standard output is what it is. The last words have no details."""
+    output = Output("m", "m_0")
+    stdout, stderr = output.writers
+    os.write(stdout, b"ERROR: not one\n")
+    os.write(stderr, b"DEBUG: a\nINFO: b\nWARNING: c: d\nERROR: e\nFATAL: f\nERROR:g\nERROR: \n")
+    with caplog.at_level(logging.DEBUG, "mme.model"):
+        output.start()
+        output.close_writers()
+        words = output.last_words()
+        output.close()
+
+    told = [(record.levelname, record.getMessage()) for record in caplog.records if record.stream == "stderr"]
+    assert told == [
+        ("DEBUG", "a"),
+        ("INFO", "b"),
+        ("WARNING", "c: d"),
+        ("ERROR", "e"),
+        ("INFO", "FATAL: f"),
+        ("INFO", "ERROR:g"),
+        ("INFO", "ERROR:"),
+    ]
+    assert ("INFO", "ERROR: not one") in [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert words == ["INFO: b", "WARNING: c: d", "ERROR: e", "FATAL: f", "ERROR:g", "ERROR:"]

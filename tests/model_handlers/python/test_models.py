@@ -431,7 +431,7 @@ def test_without_a_log_the_lines_go_to_standard_error():
     )
     environ = {"PYTHONPATH": str(Path(model_handlers.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=True)
-    assert (done.stdout, done.stderr) == ("", "INFO: i\nWARNING: w\nERROR: e\n")
+    assert (done.stdout, done.stderr) == ("", "DEBUG: v\nINFO: i\nWARNING: w\nERROR: e\n")
 
 
 def test_finalize_is_called_once_and_may_fail(models, kit, caplog):
