@@ -270,6 +270,7 @@ class ModelConfig:
         backend: `onnxruntime`, …: names the handler. `platform` is the older name for the same.
         max_batch_size: the largest batch, 0 for a model without a batch dimension.
         inputs, outputs: tensor specs, without the batch dimension. Empty until autocompleted.
+        named_inputs, named_outputs: those of which config.pbtxt says no more than what the model's code is to complete.
         dynamic_batching: None when requests are never batched together, or as those of sequences are.
         sequence_batching: None where a request has nothing to do with any other.
         default_model_filename: the model file inside a version directory.
@@ -279,6 +280,7 @@ class ModelConfig:
         parameters: the model's own `parameters`, for its backend.
         metric_tags: labels that every metric of the model carries.
         decoupled: whether a request may have any number of responses (`model_transaction_policy`).
+        not_decoupled: whether config.pbtxt says in so many words that it has one, which the model's code can't change.
         ensemble: the steps of an ensemble, () for any other model.
         max_inflight: how many responses of each decoupled step of it may be on their way to its outputs; 0 for any.
         batch_inputs, batch_outputs: what a model is told of a ragged batch, and how its outputs are split.
@@ -318,6 +320,9 @@ class ModelConfig:
     agents: tuple[RepositoryAgent, ...] = ()
     histograms: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: _NO_HISTOGRAMS)
     op_libraries: tuple[str, ...] = ()
+    named_inputs: tuple[str, ...] = ()
+    named_outputs: tuple[str, ...] = ()
+    not_decoupled: bool = False
 
     def input(self, name: str) -> TensorSpec | None:
         """The input of that name, or None."""

@@ -57,7 +57,7 @@ def config_json(config: ModelConfig) -> Json:
         "parameters": {key: {"string_value": value} for key, value in config.parameters.items()},
         "model_warmup": [_warmup(sample) for sample in config.warmup],
         **({"model_operations": {"op_library_filename": list(config.op_libraries)}} if config.op_libraries else {}),
-        **_transaction_policy(config.decoupled),
+        **_transaction_policy(config),
         **({"response_cache": {"enable": True}} if config.response_cache else {}),
         **_agents(config.agents),
         **_histograms(config),
@@ -243,5 +243,7 @@ def _warmup_input(given: WarmupInput) -> Json:
     return {"data_type": given.data_type.config_name, "dims": list(given.dims), **data[given.data]}
 
 
-def _transaction_policy(decoupled: bool) -> Json:  # noqa: FBT001 - the one field that it has
-    return {"model_transaction_policy": {"decoupled": True}} if decoupled else {}
+def _transaction_policy(config: ModelConfig) -> Json:
+    if not (config.decoupled or config.not_decoupled):
+        return {}
+    return {"model_transaction_policy": {"decoupled": config.decoupled}}

@@ -16,7 +16,7 @@ from google.protobuf import text_format
 
 from model_handlers.config_checks import checks, normalise
 from model_handlers.errors import MmeError
-from model_handlers.pbtxt import check_escapes, syntax_error, translated
+from model_handlers.pbtxt import check_escapes, is_named_only, syntax_error, translated
 from model_handlers.pbtxt_fields import RULES, Fate, field_error, set_fields
 from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.tensor import BY_NUMBER
@@ -225,7 +225,7 @@ def _complete_tensors(message: pb.ModelConfig, model: str, problems: list[Findin
             if not tensor.name:
                 problems.append(Finding(f"{what}[{index}].name", f"model {what} must specify 'name' for {model}"))
                 tensor.name = f"{what}[{index}]"
-            if tensor.data_type not in BY_NUMBER:
+            if tensor.data_type not in BY_NUMBER and not is_named_only(tensor, message):
                 sentence = f"model {what} '{tensor.name}' must specify 'data_type' for {model}"
                 problems.append(Finding(f"{what}[{index}].data_type", sentence))
                 tensor.data_type = _FP32

@@ -79,8 +79,10 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
         backend=message.backend,
         platform=message.platform,
         max_batch_size=message.max_batch_size,
-        inputs=tuple(_input(tensor, model) for tensor in message.input),
-        outputs=tuple(_output(tensor, model) for tensor in message.output),
+        inputs=tuple(_input(tensor, model) for tensor in message.input if not is_named_only(tensor, message)),
+        outputs=tuple(_output(tensor, model) for tensor in message.output if not is_named_only(tensor, message)),
+        named_inputs=tuple(tensor.name for tensor in message.input if is_named_only(tensor, message)),
+        named_outputs=tuple(tensor.name for tensor in message.output if is_named_only(tensor, message)),
         version_policy=_version_policy(message, model),
         instance_groups=tuple(_instance_group(group) for group in message.instance_group),
         dynamic_batching=dynamic_batching(message, model),
@@ -89,6 +91,7 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
         parameters=MappingProxyType({key: value.string_value for key, value in message.parameters.items()}),
         metric_tags=MappingProxyType(dict(message.metric_tags)),
         decoupled=message.model_transaction_policy.decoupled,
+        not_decoupled=_says_not_decoupled(message),
         ensemble=tuple(_step(step) for step in message.ensemble_scheduling.step),
         max_inflight=message.ensemble_scheduling.max_inflight_requests,
         batch_inputs=batch_inputs(message),
@@ -130,8 +133,10 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
                 **_tensor_fields(spec),
             )
             for spec in config.inputs
-        ],
-        output=[pb.ModelOutput(label_filename=spec.labels, **_tensor_fields(spec)) for spec in config.outputs],
+        ]
+        + [pb.ModelInput(name=name) for name in config.named_inputs],
+        output=[pb.ModelOutput(label_filename=spec.labels, **_tensor_fields(spec)) for spec in config.outputs]
+        + [pb.ModelOutput(name=name) for name in config.named_outputs],
         version_policy=_version_policy_message(config.version_policy),
         instance_group=[
             pb.ModelInstanceGroup(
@@ -158,8 +163,9 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
         message.sequence_batching.CopyFrom(sequence_message(config.sequence_batching))
     if config.ensemble:
         message.ensemble_scheduling.CopyFrom(_ensemble_message(config))
-    if config.decoupled:
-        message.model_transaction_policy.decoupled = True
+    if config.decoupled or config.not_decoupled:
+        message.model_transaction_policy.SetInParent()
+        message.model_transaction_policy.decoupled = config.decoupled
     if config.response_cache:
         message.response_cache.enable = True
     for family, buckets in config.histograms.items():
@@ -206,6 +212,16 @@ def check_escapes(text: str, model: str) -> None:
                     f"model '{model}': config.pbtxt line {line}: {escape[0]!a} in a string is no escape sequence; "
                     "write a backslash twice"
                 )
+
+
+def _says_not_decoupled(message: pb.ModelConfig) -> bool:
+    return message.HasField("model_transaction_policy") and not message.model_transaction_policy.decoupled
+
+
+def is_named_only(tensor: pb.ModelInput | pb.ModelOutput, message: pb.ModelConfig) -> bool:
+    """Whether a tensor lacks its type or its dims, which a Python model may give it in `auto_complete_config`."""
+    whole = tensor.data_type in BY_NUMBER and tensor.dims
+    return message.backend == "python" and bool(tensor.name) and not whole
 
 
 def _input(tensor: pb.ModelInput, model: str) -> TensorSpec:

@@ -80,6 +80,8 @@ def config_from(plain: dict[str, Any]) -> ModelConfig:
             "cpu_accelerators": tuple(_accelerator(each) for each in plain["cpu_accelerators"]),
             "histograms": MappingProxyType({name: tuple(buckets) for name, buckets in plain["histograms"].items()}),
             "op_libraries": tuple(plain["op_libraries"]),
+            "named_inputs": tuple(plain["named_inputs"]),
+            "named_outputs": tuple(plain["named_outputs"]),
             "agents": tuple(_agent(each) for each in plain["agents"]),
         }
     )

@@ -29,18 +29,29 @@ def complete(config: ModelConfig, author_class: type[Any]) -> ModelConfig:
     """The configuration with what the author's class adds, checked.
 
     Raises:
-        MmeError: INVALID_MODEL when it contradicts config.pbtxt or leaves inputs or outputs unnamed.
+        MmeError: INVALID_MODEL when it contradicts config.pbtxt or nobody names any input or output.
     """
     if hasattr(author_class, "auto_complete_config"):
         config = _merged(config, _asked(config, author_class))
-    config = normalise(config)
-    for what, specs in (("input", config.inputs), ("output", config.outputs)):
-        if not specs:
-            raise invalid_model(
-                f"model configuration must contain at least one {what}, none were specified for '{config.name}': "
-                f"name them in config.pbtxt, or add them in auto_complete_config with add_{what}"
-            )
+    _check_named("input", config.named_inputs, config.inputs, config.name)
+    _check_named("output", config.named_outputs, config.outputs, config.name)
+    config = normalise(replace(config, named_inputs=(), named_outputs=()))
+    if not (config.inputs or config.outputs):
+        raise invalid_model(
+            f"model configuration must contain at least one input or output, none were specified for '{config.name}': "
+            "name them in config.pbtxt, or add them in auto_complete_config with add_input and add_output"
+        )
     return config
+
+
+def _check_named(what: str, named: Sequence[str], completed: Sequence[TensorSpec], model: str) -> None:
+    """Whether every tensor that config.pbtxt only names has been completed."""
+    for name in named:
+        if name not in {spec.name for spec in completed}:
+            raise invalid_model(
+                f"model {what} '{name}' must specify 'data_type' and 'dims' for {model}: in config.pbtxt, or in "
+                f"auto_complete_config with add_{what}"
+            )
 
 
 def _asked(config: ModelConfig, author_class: type[Any]) -> dict[str, Any]:

@@ -63,7 +63,9 @@ class PythonHandler(Handler):
         """
         file = ModelFile(config, model_file)
         check_syntax(config.name, file.path)
-        if not (config.inputs and config.outputs):
+        named = bool(config.inputs) + bool(config.outputs)  # a model may do without either
+        completes = named < 2 and b"auto_complete_config" in file.path.read_bytes()
+        if named == 0 or completes or config.named_inputs or config.named_outputs:
             raise MmeError(
                 Kind.UNSUPPORTED,
                 f"model '{config.name}' names its inputs and outputs in auto_complete_config, which only a load runs",

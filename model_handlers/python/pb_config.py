@@ -57,7 +57,9 @@ class ModelConfig:
                 f"model transaction property in auto-complete-config function for model '{self._name}' contains "
                 "property other than 'decoupled'"
             )
-        wanted = bool(transaction_policy_dict.get("decoupled", False))
+        if "decoupled" not in transaction_policy_dict:
+            return
+        wanted = bool(transaction_policy_dict["decoupled"])
         configured = self._model_config.get("model_transaction_policy")
         if configured is not None and configured["decoupled"] != wanted:
             raise ValueError(

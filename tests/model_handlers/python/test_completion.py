@@ -2,9 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
+from model_handlers.base import ModelRequest
 from model_handlers.errors import Kind, MmeError
+from model_handlers.pbtxt import config_text, parse_config
 from model_handlers.python.handler import PythonHandler
 from model_handlers.tensor import BYTES, FP32, INT32
 
@@ -56,6 +59,31 @@ def test_what_the_configuration_says_stands(models):
         ("O", BYTES, ""),
     ]
     assert handler.config.dynamic_batching.max_queue_delay_us == 7
+
+
+NAMED = 'backend: "python" input { name: "I" dims: [ 4 ] } output { name: "O" data_type: TYPE_STRING }'
+
+
+def test_a_tensor_that_config_pbtxt_only_names_is_completed(models):
+    """Its type, its dims or both are the model's to say; whoever only reads is told so."""
+    source = completing(INPUT, OUTPUT, "return c")
+    config = models.load(source, NAMED).config
+    assert [(s.name, s.data_type, s.dims) for s in (*config.inputs, *config.outputs)] == [
+        ("I", FP32, (4,)),
+        ("O", BYTES, (-1, 2)),
+    ]
+    parsed, file = models.write(source, NAMED)
+    with pytest.raises(MmeError, match="names its inputs and outputs in auto_complete_config"):
+        PythonHandler.autocomplete(parsed, file)
+    assert parse_config(config_text(parsed), model="m") == parsed
+
+
+@pytest.mark.parametrize(("added", "lacking"), [(INPUT, "output 'O'"), (OUTPUT, "input 'I'")])
+def test_a_tensor_that_nobody_completes_is_an_error(models, added, lacking):
+    """By its name."""
+    error = models.refused(completing(added, "return c"), NAMED)
+    assert f"model {lacking} must specify 'data_type' and 'dims' for m" in error.message
+    assert "must specify 'data_type'" in models.refused(NOTHING, NAMED).message
 
 
 def test_an_optional_input_stays_optional_when_the_model_completes_other_things(models):
@@ -128,8 +156,7 @@ def test_a_completion_that_contradicts_the_configuration_is_refused(models, sent
         (["return c.as_dict()"], "must return a valid pb.ModelConfig object."),
         (["raise KeyError('k')"], "auto_complete_config ran: KeyError: 'k'\n\nAt:\n"),
         (["import sys", "sys.exit(2)"], "auto_complete_config ran: SystemExit: 2"),
-        ([INPUT, "return c"], "at least one output, none were specified for 'm'"),
-        ([OUTPUT, "return c"], "at least one input, none were specified for 'm'"),
+        (["return c"], "at least one input or output, none were specified for 'm'"),
         ([INPUT.replace("TYPE_FP32", "FP32"), OUTPUT, "return c"], "has data_type 'FP32'"),
         ([INPUT.replace("[4]", "['x']"), OUTPUT, "return c"], "must be an integer"),
         ([INPUT.replace("[4]", "[0]"), OUTPUT, "return c"], "model input 'I' dimension must be integer >= 1"),
@@ -152,11 +179,49 @@ def test_a_model_may_call_itself_decoupled(models, decoupled):
     assert handler.config.decoupled is decoupled
 
 
+def test_a_model_cannot_call_itself_decoupled_where_config_pbtxt_says_that_it_is_not(models):
+    """Nor the other way round."""
+    for said, wanted in (("false", True), ("true", False)):
+        source = completing(INPUT, OUTPUT, f"c.set_model_transaction_policy({{'decoupled': {wanted}}})", "return c")
+        error = models.refused(source, f"model_transaction_policy {{ decoupled: {said} }}")
+        assert (
+            "trying to change decoupled property in auto-complete-config for model 'm', which is already set to "
+            f"'{not wanted}'"
+        ) in error.message
+
+
+def test_an_empty_transaction_policy_changes_nothing(models):
+    """It says nothing of what is decoupled."""
+    source = completing(INPUT, OUTPUT, "c.set_model_transaction_policy({})", "return c")
+    assert models.load(source, "model_transaction_policy { decoupled: true }").config.decoupled
+
+
 def test_tensors_that_nobody_names_are_an_error(models):
-    """Without a complete config.pbtxt a model must complete it itself."""
-    error = models.refused(NOTHING, 'input { name: "A" data_type: TYPE_FP32 dims: [ 1 ] }')
-    assert "at least one output, none were specified for 'm'" in error.message
+    """Without any in config.pbtxt a model must name them itself."""
+    error = models.refused(NOTHING, "")
+    assert "at least one input or output, none were specified for 'm'" in error.message
     assert "add_output" in error.message
+
+
+@pytest.mark.parametrize("what", ["input", "output"])
+def test_a_model_may_do_without_inputs_or_without_outputs(models, what):
+    """One that is asked without a tensor, or answers without one."""
+    config = what + ' { name: "A" data_type: TYPE_INT32 dims: [ 1 ] }'
+    answer = 'pb_utils.Tensor("A", np.array([len(r.inputs())], np.int32))' if what == "output" else ""
+    source = f"""
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+        class TritonPythonModel:
+            def execute(self, requests):
+                return [pb_utils.InferenceResponse([{answer}]) for r in requests]
+    """
+    handler = models.load(source, config)
+    parsed, file = models.write(source, config)
+    assert PythonHandler.autocomplete(parsed, file).inputs == handler.config.inputs
+    inputs = {} if what == "output" else {"A": np.array([1], np.int32)}
+    names = tuple(spec.name for spec in handler.config.outputs)
+    for each in handler.execute_requests([ModelRequest(dict(inputs), names)] * 2):
+        assert [array.tolist() for array in each.outputs.values()] == ([[0]] if names else [])
 
 
 # -- what is asked of a file that is not loaded ------------------------------------------------------------------------
@@ -173,6 +238,12 @@ def test_autocomplete_runs_no_code_of_the_author(models, kit):
     [
         ("class X:\n    def\n", None, Kind.INVALID_MODEL, "1/model.py line 2"),
         (NOTHING, "", Kind.UNSUPPORTED, "auto_complete_config"),
+        (
+            NOTHING + "    def auto_complete_config(c): return c",
+            'output { name: "O" data_type: TYPE_FP32 dims: [ 1 ] }',
+            Kind.UNSUPPORTED,
+            "auto_complete_config",
+        ),
     ],
 )
 def test_autocomplete_refuses_what_a_reader_can_see(models, kit, source, config, kind, words):
