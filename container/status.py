@@ -42,6 +42,9 @@ STATUSES: dict[Kind, Statuses] = {
     Kind.OUT_OF_MEMORY: Statuses(507, 507),
     Kind.CANCELLED: Statuses(400, 400),
     Kind.EXECUTION_FAILED: Statuses(500, 500),
+    Kind.NOT_FOUND: Statuses(400, 404),
+    Kind.CONFLICT: Statuses(400, 400),
+    Kind.UNKNOWN: Statuses(500, 400),
     Kind.INTERNAL: Statuses(500, 500),
 }
 

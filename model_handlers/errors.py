@@ -28,6 +28,10 @@ class Kind(Enum):
     OUT_OF_MEMORY = "out of memory"  # memory (host, device or disk) does not suffice, and nothing else
     CANCELLED = "cancelled"  # the client left before the answer
     EXECUTION_FAILED = "execution failed"  # the framework raised while it ran the model
+    # What a model may say of a request in its own words, and nobody else: none of it is about models.
+    NOT_FOUND = "not found"  # something that the request asks for
+    CONFLICT = "conflict"  # something that the request would make is there already
+    UNKNOWN = "unknown"  # what it is, the model does not say
     INTERNAL = "internal"  # a bug of ours
 
 

@@ -35,6 +35,7 @@ _REASON_OF_KIND = {
     Kind.UNAVAILABLE: "REJECTED",
     Kind.CANCELLED: "CANCELED",
     Kind.EXECUTION_FAILED: "BACKEND",
+    Kind.UNKNOWN: "BACKEND",
     Kind.OUT_OF_MEMORY: "BACKEND",
 }
 FIRST_RESPONSES = "nv_inference_first_response_histogram_ms"  # the metric whose buckets a configuration may set

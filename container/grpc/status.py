@@ -31,6 +31,9 @@ CODES: dict[Kind, StatusCode] = {
     Kind.OUT_OF_MEMORY: StatusCode.RESOURCE_EXHAUSTED,
     Kind.CANCELLED: StatusCode.CANCELLED,
     Kind.EXECUTION_FAILED: StatusCode.INTERNAL,
+    Kind.NOT_FOUND: StatusCode.NOT_FOUND,
+    Kind.CONFLICT: StatusCode.ALREADY_EXISTS,
+    Kind.UNKNOWN: StatusCode.UNKNOWN,
     Kind.INTERNAL: StatusCode.INTERNAL,
 }
 
