@@ -12,11 +12,11 @@ import time
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
-from model_handlers.errors import MmeError, invalid_argument
+from model_handlers.errors import MmeError
 from serve.batch_dimension import fitted, with_batch
 from serve.cached_responses import cached_responses
 from serve.layout_check import KNOWN_LAYOUTS, CheckedLayouts
-from serve.request import InferenceRequest, InferenceResponse, Timings, layout_of
+from serve.request import DecoupledError, InferenceRequest, InferenceResponse, Timings, layout_of
 from serve.scheduling.ensemble import Graph, Progress, Ready, Run
 from serve.scheduling.ensemble_sequence import belonging, overridden
 from serve.scheduling.held_back import LimitedRun
@@ -107,9 +107,7 @@ class EnsembleModel:
             MmeError: INVALID_ARGUMENT when it does not fit the ensemble. Then it was not accepted.
         """
         if self.config.decoupled and request.on_response is None:
-            raise invalid_argument(
-                f"ensemble '{self.name}' sends any number of responses, which this route can't carry"
-            )
+            raise DecoupledError(f"ensemble '{self.name}'")
         checked = self._checked[request.layout]
         request.batch_size = checked.batch_size
         request.order = checked.order

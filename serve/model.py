@@ -31,7 +31,7 @@ from serve.layout_check import CheckedLayouts
 from serve.loop_poll import LoopPoll
 from serve.open_request import Posts
 from serve.remote_lanes import RemoteLanes
-from serve.request import InferenceResponse, Timings
+from serve.request import DecoupledError, InferenceResponse, Timings
 from serve.scheduling.ordering import InOrder
 from serve.scheduling.queues import keeps_order, queue_for
 from serve.sequence_tensors import signature_for
@@ -159,11 +159,7 @@ class Model:
             MmeError: INVALID_ARGUMENT when it does not fit the model, QUEUE_FULL. Then it was not accepted.
         """
         if self._decoupled and request.on_response is None:
-            raise MmeError(
-                Kind.INVALID_ARGUMENT,
-                f"model '{self.name}' sends any number of responses to a request (decoupled transaction policy), which "
-                "this route can't carry; use generate_stream, or /invocations",
-            )
+            raise DecoupledError(f"model '{self.name}'")
         checked = self._checked[request.layout]
         request.batch_size = checked.batch_size
         request.order = checked.order

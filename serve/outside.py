@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from model_handlers.base import FLAGS_TOLD, ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BF16
-from serve.request import InferenceRequest, InferenceResponse, layout_of
+from serve.request import DecoupledError, InferenceRequest, InferenceResponse, layout_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -105,16 +105,24 @@ class EngineOutside:
             name = self._models.canonical(call.model)
             _check_circle(name, call.callers, f"call '{call.model}'")
             if not self._models.submit(name, call.version, request):
-                self._aside(self._submit_cold(name, call.version, request, responder))
+                self._aside(self._submit_cold(name, call, request, responder))
         except Exception as error:  # noqa: BLE001 - whoever called must be answered
-            responder.send(_known(error), final=True)
+            responder.send(_refusal(error, call), final=True)
 
     def _cancel(self, request: InferenceRequest) -> None:
         self._soon(request.cancel)
 
     def _request(self, call: ModelCall, responder: Responder) -> InferenceRequest:
+        ended = False
+
+        def respond(_: InferenceRequest, response: InferenceResponse) -> None:
+            nonlocal ended
+            ended = response.final
+            responder.send(_answer(response), final=ended)
+
         def complete(_: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
-            responder.send(_answer(result) if isinstance(result, InferenceResponse) else result, final=True)
+            if not ended:
+                responder.send(_answer(result) if isinstance(result, InferenceResponse) else result, final=True)
 
         layout = layout_of(tuple((name, kind, array.shape) for name, kind, array in call.inputs), call.outputs)
         request = InferenceRequest(
@@ -126,16 +134,14 @@ class EngineOutside:
             call.callers,
         )
         if call.decoupled:
-            request.on_response = lambda _, response: responder.send(_answer(response), final=False)
+            request.on_response = respond
         return request
 
-    async def _submit_cold(
-        self, name: str, version: int | None, request: InferenceRequest, responder: Responder
-    ) -> None:
+    async def _submit_cold(self, name: str, call: ModelCall, request: InferenceRequest, responder: Responder) -> None:
         try:
-            await self._models.submit_cold(name, version, request)
+            await self._models.submit_cold(name, call.version, request)
         except Exception as error:  # noqa: BLE001 - as above
-            responder.send(_known(error), final=True)
+            responder.send(_refusal(error, call), final=True)
 
     async def _loaded(self, model: str, override: Override | None, callers: tuple[str, ...]) -> None:
         name = self._models.canonical(model)
@@ -180,6 +186,18 @@ def _check_circle(name: str, callers: tuple[str, ...], deed: str) -> None:
         chain = " → ".join((*dict.fromkeys(callers), name))
         what = f"model '{callers[-1]}' can't {deed}, which waits for its answer: {chain}"
         raise MmeError(Kind.INVALID_ARGUMENT, what)
+
+
+def _refusal(error: Exception, call: ModelCall) -> MmeError:
+    """Why a call was not accepted, as the code that called would read it in Triton."""
+    if isinstance(error, DecoupledError):
+        return MmeError(
+            error.kind,
+            f"Model {call.model} is using the decoupled. The current BLS request call doesn't support models using the "
+            "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls "
+            "for decoupled models.'",
+        )
+    return _known(error)
 
 
 def _known(error: Exception) -> MmeError:

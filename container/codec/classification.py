@@ -47,7 +47,7 @@ def classified(
             )
         if array.size > _MOST_ELEMENTS:
             raise invalid_argument(f"output '{name}' has {array.size} elements: classification output tensor too large")
-        rows = array.reshape(array.shape[0], -1) if batches else array.reshape(1, -1)
+        rows = array.reshape(*(array.shape[:1] or (1,)), -1) if batches else array.reshape(1, -1)
         classes = _classes(rows, wanted[name], labels.get(name, ()))
         outputs.append((name, BYTES, classes if batches else classes[0]))
     shown = InferenceResponse(

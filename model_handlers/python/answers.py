@@ -6,22 +6,25 @@ Tensors cross here between the shapes that clients see and those that the model 
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from model_handlers.base import PUT_BACK, ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.failures import failed_batch, failed_execution, printable
 from model_handlers.python.pb_responses import KINDS, InferenceResponse, TritonError
-from model_handlers.python.pb_tensor import Tensor
 from model_handlers.sequence_config import hidden_outputs
-from model_handlers.tensor import BF16, UINT16
+from model_handlers.tensor import BF16, BYTES, UINT16
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from model_handlers.base import ModelRequest
     from model_handlers.config import ModelConfig
+    from model_handlers.python.pb_tensor import Tensor
     from model_handlers.python.responses import Responses
     from model_handlers.tensor import Array, DataType, TensorSpec
 
@@ -36,12 +39,14 @@ def answers(
     Raises:
         MmeError: EXECUTION_FAILED for the whole batch, when what was returned is no list of its responses.
     """
+    if returned is None and any(each.taken or each.again for each in responses):
+        returned = [None] * len(requests)  # senders answer them all
     if not isinstance(returned, list):
         raise failed_batch(f"Expected a list in the execute return, found type '{type(returned)}'.", lane)
     if len(returned) != len(requests):
         raise failed_batch(
-            "Number of InferenceResponse objects do not match the number of requests. InferenceRequest objects size: "
-            f"{len(requests)}, InferenceResponse objects size: {len(returned)}",
+            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+            f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}",
             lane,
         )
     strange = next((item for item in returned if item is not None and not isinstance(item, InferenceResponse)), None)
@@ -85,79 +90,84 @@ def answer_of(
     if error is not None:
         return _own_error(error)
     try:
-        return ModelResponse(_outputs(config, request, response), _parameters(config, response))
+        return ModelResponse(_outputs(config, request, response), response.sent_parameters())
     except MmeError as failure:
         return failure
     except Exception as failure:  # noqa: BLE001 - a tensor on a GPU is copied by its framework, which may raise anything
         return failed_execution(failure, lane)
 
 
-def _parameters(config: ModelConfig, response: InferenceResponse) -> dict[str, Any]:
-    parameters = response.sent_parameters()
-    for name, value in parameters.items():
-        if not isinstance(name, str) or not isinstance(value, str | int | float):
-            raise _wrong(config, f"returned parameter {name!r} as {type(value)}, expected a string, number or boolean")
-    return parameters
-
-
 def _outputs(config: ModelConfig, request: ModelRequest, response: InferenceResponse) -> dict[str, Array]:
-    """The outputs that the client asked for, and states; the others are checked for their names alone."""
-    tensors: dict[str, Tensor] = {}
-    for tensor in response.output_tensors():
-        if not isinstance(tensor, Tensor):
-            raise _wrong(config, f"returned {type(tensor)} among its outputs, expected a Tensor")
-        tensors[tensor.name()] = tensor
-    rows = _rows(config, request)
-    outputs, expected, missing = {}, 0, ""
+    """The outputs that the client asked for, and states.
+
+    As in Triton, a model may leave outputs out; what its configuration does not have goes nowhere.
+    """
+    tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
+    outputs, expected = {}, 0
     for spec in config.outputs:
         returned = tensors.get(spec.name)
         if returned is not None:
             expected += 1
             if spec.name in request.outputs:
-                outputs[spec.name] = _outside(config, spec, returned, rows)
-        elif not missing and spec.name in request.outputs:
-            missing = spec.name
+                outputs[spec.name] = _outside(config, spec, returned)
     for spec in hidden_outputs(config.sequence_batching):
         returned = tensors.get(spec.name)
         if returned is not None:
             expected += config.output(spec.name) is None
-            outputs[spec.name] = _outside(config, spec, returned, rows)
-    if expected < len(tensors) or missing:
-        raise _wrong(config, _wrong_names(config, tensors, missing))
+            outputs[spec.name] = _outside(config, spec, returned)
+            _check_rows(config, request, spec.name, returned)
+    if expected < len(tensors):
+        _name_unexpected(config, tensors, some=expected > 0)
     return outputs
 
 
-def _wrong_names(config: ModelConfig, tensors: Mapping[str, Tensor], missing: str) -> str:
-    """What is wrong where outputs were returned that there are not, or others were not."""
-    for name in tensors:
-        if config.output(name) is None:
-            names = ", ".join(spec.name for spec in config.outputs)
-            return f"returned unexpected inference output '{name}', its outputs are: {names}"
-    got = ", ".join(f"'{name}'" for name in tensors) or "none"
-    return f"did not return output '{missing}', which was asked for; it returned {got}"
+def _name_unexpected(config: ModelConfig, tensors: Iterable[str], *, some: bool) -> None:
+    """Say once that a model returns outputs that there are not; beside none that there are they are an error."""
+    unexpected = next(name for name in tensors if config.output(name) is None)
+    names = ", ".join(spec.name for spec in config.outputs)
+    what = f"returned unexpected inference output '{unexpected}', its outputs are: {names}"
+    if not some:
+        raise _wrong(config, what)
+    _warn_once(config.name, what)
 
 
-def _outside(config: ModelConfig, spec: TensorSpec, tensor: Tensor, rows: int | None) -> Array:
-    """An output as the client sees it. `rows` is the request's batch dimension, None where the model has none."""
+@functools.lru_cache(maxsize=256)
+def _warn_once(model: str, what: str) -> None:
+    _log.warning("model '%s' %s", model, printable(what), extra={"target_model": model})
+
+
+def _outside(config: ModelConfig, spec: TensorSpec, tensor: Tensor) -> Array:
+    """An output as the client sees it."""
     data_type, array = tensor.carried()
     if data_type is not spec.data_type and not _same_bits(data_type, spec.data_type):
-        raise _wrong(config, f"returned output '{spec.name}' as {data_type.name}, expected {spec.data_type.name}")
-    if rows is not None and (not array.shape or array.shape[0] != rows):
-        raise _wrong(
-            config,
-            f"returned output '{spec.name}' with shape {list(array.shape)} for a request of batch size {rows}, "
-            f"expected {rows} as its first dimension",
-        )
+        what = f"returned output '{spec.name}' as {data_type.name}, expected {spec.data_type.name}"
+        cast = _cast(array, data_type, spec.data_type)
+        if cast is None:
+            raise _wrong(config, what)
+        _warn_once(config.name, what)
+        array = cast
     if spec.reshape is None:
         return array
+    batches = config.max_batch_size > 0
     try:
-        return array.reshape(_refitted(array.shape, spec.reshape, spec.dims, rows is not None))
+        return array.reshape(_refitted(array.shape, spec.reshape, spec.dims, batches))
     except ValueError:
         raise _wrong(
             config,
             f"returned output '{spec.name}' with shape {list(array.shape)}, expected {list(spec.reshape)}"
-            + (" behind the batch dimension" if rows is not None else ""),
+            + (" behind the batch dimension" if batches else ""),
         ) from None
+
+
+def _check_rows(config: ModelConfig, request: ModelRequest, name: str, tensor: Tensor) -> None:
+    """A state comes back with the next request, and so has to have as many rows as this one."""
+    shape, rows = tensor.shape(), _rows(config, request)
+    if rows is not None and shape[:1] != [rows]:
+        raise _wrong(
+            config,
+            f"returned output '{name}' with shape {shape} for a request of batch size {rows}, expected {rows} as its "
+            "first dimension",
+        )
 
 
 def _rows(config: ModelConfig, request: ModelRequest) -> int | None:
@@ -189,6 +199,14 @@ def _refitted(
 def _same_bits(returned: DataType, expected: DataType) -> bool:
     """Bit patterns of BF16, which numpy does not have, come as UINT16."""
     return returned is UINT16 and expected is BF16
+
+
+def _cast(array: Array, returned: DataType, expected: DataType) -> Array | None:
+    """Numbers as another type of their kind has them, FP64 as FP32; None where they would be others."""
+    if not {returned, expected}.isdisjoint((BF16, BYTES)) or not np.can_cast(array.dtype, expected.dtype, "same_kind"):
+        return None
+    cast = array.astype(expected.dtype)
+    return cast if expected.dtype.kind == "f" or np.array_equal(cast, array) else None
 
 
 def _own_error(error: TritonError) -> MmeError:

@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import PUT_BACK
+from model_handlers.config import InstanceKind
 from model_handlers.config_json import config_json
 from model_handlers.errors import Kind, MmeError
 from model_handlers.metrics import METRICS
@@ -23,7 +24,7 @@ from model_handlers.python.coroutines import LoopThread
 from model_handlers.python.failures import failed_execution, failed_load
 from model_handlers.python.hosted import Hosted, running
 from model_handlers.python.module import ModelModule
-from model_handlers.python.pb_messages import InferenceRequest
+from model_handlers.python.pb_messages import ReceivedRequest
 from model_handlers.python.pb_tensor import ReceivedTensor
 from model_handlers.python.responses import Responses
 from model_handlers.sequence_config import all_inputs
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
     from model_handlers.outside import Outside
     from model_handlers.python.module import ModelFile
+    from model_handlers.python.pb_tensor import Tensor
 
 _log = logging.getLogger("mme.model")
 
@@ -56,7 +58,7 @@ class Host:
     """
 
     def __init__(self, config: ModelConfig, file: ModelFile, device: Device, lane: str) -> None:
-        self._hosted = Hosted(config.name, file.model_directory)
+        self._hosted = Hosted(config.name, file.path.parent)
         self._lane = lane
         self._one_at_a_time = threading.Lock()
         self._loop: LoopThread | None = None
@@ -124,13 +126,19 @@ class Host:
         """What `initialize` is told, all of it as text."""
         return {
             "model_config": json.dumps(config_json(self.config)),
-            "model_instance_kind": device.kind.upper(),
+            "model_instance_kind": self._kind(device),
             "model_instance_name": self._lane,
             "model_instance_device_id": str(device.index),
             "model_repository": str(file.model_directory),
             "model_version": file.version,
             "model_name": self.config.name,
         }
+
+    def _kind(self, device: Device) -> str:
+        """KIND_MODEL as the configuration has it: such a model places itself. Else where it is."""
+        group = self._lane.rpartition("_")[0]
+        places_itself = any(g.kind is InstanceKind.MODEL and g.name == group for g in self.config.instance_groups)
+        return InstanceKind.MODEL.name if places_itself else device.kind.upper()
 
     def _returned(self, requests: Sequence[ModelRequest], responses: list[Responses]) -> Any:
         """What `execute` returned. Nobody else holds its requests: their senders go when the model lets go of them."""
@@ -157,24 +165,15 @@ class Host:
             f"Python model '{self._lane}' is using the decoupled mode and the execute function must return None.",
         )
 
-    def _received(self, request: ModelRequest, responses: Responses) -> InferenceRequest:
-        inputs = []
+    def _received(self, request: ModelRequest, responses: Responses) -> ReceivedRequest:
+        inputs: list[Tensor] = []
         for spec in self._inputs:
             array = request.inputs.get(spec.name)
             if array is not None:
                 if spec.reshape is not None:
                     array = inside(spec, array, batches=self._batches)
                 inputs.append(ReceivedTensor(spec.name, array, spec.data_type))
-        received = InferenceRequest(
-            request.id,
-            request.correlation_id,
-            inputs,
-            request.outputs,
-            flags=request.flags,
-            parameters=request.parameters,
-            timeout=request.timeout_us,
-            responses=responses,
-        )
+        received = ReceivedRequest(request, inputs, responses)
         if self.config.decoupled:  # when the model lets go of request and sender, that was the last response
             received.get_response_sender()
         return received

@@ -23,7 +23,7 @@ class Hosted:
     """A model as its own code may ask about it.
 
     Attributes:
-        name, directory: what it is called, and where it lies.
+        name, directory: what it is called, and where its model.py lies.
         outside: what it may ask of the server; None outside of `execute`.
         callers: the models that wait for what it executes, itself the last.
     """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import operator
 from concurrent.futures import Future, InvalidStateError
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from model_handlers.outside import ModelCall
 from model_handlers.python.hosted import hosted
 from model_handlers.python.pb_errors import TritonModelException
 from model_handlers.python.pb_responses import InferenceResponse, TritonError
-from model_handlers.python.pb_tensor import ReceivedTensor, Tensor
+from model_handlers.python.pb_tensor import ReceivedTensor
 from model_handlers.tensor import BY_DTYPE
 
 if TYPE_CHECKING:
@@ -37,6 +36,9 @@ _CODES = {
     Kind.TOO_LARGE: TritonError.INVALID_ARG,
     Kind.UNSUPPORTED: TritonError.UNSUPPORTED,
     Kind.ALREADY_EXISTS: TritonError.ALREADY_EXISTS,
+    Kind.NOT_FOUND: TritonError.NOT_FOUND,
+    Kind.CONFLICT: TritonError.ALREADY_EXISTS,
+    Kind.UNKNOWN: TritonError.UNKNOWN,
     Kind.CANCELLED: TritonError.CANCELLED,
     Kind.UNAVAILABLE: TritonError.UNAVAILABLE,
     Kind.QUEUE_FULL: TritonError.UNAVAILABLE,
@@ -45,9 +47,10 @@ _CODES = {
 
 
 class _Inbox:
-    """A `Responder` for whoever waits for responses."""
+    """A `Responder` for whoever waits for responses of a model."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
+        self._model = model
         self._cancelled = False
         self._tell: list[Callable[[], None]] = []
 
@@ -74,27 +77,30 @@ class _Inbox:
 class _One(_Inbox):
     """Waits for one response."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
         self.future: Future[InferenceResponse] = Future()
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:  # noqa: ARG002 - it is
         self._ended()
         with contextlib.suppress(InvalidStateError):  # it was cancelled this moment
-            self.future.set_result(_received(response or MmeError(Kind.EXECUTION_FAILED, "there was no response")))
+            response = response or MmeError(Kind.EXECUTION_FAILED, "there was no response")
+            self.future.set_result(_received(response, self._model))
 
 
 class _Many(_Inbox):
-    """Keeps responses for one thread or coroutine that takes them."""
+    """Keeps responses for one thread or coroutine that takes them.
 
-    def __init__(self) -> None:
-        super().__init__()
+    A model that says by itself that its last response was the last has an empty one behind it, as in Triton.
+    """
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
         self._responses: SimpleQueue[InferenceResponse | None] = SimpleQueue()
         self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
-        if response is not None:
-            self._put(_received(response))
+        self._put(InferenceResponse() if response is None else _received(response, self._model))
         if final or isinstance(response, MmeError):
             self._ended()
             self._put(None)
@@ -134,35 +140,45 @@ def _wake(future: asyncio.Future[None]) -> None:
 class ResponseIterator:
     """The responses of a decoupled model, as they come. Ends with the last one; an error is the last.
 
-    Whoever lets go of it waits for no more of them, which the called model may learn.
+    Whoever lets go of it waits for no more of them, which the called model may learn. They are kept: once it has ended
+    they may be iterated again.
     """
 
     def __init__(self, inbox: _Many) -> None:
         self._inbox = inbox
         self._over = False
+        self._kept: list[InferenceResponse] = []
+        self._again: Iterator[InferenceResponse] = iter(())
 
     def cancel(self) -> None:
         """Wait for nothing more: what has not come yet will not come."""
         self._inbox.cancel()
 
     def __iter__(self) -> Iterator[InferenceResponse]:
+        self._again = iter(self._kept if self._over else ())
         return self
 
     def __next__(self) -> InferenceResponse:
-        response = None if self._over else self._inbox.take()
+        response = next(self._again, None) if self._over else self._took(self._inbox.take())
         if response is None:
-            self._over = True
             raise StopIteration
         return response
 
     def __aiter__(self) -> AsyncIterator[InferenceResponse]:
+        iter(self)
         return self
 
     async def __anext__(self) -> InferenceResponse:
-        response = None if self._over else await self._inbox.take_async()
+        response = next(self._again, None) if self._over else self._took(await self._inbox.take_async())
+        if response is None:
+            raise StopAsyncIteration
+        return response
+
+    def _took(self, response: InferenceResponse | None) -> InferenceResponse | None:
         if response is None:
             self._over = True
-            raise StopAsyncIteration
+        else:
+            self._kept.append(response)
         return response
 
     def __await__(self) -> Generator[Any, None, ResponseIterator]:
@@ -180,14 +196,14 @@ def call(request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | R
     """`InferenceRequest.exec`: one response, or the iterator of any number of them."""
     if decoupled:
         return call_decoupled(request)
-    one = _One()
+    one = _One(request.model_name)
     _outside().infer(_model_call(request, decoupled=False), one)
     return one.future.result()
 
 
 def call_async(request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
     """`InferenceRequest.async_exec`: begins at once, whenever it is awaited."""
-    one = _One()
+    one = _One(request.model_name)
     try:
         response = asyncio.wrap_future(one.future, loop=asyncio.get_running_loop())
     except RuntimeError:
@@ -199,7 +215,7 @@ def call_async(request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
 
 def call_decoupled(request: InferenceRequest) -> ResponseIterator:
     """Both of them, for a decoupled model."""
-    inbox = _Many()
+    inbox = _Many(request.model_name)
     _outside().infer(_model_call(request, decoupled=True), inbox)
     return ResponseIterator(inbox)
 
@@ -233,42 +249,37 @@ def _callers() -> tuple[str, ...]:
 def _model_call(request: InferenceRequest, *, decoupled: bool) -> ModelCall:
     if not request.model_name:
         raise TritonModelException("an InferenceRequest needs a model_name to be executed")
-    strange = next((tensor for tensor in request.inputs() if not isinstance(tensor, Tensor)), None)
-    if strange is not None:
-        raise TritonModelException(f"inputs of an InferenceRequest must be Tensors, got {type(strange)}")
-    version = _integer("model_version", request.model_version)
-    correlation_id = request.correlation_id()
     return ModelCall(
-        str(request.model_name),
-        None if version < 0 else version,
+        request.model_name,
+        None if request.model_version < 0 else request.model_version,
         tuple((tensor.name(), *tensor.carried()) for tensor in request.inputs()),
-        tuple(map(str, request.requested_output_names())),
+        request.wanted_outputs(),
         decoupled,
         _callers(),
-        str(request.request_id()),
+        request.request_id(),
         request.parameter_values(),
-        _integer("timeout", request.timeout()),
-        correlation_id if isinstance(correlation_id, str) else _integer("correlation_id", correlation_id),
-        _integer("flags", request.flags()),
+        request.timeout(),
+        request.correlation_id(),
+        request.flags(),
     )
 
 
-def _integer(what: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TritonModelException(f"{what} of an InferenceRequest must be an integer, got {type(value)}") from None
-
-
-def _received(response: ModelResponse | MmeError) -> InferenceResponse:
+def _received(response: ModelResponse | MmeError, model: str) -> InferenceResponse:
     if isinstance(response, MmeError):
         code = _CODES.get(response.kind, TritonError.INTERNAL)
-        return InferenceResponse(error=TritonError(response.message, code))
+        return InferenceResponse(error=TritonError(_words(response, model), code))
     tensors = [
         ReceivedTensor(name, array, response.data_types.get(name) or _type_of(array))
         for name, array in response.outputs.items()
     ]
     return InferenceResponse(tensors, parameters=response.parameters)
+
+
+def _words(error: MmeError, model: str) -> str:
+    """What went wrong with a call, behind Triton's words where it has its own for calls."""
+    if error.kind is Kind.UNKNOWN_MODEL:
+        return f"Failed for execute the inference request. Model '{model}' is not ready. {error.message}"
+    return error.message
 
 
 def _type_of(array: Array) -> DataType:

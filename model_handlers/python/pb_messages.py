@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from model_handlers.python import pb_calls
 from model_handlers.python.pb_errors import TritonModelException
+from model_handlers.python.pb_responses import checked_parameters
+from model_handlers.python.pb_tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping, Sequence
+    from collections.abc import Awaitable, Iterable, Mapping
 
+    from model_handlers.base import ModelRequest
     from model_handlers.python.pb_responses import InferenceResponse
-    from model_handlers.python.pb_tensor import Tensor
 
 MEMORY_CPU, MEMORY_GPU = 0, 2  # as TRITONSERVER_MemoryType numbers them
 RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
@@ -80,7 +83,13 @@ class InferenceResponseSender:
 
 
 class InferenceRequest:
-    """A request: one that `execute` is given, or one that a model makes in order to call another."""
+    """A request: one that `execute` is given, or one that a model makes in order to call another.
+
+    Raises:
+        TypeError: an argument is of another type.
+        TritonModelException: one of its tensors is None, one of its outputs has no name, its correlation id is neither
+            a number nor text, or its parameters can't be sent.
+    """
 
     __slots__ = (
         "_correlation_id",
@@ -102,8 +111,8 @@ class InferenceRequest:
         self,
         request_id: str = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[Tensor] = (),
-        requested_output_names: Sequence[str] = (),
+        inputs: Iterable[Tensor] = (),
+        requested_output_names: Iterable[str] = (),
         model_name: str = "",
         model_version: int = -1,
         flags: int = 0,
@@ -111,22 +120,31 @@ class InferenceRequest:
         preferred_memory: PreferredMemory | None = None,
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, Any] | str | None = None,
-        *,
-        responses: Answering | None = None,
     ) -> None:
-        self._responses = responses
+        self._responses: Answering | None = None
         self._sender: InferenceResponseSender | None = None
-        self._request_id = request_id
-        self._correlation_id = correlation_id
+        self._request_id = _text("request_id", request_id)
+        self.model_name = _text("model_name", model_name)
+        self._correlation_id = _correlation_id(correlation_id)
         self._inputs = list(inputs)
-        self._requested_output_names = list(requested_output_names)
-        self.model_name = model_name
-        self.model_version = model_version
-        self._flags = flags
-        self._timeout = timeout
+        self._requested_output_names = _texts("requested_output_names", requested_output_names)
+        self._check_parts()
+        self.model_version = _integer("model_version", model_version)
+        self._flags = _integer("flags", flags)
+        self._timeout = _integer("timeout", timeout)
         self._preferred_memory = preferred_memory
         self._trace = trace
-        self._parameters = parameters or {}
+        self._parameters: Mapping[str, Any] = _parameters(parameters)
+
+    def _check_parts(self) -> None:
+        whose = f"for request with id '{self._request_id}' and model name '{self.model_name}' should not be empty."
+        for tensor in self._inputs:
+            if tensor is None:
+                raise TritonModelException(f"Input tensor {whose}")
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"inputs of an InferenceRequest must be Tensors, got {type(tensor)}")
+        if "" in self._requested_output_names:
+            raise TritonModelException(f"Requested output name {whose}")
 
     def inputs(self) -> list[Tensor]:
         """Its tensors; optional inputs that the client left out are not among them."""
@@ -146,7 +164,7 @@ class InferenceRequest:
 
     def set_flags(self, flags: int) -> None:
         """Set what `flags` gives."""
-        self._flags = flags
+        self._flags = _integer("flags", flags)
 
     def timeout(self) -> int:
         """The client's own timeout in microseconds, 0 for none."""
@@ -154,21 +172,22 @@ class InferenceRequest:
 
     def parameters(self) -> str:
         """What the client sent beside tensors, as a JSON object."""
-        return self._parameters if isinstance(self._parameters, str) else json.dumps(dict(self._parameters))
+        return json.dumps(dict(self._parameters))
 
     def parameter_values(self) -> dict[str, Any]:
         """The same as values."""
-        values = json.loads(self.parameters())
-        if not isinstance(values, dict):
-            raise TritonModelException(f"parameters of an InferenceRequest must be an object, got {type(values)}")
-        return values
+        return dict(self._parameters)
 
     def trace(self) -> InferenceTrace:
         """Its trace."""
         return self._trace or InferenceTrace()
 
-    def requested_output_names(self) -> list[str]:
+    def requested_output_names(self) -> set[str]:
         """The outputs that the client wants; others are computed in vain."""
+        return set(self._requested_output_names)
+
+    def wanted_outputs(self) -> tuple[str, ...]:
+        """The same in their order."""
         return self._requested_output_names
 
     def preferred_memory(self) -> PreferredMemory:
@@ -214,3 +233,60 @@ class InferenceRequest:
     def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse] | pb_calls.ResponseIterator:  # noqa: FBT001, FBT002 - its interface
         """As `exec`, to be awaited; with `decoupled` to be iterated by `async for`."""
         return pb_calls.call_decoupled(self) if decoupled else pb_calls.call_async(self)
+
+
+class ReceivedRequest(InferenceRequest):
+    """A request as the host hands it over: checked already."""
+
+    __slots__ = ()
+
+    def __init__(self, request: ModelRequest, inputs: list[Tensor], responses: Answering) -> None:
+        self._responses = responses
+        self._sender = None
+        self._request_id = request.id
+        self._correlation_id = request.correlation_id
+        self._inputs = inputs
+        self._requested_output_names = request.outputs
+        self.model_name = ""
+        self.model_version = -1
+        self._flags = request.flags
+        self._timeout = request.timeout_us
+        self._preferred_memory = None
+        self._trace = None
+        self._parameters = request.parameters
+
+
+def _text(what: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} of an InferenceRequest must be text, got {type(value)}")
+    return value
+
+
+def _texts(what: str, values: Any) -> tuple[str, ...]:
+    if isinstance(values, str):  # whose letters are texts as well
+        raise TypeError(f"{what} of an InferenceRequest must be a list, got {type(values)}")
+    return tuple(_text(what, value) for value in values)
+
+
+def _integer(what: str, value: Any) -> int:
+    """The integer that a value is: numpy's are, too."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} of an InferenceRequest must be an integer, got {type(value)}") from None
+
+
+def _correlation_id(value: Any) -> int | str:
+    if isinstance(value, str):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TritonModelException("Correlation ID must be integer or string") from None
+
+
+def _parameters(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """What a caller says beside tensors: a dict, or the JSON text of one."""
+    if given is None:
+        return {}
+    return checked_parameters(json.loads(given) if isinstance(given, str) else given)

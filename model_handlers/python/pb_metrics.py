@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.errors import MmeError
@@ -17,7 +18,7 @@ from model_handlers.python.hosted import hosted
 from model_handlers.python.pb_errors import TritonModelException
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from model_handlers import metrics
 
@@ -35,29 +36,34 @@ class Metric:
 
     def increment(self, value: float) -> None:
         """Add to a counter or a gauge; counters only grow."""
-        self._check("increment", MetricKind.COUNTER, MetricKind.GAUGE)
+        doing = "increment metric value"
+        self._check(doing, "Increment", MetricKind.COUNTER, MetricKind.GAUGE)
         if self._kind is MetricKind.COUNTER and not 0 <= value < math.inf:
-            raise TritonModelException(f"metric '{self._name}' is a counter and cannot be incremented by {value}")
+            what = "can only be incremented monotonically by non-negative values."
+            raise TritonModelException(f"Failed to {doing}: {self._kind_name()} {what} Metric '{self._name}': {value}")
         self._metric.add(float(value), self._owner)
 
     def set(self, value: float) -> None:
         """Set a gauge."""
-        self._check("set", MetricKind.GAUGE)
+        self._check("set metric value", "Set", MetricKind.GAUGE)
         self._metric.set(float(value))
 
     def observe(self, value: float) -> None:
         """Count a value into a histogram."""
-        self._check("observe", MetricKind.HISTOGRAM)
+        self._check("observe metric value", "Observe", MetricKind.HISTOGRAM)
         self._metric.observe(float(value))
 
     def value(self) -> float:
         """What a counter or a gauge stands at, as far as this process has counted."""
-        self._check("value", MetricKind.COUNTER, MetricKind.GAUGE)
+        self._check("get metric value", "Value", MetricKind.COUNTER, MetricKind.GAUGE)
         return self._metric.value
 
-    def _check(self, method: str, *kinds: MetricKind) -> None:
+    def _check(self, doing: str, method: str, *kinds: MetricKind) -> None:
         if self._kind not in kinds:
-            raise TritonModelException(f"metric '{self._name}' is a {self._kind.value} and has no '{method}'")
+            raise TritonModelException(f"Failed to {doing}: {self._kind_name()} does not support {method}")
+
+    def _kind_name(self) -> str:
+        return f"TRITONSERVER_METRIC_KIND_{self._kind.name}"
 
 
 class MetricFamily:
@@ -86,12 +92,26 @@ class MetricFamily:
         Raises:
             TritonModelException: for labels or buckets that are none.
         """
+        if labels is not None and not isinstance(labels, Mapping):
+            raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
+        bounds = self._bounds(buckets)
         try:
-            bounds = tuple(map(float, buckets or ()))
             owner = hosted()
             return Metric(METRICS.metric(self._family, labels or {}, bounds, owner), owner)
         except MmeError as error:
-            raise TritonModelException(error.message) from None
+            raise TritonModelException(f"Failed to create metric. {error.message}") from None
+
+    def _bounds(self, buckets: Sequence[float] | None) -> tuple[float, ...]:
+        has_buckets = self._family.kind is MetricKind.HISTOGRAM
+        if buckets is None:
+            if has_buckets:
+                raise TritonModelException("Failed to create metric. Missing required buckets.")
+            return ()
+        if not isinstance(buckets, list | tuple):
+            raise TritonModelException("Failed to create metric. Buckets must be a list.")
+        if not has_buckets:
+            raise TritonModelException("Failed to create metric. Unexpected buckets found.")
+        return tuple(map(float, buckets))
 
 
 _KINDS = {

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from model_handlers.errors import Kind
 from model_handlers.python.pb_errors import TritonModelException
+from model_handlers.python.pb_tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from model_handlers.python.pb_tensor import Tensor
+    from collections.abc import Iterable
 
 
 class TritonError:
@@ -48,13 +47,13 @@ class TritonError:
 # What a model did not find, or found twice, is its own: kinds that speak of models would tell SageMaker that this one
 # is not loaded, or is loaded already.
 KINDS = {
-    TritonError.UNKNOWN: Kind.EXECUTION_FAILED,
+    TritonError.UNKNOWN: Kind.UNKNOWN,
     TritonError.INTERNAL: Kind.EXECUTION_FAILED,
-    TritonError.NOT_FOUND: Kind.INVALID_ARGUMENT,
+    TritonError.NOT_FOUND: Kind.NOT_FOUND,
     TritonError.INVALID_ARG: Kind.INVALID_ARGUMENT,
     TritonError.UNAVAILABLE: Kind.UNAVAILABLE,
     TritonError.UNSUPPORTED: Kind.UNSUPPORTED,
-    TritonError.ALREADY_EXISTS: Kind.INVALID_ARGUMENT,
+    TritonError.ALREADY_EXISTS: Kind.CONFLICT,
     TritonError.CANCELLED: Kind.CANCELLED,
 }
 
@@ -63,27 +62,26 @@ class InferenceResponse:
     """The answer to one request: its outputs, or what went wrong with it.
 
     Raises:
-        TritonModelException: for an error that is no TritonError, and for parameters that are no dict.
-        TypeError: for parameters that JSON does not have.
+        TypeError: for outputs that are no tensors, and for an error that is no TritonError.
+        TritonModelException: for None among the outputs, and for parameters that can't be sent.
     """
 
     __slots__ = ("_error", "_output_tensors", "_parameters")
 
     def __init__(
         self,
-        output_tensors: Sequence[Tensor] = (),
+        output_tensors: Iterable[Tensor] = (),
         error: TritonError | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
         if error is not None and not isinstance(error, TritonError):
-            raise TritonModelException(f"error of an InferenceResponse must be a TritonError, got {type(error)}")
-        if parameters is not None and not isinstance(parameters, Mapping):
-            raise TritonModelException(f"parameters of an InferenceResponse must be a dict, got {type(parameters)}")
+            raise TypeError(f"error of an InferenceResponse must be a TritonError, got {type(error)}")
         self._output_tensors = list(output_tensors)
+        for tensor in self._output_tensors:
+            if not isinstance(tensor, Tensor):
+                raise _no_output(tensor)
         self._error = error
-        self._parameters = dict(parameters) if parameters else {}
-        if self._parameters:
-            json.dumps(self._parameters)
+        self._parameters = checked_parameters(parameters) if parameters is not None else {}
 
     def output_tensors(self) -> list[Tensor]:
         """Its outputs."""
@@ -104,3 +102,27 @@ class InferenceResponse:
     def sent_parameters(self) -> dict[str, Any]:
         """The same as values."""
         return self._parameters
+
+
+def checked_parameters(parameters: Any) -> dict[str, Any]:
+    """The parameters that a model gives to a request or a response, if they can go with it.
+
+    Raises:
+        TritonModelException: they are no dict, or hold other things than strings, numbers and booleans.
+    """
+    if not isinstance(parameters, Mapping):
+        raise TritonModelException(f"Expect dict, got {type(parameters)}")
+    for name, value in parameters.items():
+        if not isinstance(name, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(name)}")
+        if not isinstance(value, str | int | float):
+            raise TritonModelException(
+                f"Expect parameters values to have type bool/int/str, found type {type(value)} for '{name}'"
+            )
+    return dict(parameters)
+
+
+def _no_output(tensor: object) -> Exception:
+    if tensor is None:
+        return TritonModelException("Output tensor for inference response should not be empty.")
+    return TypeError(f"output_tensors of an InferenceResponse must be Tensors, got {type(tensor)}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array, DataType
 
 _LARGE = 64 << 10  # bytes from which a tensor is read where it lies
-_CPU, _CUDA = 1, 2  # DLDeviceType
+_CPU, _CUDA, _CUDA_HOST = 1, 2, 3  # DLDeviceType
 _UNSIGNED, _BFLOAT = 1, 4  # DLDataTypeCode
 _DEVICE_TYPE, _TYPE_CODE, _TYPE_BITS = 8, 20, 21  # offsets in a DLManagedTensor
 
@@ -72,7 +72,9 @@ class Tensor:
             TritonModelException: when numpy has no such type, or the elements lie on a GPU.
         """
         if self._data_type is BF16:
-            raise TritonModelException("Tensor dtype is BF16 and cannot be converted to NumPy.")
+            raise TritonModelException(
+                "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+            )
         return self._elements()
 
     def to_dlpack(self) -> Any:
@@ -88,8 +90,10 @@ class Tensor:
         """A tensor around the memory of another framework's: an object that speaks DLPack, or a capsule.
 
         Raises:
-            TritonModelException: when the elements are not C-contiguous, or of a type that the protocol does not have.
+            TritonModelException: when the elements are not C-contiguous, lie elsewhere than on the host or on a GPU of
+                CUDA's, or are of a type that the protocol does not have.
         """
+        _checked(name)
         if hasattr(tensor, "__dlpack_device__"):
             if tensor.__dlpack_device__()[0] == _CUDA:
                 return _GpuTensor(name, tensor)
@@ -98,13 +102,18 @@ class Tensor:
             address = _capsule_pointer(tensor, b"dltensor")
         except ValueError:
             raise TritonModelException(
-                f"tensor '{name}' is made from {type(tensor)}: it must speak DLPack, or be a capsule not taken yet"
+                "Provided tensor is not supported. Tensor must be a DLPack capsule or have `__dlpack__` and "
+                f"`__dlpack_device__` attributes, and a capsule can be taken once: tensor '{name}' is made from "
+                f"{type(tensor)}"
             ) from None
-        if ctypes.c_int32.from_address(address + _DEVICE_TYPE).value == _CUDA:
+        device = ctypes.c_int32.from_address(address + _DEVICE_TYPE).value
+        if device == _CUDA:
             return _GpuTensor(name, _taken_from_gpu(tensor))
+        if device not in (_CPU, _CUDA_HOST):
+            raise TritonModelException(f"DLDevice type {device} is not support by Python backend.")
         return _DlpackTensor(name, tensor, is_bf16=_retyped(address, _BFLOAT, _UNSIGNED))
 
-    def __dlpack__(self, *, stream: Any = None) -> Any:
+    def __dlpack__(self, stream: Any = None) -> Any:
         """See `to_dlpack`."""
         if self._data_type is BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
@@ -186,7 +195,7 @@ class _GpuTensor(Tensor):
     def as_numpy(self) -> Array:
         raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
 
-    def __dlpack__(self, *, stream: Any = None) -> Any:
+    def __dlpack__(self, stream: Any = None) -> Any:
         return self._tensor.__dlpack__(stream=stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -233,9 +242,7 @@ def _carried(name: str, array: Any) -> tuple[DataType, Array]:
         return BYTES, array.astype(np.object_)
     data_type = BY_DTYPE.get(array.dtype.newbyteorder("<"))
     if data_type is None:
-        raise TritonModelException(
-            f"tensor '{name}' has dtype {array.dtype}, which no data type of the protocol carries"
-        )
+        raise TritonModelException(f"NumPy dtype is not supported. Tensor '{name}' has dtype {array.dtype}")
     return data_type, array.astype(data_type.dtype)
 
 

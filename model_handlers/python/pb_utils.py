@@ -75,6 +75,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger("mme.model")
+_NAMES = ("triton_python_backend_utils", "c_python_backend_utils")  # Triton's is in two languages
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -92,8 +93,9 @@ TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
 
 
 def install() -> None:
-    """Make `import triton_python_backend_utils` find this module, in this process alone."""
-    sys.modules["triton_python_backend_utils"] = sys.modules[__name__]
+    """Make `import triton_python_backend_utils` find this module, in this process alone; under its other name, too."""
+    for name in _NAMES:
+        sys.modules[name] = sys.modules[__name__]
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
@@ -163,7 +165,7 @@ def deserialize_bytes_tensor(encoded_tensor: Any) -> Array:
 
 
 def get_model_dir() -> str:
-    """The directory of the model: that of its config.pbtxt and its versions."""
+    """The directory of model.py: that of the version, with the model's other files."""
     model = hosted()
     if model is None:
         raise TritonModelException("get_model_dir is for models that are loaded")

@@ -74,15 +74,19 @@ class Responses:
         """`InferenceResponseSender.send`.
 
         Raises:
+            TypeError: this is no response.
             TritonModelException: there is nothing to send, or no more may be sent.
         """
         if response is not None and not isinstance(response, InferenceResponse):
-            raise TritonModelException(f"Unable to send response. Expected an InferenceResponse, got {type(response)}.")
+            raise TypeError(f"Unable to send response. Expected an InferenceResponse, got {type(response)}.")
         if flags not in (0, _FINAL):
-            raise TritonModelException(f"Unable to send response. Unsupported flag '{flags}' provided.")
+            raise TritonModelException(
+                f"Unable to send response. Unsupported flag provided. Got {flags!r}, expected 0 or "
+                "TRITONSERVER_RESPONSE_COMPLETE_FINAL."
+            )
         if response is None and flags == 0:
             raise TritonModelException(
-                "Inference Response object must be provided when the response flag is set to zero."
+                "Inference Response object must be provided when the response flags is set to zero."
             )
         final = flags == _FINAL
         with self._lock:
@@ -144,7 +148,8 @@ class Responses:
     def settle(self) -> bool:
         """`execute` returned a response: the sender is good for nothing more. False if it was used."""
         self._closed = True
-        return not self._sent
+        self._sent += 1
+        return self._sent == 1
 
     def leave(self) -> MmeError | None:
         """`execute` returned nothing: the sender answers, or has answered. An error if it can't any more."""
@@ -156,18 +161,16 @@ class Responses:
         return MmeError(Kind.EXECUTION_FAILED, f"model '{self._config.name}': {what}")
 
     def _check(self, response: InferenceResponse | None) -> None:
-        if self._closed:
-            raise TritonModelException("Unable to send response. Response sender has been closed.")
-        if self._config.decoupled:
-            return
-        if response is not None and self._sent:
+        if not self._config.decoupled and response is not None and self._sent:
             raise TritonModelException(
                 "Unable to send response. Non-decoupled model cannot send more than one response."
             )
-        if response is None and not self._sent:
+        if not self._config.decoupled and response is None and not self._sent:
             raise TritonModelException(
                 "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
             )
+        if self._closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
 
     def _responder(self) -> Responder:
         responder = self._request.responder

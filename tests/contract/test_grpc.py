@@ -5,6 +5,8 @@ fours                                   waits for four requests before it execut
 sums                                    adds up what its sequences send
 counter                                 a decoupled Python model of N responses; N below 0 makes it go wrong
 one                                     a Python model that answers once, with a parameter of its own
+codes                                   a Python model that says no, with the code that it is asked for
+alone                                   a Python model without inputs
 """
 
 from __future__ import annotations
@@ -85,6 +87,25 @@ class TritonPythonModel:
             for request in requests
         ]
 """
+CODES = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        codes = [int(request.inputs()[0].as_numpy()[0]) for request in requests]
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("so be it", code)) for code in codes]
+"""
+ALONE = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        tensors = [pb_utils.Tensor("I", np.array([len(request.inputs())], np.int32)) for request in requests]
+        return [pb_utils.InferenceResponse([tensor]) for tensor in tensors]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +124,11 @@ def repository(tmp_path_factory):
     for name, source, more in (
         ("counter", COUNTER, "model_transaction_policy { decoupled: true }\n"),
         ("one", ONE, ""),
+        ("codes", CODES, ""),
     ):
         sequence_models.lay_out(folder / name, textwrap.dedent(source).encode(), COUNTING + more, "model.py")
+    without = COUNTING.replace('input { name: "N" data_type: TYPE_INT32 dims: [ 1 ] }\n', "")
+    sequence_models.lay_out(folder / "alone", ALONE.encode(), without, "model.py")
     return folder
 
 
@@ -310,6 +334,39 @@ def test_errors_are_statuses_with_a_sentence(client, name, version, inputs, stat
     np.testing.assert_array_equal(client.infer("plus", row(1, 2, 3, 4)).as_numpy("Y"), [[2, 3, 4, 5]])
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "http"),
+    [
+        (0, "UNKNOWN", 400),
+        (1, "INTERNAL", 500),
+        (2, "NOT_FOUND", 404),
+        (3, "INVALID_ARGUMENT", 400),
+        (4, "UNAVAILABLE", 503),
+        (5, "UNIMPLEMENTED", 501),
+        (6, "ALREADY_EXISTS", 400),
+        (7, "CANCELLED", 400),
+    ],
+)
+def test_the_error_of_a_model_has_the_code_that_it_gave(server, client, code, status, http):
+    """As Triton's map has it, in gRPC and in HTTP."""
+    with pytest.raises(InferenceServerException) as raised:
+        client.infer("codes", count(code))
+    body = {"inputs": [{"name": "N", "shape": [1], "datatype": "INT32", "data": [code]}]}
+    answer = server.ask("POST", "/v2/models/codes/infer", body)
+
+    assert (raised.value.status(), raised.value.message()) == (f"StatusCode.{status}", "so be it")
+    assert (answer.status, answer.error) == (http, "so be it")
+
+
+def test_a_model_without_inputs(server, client):
+    """Is asked without a tensor, and told so if there is one."""
+    assert client.infer("alone", []).as_numpy("I").tolist() == [0]
+    assert server.ask("POST", "/v2/models/alone/infer", {"inputs": []}).json["outputs"][0]["data"] == [0]
+    assert client.get_model_metadata("alone").inputs == []
+    with pytest.raises(InferenceServerException, match="expected 0 inputs but got 1 inputs for model 'alone'"):
+        client.infer("alone", count(1))
+
+
 def test_bytes_that_are_no_message_are_refused(server):
     """By name of what they should have been."""
     with grpc.insecure_channel(address(server)) as channel:
@@ -365,7 +422,7 @@ def test_a_decoupled_model_hears_that_its_client_left(server, repository):
         stream.responses(2)
         stream.client.stop_stream(cancel_requests=True)
 
-    eventually((repository / "counter" / "left").exists, "the model to hear of it")
+    eventually((repository / "counter" / "1" / "left").exists, "the model to hear of it")
 
 
 # -- streams -----------------------------------------------------------------------------------------------------

@@ -53,8 +53,8 @@ class TritonPythonModel:
 
 # What execute does → the status and words of the answer.
 EXECUTIONS = {
-    "too few": ("return []", 500, "InferenceRequest objects size: 1, InferenceResponse objects size: 0"),
-    "too many": ("return GOOD * 2", 500, "InferenceResponse objects size: 2"),
+    "too few": ("return []", 500, "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0"),
+    "too many": ("return GOOD * 2", 500, "InferenceResponse(s) size is:2"),
     "none at all": ("return None", 500, "Expected a list in the execute return, found type '<class 'NoneType'>'"),
     "none in the list": ("return [None]", 500, "found type '<class 'NoneType'>'"),
     "no list": ("return GOOD[0]", 500, "Expected a list in the execute return"),
@@ -68,11 +68,6 @@ EXECUTIONS = {
         "return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array([[7.0]]))])]",
         500,
         "returned output 'OUT' as FP64, expected INT32",
-    ),
-    "a wrong batch": (
-        "return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.zeros((3, 1), np.int32))])]",
-        500,
-        "for a request of batch size 1",
     ),
     "an exception": ("raise ValueError('bad luck')", 500, "message: ValueError: bad luck"),
     "its own error": (

@@ -218,7 +218,7 @@ def test_a_client_that_leaves_cancels(server, repository):
     client.sock.close()
     client.close()
 
-    eventually((repository / "counter" / "left").exists, "the model to notice")
+    eventually((repository / "counter" / "1" / "left").exists, "the model to notice")
 
 
 def invoke_stream(client, model, document):

@@ -20,7 +20,7 @@ from serve.engine_options import EngineOptions
 from serve.request import InferenceRequest, Layout
 
 SECONDS = 120  # a hang, not a measure of speed
-INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, CANCELLED = 1, 2, 3, 4, 5, 7
+INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE = 1, 2, 3, 4
 
 CALLER = """
 backend: "python"
@@ -73,6 +73,9 @@ STREAM = execute(
         if number == -2:
             sender.send(out(0))
             sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("no more", 4)))
+        if number == -3:
+            sender.send(out(3), FINAL)
+            continue
         while number == -1 and not sender.is_cancelled():
             sender.send(out(1))
             time.sleep(0.001)
@@ -123,7 +126,7 @@ class TritonPythonModel:
 
     def answer(self, request):
         facts = [request.request_id(), request.correlation_id(), request.flags(), request.timeout(),
-                 json.loads(request.parameters()), request.requested_output_names()]
+                 json.loads(request.parameters()), sorted(request.requested_output_names())]
         tensor = pb_utils.Tensor("TOLD", np.array([json.dumps(facts)], object))
         return pb_utils.InferenceResponse([tensor], parameters={"a": 1, "b": "two", "c": True})
 """
@@ -371,9 +374,16 @@ def test_calls_within_calls(server):
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 WRONG = {
-    "an unknown model": ("'nobody', pairs(1)", NOT_FOUND, "Request for unknown model: 'nobody' is not found"),
+    "an unknown model": (
+        "'nobody', pairs(1)",
+        NOT_FOUND,
+        (
+            "Failed for execute the inference request. Model 'nobody' is not ready. Request for unknown model: 'nobody' "
+            "is not found"
+        ),
+    ),
     "an unknown version": ("'double', pairs(1), model_version=9", NOT_FOUND, "version 9 is not found"),
-    "a name that is a path": ("'../double', pairs(1)", NOT_FOUND, "unknown model"),
+    "a name that is a path": ("'../double', pairs(1)", NOT_FOUND, "Model '../double' is not ready."),
     "a wrong type": (
         "'double', pb_utils.Tensor('x', np.zeros((1, 2), np.int8))",
         INVALID_ARG,
@@ -394,9 +404,12 @@ WRONG = {
     "a decoupled model": (
         "'stream', pb_utils.Tensor('N', np.ones(1, np.int32))",
         INVALID_ARG,
-        "model 'stream' sends any number of responses to a request",
+        (
+            "Model stream is using the decoupled. The current BLS request call doesn't support models using the "
+            "decoupled transaction policy. Please use 'decoupled=True' argument"
+        ),
     ),
-    "parameters that JSON lacks": ("'double', pairs(1), parameters={'a': {1}}", None, "TypeError"),
+    "parameters that JSON lacks": ("'double', pairs(1), parameters={'a': {1}}", None, "found type <class 'set'>"),
     "an exception": ("'fragile', pb_utils.Tensor('N', np.array([8], np.int32))", INTERNAL, "ValueError: eight"),
 }
 
@@ -415,32 +428,15 @@ def test_what_is_wrong_with_a_call_is_its_response(server, caller, case):
     assert server.tell(caller, "told = short(request_of('double', pairs(1)).exec())") == {"y": [3, 3]}
 
 
-@pytest.mark.parametrize(
-    ("code", "seen"),
-    [
-        (0, INTERNAL),
-        (1, INTERNAL),
-        (2, INVALID_ARG),
-        (3, INVALID_ARG),
-        (4, UNAVAILABLE),
-        (5, UNSUPPORTED),
-        (7, CANCELLED),
-    ],
-)
-def test_the_code_of_a_called_models_error_is_seen(server, code, seen):
-    """NOT_FOUND alone is not: it would say that the model is not there."""
+@pytest.mark.parametrize("code", range(8))
+def test_the_code_of_a_called_models_error_is_seen(server, code):
+    """Whichever it is."""
     call = f"told = short(request_of('errors', pb_utils.Tensor('N', np.array([{code}], np.int32))).exec())"
-    assert server.tell("caller", call) == [seen, "as you wish"]
+    assert server.tell("caller", call) == [code, "as you wish"]
 
 
 REFUSED = {
     "no name": ("request_of('').exec()", "needs a model_name"),
-    "no tensor": ("request_of('double', 3).exec()", "inputs of an InferenceRequest must be Tensors, got <class 'int'>"),
-    "a timeout of words": ("request_of('double', pairs(1), timeout='soon').exec()", "timeout of an InferenceRequest"),
-    "flags of words": ("request_of('double', pairs(1), flags='x').exec()", "flags of an InferenceRequest"),
-    "a version of words": ("request_of('double', pairs(1), model_version='x').exec()", "model_version of"),
-    "a sequence of nothing": ("request_of('double', pairs(1), correlation_id=None).exec()", "correlation_id of"),
-    "parameters that are a list": ("request_of('double', pairs(1), parameters='[1]').exec()", "must be an object"),
     "async_exec without a loop": ("request_of('double', pairs(1)).async_exec()", "async_exec is for coroutines"),
     "a version to ask for": ("pb_utils.is_model_ready('double', 'x')", "'x' is no version"),
     "files alone": ("pb_utils.load_model('double', files={'file:1/x': b''})", "'config' must be specified"),
@@ -481,7 +477,7 @@ def test_models_call_only_while_they_execute(server, caller):
     assert server.tell(caller, "told = model.begun") == [words] * 3
     server.on_loop(lambda: server.engine.unload(caller))
 
-    assert (server.repository / caller / "finalized").read_text() == words
+    assert (server.repository / caller / "1" / "finalized").read_text() == words
 
 
 # -- any number of answers ---------------------------------------------------------------------------------------------
@@ -495,13 +491,20 @@ def stream_of(number, model="stream"):
 @pytest.mark.parametrize("model", ["stream", "inline-stream"])
 @pytest.mark.parametrize("number", [0, 1, 100])
 def test_the_responses_of_a_decoupled_model_are_iterated(server, caller, model, number):
-    """All of them in order, each with its parameters, then the end, again and again."""
+    """All of them in order and an empty one of the model that says so, then the end; then from the beginning."""
     code = f"""
         responses = {stream_of(number, model)}.exec(decoupled=True)
-        told = [short(response)['OUT'][0] for response in responses]
-        told.append(next(responses, 'the end'))
+        told = [[short(response).get('OUT', ['empty'])[0] for response in responses]]
+        told += [next(responses, 'the end'), [len(response.output_tensors()) for response in responses]]
     """
-    assert server.tell(caller, code) == [*range(number), "the end"]
+    assert server.tell(caller, code) == [[*range(number), "empty"], "the end", [1] * number + [0]]
+
+
+@pytest.mark.parametrize("model", ["stream", "inline-stream"])
+def test_the_last_response_may_say_that_it_is(server, caller, model):
+    """Then nothing is behind it."""
+    code = f"told = [short(response) for response in {stream_of(-3, model)}.exec(decoupled=True)]"
+    assert server.tell(caller, code) == [{"OUT": [3]}]
 
 
 def test_the_responses_of_a_model_that_is_not_decoupled(server, caller):
@@ -524,7 +527,7 @@ def test_responses_in_coroutines(server, caller):
         async def stream(n):
             call = {stream_of(20)}.async_exec(decoupled=True)
             responses = await call if n % 2 else call
-            return [short(response)['OUT'][0] async for response in responses]
+            return [short(response)['OUT'][0] async for response in responses if response.output_tensors()]
         async def main():
             endless = {stream_of(-1, "inline-stream")}.async_exec(decoupled=True)
             streams = await asyncio.gather(*(stream(n) for n in range(40)))
@@ -534,7 +537,7 @@ def test_responses_in_coroutines(server, caller):
             waiting.cancel()
             await asyncio.wait([waiting])
             first = not waiting.cancelled()
-            rest = [short(response)['OUT'][0] async for response in responses]
+            rest = [short(response)['OUT'][0] async for response in responses if response.output_tensors()]
             endless.cancel()
             return streams, rest[-3 + first:]
         told = run(main)
@@ -554,7 +557,7 @@ def test_responses_in_coroutines(server, caller):
 )
 def test_who_waits_for_no_more_is_not_sent_more(server, caller, ending):
     """The called model learns it, whether the iterator was cancelled or let go of."""
-    mark = server.repository / "stream" / "cancelled"
+    mark = server.repository / "stream" / "1" / "cancelled"
     mark.unlink(missing_ok=True)
     code = f"""
         responses = {stream_of(-1)}.exec(decoupled=True)
@@ -566,6 +569,7 @@ def test_who_waits_for_no_more_is_not_sent_more(server, caller, ending):
     assert server.tell(caller, f"told = [short(r) for r in {stream_of(2)}.exec(decoupled=True)]") == [
         {"OUT": [0]},
         {"OUT": [1]},
+        {},
     ]
 
 
@@ -605,7 +609,7 @@ def gated(server, request):
     """A model that waits, of the test's own name, and what opens its gate."""
     name = request.node.name.replace("[", "-").replace("]", "")
     server.write(name, GATED, PLAIN)
-    folder = server.repository / name
+    folder = server.repository / name / "1"
     yield name, folder
     (folder / "open").touch()
 

@@ -136,7 +136,7 @@ def unknown_output(model, request):
 
 
 def wrong_type(model, request):
-    tensor = pb_utils.Tensor("OUT", np.zeros((1, 1), np.float64))
+    tensor = pb_utils.Tensor("OUT", np.array([["many"]], object))
     request.get_response_sender().send(pb_utils.InferenceResponse([tensor]), FINAL)
 
 
@@ -186,7 +186,7 @@ def facts(model, request):
         "flags": request.flags(),
         "timeout": request.timeout(),
         "parameters": json.loads(request.parameters()),
-        "outputs": request.requested_output_names(),
+        "outputs": sorted(request.requested_output_names()),
         "cancelled": [request.is_cancelled(), request.get_response_sender().is_cancelled()],
     }
     model.answer(request, text(json.dumps(told)))
@@ -223,6 +223,7 @@ def twice(model, request):
     early = attempt(sender, flags=FINAL)
     sender.send(out(1))
     model.told.append([early, attempt(sender, out(2)), attempt(sender, flags=FINAL), attempt(sender, out(3))])
+    model.told[-1].append(attempt(sender, flags=FINAL))
 
 
 def both(model, request):

@@ -198,7 +198,7 @@ def test_requests_tell_what_the_client_sent(models, kit):
     sent = kit.request(["SUM"], id="me", parameters={"k": "ü", "n": 2, "b": True}, timeout_us=250, A=[[1, 2]])
     handler.execute_requests([sent])
     [request] = handler._host._author.seen
-    assert (request.request_id(), request.timeout(), request.requested_output_names()) == ("me", 250, ["SUM"])
+    assert (request.request_id(), request.timeout(), request.requested_output_names()) == ("me", 250, {"SUM"})
     assert json.loads(request.parameters()) == {"k": "ü", "n": 2, "b": True}
     assert (request.correlation_id(), request.flags(), request.is_cancelled()) == (0, 0, False)
     assert request.preferred_memory().preferred_memory_type == 0
@@ -297,7 +297,7 @@ def test_bf16_passes_through_as_bits(models, kit):
         try:
             same.as_numpy()
         except pb_utils.TritonModelException as error:
-            assert str(error) == "Tensor dtype is BF16 and cannot be converted to NumPy."
+            assert str(error).startswith("Tensor dtype is BF16 and cannot be converted to NumPy.")
         else:
             raise AssertionError
         return pb_utils.InferenceResponse([same, pb_utils.Tensor("BITS", np.full((1, 2), 0x3F80, np.uint16))])
@@ -353,7 +353,7 @@ def test_nothing_of_a_model_stays_in_the_process(models, kit):
         models.close(handler)
         assert sys.path == path
     left = {name for name in sys.modules if not name.startswith("model_handlers.")} - modules
-    assert left <= {"triton_python_backend_utils"}
+    assert left <= {"triton_python_backend_utils", "c_python_backend_utils"}
 
 
 def test_two_models_in_one_process_know_which_they_are(models, kit):
@@ -372,7 +372,7 @@ def test_two_models_in_one_process_know_which_they_are(models, kit):
     ]
     for handler in handlers:
         handler.execute_requests([kit.request([], A=[[1, 2]])])
-    assert [h._host._author.dirs for h in handlers] == [[str(models.root / n)] * 2 for n in ("a", "b")]
+    assert [h._host._author.dirs for h in handlers] == [[str(models.root / n / "1")] * 2 for n in ("a", "b")]
 
 
 def test_models_that_run_at_the_same_time_know_which_they_are(models, kit):
@@ -392,8 +392,8 @@ def test_models_that_run_at_the_same_time_know_which_they_are(models, kit):
         execute = functools.partial(second.execute_requests, [kit.request([], A=[[1, 2]])])
         first._host._author.meanwhile = lambda: other.submit(execute).result()
         first.execute_requests([kit.request([], A=[[1, 2]])])
-    assert first._host._author.directory == str(models.root / "first")
-    assert second._host._author.directory == str(models.root / "second")
+    assert first._host._author.directory == str(models.root / "first" / "1")
+    assert second._host._author.directory == str(models.root / "second" / "1")
 
 
 def test_the_log_of_a_model_is_the_servers_with_the_models_name(models, kit, caplog):

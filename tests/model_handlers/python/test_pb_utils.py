@@ -1,12 +1,13 @@
 """The names that models import, outside of any model."""
 
+import ctypes
 import json
 import sys
 
 import numpy as np
 import pytest
 
-from model_handlers.python import pb_utils
+from model_handlers.python import pb_tensor, pb_utils
 from model_handlers.python.pb_tensor import ReceivedTensor
 from model_handlers.tensor import BF16, DATA_TYPES, FP32
 
@@ -14,10 +15,13 @@ from model_handlers.tensor import BF16, DATA_TYPES, FP32
 @pytest.fixture(name="imported")
 def _imported(monkeypatch):
     """The module as models get it."""
-    monkeypatch.delitem(sys.modules, "triton_python_backend_utils", raising=False)
+    names = ("triton_python_backend_utils", "c_python_backend_utils")
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
     pb_utils.install()
     yield sys.modules["triton_python_backend_utils"]
-    sys.modules.pop("triton_python_backend_utils", None)
+    for name in names:
+        sys.modules.pop(name, None)
 
 
 def refused(call, *args, **kwargs):
@@ -27,11 +31,19 @@ def refused(call, *args, **kwargs):
     return str(caught.value)
 
 
-def test_models_import_it_by_tritons_name(imported):
-    """Every public name is there, and is documented where it can be."""
-    import triton_python_backend_utils as by_name  # noqa: PLC0415 - it exists after install alone
+def mistyped(call, *args, **kwargs):
+    """The words for an argument of another type."""
+    with pytest.raises(TypeError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
 
-    assert by_name is imported
+
+def test_models_import_it_by_tritons_name(imported):
+    """Every public name is there, and is documented where it can be; also under the name of Triton's inner module."""
+    import c_python_backend_utils as inner  # noqa: PLC0415 - they exist after install alone
+    import triton_python_backend_utils as by_name  # noqa: PLC0415
+
+    assert by_name is inner is imported
     for name in pb_utils.__all__:
         value = getattr(by_name, name)
         assert not callable(value) or value.__doc__
@@ -81,7 +93,8 @@ def test_big_endian_numbers_become_the_protocols():
 def test_what_is_no_tensor_is_refused():
     """An empty name, an unknown dtype, a list."""
     assert refused(pb_utils.Tensor, "", np.zeros(1)) == "Tensor name cannot be an empty string."
-    assert "dtype complex64" in refused(pb_utils.Tensor, "T", np.zeros(1, np.complex64))
+    words = refused(pb_utils.Tensor, "T", np.zeros(1, np.complex64))
+    assert words == "NumPy dtype is not supported. Tensor 'T' has dtype complex64"
     assert "must be made from a numpy array, got <class 'list'>" in refused(pb_utils.Tensor, "T", [1])
 
 
@@ -107,15 +120,34 @@ def test_dlpack_takes_what_is_stored_in_order_only():
     strings = pb_utils.Tensor("T", np.array([b"x"], object))
     assert refused(strings.to_dlpack) == "DLPack does not have support for string tensors."
     assert refused(pb_utils.Tensor.from_dlpack, "", np.zeros(1)) == "Tensor name cannot be an empty string."
-    assert "must speak DLPack" in refused(pb_utils.Tensor.from_dlpack, "T", [1])
+    assert refused(pb_utils.Tensor.from_dlpack, "T", [1]).startswith(
+        "Provided tensor is not supported. Tensor must be a DLPack capsule or have `__dlpack__` and `__dlpack_device__` "
+        "attributes"
+    )
     assert "complex64" in refused(pb_utils.Tensor.from_dlpack, "T", np.zeros(1, np.complex64))
+
+
+def test_dlpack_takes_hosts_and_gpus_of_one_maker():
+    """Memory of another device is refused with Triton's words."""
+    capsule = np.zeros(2, np.float32).__dlpack__()
+    address = pb_tensor._capsule_pointer(capsule, b"dltensor")
+    ctypes.c_int32.from_address(address + 8).value = 14
+    assert refused(pb_utils.Tensor.from_dlpack, "T", capsule) == "DLDevice type 14 is not support by Python backend."
+    ctypes.c_int32.from_address(address + 8).value = 1
+
+
+def test_dlpack_has_a_stream_by_place_and_by_name():
+    """As frameworks call it; on the host it means nothing."""
+    tensor = pb_utils.Tensor("T", np.zeros(2, np.float32))
+    for capsule in (tensor.__dlpack__(None), tensor.__dlpack__(stream=None)):
+        assert pb_utils.Tensor.from_dlpack("U", capsule).shape() == [2]
 
 
 def test_a_capsule_is_taken_once():
     """A second look at a capsule is an error, not somebody else's memory."""
     capsule = pb_utils.Tensor("T", np.zeros(2)).to_dlpack()
     pb_utils.Tensor.from_dlpack("A", capsule)
-    assert "not taken yet" in refused(pb_utils.Tensor.from_dlpack, "B", capsule)
+    assert "a capsule can be taken once" in refused(pb_utils.Tensor.from_dlpack, "B", capsule)
 
 
 def test_a_read_only_input_goes_over_dlpack_as_a_copy():
@@ -136,7 +168,9 @@ def test_bf16_keeps_its_type_over_dlpack():
         np.from_dlpack(tensor)
     taken = pb_utils.Tensor.from_dlpack("B", tensor)
     assert taken.triton_dtype() == 14
-    assert refused(taken.as_numpy) == "Tensor dtype is BF16 and cannot be converted to NumPy."
+    assert refused(taken.as_numpy) == (
+        "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+    )
     assert taken.carried()[1].tolist() == [0x3F80, 0x4000]
 
 
@@ -201,12 +235,55 @@ def test_a_request_takes_every_keyword():
     )
     request.set_flags(request.flags() | pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
     assert (request.request_id(), request.correlation_id(), request.flags(), request.timeout()) == ("id", "seq", 3, 5)
-    assert (request.model_name, request.model_version, request.requested_output_names()) == ("other", 2, ["O"])
+    assert (request.model_name, request.model_version, request.requested_output_names()) == ("other", 2, {"O"})
     assert json.loads(request.parameters()) == {"a": 1}
     assert request.preferred_memory().preferred_device_id == 1
     assert pb_utils.get_input_tensor_by_name(request, "A") is tensor
     assert pb_utils.get_input_tensor_by_name(request, "B") is None
     assert pb_utils.InferenceRequest(parameters='{"b": 2}').parameters() == '{"b": 2}'
+    assert pb_utils.InferenceRequest().parameters() == "{}"
+
+
+WHOSE = "for request with id 'r' and model name 'm' should not be empty."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"inputs": [None]}, f"Input tensor {WHOSE}"),
+        ({"requested_output_names": ["O", ""]}, f"Requested output name {WHOSE}"),
+        ({"correlation_id": None}, "Correlation ID must be integer or string"),
+        ({"correlation_id": 1.5}, "Correlation ID must be integer or string"),
+        ({"parameters": [1]}, "Expect dict, got <class 'list'>"),
+        ({"parameters": {1: "a"}}, "Expect parameters keys to have type str, found type <class 'int'>"),
+        ({"parameters": {"a": [1]}}, "Expect parameters values to have type bool/int/str, found type <class 'list'>"),
+    ],
+)
+def test_a_request_that_nobody_could_send_is_refused_when_it_is_made(arguments, words):
+    """With Triton's words."""
+    assert words in refused(pb_utils.InferenceRequest, **{"request_id": "r", "model_name": "m", **arguments})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"inputs": None},
+        {"inputs": [3]},
+        {"inputs": pb_utils.Tensor("A", np.zeros(1))},
+        {"requested_output_names": None},
+        {"requested_output_names": [None]},
+        {"requested_output_names": "OUT"},
+        {"request_id": None},
+        {"model_name": None},
+        {"model_version": "1"},
+        {"flags": None},
+        {"timeout": 0.5},
+    ],
+    ids=repr,
+)
+def test_a_request_has_arguments_of_their_types(arguments):
+    """Others are TypeErrors, when it is made."""
+    mistyped(pb_utils.InferenceRequest, **{"model_name": "m", **arguments})
 
 
 def test_a_response_holds_outputs_or_an_error():
@@ -219,8 +296,11 @@ def test_a_response_holds_outputs_or_an_error():
     failed = pb_utils.InferenceResponse(error=pb_utils.TritonError("why", pb_utils.TritonError.UNAVAILABLE))
     assert failed.has_error()
     assert (failed.error().message(), failed.error().code(), str(failed.error())) == ("why", 4, "why")
-    assert "must be a TritonError" in refused(pb_utils.InferenceResponse, error="why")
-    assert "must be a dict" in refused(pb_utils.InferenceResponse, parameters=[1])
+    assert "must be a TritonError" in mistyped(pb_utils.InferenceResponse, error="why")
+    assert "must be Tensors" in mistyped(pb_utils.InferenceResponse, [np.zeros(1)])
+    assert refused(pb_utils.InferenceResponse, [None]) == "Output tensor for inference response should not be empty."
+    assert refused(pb_utils.InferenceResponse, parameters=[1]) == "Expect dict, got <class 'list'>"
+    assert "bool/int/str, found type <class 'NoneType'>" in refused(pb_utils.InferenceResponse, parameters={"a": None})
 
 
 def test_an_error_has_one_of_the_codes():
@@ -285,12 +365,24 @@ def test_metrics_are_kept():
 def test_metrics_refuse_what_they_are_not():
     """A counter never falls, a histogram has buckets, a name has one kind."""
     counter = pb_utils.MetricFamily("t_one", "one").Metric()
-    assert "cannot be incremented by -1" in refused(counter.increment, -1)
-    assert "is a counter and has no 'set'" in refused(counter.set, 1)
-    assert "is a counter and has no 'observe'" in refused(counter.observe, 1)
-    histogram = pb_utils.MetricFamily("t_two", "two", pb_utils.MetricFamily.HISTOGRAM)
-    assert "histograms need buckets" in refused(histogram.Metric)
-    assert "must ascend" in refused(histogram.Metric, buckets=[2, 1])
-    assert "has no 'value'" in refused(histogram.Metric(buckets=[1]).value)
+    kind = "TRITONSERVER_METRIC_KIND_"
+    assert refused(counter.increment, -1).startswith(
+        f"Failed to increment metric value: {kind}COUNTER can only be incremented monotonically by non-negative values."
+    )
+    assert refused(counter.set, 1) == f"Failed to set metric value: {kind}COUNTER does not support Set"
+    assert refused(counter.observe, 1) == f"Failed to observe metric value: {kind}COUNTER does not support Observe"
+    family = pb_utils.MetricFamily("t_two", "two", pb_utils.MetricFamily.HISTOGRAM)
+    failed = "Failed to create metric. "
+    assert refused(family.Metric) == f"{failed}Missing required buckets."
+    assert refused(family.Metric, buckets="12") == f"{failed}Buckets must be a list."
+    assert refused(family.Metric, labels=["a"], buckets=[1]) == f"{failed}Labels must be a dictionary."
+    assert "must ascend" in refused(family.Metric, buckets=[2, 1])
+    histogram = family.Metric(buckets=[1])
+    assert refused(histogram.value) == f"Failed to get metric value: {kind}HISTOGRAM does not support Value"
+    assert refused(histogram.increment, 1).endswith(f"{kind}HISTOGRAM does not support Increment")
+    assert refused(histogram.set, 1).endswith(f"{kind}HISTOGRAM does not support Set")
+    gauge = pb_utils.MetricFamily("t_four", "four", pb_utils.MetricFamily.GAUGE)
+    assert refused(gauge.Metric().observe, 1).endswith(f"{kind}GAUGE does not support Observe")
+    assert refused(gauge.Metric, buckets=[1]) == f"{failed}Unexpected buckets found."
     assert "is a counter already" in refused(pb_utils.MetricFamily, "t_one", "one", pb_utils.MetricFamily.GAUGE)
     assert "has kind 7" in refused(pb_utils.MetricFamily, "t_three", "three", 7)

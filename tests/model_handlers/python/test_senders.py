@@ -186,8 +186,8 @@ def test_what_is_no_response_is_refused(placed):
     assert got(handler, "wrong") == [[1]]
     told = words(handler)
 
-    assert told.count("Inference Response object must be provided when the response flag is set to zero.") == 2
-    assert "Unable to send response. Unsupported flag '7' provided." in told
+    assert told.count("Inference Response object must be provided when the response flags is set to zero.") == 2
+    assert "TritonModelException: Unable to send response. Unsupported flag provided. Got 7, " in told
     assert "Expected an InferenceResponse, got <class 'int'>" in told
     assert got(handler, "same") == [[1]]
 
@@ -204,7 +204,7 @@ def test_an_error_is_the_last_response(placed):
     ("deed", "words"),
     [
         ("unknown_output", "unexpected inference output 'OTHER', its outputs are: OUT, TEXT"),
-        ("wrong_type", "returned output 'OUT' as FP64, expected FP32"),
+        ("wrong_type", "returned output 'OUT' as BYTES, expected FP32"),
     ],
 )
 def test_a_response_that_does_not_fit_the_model_is_an_error(placed, deed, words):
@@ -348,12 +348,25 @@ def test_what_a_model_may_not_send_that_is_not_decoupled(placed):
     """The end before a response, and a second response, in Triton's words."""
     handler = placed.load(decoupled=False)
     assert got(handler, "twice") == [[1]]
-    early, second, final, third = json.loads(words(handler))
+    early, second, final, third, end = json.loads(words(handler))
 
     assert early.endswith("Non-decoupled model cannot send complete final before sending a response.")
     assert second.endswith("Unable to send response. Non-decoupled model cannot send more than one response.")
     assert final == "sent"
-    assert third.endswith("Unable to send response. Response sender has been closed.")
+    assert third == second
+    assert end.endswith("Unable to send response. Response sender has been closed.")
+
+
+def test_execute_may_return_none_where_senders_answer(placed):
+    """All requests, or some: the others have an error."""
+    handler = placed.load(decoupled=False, source=MODEL.replace("        return answers\n", "        return None\n"))
+
+    assert got(handler, "one") == [[1]]
+    answers, clients = send(handler, "one", "silent", "then_final")
+    assert [end(clients[i]) for i in (0, 2)] == [[[1]], [[1]]]
+    assert "Expected an 'InferenceResponse' object" in answers[1].message
+    with pytest.raises(MmeError, match="Expected a list in the execute return, found type '<class 'NoneType'>'"):
+        handler.execute_requests([request("silent", Responses())])
 
 
 def test_a_response_behind_that_of_the_sender_is_none(placed, caplog):
@@ -374,7 +387,7 @@ def test_a_sender_is_closed_when_execute_answers(placed):
     assert got(handler, "asks_and_returns") == [[2]]
     assert got(handler, "taken_and_returned") == [[2]]
     assert got(handler, "use_taken") == [[1]]
-    assert "Response sender has been closed." in words(handler)
+    assert "Non-decoupled model cannot send more than one response." in words(handler)
 
 
 def test_a_sender_that_was_let_go_without_a_response_is_an_error(placed):

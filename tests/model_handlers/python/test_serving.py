@@ -46,7 +46,7 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def initialize(self, args):
         print("printed by", args["model_instance_name"])
-        pb_utils.Logger.log_info("logged in " + pb_utils.get_model_dir())
+        pb_utils.Logger.log_warn("logged in " + pb_utils.get_model_dir())
 
     def execute(self, requests):
         return [self.answer(r, len(requests)) for r in requests]
@@ -240,8 +240,9 @@ def test_what_a_model_prints_and_logs_is_in_the_log_under_its_name(server):
     wait_for(lambda: len(server.lines("plain")) >= 2, server)
     messages = " | ".join(line["message"] for line in server.lines("plain"))
     assert "printed by plain_0" in messages
-    assert "logged in " in messages
-    assert "repository/plain" in messages
+    [logged] = [line for line in server.lines("plain") if line["message"].startswith("logged in ")]
+    assert logged["message"].endswith("repository/plain/1")
+    assert logged["level"] == "warning"
 
 
 def test_a_process_that_is_killed_costs_its_requests_alone(server):
