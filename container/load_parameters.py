@@ -63,7 +63,7 @@ def unload_dependents(parameters: Mapping[str, Any]) -> bool:
     for key, value in parameters.items():
         if key != "unload_dependents" or not isinstance(value, bool):
             raise invalid_argument(
-                f"Unable to parse unload parameter '{key[:_SHOWN]}': unload_dependents may be true or false"
+                f"Unable to parse '{key[:_SHOWN]}': an unload has one parameter, unload_dependents, true or false"
             )
     return bool(parameters.get("unload_dependents", False))
 

@@ -60,6 +60,7 @@ _INFER = re.compile(
     rb"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]*))?/(?P<type>infer|generate|generate_stream)"
 )
 _INVOKE = re.compile(rb"/models/(?P<model>.+)/invoke")
+_NEGATIVE = re.compile(r"-[0-9]+", re.ASCII)
 _RUNTIME = re.compile(rb"/endpoints/[^/]+/invocations(?P<stream>-response-stream)?")
 _OF_MODEL = b"/v2/models/"
 _KNOWN_WITHOUT_LOAD = re.compile(rb"/v2/models/(?:.+/(?:ready|stats|trace/setting)|stats)")
@@ -102,10 +103,14 @@ def parse_version(text: str) -> int | None:
     """
     if not text:
         return None
+    if _NEGATIVE.fullmatch(text):
+        raise invalid_argument(
+            f"invalid model version specified '{text[:100]}' , version should be an integral value > 0"
+        )
     if not text.isascii() or not text.isdigit() or len(text) > _MAX_VERSION_DIGITS:
         raise invalid_argument(
-            f"failed to get model version from specified version string '{text[:100]}', "
-            "version should be an integral value > 0"
+            f"failed to get model version from specified version string '{text[:100]}' (details: no number of at most "
+            f"{_MAX_VERSION_DIGITS} digits), version should be an integral value > 0"
         )
     return int(text)
 

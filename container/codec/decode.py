@@ -25,7 +25,7 @@ from container.codec.encode import Reply
 from container.codec.fields import RequestFields, boolean_field, client_id, json_object, object_field
 from container.codec.json_data import array_from_json
 from container.codec.layouts import Layouts
-from model_handlers.errors import MmeError, invalid_argument
+from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BYTES, decode_bytes_elements, element_count
 from serve.request import InferenceRequest
 
@@ -74,12 +74,16 @@ class _Plan:
 class Decoder:
     """Decodes requests, and remembers the headers and layouts it has seen.
 
+    Args:
+        limit: bytes that an input may have once its JSON is read.
+
     Attributes:
         layouts: those of its requests, for whoever decodes other forms of request for the same models.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = 64 << 20) -> None:
         self.layouts = Layouts()
+        self._limit = limit
         self._plans: dict[bytes, _Plan] = {}
 
     def decode(
@@ -105,7 +109,7 @@ class Decoder:
             known = self._plans.get(key)
             plan = self._remember(header, key, request_id) if known is None else known
         if header_length + plan.size != len(body):
-            raise _size_mismatch(plan.size, len(body) - header_length, model)
+            raise _size_mismatch(plan, len(body) - header_length, model)
         inputs: list[Array] = [
             tensor.view(body, header_length, model) if isinstance(tensor, _Tensor) else tensor
             for tensor in plan.tensors
@@ -157,6 +161,12 @@ class Decoder:
             name, data_type, shape = described(item.get("name"), item.get("datatype"), item.get("shape"))
             descriptions.append((name, data_type, shape))
             tensor, offset = _tensor(item, name, data_type, shape, offset)
+            if isinstance(tensor, np.ndarray) and tensor.nbytes > self._limit:
+                raise MmeError(
+                    Kind.TOO_LARGE,
+                    f"JSON input '{name}' has a byte_size ({tensor.nbytes} bytes) that exceeds the maximum allowed "
+                    f"value of {self._limit} bytes; send it as binary data, or raise MME_MAX_BODY",
+                )
             tensors.append(tensor)
         names, binary, classes = _requested(document)
         reply = Reply(binary, binary=own.binary, remember=remember, classes=classes)
@@ -241,14 +251,16 @@ def _deduced_shape(dims: tuple[int, ...], size: int, itemsize: int, name: str, m
     return dims
 
 
-def _size_mismatch(expected: int, got: int, model: str) -> MmeError:
+def _size_mismatch(plan: _Plan, got: int, model: str) -> MmeError:
+    expected = plan.size
     if got > expected:
         return invalid_argument(
             f"unexpected additional input data for model '{model}': its header describes {expected} bytes, {got} came"
         )
+    short = next(tensor for tensor in plan.tensors if isinstance(tensor, _Tensor) and tensor.end > got)
     return invalid_argument(
-        f"unexpected size for input, expecting {expected - got} additional bytes for model '{model}': "
-        f"its header describes {expected} bytes, {got} came"
+        f"unexpected size for input '{short.name}', expecting {short.end - max(got, short.start)} additional bytes for "
+        f"model '{model}': its header describes {expected} bytes, {got} came"
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from model_handlers.tensor import BOOL, BYTES, element_count
+from model_handlers.tensor import BYTES, element_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 _MAX_DEPTH = 64  # numpy's limit of dimensions
 # What elements must be, by the kind of numpy dtype that carries them. To Python, true is a number; to the protocol not.
 _ELEMENTS: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
+# What Triton's parser calls what they should be, and how it reads to people.
+_WORDS = {
+    "b": ("boolean", "true and false"),
+    "i": ("signed-integer", "numbers in its range"),
+    "u": ("unsigned-integer", "numbers in its range"),
+    "f": ("number", "numbers in its range"),
+    "O": ("string", "strings"),
+}
 
 
 def array_from_json(data: Any, data_type: DataType, shape: tuple[int, ...], name: str) -> Array:
@@ -73,7 +81,9 @@ def _element_types(data: list[Any], what: str, depth: int = 1) -> set[type]:
     types = set(map(type, data))
     if list in types:
         if depth == _MAX_DEPTH:
-            raise invalid_argument(f"{what} is nested deeper than {_MAX_DEPTH} arrays; send it flat")
+            raise invalid_argument(
+                f"{what}: JSON nesting depth exceeds maximum allowed limit ({_MAX_DEPTH}); send it flat"
+            )
         types.remove(list)
         for item in data:
             if type(item) is list:
@@ -88,7 +98,7 @@ def _numbers(data: list[Any], data_type: DataType, what: str) -> Array:
     except ValueError:
         raise _uneven(what) from None
     except (OverflowError, FloatingPointError):
-        raise _not_elements(data_type, what) from None
+        raise _out_of_range(data_type, what) from None
 
 
 def _strings(data: list[Any], what: str) -> Array:
@@ -108,7 +118,15 @@ def _uneven(what: str) -> MmeError:
 
 
 def _not_elements(data_type: DataType, what: str) -> MmeError:
-    expected = "true and false" if data_type is BOOL else "strings" if data_type is BYTES else "numbers in its range"
+    wrong, expected = _WORDS[data_type.dtype.kind]
+    return invalid_argument(
+        f"{what} holds elements that are not {data_type.name}; send {expected}: attempt to access JSON non-{wrong} as "
+        f"{wrong}"
+    )
+
+
+def _out_of_range(data_type: DataType, what: str) -> MmeError:
+    _, expected = _WORDS[data_type.dtype.kind]
     return invalid_argument(f"{what} holds elements that are not {data_type.name}; send {expected}")
 
 

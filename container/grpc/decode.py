@@ -53,6 +53,16 @@ _FIELDS = {
 }
 
 
+# What parameters with a meaning of their own may hold.
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "sequence_id": ((int, str), "int64_param or string_param"),
+    "sequence_start": ((bool,), "bool_param"),
+    "sequence_end": ((bool,), "bool_param"),
+    "priority": ((int,), "int64_param or uint64_param"),
+    "timeout": ((int,), "int64_param"),
+}
+
+
 class Wanted(NamedTuple):
     """How a client wants its answer.
 
@@ -90,6 +100,7 @@ class Decoder:
             return request, Wanted(classes, empty_final=False) if classes else PLAIN
         parameters = values(message.parameters)
         empty_final = _empty_final(parameters)
+        _check_types(parameters)
         request = RequestFields(message.id, parameters).request(layout, inputs, on_complete)
         return request, Wanted(classes, empty_final)
 
@@ -182,8 +193,19 @@ def _requested(message: ModelInferRequest) -> tuple[tuple[str, ...], dict[str, i
         parameters = values(output.parameters)
         if "shared_memory_region" in parameters:
             raise no_shared_memory(f"output '{name}'")
-        classes |= wanted_classes(parameters.get("classification", 0), name)
+        count = parameters.get("classification", 0)
+        if type(count) is not int:
+            raise invalid_argument("invalid value type for 'classification' parameter, expected int64_param.")
+        classes |= wanted_classes(count, name)
     return tuple(names), classes
+
+
+def _check_types(parameters: dict[str, Any]) -> None:
+    """Check the parameters that have a meaning of their own, in Triton's words."""
+    for key in parameters.keys() & _TYPES.keys():
+        kinds, expected = _TYPES[key]
+        if type(parameters[key]) not in kinds:
+            raise invalid_argument(f"invalid value type for '{key}' parameter, expected {expected}.")
 
 
 def _empty_final(parameters: dict[str, Any]) -> bool:

@@ -21,6 +21,21 @@ SUPPORTED_VERSIONS: Final = ("1.1", "1.0")
 # Methods as text. CONNECT is missing on purpose: this is no proxy.
 METHODS: Final = {name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE")}
 
+
+class Headers(dict[str, str]):
+    """Header fields by name, in lower case; repeated ones joined in their order.
+
+    Attributes:
+        fields: as they were sent.
+    """
+
+    __slots__ = ("fields",)
+
+    def __init__(self, fields: Fields) -> None:
+        super().__init__()
+        self.fields = fields
+
+
 # Header names as sent → in lower case. Clients send few different ones, so nearly all of them are met again.
 NAMES: dict[bytes, str] = {}
 _NAMES_MOST: Final = 512
@@ -79,13 +94,13 @@ def origin_form(target: bytes) -> bytes:
     return b"/" + rest[question:] if question >= 0 else b"/"
 
 
-def joined(fields: Fields) -> dict[str, str]:
-    """Header fields by name, in lower case; repeated ones joined in their order.
+def joined(fields: Fields) -> Headers:
+    """Header fields by name.
 
     Raises:
         Refusal: Host is repeated.
     """
-    headers: dict[str, str] = {}
+    headers = Headers(fields)
     for raw, value in fields:
         name = NAMES.get(raw) or learn_name(raw)
         text = value.rstrip().decode("latin-1")
@@ -138,9 +153,16 @@ def too_many_headers(limit: int) -> Refusal:
     return Refusal(431, f"There are more than {limit} header fields: send fewer.")
 
 
-def body_too_large(limit: int) -> Refusal:
-    """A body over the limit."""
-    return Refusal(413, f"The body is larger than the limit of {limit} bytes: send a smaller one.")
+def body_too_large(size: int, limit: int) -> Refusal:
+    """A body over the limit, of which `size` bytes have come or are to come."""
+    return Refusal(413, f"The body of {size} bytes or more exceeds the maximum allowed input size of {limit} bytes.")
+
+
+def too_many_chunks(limit: int) -> Refusal:
+    """A body in more chunks than the limit."""
+    return Refusal(
+        400, f"Chunked request body exceeds maximum of {limit} non-empty chunks. Send fewer or larger HTTP chunks."
+    )
 
 
 def malformed(error: Exception, target: bytes, version: str) -> Refusal:

@@ -17,6 +17,7 @@ class Limits:
         headers: bytes of all header fields together. Beyond it: 431.
         header_count: header fields in one request. Beyond it: 431.
         body: bytes of a request's body. Beyond it: 413, before any of it is read where Content-Length tells.
+        chunks: of a request's body that comes in chunks, empty ones not counted. Beyond it: 400.
         header_timeout: from a connection, or the first byte of a request, until its headers are complete. Then 408.
         body_timeout: without progress while a body arrives (then 408) or an answer leaves (then the end).
         idle_timeout: between two requests of one connection; it closes without a word.
@@ -33,6 +34,7 @@ class Limits:
     headers: int = 64 * KIB
     header_count: int = 100
     body: int = 64 * MIB
+    chunks: int = 64 * KIB
     header_timeout: float = 10.0
     body_timeout: float = 60.0
     idle_timeout: float = 75.0

@@ -46,6 +46,7 @@ class RequestReader:
         "_body_limit",
         "_boundary",
         "_buffer",
+        "_chunks",
         "_discarded",
         "_feed",
         "_fields",
@@ -84,6 +85,7 @@ class RequestReader:
         self._wants_continue = False
         self._replay = b""  # the head of a request without its Upgrade
         self._wire = 0  # bytes on the wire of a chunked body
+        self._chunks = 0  # of it, the last and empty one too
         self._discarded = 0
 
     # what the heir does with it
@@ -163,6 +165,12 @@ class RequestReader:
         else:
             self._arriving = self._checked(parser, method, target, fields)
 
+    def on_chunk_header(self) -> None:
+        """Another chunk of the body; behind the last one comes an empty one."""
+        self._chunks += 1
+        if self._chunks > self._limits.chunks + 1:
+            raise head.too_many_chunks(self._limits.chunks)
+
     def on_body(self, piece: bytes) -> None:
         """A piece of the body: all of a small one."""
         exchange: Exchange = self._arriving  # type: ignore[assignment]  # the head came first
@@ -171,7 +179,7 @@ class RequestReader:
         else:
             exchange.body = piece
             if len(piece) > self._body_limit:
-                raise head.body_too_large(self._body_limit)
+                raise head.body_too_large(len(piece), self._body_limit)
 
     def on_message_complete(self) -> None:
         """The request is complete."""
@@ -223,11 +231,11 @@ class RequestReader:
         headers = head.joined(fields)
         if "host" not in headers and not http10:
             raise head.no_host()
-        if int(headers.get("content-length", 0)) > self._body_limit:
-            raise head.body_too_large(self._body_limit)
+        if (size := int(headers.get("content-length", 0))) > self._body_limit:
+            raise head.body_too_large(size, self._body_limit)
         if "transfer-encoding" in headers:
             head.check_transfer_encoding(headers["transfer-encoding"], http10=http10)
-            self._wire = 0
+            self._wire = self._chunks = 0
         if "expect" in headers:
             self._wants_continue = head.expects_continue(headers["expect"], http10=http10)
         if "upgrade" in headers and parser.should_upgrade():
@@ -255,7 +263,7 @@ class RequestReader:
             buffer.write(first)
         buffer.write(piece)
         if buffer.tell() > self._body_limit:
-            raise head.body_too_large(self._body_limit)
+            raise head.body_too_large(buffer.tell(), self._body_limit)
 
     def _inside_request(self, data: bytes) -> None:
         """A read ended inside a request: note the time for the sweep and look whether too much has come."""

@@ -64,7 +64,7 @@ def test_dependents_are_a_truth_value():
     assert unload_dependents({}) is False
     assert unload_dependents({"unload_dependents": True}) is True
     for wrong in ({"unload_dependents": "true"}, {"dependents": True}):
-        with pytest.raises(MmeError, match="Unable to parse unload parameter"):
+        with pytest.raises(MmeError, match="Unable to parse '"):
             unload_dependents(wrong)
 
 

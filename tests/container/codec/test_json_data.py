@@ -141,7 +141,9 @@ def test_deep_nesting_is_refused_before_the_stack_ends(datatype, element, refusa
     data = orjson.loads("[" * 1000 + element + "]" * 1000)
 
     def deep():
-        assert "nested deeper than 64 arrays" in refusal(array_from_json, data, BY_NAME[datatype], (1,), "X")
+        assert "JSON nesting depth exceeds maximum allowed limit (64)" in refusal(
+            array_from_json, data, BY_NAME[datatype], (1,), "X"
+        )
 
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(300)

@@ -84,8 +84,16 @@ def test_halves_come_raw_alone(datatype):
         ([x("BYTES")], {"raw": [b"\x01\x00\x00\x00a"]}, "expected 2 string elements for inference input 'X' for model"),
         ([x()], {"raw": [b"12345678"], "outputs": [Output()]}, "every requested output must have a 'name'"),
         ([x()], {"raw": [b"12345678"], "parameters": {"triton_x": TEXT}}, "starting with 'triton_' are reserved"),
-        ([x()], {"raw": [b"12345678"], "parameters": {"sequence_start": TEXT}}, "'sequence_start' of the request must"),
-        ([x()], {"raw": [b"12345678"], "parameters": {"priority": TEXT}}, "'priority' must be a priority level"),
+        (
+            [x()],
+            {"raw": [b"12345678"], "parameters": {"sequence_start": TEXT}},
+            "'sequence_start' parameter, expected bool_param",
+        ),
+        (
+            [x()],
+            {"raw": [b"12345678"], "parameters": {"priority": TEXT}},
+            "'priority' parameter, expected int64_param or",
+        ),
         ([x()], {"raw": [b"12345678"], "parameters": {"p": pb.InferParameter()}}, "parameter 'p' holds no value"),
         (
             [x()],
@@ -95,7 +103,7 @@ def test_halves_come_raw_alone(datatype):
         (
             [x()],
             {"raw": [b"12345678"], "outputs": [Output(name="Y", parameters={"classification": TEXT})]},
-            "'classification' of output 'Y' must be a number of classes",
+            "invalid value type for 'classification' parameter, expected int64_param",
         ),
     ],
 )

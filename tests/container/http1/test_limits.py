@@ -109,6 +109,23 @@ def test_chunked_body(serve, send, chunks, more, status):
     assert client.answer().status == status
 
 
+@pytest.mark.parametrize(("count", "status"), [(5, 200), (6, 400)])
+def test_chunks_are_counted(serve, count, status):
+    """As many as the limit are taken, and the empty one behind them; with one more the request is refused."""
+    client = serve(chunks=5).connect()
+    client.send(CHUNKED + b"1\r\nx\r\n" * count + b"0\r\n\r\n")
+    answer = client.answer()
+    assert answer.status == status
+    assert status == 200 or "exceeds maximum of 5 non-empty chunks" in answer.error
+
+
+def test_chunks_are_counted_anew_for_each_request(serve):
+    """Of one connection."""
+    client = serve(chunks=5).connect()
+    client.send((CHUNKED + b"1\r\nx\r\n" * 5 + b"0\r\n\r\n") * 3)
+    assert [client.answer().status for _ in range(3)] == [200] * 3
+
+
 def test_body_is_refused_before_it_comes(serve):
     """A Content-Length over the limit is refused before any of the body is there, with the limit in the sentence."""
     client = serve(body=1000).connect()
