@@ -14,6 +14,8 @@ What goes wrong after a streamed answer began is its last line, event or frame; 
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -21,6 +23,7 @@ from container import answers
 from container.codec import event_stream
 from container.codec.body import body_of, content_type_of
 from container.codec.classification import classified
+from container.codec.compression import ENCODINGS, compress, wanted_encoding
 from container.codec.encode import encode, encode_line
 from container.codec.framing import BINARY_TYPE
 from container.codec.generate import encode_generate, error_event
@@ -28,6 +31,7 @@ from container.codec.sse import event
 from container.targets import Flavor, InferenceType
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.request import InferenceResponse
+from serve.threads import ThreadPerTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +50,9 @@ CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 INFERENCE_ID = "x-amzn-sagemaker-inference-id"
 _OURS = frozenset({Kind.INTERNAL, Kind.EXECUTION_FAILED, Kind.OUT_OF_MEMORY})
 _JSON = b"application/json"
+_ENCODINGS = f"Accept-Encoding: {', '.join(ENCODINGS)}\r\n".encode()
+_COMPRESSORS = ThreadPerTask("compress")
+_QUICK_BYTES = 1 << 18  # which take less than a millisecond to be compressed; more of them are for another thread
 
 
 class Wire(NamedTuple):
@@ -96,6 +103,7 @@ class Call:
     )
 
     wire: ClassVar[Wire] = LINES
+    compresses: ClassVar[bool] = True  # for clients of KServe that ask for it
 
     def __init__(self, exchange: Exchange, flavor: Flavor) -> None:
         self.exchange = exchange
@@ -158,7 +166,10 @@ class Call:
             self._over = True
             self._break(error)
         else:
-            self._refuse(*answers.error(error, self.flavor.value))
+            status, headers, body = answers.error(error, self.flavor.value)
+            if error.kind is Kind.UNSUPPORTED and "content-encoding" in self.exchange.headers:
+                headers += _ENCODINGS
+            self._refuse(status, headers, body)
 
     @property
     def over(self) -> bool:
@@ -195,7 +206,11 @@ class Call:
         except Exception as error:  # noqa: BLE001 - an answer that can't be written must not keep its batch from theirs
             self.fail(known(error))
             return
-        self._send(content_type, headers, parts)
+        accepted = self.exchange.headers.get("accept-encoding")
+        if accepted and self.compresses and self.flavor is Flavor.KSERVE and (encoding := wanted_encoding(accepted)):
+            self._send_compressed(content_type, headers, parts, encoding)
+        else:
+            self._send(content_type, headers, parts)
 
     def _encoded(self, response: InferenceResponse) -> tuple[bytes, bytes, Parts]:
         """Content type, further header lines, and body."""
@@ -239,6 +254,22 @@ class Call:
         return classified(response, self.reply.classes, labels, batches=batches)
 
     # -- to the client -------------------------------------------------------------------------------------------
+
+    def _send_compressed(self, content_type: bytes, headers: bytes, parts: Parts, encoding: str) -> None:
+        headers += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % encoding.encode()
+        if sum(len(part) for part in parts) <= _QUICK_BYTES:
+            self._send(content_type, headers, (compress(parts, encoding),))
+            return
+        work = asyncio.wrap_future(_COMPRESSORS.submit(compress, parts, encoding))
+        work.add_done_callback(functools.partial(self._send_worked_out, content_type, headers))
+
+    def _send_worked_out(self, content_type: bytes, headers: bytes, body: asyncio.Future[bytes]) -> None:
+        try:
+            parts = (body.result(),)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
+            self.fail(known(error))
+        else:
+            self._send(content_type, headers, parts)
 
     def _send(self, content_type: bytes, headers: bytes, parts: Parts) -> None:
         self.exchange.respond(200, b"Content-Type: %b\r\n%b" % (content_type, headers), parts)
@@ -286,6 +317,8 @@ class GenerateCall(Call):
     """One request of type `generate`: exactly one response, however many the model might send."""
 
     __slots__ = ()
+
+    compresses: ClassVar[bool] = False
 
     def respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
         """Keep the first; a second one is too many."""

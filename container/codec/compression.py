@@ -1,13 +1,27 @@
-"""Request bodies that a client compressed, never larger than the limit once inflated."""
+"""Bodies that a client compressed, never larger than the limit once inflated, and answers compressed for it. PURE.
+
+Answers are compressed quickly rather than well: a client that is far away asks for it, and its neighbours wait for us.
+"""
 
 from __future__ import annotations
 
+import functools
+import re
 import zlib
+from typing import TYPE_CHECKING
+
+from isal import isal_zlib
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 # zlib's window sizes: 31 reads gzip, 15 a zlib stream (what HTTP calls deflate).
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+ENCODINGS = ("gzip", "deflate")  # of answers
+_LEVEL = 1
+_WEIGHT = re.compile(r"q=([01](?:\.[0-9]{0,3})?)")
 
 
 def inflate(body: bytes, encoding: str, limit: int = 64 << 20) -> bytes:
@@ -36,3 +50,23 @@ def inflate(body: bytes, encoding: str, limit: int = 64 << 20) -> bytes:
             f"{len(decompressor.unused_data)} bytes follow the end of the body's {coding} data; send one stream"
         )
     return inflated
+
+
+@functools.lru_cache(maxsize=256)
+def wanted_encoding(accept: str) -> str:
+    """The encoding of ours that an `Accept-Encoding` likes best, "" for none; of two equals the first."""
+    weights: dict[str, float] = {}
+    for part in accept.lower().split(","):
+        coding, _, parameters = part.partition(";")
+        weight = _WEIGHT.fullmatch(parameters.replace(" ", "")) if parameters.strip() else None
+        if weight is not None or not parameters.strip():
+            weights.setdefault(coding.strip(), float(weight[1]) if weight else 1.0)
+    known = {coding: weight for coding, weight in weights.items() if coding in (*ENCODINGS, "identity")}
+    best = max(known, key=lambda coding: known[coding], default="identity")
+    return best if best in ENCODINGS and known[best] else ""
+
+
+def compress(parts: Sequence[bytes | memoryview], encoding: str) -> bytes:
+    """A body in one of `ENCODINGS`."""
+    compressor = isal_zlib.compressobj(_LEVEL, wbits=_WINDOWS[encoding])
+    return b"".join((*[compressor.compress(part) for part in parts], compressor.flush()))

@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from container.codec.compression import inflate
+from container.codec.compression import compress, inflate, wanted_encoding
 from model_handlers.errors import Kind
 
 BODY = b'{"inputs": []}' * 100
@@ -73,3 +73,37 @@ def test_a_bomb_is_never_inflated(refusal):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refusal(inflate, bomb, "gzip", 1 << 20, kind=Kind.TOO_LARGE)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10  # kilobytes
+
+
+@pytest.mark.parametrize(
+    ("accept", "encoding"),
+    [
+        ("gzip", "gzip"),
+        ("deflate", "deflate"),
+        ("gzip, deflate", "gzip"),
+        ("deflate, gzip, br", "deflate"),
+        ("gzip;q=0.5, deflate;q=0.8", "deflate"),
+        ("gzip; q=0.5, deflate; q=0.2", "gzip"),
+        ("GZIP", "gzip"),
+        ("identity, gzip;q=0.5", ""),
+        ("identity;q=0.1, gzip;q=0.5", "gzip"),
+        ("gzip;q=0", ""),
+        ("gzip;q=much", ""),
+        ("br, zstd", ""),
+        ("*", ""),
+        ("identity", ""),
+        ("", ""),
+    ],
+)
+def test_the_encoding_that_a_client_likes_best(accept, encoding):
+    """By its weights, of those that there are; what makes no sense is left out."""
+    assert wanted_encoding(accept) == encoding
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_an_answer_is_compressed_as_a_whole(encoding):
+    """Its parts are one body again once it is inflated."""
+    parts = [BODY, memoryview(BODY), b""]
+    compressed = compress(parts, encoding)
+    assert len(compressed) < len(BODY)
+    assert inflate(compressed, encoding) == BODY * 2
