@@ -18,6 +18,7 @@ from container import answers, kserve, metrics, runtime_api, sagemaker, trace_ro
 from container.dashboard import routes as dashboard
 from container.logs import configure
 from container.on_loop import LoopThread, OnLoop, Parts, WaitingExchange
+from container.restrictions import Restrictions, category_of_route
 from container.service import Service
 from container.settings import Settings
 from model_handlers.errors import MmeError
@@ -50,11 +51,26 @@ def make_app(service: Service, on_loop: OnLoop) -> Flask:
     view: View = hot
     for module in (sagemaker, kserve, runtime_api, metrics, trace_routes):
         app.register_blueprint(module.blueprint(service, on_loop, view))
+    _restrict(app, service.settings)
     if service.dashboard is not None:
         app.register_blueprint(dashboard.blueprint(service.dashboard, on_loop))
     app.register_error_handler(MmeError, _refused)
     app.register_error_handler(HTTPException, _http_error)
     return app
+
+
+def _restrict(app: Flask, settings: Settings) -> None:
+    """Have routes of restricted categories refuse requests that do not bring what these want."""
+    restrictions = Restrictions(settings.http_restrictions)
+    if not restrictions:
+        return
+
+    def check() -> None:
+        if request.url_rule is not None:
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            restrictions.check(category_of_route(request.url_rule.rule), headers)
+
+    app.before_request(check)
 
 
 def create_app() -> Flask:

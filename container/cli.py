@@ -22,6 +22,7 @@ from container.config.flags import COMMAND as CONFIG
 from container.engines.flags import COMMAND as BUILD
 from container.logs import configure
 from container.settings import Mode, Settings, choose_single_model, settings_table
+from container.settings.protocol_values import keepalive, latencies, restrictions
 from container.settings.table import MME_VARIABLES
 from container.settings.values import boolean, directories, names, resource_limits
 from container.ship.flags import COMMANDS as SHIP
@@ -32,6 +33,7 @@ from model_handlers.errors import Kind, MmeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+_LISTS = frozenset({names, directories, resource_limits, restrictions, keepalive, latencies})
 _log = logging.getLogger("mme.start")
 
 COMMANDS = (*SHIP, CONFIG, BUILD)
@@ -197,7 +199,7 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
         if row.parse is boolean:
             parser.add_argument(row.flag, dest=row.field, action="store_const", const="true", help=text)
             continue
-        action = "append" if row.parse in {names, directories, resource_limits} else "store"
+        action = "append" if row.parse in _LISTS else "store"
         metavar = row.flag.rpartition("-")[2].upper()
         parser.add_argument(row.flag, dest=row.field, action=action, metavar=metavar, help=text)
     _add_debug(parser)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from container.load_parameters import check_name, load_error, unload_dependents
-from container.trace_settings import TraceSettings
 from container.version import installed_version
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.registry import platform_of
 from serve.lifecycle import State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
-    from container.tracing import Tracer
+    from container.trace_settings import TraceControl
     from model_handlers.config import ModelConfig
     from model_handlers.outside import Override
     from model_handlers.tensor import TensorSpec
@@ -36,9 +35,9 @@ EXTENSIONS = (
 )
 
 
-def server_metadata() -> dict[str, Any]:
-    """The server's metadata document."""
-    return {"name": "mme", "version": installed_version() or "0", "extensions": EXTENSIONS}
+def server_metadata(name: str) -> dict[str, Any]:
+    """The metadata document of a server that calls itself so."""
+    return {"name": name, "version": installed_version() or "0", "extensions": EXTENSIONS}
 
 
 async def configured(engine: Engine, name: str, number: int | None) -> tuple[str, ModelConfig, list[int]]:
@@ -125,20 +124,24 @@ async def unload(engine: Engine, name: str, parameters: Mapping[str, Any]) -> No
             raise
 
 
-def trace_settings(tracer: Tracer | None) -> dict[str, Any]:
-    """What is traced, of every model: without a tracer nothing."""
-    return (TraceSettings() if tracer is None else tracer.settings).as_document()
+def trace_settings(
+    engine: Engine, traces: TraceControl, name: str, wanted: Mapping[str, Any], offered: Collection[str] = ()
+) -> dict[str, Any]:
+    """What is traced of a model, or with "" of every model without settings of its own, once that is changed as wanted.
 
-
-def change_traces(tracer: Tracer | None, name: str, wanted: Mapping[str, Any]) -> None:
-    """Trace something else from now on; `name` is "" for the server.
+    Args:
+        engine: whose models these are.
+        traces: what is traced.
+        name: the model's.
+        wanted: setting → what is wanted of it.
+        offered: what `Engine.find_all` has found, for models that were not asked for yet.
 
     Raises:
-        MmeError: UNSUPPORTED for one model, and where traces go nowhere; INVALID_ARGUMENT.
+        MmeError: UNKNOWN_MODEL; UNSUPPORTED where traces go nowhere; INVALID_ARGUMENT.
     """
-    if name:
-        sentence = f"model '{name}' has no trace settings of its own: change the server's, at /v2/trace/setting"
-        raise MmeError(Kind.UNSUPPORTED, sentence)
-    if tracer is None:
-        raise MmeError(Kind.UNSUPPORTED, "traces go nowhere: start the server with MME_TRACE_URL")
-    tracer.change(wanted)
+    model = engine.canonical(name) if name else ""
+    if model and model not in engine.cache.entries and model not in offered:
+        raise MmeError(Kind.UNKNOWN_MODEL, f"Request for unknown model : '{name}'")
+    if wanted:
+        traces.change(model, wanted)
+    return traces.of(model).as_document()

@@ -12,6 +12,7 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING
 
+from container import answers
 from container.call import CALLS, CUSTOM_ATTRIBUTES, TARGET_MODEL, Call, known
 from container.codec.body import body_request
 from container.codec.compression import inflate
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
     from container.exchange import Exchange
+    from container.forwarding import Forwarding
+    from container.restrictions import Restrictions
     from container.session_calls import Make, Visit
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
@@ -52,6 +55,8 @@ class InferRoutes:
         sessions: whether there are stateful sessions.
         default_accept: media type of SageMaker's answers to requests without an Accept header.
         inference_type: what SageMaker's bodies mean.
+        restrictions: what requests have to bring, None for nothing.
+        forwarding: which headers models see, None for none.
         calls: by inference type, and whether the answer is an event stream, what requests become.
 
     Attributes:
@@ -70,6 +75,8 @@ class InferRoutes:
         sessions: bool = True,
         default_accept: str = "application/json",
         inference_type: InferenceType = InferenceType.INFER,
+        restrictions: Restrictions | None = None,
+        forwarding: Forwarding | None = None,
         calls: Mapping[tuple[InferenceType, bool], type[Call]] = CALLS,
     ) -> None:
         self.engine = engine
@@ -80,10 +87,13 @@ class InferRoutes:
         self._patience = patience
         self._default_accept = default_accept
         self._inference_type = inference_type
+        self._restrictions = restrictions
+        self._forwarding = forwarding
         self._calls = calls
-        self._decoder = Decoder()
+        self._decoder = Decoder(max_body)
         self._routes: dict[bytes, Route | None] = {}
         self._body_takers = engine.body_takers
+        self._decoupled = engine.decoupled
         self._tasks: set[asyncio.Task[None]] = set()
         self._sessions = SessionCalls(engine, session_seconds, enabled=sessions)
 
@@ -104,6 +114,8 @@ class InferRoutes:
         call = self._calls[inference_type, route.event_stream](exchange, route.flavor)
         exchange.on_disconnect = call.abandon
         try:
+            if self._restrictions is not None:
+                self._restrictions.check("inference", exchange.headers)
             if inference_type is InferenceType.INFER:
                 self._infer(call, route)
             else:
@@ -121,6 +133,13 @@ class InferRoutes:
     def _ping(self, exchange: Exchange) -> bool:
         if exchange.method not in {"GET", "POST", "HEAD"}:
             return False
+        if self._restrictions is not None:
+            try:
+                self._restrictions.check("health", exchange.headers)
+            except MmeError as error:
+                status, headers, body = answers.error(error, Flavor.SAGEMAKER.value)
+                exchange.respond(status, headers, (body,))
+                return True
         if self.draining or self.starting:
             exchange.respond(503, b"", ())
         else:
@@ -150,6 +169,8 @@ class InferRoutes:
             make = functools.partial(self._made_cold, call, route, body, error)
             self._aside(call, name, self.engine.submit_made(name, version, make))
             return
+        if route.flavor is Flavor.KSERVE and name in self._decoupled and self.engine.is_resident(name):
+            raise _several()
         if not self.engine.submit(name, version, request):
             make = functools.partial(self._made_cold, call, route, body, request)
             self._aside(call, name, self.engine.submit_made(name, version, make))
@@ -163,6 +184,12 @@ class InferRoutes:
             if accepts_binary(accept):
                 call.reply = call.reply.accepting_binary()
             request.on_response = call.respond
+        return self._taken(call, request)
+
+    def _taken(self, call: Call, request: InferenceRequest) -> InferenceRequest:
+        """What is submitted for a call, with the headers that models see."""
+        if self._forwarding is not None:
+            self._forwarding.add(request, call.exchange.headers)
         return call.take(request)
 
     def _made_infer(self, call: Call, route: Route, name: str, body: bytes, config: ModelConfig) -> InferenceRequest:
@@ -204,16 +231,20 @@ class InferRoutes:
             return self._body_request(call, route, body)
         if isinstance(read, MmeError):
             raise read
+        if config.decoupled and route.flavor is Flavor.KSERVE:
+            raise _several()
         return read
 
     def _made_raw(self, call: Call, route: Route, body: bytes, config: ModelConfig) -> InferenceRequest:
         """What a request without a header means depends on the model's configuration."""
         if takes_body(config) and route.flavor is not Flavor.KSERVE:
             return self._body_request(call, route, body)
+        if config.decoupled and route.flavor is Flavor.KSERVE:
+            raise _several()
         request, call.reply = self._decoder.decode_raw(body, config, call.complete)
         if call.flavor is not Flavor.KSERVE:
             request.on_response = call.respond
-        return call.take(request)
+        return self._taken(call, request)
 
     def _took_body(self, call: Call, route: Route, name: str, body: bytes) -> bool:
         """Submit the body as it is, for a model in memory that wants it so. KServe's are tensors for any model."""
@@ -246,7 +277,7 @@ class InferRoutes:
             return self._body_request(call, route, body)
         request = decode_generate(body, config, self._decoder.layouts, call.complete)
         request.on_response = call.respond
-        return call.take(request)
+        return self._taken(call, request)
 
     def _body(self, exchange: Exchange) -> bytes:
         encoding = exchange.headers.get("content-encoding")
@@ -281,3 +312,11 @@ class InferRoutes:
         else:
             if report.load:
                 call.report = report
+
+
+def _several() -> MmeError:
+    return MmeError(
+        Kind.UNSUPPORTED,
+        "HTTP end point doesn't support models with decoupled transaction policy: use generate_stream, /invocations, "
+        "or ModelStreamInfer over gRPC",
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, Response, request
+from werkzeug.exceptions import MethodNotAllowed
 
 from container.extensions import (
     configured,
@@ -19,7 +20,7 @@ from container.load_parameters import load_override
 from container.targets import parse_version
 from container.views import json_answer, json_body
 from model_handlers.config_json import config_json
-from model_handlers.errors import invalid_argument
+from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
     from container.on_loop import OnLoop
@@ -38,7 +39,7 @@ def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
 
 def _add_server_routes(routes: Blueprint, service: Service) -> None:
     def metadata() -> Response:
-        return json_answer(server_metadata())
+        return json_answer(server_metadata(service.settings.server_id))
 
     def live() -> Response:
         return Response(status=200)
@@ -76,6 +77,8 @@ def _add_model_routes(routes: Blueprint, service: Service, on_loop: OnLoop, hot:
         for hot_route in ("infer", "generate", "generate_stream"):
             endpoint = f"{prefix} {hot_route}"
             routes.add_url_rule(f"{prefix}/{hot_route}", view_func=hot, endpoint=endpoint, methods=["POST"])
+            # or it would be the metadata of a model of that name
+            routes.add_url_rule(f"{prefix}/{hot_route}", view_func=_only_posted, endpoint=f"{endpoint} got")
     routes.add_url_rule("/models/stats", view_func=stats, endpoint="all stats")
 
 
@@ -99,6 +102,19 @@ def _add_repository_routes(routes: Blueprint, service: Service, on_loop: OnLoop)
     routes.add_url_rule("/repository/index", "index", index, methods=["GET", "POST"])
     routes.add_url_rule("/repository/models/<path:name>/load", "load", load_model, methods=["POST"])
     routes.add_url_rule("/repository/models/<path:name>/unload", "unload", unload_model, methods=["POST"])
+    of_one = "/repository/<repository>"
+    routes.add_url_rule(f"{of_one}/index", "index of one", _named_repository, methods=["GET", "POST"])
+    for deed in ("load", "unload"):
+        rule = f"{of_one}/models/<path:name>/{deed}"
+        routes.add_url_rule(rule, f"{deed} of one", _named_repository, methods=["POST"])
+
+
+def _only_posted(**_names: str) -> Response:
+    raise MethodNotAllowed(["POST"])
+
+
+def _named_repository(**_names: str) -> Response:
+    raise MmeError(Kind.UNSUPPORTED, "'repository_name' specification is not supported")
 
 
 def _only_ready() -> bool:

@@ -34,10 +34,12 @@ class MachineCollector:
         found = readings()
         for name, text, field in _OF_GPUS:
             yield from _of_gpus(GaugeMetricFamily(name, text), {gpu.uuid: getattr(gpu, field) for gpu in found})
-        # Triton's counters lack Prometheus's `_total`, so they are written as untyped.
         energy = Metric("nv_energy_consumption", "GPU energy since the driver was loaded, joules", "unknown")
         yield from _of_gpus(energy, {gpu.uuid: gpu.energy for gpu in found})
         total, used = devices.machine_memory()
+        # Triton's pool of pinned memory: there is none here, and who looks for it finds that.
+        yield GaugeMetricFamily("nv_pinned_memory_pool_total_bytes", "Pool of pinned memory, which is not needed", 0)
+        yield GaugeMetricFamily("nv_pinned_memory_pool_used_bytes", "Pool of pinned memory in use", 0)
         yield GaugeMetricFamily("nv_cpu_utilization", "CPU utilization, 0.0 to 1.0", devices.processor_share())
         yield GaugeMetricFamily("nv_cpu_memory_total_bytes", "The machine's memory, bytes", total)
         yield GaugeMetricFamily("nv_cpu_memory_used_bytes", "The machine's memory in use, bytes", used)

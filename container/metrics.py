@@ -7,6 +7,8 @@ collector turns the engine's counters, and the models', into families when someb
 
 from __future__ import annotations
 
+import re
+import time
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -29,9 +31,13 @@ if TYPE_CHECKING:
     from container.views import View
     from model_handlers.metrics import Family, Reading
     from serve.engine import Engine
+    from serve.latencies import Latencies, Summary
     from serve.stats import Duration, ModelStats
 
 _TOTAL = "_total"
+# prometheus_client writes a counter whose name lacks `_total` as untyped, and knows no other way to write one: whatever
+# is written so here is one, and some of those who scrape leave out what has no type.
+_UNTYPED = re.compile(rb"^(# TYPE \S+) untyped$", re.MULTILINE)
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _DURATIONS = {
     "nv_inference_request_duration_us": "success",
@@ -40,17 +46,26 @@ _DURATIONS = {
     "nv_inference_compute_infer_duration_us": "compute_infer",
     "nv_inference_compute_output_duration_us": "compute_output",
 }
+_SUMMARIES = {
+    "nv_inference_request_summary_us": "request",
+    "nv_inference_queue_summary_us": "queue",
+    "nv_inference_compute_input_summary_us": "compute_input",
+    "nv_inference_compute_infer_summary_us": "compute_infer",
+    "nv_inference_compute_output_summary_us": "compute_output",
+}
+_CACHE_SUMMARIES = {"nv_cache_hit_summary_per_model": "cache_hit", "nv_cache_miss_summary_per_model": "cache_miss"}
 
 
 def blueprint(service: Service, on_loop: OnLoop, _hot: View) -> Blueprint:
     """/metrics over a service."""
     routes = Blueprint("metrics", __name__)
-    counted = _Collector(service.engine)
+    counted = _Collector(service.engine, service.settings.latencies)
 
     def metrics() -> Response:
         families = on_loop.call(list, counted.collect())
         families += MachineCollector().collect()  # asking drivers takes milliseconds, which the loop does not have
-        return Response(generate_latest(_Collected(families)), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+        text = _UNTYPED.sub(rb"\1 counter", generate_latest(_Collected(families)))
+        return Response(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     routes.add_url_rule("/metrics", "metrics", metrics)
     return routes
@@ -70,12 +85,16 @@ class _Collected:
 class _Collector:
     """Families from the engine's counters."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, latencies: Latencies) -> None:
         self._engine = engine
+        self._latencies = latencies
 
     def collect(self) -> Iterator[Metric]:
         """Every family; iterated on the loop."""
         yield from self._inference()
+        yield from self._models_now()
+        if self._latencies.summaries:
+            yield from self._summaries()
         yield self._batch_sizes()
         yield self._first_responses()
         yield from self._responses()
@@ -92,7 +111,7 @@ class _Collector:
         ]
 
     def _inference(self) -> Iterator[Metric]:
-        """Triton's counters. Their names lack Prometheus's `_total`, so they are written as untyped."""
+        """Triton's counters."""
         success = Metric("nv_inference_request_success", "Successful requests", "unknown")
         failure = Metric("nv_inference_request_failure", "Failed requests, by reason", "unknown")
         count = Metric("nv_inference_count", "Inferences: batch elements", "unknown")
@@ -106,11 +125,36 @@ class _Collector:
                 failure.add_sample(failure.name, {**labels, "reason": reason}, stats.failures[reason])
             for name, field in _DURATIONS.items():
                 durations[name].add_sample(name, labels, getattr(stats, field).ns / 1000)
-        yield from (success, failure, count, executions, *durations.values())
+        yield from (success, failure, count, executions)
+        if self._latencies.counters:
+            yield from durations.values()
+
+    def _models_now(self) -> Iterator[Metric]:
+        """Triton's gauges."""
         pending = Metric("nv_inference_pending_request_count", "Requests waiting for execution", "gauge")
         for name, model_now in self._engine.resident_models():
             pending.add_sample(pending.name, _labels(name, model_now.version, model_now.stats), model_now.queued)
         yield pending
+        load = Metric("nv_model_load_duration_secs", "Seconds that the model's last load took", "gauge")
+        for labels, stats in self._models():
+            if stats.load_ns:
+                load.add_sample(load.name, labels, stats.load_ns / 1e9)
+        yield load
+
+    def _summaries(self) -> Iterator[Metric]:
+        """Quantiles, in microseconds."""
+        now, quantiles = time.monotonic(), self._latencies.quantiles
+        for name, field in (*_SUMMARIES.items(), *_CACHE_SUMMARIES.items()):
+            family = Metric(name, "Microseconds, of the last minute", "summary")
+            for labels, stats in self._models():
+                if stats.summaries is None or (name in _CACHE_SUMMARIES and not stats.cached):
+                    continue
+                summary: Summary = getattr(stats.summaries, field)
+                for quantile, ns in zip(quantiles, summary.quantiles(quantiles, now), strict=True):
+                    family.add_sample(name, {**labels, "quantile": f"{quantile:g}"}, ns / 1000)
+                family.add_sample(f"{name}_count", labels, summary.count)
+                family.add_sample(f"{name}_sum", labels, summary.ns / 1000)
+            yield family
 
     def _responses(self) -> Iterator[Metric]:
         """Of models whose responses are cached, under Triton's names; and what all of it takes."""
@@ -238,8 +282,9 @@ class _Collector:
 
 def _labels(model: str, version: int, stats: ModelStats) -> dict[str, str]:
     namespace = {"namespace": stats.namespace} if stats.namespace else {}
+    gpu = {"gpu_uuid": stats.gpu_uuid} if stats.gpu_uuid else {}
     tags = {f"_{tag}": value for tag, value in stats.tags.items()}
-    return {"model": model, "version": str(version), **namespace, **tags}
+    return {"model": model, "version": str(version), **gpu, **namespace, **tags}
 
 
 def _of_models() -> Iterator[Metric]:
@@ -250,7 +295,7 @@ def _of_models() -> Iterator[Metric]:
             yield _histogram(family, text, readings)
             continue
         shown = Metric(family.name, text, "gauge" if family.kind is MetricKind.GAUGE else "unknown")
-        if family.kind is MetricKind.COUNTER and family.name.endswith(_TOTAL):  # others are written as untyped, as ours
+        if family.kind is MetricKind.COUNTER and family.name.endswith(_TOTAL):
             shown = Metric(family.name.removesuffix(_TOTAL), text, "counter")
         for reading in readings:
             shown.add_sample(family.name, reading.labels, reading.value)

@@ -16,8 +16,11 @@ from container.call import CALLS
 from container.dashboard.document import Documents
 from container.dashboard.watcher import Watcher
 from container.emf import EmfReporter
+from container.forwarding import forwarding
 from container.infer_routes import InferRoutes
+from container.restrictions import Restrictions
 from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model
+from container.trace_settings import TraceControl, TraceSettings
 from model_handlers.busy_poll import BusyPoll
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.segments import SIZES
@@ -39,7 +42,7 @@ class Service:
 
     Attributes:
         settings, engine, routes: what it was made from, and what it is made of.
-        tracer: what traces requests, None where traces go nowhere.
+        tracer: what traces requests, None where traces go nowhere; traces: which ones.
         dashboard: what the page at /dashboard shows, None where it is switched off.
     """
 
@@ -64,6 +67,7 @@ class Service:
         SIZES.smallest, SIZES.growth = settings.shared_memory_bytes, settings.shared_memory_growth_bytes
         self.engine = Engine(options, loop)
         self.tracer = _tracer(settings)
+        self.traces = TraceControl(TraceSettings(), sends=False) if self.tracer is None else self.tracer.control
         self.routes = InferRoutes(
             self.engine,
             default_model=default_model,
@@ -74,6 +78,8 @@ class Service:
             sessions=settings.sessions,
             default_accept=settings.default_accept,
             inference_type=settings.inference_type,
+            restrictions=Restrictions(settings.http_restrictions) if settings.http_restrictions else None,
+            forwarding=forwarding(settings.http_header_pattern),
             calls=CALLS if self.tracer is None else self.tracer.calls(CALLS),
         )
         self._emf = EmfReporter(self.engine, settings) if settings.emf else None
@@ -179,6 +185,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         require_gpu=settings.require_gpu,
         weights=settings.weights,
         response_cache_bytes=settings.response_cache_bytes,
+        latencies=settings.latencies,
         resources={limit.pool: limit.count for limit in settings.rate_limit_resources}
         if settings.rate_limit is RateLimit.EXECUTION_COUNT
         else None,

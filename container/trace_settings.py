@@ -1,11 +1,11 @@
-"""What is traced at the moment, in the words of Triton's trace extension. PURE.
+"""What is traced at the moment, in the words of Triton's trace extension: of the server, and of models apart. PURE.
 
     trace_level    ["TIMESTAMPS"] or ["OFF"]; tensors are not traced
     trace_rate     one request of so many, of those whose client does not say
     trace_count    so many more requests, -1 for all
 
-Values are texts, as Triton has them; null means what the server was started with. What Triton can change besides
-(a file, how often it is written) has no meaning where traces are sent, and is refused.
+Values are texts, as Triton has them; null means what the server was started with, or of a model what the server has.
+What Triton can change besides (a file, how often it is written) has no meaning where traces are sent, and is refused.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _LEVELS = {("TIMESTAMPS",): True, ("OFF",): False, (): False}
 _FIXED = {"trace_mode": "opentelemetry", "log_frequency": "0", "trace_file": ""}
+_FIELDS = {"trace_level": "on", "trace_rate": "rate", "trace_count": "count"}
 _MOST = 2**31 - 1
 
 
@@ -68,8 +69,88 @@ class TraceSettings:
                 known = ", ".join(self.as_document())
                 raise invalid_argument(f"trace setting '{name}' is none of {known}")
             elif value is not None and value != _FIXED[name]:
+                if name == "log_frequency":
+                    _number(name, value, 0)
                 raise _not_here(name, value)
         return new
+
+
+class TraceControl:
+    """Decides which requests are traced.
+
+    Args:
+        first: what the server was started with.
+        sends: whether traces go anywhere.
+
+    Attributes:
+        server: what counts for models without settings of their own.
+    """
+
+    def __init__(self, first: TraceSettings, *, sends: bool) -> None:
+        self.server = self._first = first
+        self._sends = sends
+        self._models: dict[str, dict[str, Any]] = {}  # field → value, of those that differ from the server's
+        self._untraced: dict[str, int] = {}
+
+    def of(self, model: str) -> TraceSettings:
+        """What counts for a model, or with "" for the server."""
+        return replace(self.server, **self._models.get(model, {}))
+
+    @property
+    def on(self) -> bool:
+        """Whether anything may be traced."""
+        return self.server.on or any(own.get("on") for own in self._models.values())
+
+    @property
+    def by_model(self) -> bool:
+        """Whether it depends on the model."""
+        return bool(self._models)
+
+    def change(self, model: str, wanted: Mapping[str, Any]) -> None:
+        """Trace something else from now on, of a model or with "" of the server.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT, UNSUPPORTED; then nothing is changed.
+        """
+        first = self.server if model else self._first
+        new = self.of(model).changed(wanted, first)
+        if new.on and not self._sends:
+            raise MmeError(Kind.UNSUPPORTED, "traces go nowhere: start the server with MME_TRACE_URL")
+        if not model:
+            self.server = new
+            return
+        own = self._models.pop(model, {})
+        for name, value in wanted.items():
+            if name in _FIELDS and value is None:
+                own.pop(_FIELDS[name], None)
+            elif name in _FIELDS:
+                own[_FIELDS[name]] = getattr(new, _FIELDS[name])
+        if own:
+            self._models[model] = own
+
+    def traces(self, model: str, sampled: bool | None) -> bool:  # noqa: FBT001 - None says nothing
+        """Whether a request is traced, and count it: what its client says counts, else the rate.
+
+        Args:
+            model: whom it asks, "" where nobody knows.
+            sampled: what its client says.
+        """
+        settings, own = self.of(model), self._models.get(model, {})
+        if not settings.on or not settings.count:
+            return False
+        if not (self._is_next(model if own else "", settings.rate) if sampled is None else sampled):
+            return False
+        if settings.count > 0:
+            if "count" in own:
+                own["count"] = settings.count - 1
+            else:
+                self.server = replace(self.server, count=settings.count - 1)
+        return True
+
+    def _is_next(self, whose: str, rate: int) -> bool:
+        untraced = self._untraced.get(whose, 0) + 1
+        self._untraced[whose] = 0 if untraced >= rate else untraced
+        return untraced >= rate
 
 
 def _level(value: Any) -> bool:

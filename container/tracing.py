@@ -18,8 +18,7 @@ request has been answered, on the event loop, and sent by a thread of the librar
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -39,7 +38,7 @@ from opentelemetry.trace import (
 
 from container.call import INFERENCE_ID, TARGET_MODEL, Call
 from container.trace_context import Origin, origin
-from container.trace_settings import TraceSettings
+from container.trace_settings import TraceControl, TraceSettings
 from model_handlers.errors import Kind, MmeError
 from serve.request import InferenceResponse
 
@@ -79,12 +78,14 @@ class Trace:
         last: its last response so far.
         report: what its load cost, if it had to wait for one.
         responses: how many there were.
+        decided: whether it is traced for certain; else its model decides, once it is known.
     """
 
-    __slots__ = ("began", "last", "origin", "report", "responses")
+    __slots__ = ("began", "decided", "last", "origin", "report", "responses")
 
-    def __init__(self, origin: Origin | None) -> None:
+    def __init__(self, origin: Origin | None, *, decided: bool) -> None:
         self.origin = origin
+        self.decided = decided
         self.began = _now()
         self.last: InferenceResponse | None = None
         self.report: LoadReport | None = None
@@ -165,12 +166,11 @@ class Tracer:
         service_name: what they are said to come from.
 
     Attributes:
-        settings: what is traced at the moment.
+        control: what is traced at the moment.
     """
 
     def __init__(self, url: str, rate: int, service_name: str) -> None:
-        self.settings = self._first = TraceSettings(on=True, rate=rate)
-        self._untraced = 0
+        self.control = TraceControl(TraceSettings(on=True, rate=rate), sends=True)
         self._ids = _Ids()
         resource = Resource.create({"service.name": service_name})
         self._provider = TracerProvider(
@@ -189,32 +189,23 @@ class Tracer:
 
     def begin(self, headers: Mapping[str, str]) -> Trace | None:
         """A trace of the request, None where it is not traced: what its client says counts, else the rate."""
-        if not self.settings.on or not self.settings.count:
+        control = self.control
+        if not control.on:
             return None
         found = origin(headers)
-        if not (self._is_next() if found is None else found.sampled):
+        decided = not control.by_model
+        if decided and not control.traces("", None if found is None else found.sampled):
             return None
-        if self.settings.count > 0:
-            self.settings = replace(self.settings, count=self.settings.count - 1)
-        return Trace(found)
+        return Trace(found, decided=decided)
 
-    def _is_next(self) -> bool:
-        self._untraced += 1
-        if self._untraced < self.settings.rate:
-            return False
-        self._untraced = 0
-        return True
-
-    def change(self, wanted: Mapping[str, Any]) -> None:
-        """Trace something else from now on, as a client wants it; see `TraceSettings`.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT, UNSUPPORTED.
-        """
-        self.settings = self.settings.changed(wanted, self._first)
+    def _is_traced(self, trace: Trace) -> bool:
+        model = "" if trace.last is None else trace.last.model_name
+        return trace.decided or self.control.traces(model, None if trace.origin is None else trace.origin.sampled)
 
     def end(self, trace: Trace, came: Attributes, request: InferenceRequest | None, error: MmeError | None) -> None:
         """Make the spans of a request that is over; `came` tells by which way it came."""
+        if not self._is_traced(trace):
+            return
         done = _now()
         epoch = time.time_ns() - done
         span = self._root(trace, came | dict(_attributes(trace, request)), epoch)

@@ -22,6 +22,7 @@ class Kind(Enum):
     UNKNOWN_VERSION = "unknown version"  # the model is here, the version is not
     ALREADY_EXISTS = "already exists"  # a model of that name is loaded or being loaded
     UNSUPPORTED = "unsupported"  # a feature or method that is not offered
+    RESTRICTED = "restricted"  # a part of the API for those alone who know a secret, which the client did not bring
     QUEUE_FULL = "queue full"  # the model's queue has reached max_queue_size
     QUEUE_TIMEOUT = "queue timeout"  # the request waited longer than its queue policy allows
     UNAVAILABLE = "unavailable"  # not now: draining, unloading, no memory free in time, store unreachable

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from model_handlers.base import Device
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 # CUDA would number the fastest first. Set before anything of CUDA is loaded, for child processes too.
@@ -107,6 +109,12 @@ def gpus() -> tuple[Gpu, ...]:
             name = _text(nvml.nvmlDeviceGetName(handle))
             found.append(Gpu(index, name, uuid, int(memory.total), int(memory.free), _capability(nvml, handle)))
         return tuple(found)
+
+
+def uuid_of(devices: Iterable[Device]) -> str:
+    """The name of the one GPU among devices; "" where there is none of them, or several."""
+    numbers = {device.index for device in devices if device.kind == "gpu"}
+    return next((gpu.uuid for gpu in gpus() if numbers == {gpu.index}), "") if numbers else ""
 
 
 def _capability(nvml: Any, handle: Any) -> str:

@@ -89,7 +89,7 @@ class CachedResponses:
                 response.model_name, response.model_version, outputs, parameters=response.parameters
             )
             self._cache.keep(self, key, kept, size)
-        self._stats.cache_miss.add(lookup_ns + _now() - began)
+        self._stats.missed(lookup_ns + _now() - began)
 
     def close(self) -> None:
         """Keep nothing any more. On any thread."""

@@ -78,7 +78,7 @@ class Engine:
         stats: (name, version) → counters of requests; target_stats: name → what the cache did for it.
         register: which names mean what.
         responses: those that are kept for requests that come again.
-        body_takers: see `Register`.
+        body_takers, decoupled: see `Register`.
     """
 
     def __init__(self, options: EngineOptions, loop: asyncio.AbstractEventLoop) -> None:
@@ -109,6 +109,7 @@ class Engine:
         )
         self.target_stats = self.register.stats
         self.body_takers = self.register.body_takers
+        self.decoupled = self.register.decoupled
         self.times = CacheTimes()
         self.cache.events.listen(self.times.hear)
         self.cache.events.listen(self._note)
@@ -129,6 +130,7 @@ class Engine:
             store=self._store,
             weights=options.weights,
             responses=self.responses,
+            latencies=options.latencies,
             limits=Limits(self._loop, options.resources),
             poll=self.poll,
             started=self._begins_to_serve,
@@ -508,8 +510,10 @@ class Engine:
             namespace = str(source.path.parent)
         for model in target.models():
             model.stats.tags, model.stats.namespace = model.config.metric_tags, namespace
+            model.stats.load_ns = event.ns
         config = target.latest.config
         (self.body_takers.add if takes_body(config) else self.body_takers.discard)(event.name)
+        (self.decoupled.add if config.decoupled else self.decoupled.discard)(event.name)
 
     # -- room for others ------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from serve.control import Control
 from serve.eviction import DEFAULT_RULES, Rules
+from serve.latencies import DEFAULT_LATENCIES, Latencies
 from serve.scripts import DEFAULT_SCRIPTS, Scripts
 from serve.weights.mode import Weights
 
@@ -42,6 +43,7 @@ class EngineOptions:
         require_gpu: whether KIND_GPU without a GPU is an error.
         weights: how models hold their weights whose configuration does not say.
         resources: (name in lower case, device) → what there is of it, see `RateLimiter`; None for no rate limiting.
+        latencies: which are kept, beyond their sums.
         response_cache_bytes: what the responses kept for models that ask for it may take together; 0 keeps none.
     """
 
@@ -66,4 +68,5 @@ class EngineOptions:
     require_gpu: bool = False
     weights: Weights = Weights.AUTO
     resources: Mapping[tuple[str, str], int] | None = None
+    latencies: Latencies = DEFAULT_LATENCIES
     response_cache_bytes: int = 64 << 20

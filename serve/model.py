@@ -361,6 +361,9 @@ class Model:
             if self.stats.first_response is not None:
                 for request in good:
                     self.stats.began_to_answer(done - request.arrival_ns)
+            if self.stats.summaries is not None and count > 1:
+                for request in good:
+                    self.stats.summarise(timings.start - request.arrival_ns, done - request.arrival_ns, timings)
         for request, result in answered:
             if isinstance(result, MmeError):
                 if result.kind is Kind.OUT_OF_MEMORY and self._is_rescued(request, result):

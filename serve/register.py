@@ -34,6 +34,7 @@ class Register:
     Attributes:
         stats: name → what the cache did for it.
         body_takers: names of models whose input is a request's body as it came, in memory or not.
+        decoupled: names of models that answer a request any number of times, as they were when they were loaded last.
         versions: name → those that it was served in last.
         unloaded: names that somebody unloaded, though store or repository have them.
 
@@ -54,6 +55,7 @@ class Register:
     ) -> None:
         self.stats: dict[str, TargetStats] = {}
         self.body_takers: set[str] = set()
+        self.decoupled: set[str] = set()
         self.versions: dict[str, list[int]] = {}
         self._cache = cache
         self._origins = origins
@@ -167,6 +169,7 @@ class Register:
         entry.evicted = False
         self.note(entry)
         self.body_takers.discard(entry.name)
+        self.decoupled.discard(entry.name)
         if not entry.stats.loads:
             self.stats.pop(entry.name, None)
         for alias in [alias for alias, name in self.aliases.items() if name == entry.name]:

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind
+from serve.latencies import DEFAULT_BUCKETS, Summaries
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from model_handlers.config import ModelConfig
+    from serve.latencies import Latencies
     from serve.request import Timings
 
 _log = logging.getLogger("mme.model")
@@ -132,7 +134,11 @@ class ModelStats:
         responses: of a decoupled model, by their place among the responses to their request.
         tags: labels that its metrics carry, by the configuration that it was loaded with last.
         namespace: the repository that it is of, where that is told apart; "" elsewhere.
-        first_response: requests by the time until their first response; None where no configuration asks for it.
+        gpu_uuid: of the one GPU that it is on; "" without one, and for several.
+        load_ns: what its last load took.
+        first_response: requests by the time until their first response; None where nobody asks for it.
+        buckets: of that, in milliseconds, where its configuration names none; () for none at all.
+        summaries: quantiles of what requests take, None where nobody asks for them.
         cached: whether its responses are cached; cache_hit: look-ups that found one; cache_miss: those that did not,
             each with what it took to keep the response.
     """
@@ -150,8 +156,12 @@ class ModelStats:
     failures: Counter[str] = field(default_factory=Counter)
     responses: dict[int, ResponseStats] = field(default_factory=dict)
     first_response: Histogram | None = None
+    buckets: tuple[float, ...] = ()
+    summaries: Summaries | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     namespace: str = ""
+    gpu_uuid: str = ""
+    load_ns: int = 0
     cached: bool = False
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)
@@ -175,6 +185,14 @@ class ModelStats:
         self.compute_input.add(timings.compute_input * requests, requests)
         self.compute_infer.add(timings.compute_infer * requests, requests)
         self.compute_output.add(timings.compute_output * requests, requests)
+        if self.summaries is not None and requests == 1:
+            self.summarise(waited_ns, total_ns, timings)
+
+    def summarise(self, waited_ns: int, total_ns: int, timings: Timings) -> None:
+        """One request succeeded, of those that `succeeded` hears of together; its times in the queue and in all."""
+        if self.summaries is not None:
+            computed = (timings.compute_input, timings.compute_infer, timings.compute_output)
+            self.summaries.executed(waited_ns, total_ns, computed)
 
     def responded(self, place: int, outcome: Outcome, infer_ns: int, output_ns: int = 0) -> None:
         """One response of a decoupled model, the first of its request in place 0."""
@@ -196,7 +214,7 @@ class ModelStats:
         """Have them kept as a model's configuration says, from now on."""
         for family in config.histograms.keys() - {FIRST_RESPONSES}:
             _log.warning("model_metrics '%s' is no histogram that is kept", family, extra={"target_model": config.name})
-        bounds = tuple(bucket / 1000 for bucket in config.histograms.get(FIRST_RESPONSES, ()))
+        bounds = tuple(bucket / 1000 for bucket in config.histograms.get(FIRST_RESPONSES, self.buckets))
         if self.first_response is None or self.first_response.bounds != bounds:
             self.first_response = Histogram(bounds) if bounds else None
 
@@ -205,6 +223,14 @@ class ModelStats:
         self.last_inference_ms = time.time_ns() // 1_000_000
         self.success.add(ns)
         self.cache_hit.add(ns)
+        if self.summaries is not None:
+            self.summaries.hit(ns)
+
+    def missed(self, ns: int) -> None:
+        """One was looked for there in vain, and its response was kept."""
+        self.cache_miss.add(ns)
+        if self.summaries is not None:
+            self.summaries.missed(ns)
 
     def failed(self, kind: Kind, total_ns: int) -> None:
         """One request failed."""
@@ -241,6 +267,13 @@ class ModelStats:
             "memory_usage": [],
             "response_stats": {str(place): counted.as_dict() for place, counted in sorted(self.responses.items())},
         }
+
+
+def new_stats(latencies: Latencies) -> ModelStats:
+    """Of a model that was never there before."""
+    return ModelStats(
+        buckets=DEFAULT_BUCKETS if latencies.histograms else (), summaries=Summaries() if latencies.summaries else None
+    )
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from model_handlers.base import CPU, Footprint, Handler, Placement
 from model_handlers.config import InstanceGroup, ModelConfig
 from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.gpus import uuid_of
 from model_handlers.isolation.parameters import placement_of
 from model_handlers.mapped import MappedHandler
 from model_handlers.pbtxt_fields import refusal
@@ -26,6 +27,7 @@ from serve.environments import Brought, look, make
 from serve.footprints import Footprints
 from serve.initial_states import initial_states
 from serve.labels import ensemble_labels, read_labels
+from serve.latencies import DEFAULT_LATENCIES
 from serve.limited_lanes import Limits
 from serve.measuring import Scales
 from serve.model import Model
@@ -35,7 +37,7 @@ from serve.repository import ModelDirectory, open_model, open_target
 from serve.scheduling.ensemble_check import check_members
 from serve.scripts import Scripts
 from serve.source import Archived, InRepository, Overridden, Source, Unpacked
-from serve.stats import ModelStats
+from serve.stats import new_stats
 from serve.target import Target
 from serve.warmup_samples import Warmup
 from serve.weights.forms import TargetForms
@@ -49,10 +51,12 @@ if TYPE_CHECKING:
     from model_handlers.environments.cache import Environments
     from model_handlers.outside import Outside
     from serve.labels import Labels
+    from serve.latencies import Latencies
     from serve.loop_poll import LoopPoll
     from serve.request import InferenceResponse
     from serve.rescue import RescueRequest
     from serve.scheduling.response_cache import ResponseCache
+    from serve.stats import ModelStats
     from serve.target import AnyModel
     from serve.weights.store import WeightStore
 
@@ -75,6 +79,7 @@ class ModelLoader:
         store: keeps the forms of models that can be mapped; None for no forms at all.
         weights: how models hold their weights whose configuration does not say.
         responses: see `Model`.
+        latencies: which are kept of models.
         limits: the resources that instances share.
         poll: see `Model`.
         started: told of every target that begins to serve; on the event loop.
@@ -95,6 +100,7 @@ class ModelLoader:
         store: WeightStore | None = None,
         weights: Weights = Weights.AUTO,
         responses: ResponseCache[InferenceResponse] | None = None,
+        latencies: Latencies = DEFAULT_LATENCIES,
         limits: Limits | None = None,
         poll: LoopPoll | None = None,
         started: Callable[[Target], None] | None = None,
@@ -112,6 +118,7 @@ class ModelLoader:
         self._store = store
         self._weights = weights
         self._responses = responses
+        self._latencies = latencies
         self._limits = limits or Limits(loop, None)
         self._dispatches = Dispatches(loop)
         self._poll = poll
@@ -305,7 +312,7 @@ class ModelLoader:
             _log.warning(
                 "its model_warmup is ignored: the models of its steps have their own", extra={"target_model": name}
             )
-        stats = self._stats.setdefault((name, version), ModelStats())
+        stats = self._stats_of(name, version)
         return EnsembleModel(name, version, config, steps, stats, self._loop, self._responses)
 
     def _load_versions(self, prepared: PreparedTarget, cancelled: Callable[[], bool]) -> dict[int, AnyModel]:
@@ -319,6 +326,10 @@ class ModelLoader:
             _close_all(loaded)
             raise
         return loaded
+
+    def _stats_of(self, name: str, version: int) -> ModelStats:
+        """Those that it had when it was here before, or new ones."""
+        return self._stats.setdefault((name, version), new_stats(self._latencies))
 
     def _load_version(self, prepared: PreparedTarget, version: int) -> Model:
         directory = prepared.directory
@@ -341,7 +352,8 @@ class ModelLoader:
                 warmup = Warmup(config, directory.path)
                 for lane, handler in lanes:
                     warmup.run(handler, lane)
-            stats = self._stats.setdefault((directory.name, version), ModelStats())
+            stats = self._stats_of(directory.name, version)
+            stats.gpu_uuid = uuid_of([device for _, device in prepared.lanes])
             return Model(
                 directory.name,
                 version,

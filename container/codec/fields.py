@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array
     from serve.request import Completion, Layout
 
-_RESERVED = frozenset({"priority", "timeout", "binary_data_output", "sequence_id", "sequence_start", "sequence_end"})
+RESERVED = frozenset({"priority", "timeout", "binary_data_output", "sequence_id", "sequence_start", "sequence_end"})
 
 
 class RequestFields:
@@ -49,7 +49,7 @@ class RequestFields:
         self.correlation_id = _correlation_id(parameters)
         self.flags = FLAG_SEQUENCE_START * bool(boolean_field(parameters, "sequence_start", "the request"))
         self.flags |= FLAG_SEQUENCE_END * bool(boolean_field(parameters, "sequence_end", "the request"))
-        self.parameters = {key: value for key, value in parameters.items() if key not in _RESERVED}
+        self.parameters = {key: value for key, value in parameters.items() if key not in RESERVED}
 
     def request(
         self, layout: Layout, inputs: list[Array], on_complete: Completion, request_id: str = ""

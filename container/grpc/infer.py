@@ -7,6 +7,7 @@ One for any other model waits for the load first.
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING, Any
 
 from container.call import known
@@ -22,6 +23,7 @@ from model_handlers.errors import Kind, MmeError, invalid_argument
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from container.forwarding import Forwarding
     from container.grpc.decode import Wanted
     from container.tracing import Tracer
     from model_handlers.config import ModelConfig
@@ -34,10 +36,12 @@ class Codec:
 
     Args:
         engine: who knows what models and their classes are called.
+        forwarding: which metadata models see, None for none.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, forwarding: Forwarding | None = None) -> None:
         self._engine = engine
+        self._forwarding = forwarding
         self._decoder = Decoder()
         self._encoder = Encoder()
 
@@ -51,9 +55,14 @@ class Codec:
             raise invalid_argument("the request must name a model in 'model_name'")
         return self._engine.canonical(message.model_name), parse_version(message.model_version)
 
-    def decode(self, message: pb.ModelInferRequest, on_complete: Completion) -> tuple[InferenceRequest, Wanted]:
-        """See `Decoder.decode`."""
-        return self._decoder.decode(message, on_complete)
+    def decode(
+        self, message: pb.ModelInferRequest, on_complete: Completion, headers: Callable[[], dict[str, str]]
+    ) -> tuple[InferenceRequest, Wanted]:
+        """See `Decoder.decode`; with the metadata that models see, of those that `headers` gives."""
+        request, wanted = self._decoder.decode(message, on_complete)
+        if self._forwarding is not None:
+            self._forwarding.add(request, headers())
+        return request, wanted
 
     def encode(self, response: InferenceResponse, wanted: Wanted, final: bool | None = None) -> bytes:  # noqa: FBT001 - see Encoder
         """See `Encoder.encode`; with classes in place of tensors, where the client wants them."""
@@ -84,10 +93,10 @@ class Inference:
             MmeError: why there is no response.
         """
         if self._tracer is None:
-            return await self._answer(data, None)
+            return await self._answer(data, context, None)
         following = Following(self._tracer, headers_of(context), "ModelInfer")
         try:
-            return await self._answer(data, following)
+            return await self._answer(data, context, following)
         except asyncio.CancelledError:
             following.over(MmeError(Kind.CANCELLED, "the client left"))
             raise
@@ -95,11 +104,12 @@ class Inference:
             following.over(error)
             raise
 
-    async def _answer(self, data: bytes, following: Following | None) -> bytes:
+    async def _answer(self, data: bytes, context: Any, following: Following | None) -> bytes:
         message = parsed(pb.ModelInferRequest, data)
         name, version = self._codec.target(message)
         call = _UnaryCall(self._codec.encode)
-        request, call.wanted = self._codec.decode(message, call.complete)
+        headers = functools.partial(headers_of, context)
+        request, call.wanted = self._codec.decode(message, call.complete, headers)
         if following is not None:
             following.follow(request)
         try:

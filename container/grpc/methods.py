@@ -14,7 +14,6 @@ from google.protobuf.json_format import ParseDict
 from grpc import StatusCode
 
 from container.extensions import (
-    change_traces,
     configured,
     load,
     model_metadata,
@@ -127,7 +126,7 @@ class Methods:
     # -- what there is ---------------------------------------------------------------------------------------------
 
     async def _server_metadata(self, _data: bytes, _context: Any) -> bytes:
-        return pb.ServerMetadataResponse(**server_metadata()).SerializeToString()
+        return pb.ServerMetadataResponse(**server_metadata(self._service.settings.server_id)).SerializeToString()
 
     async def _model_metadata(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.ModelMetadataRequest, data)
@@ -165,13 +164,10 @@ class Methods:
 
     async def _trace_setting(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.TraceSettingRequest, data)
-        if request.settings:
-            wanted = {name: _setting(list(setting.value)) for name, setting in request.settings.items()}
-            change_traces(self._service.tracer, request.model_name, wanted)
-        told = {
-            name: {"value": value if isinstance(value, list) else [value]}
-            for name, value in trace_settings(self._service.tracer).items()
-        }
+        wanted = {name: _setting(list(setting.value)) for name, setting in request.settings.items()}
+        offered = await asyncio.to_thread(self._engine.find_all) if request.model_name else ()
+        now = trace_settings(self._engine, self._service.traces, request.model_name, wanted, offered)
+        told = {name: {"value": value if isinstance(value, list) else [value]} for name, value in now.items()}
         return _message({"settings": told}, pb.TraceSettingResponse())
 
 

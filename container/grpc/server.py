@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from container.forwarding import forwarding
 from container.grpc.infer import Codec, Inference
 from container.grpc.methods import HEALTH, INFERENCE, Methods
 from container.grpc.status import refuse
 from container.grpc.stream import Streams
+from container.grpc.traces import headers_of
+from container.restrictions import GRPC_PREFIX, Restrictions, category_of_method
+from container.settings.protocol_values import channel_options
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from container.service import Service
+    from container.settings import Settings
 
     Handle = Callable[[Any, Any], Awaitable[Any]]
 
@@ -43,18 +48,21 @@ class GrpcServer:
     def __init__(self, service: Service) -> None:
         settings = service.settings
         self._draining = asyncio.Event()
-        self._server = grpc.aio.server(options=_options(settings.max_body_bytes))
-        codec = Codec(service.engine)
+        self._server = grpc.aio.server(options=_options(settings))
+        self._restrictions = Restrictions(settings.grpc_restrictions, GRPC_PREFIX, "protocol")
+        codec = Codec(service.engine, forwarding(settings.grpc_header_pattern))
         self._streams = Streams(service.engine, codec, service.tracer)
         methods = Methods(service, self._draining)
         inference = {
-            **{name: _unary(method) for name, method in methods.by_name().items()},
-            "ModelInfer": _unary(Inference(service.engine, codec, service.tracer).infer),
-            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_guarded(self._streams.serve)),
+            **{name: self._unary(name, method) for name, method in methods.by_name().items()},
+            "ModelInfer": self._unary("ModelInfer", Inference(service.engine, codec, service.tracer).infer),
+            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
+                self._guarded("ModelStreamInfer", self._streams.serve)
+            ),
         }
         health = {
-            "Check": _unary(methods.check),
-            "Watch": grpc.unary_stream_rpc_method_handler(_guarded(methods.watch)),
+            "Check": self._unary("Check", methods.check),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._guarded("Watch", methods.watch)),
         }
         self._server.add_generic_rpc_handlers(
             (
@@ -84,23 +92,35 @@ class GrpcServer:
         self._streams.drain()
         await self._server.stop(seconds)
 
+    def _unary(self, method: str, handle: Handle) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(self._guarded(method, handle))
 
-def _options(max_body: int) -> list[tuple[str, int]]:
+    def _guarded(self, method: str, handle: Handle) -> Handle:
+        """The method, for those who bring what its category wants."""
+        category, restrictions = category_of_method(method), self._restrictions
+        if not restrictions:
+            return _told(handle)
+
+        async def guarded(request: Any, context: Any) -> Any:
+            restrictions.check(category, headers_of(context))
+            return await handle(request, context)
+
+        return _told(guarded)
+
+
+def _options(settings: Settings) -> list[tuple[str, int]]:
     return [
-        ("grpc.max_receive_message_length", max_body),
+        ("grpc.max_receive_message_length", settings.max_body_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a second server on the port is a mistake to be told of
+        *channel_options(settings.grpc_keepalive),
     ]
 
 
-def _unary(handle: Handle) -> grpc.RpcMethodHandler:
-    return grpc.unary_unary_rpc_method_handler(_guarded(handle))
-
-
-def _guarded(handle: Handle) -> Handle:
+def _told(handle: Handle) -> Handle:
     """The method, with a status in place of what it raises."""
 
-    async def guarded(request: Any, context: Any) -> Any:
+    async def told(request: Any, context: Any) -> Any:
         try:
             return await handle(request, context)
         except (grpc.aio.AbortError, grpc.aio.InternalError):  # has a status already, or its client has just left
@@ -108,4 +128,4 @@ def _guarded(handle: Handle) -> Handle:
         except Exception as error:  # noqa: BLE001 - every error is a status, or its client reads nothing of it
             return await refuse(context, error)
 
-    return guarded
+    return told

@@ -25,6 +25,7 @@ CODES: dict[Kind, StatusCode] = {
     Kind.UNKNOWN_VERSION: StatusCode.NOT_FOUND,
     Kind.ALREADY_EXISTS: StatusCode.ALREADY_EXISTS,
     Kind.UNSUPPORTED: StatusCode.UNIMPLEMENTED,
+    Kind.RESTRICTED: StatusCode.UNAVAILABLE,
     Kind.QUEUE_FULL: StatusCode.UNAVAILABLE,
     Kind.QUEUE_TIMEOUT: StatusCode.UNAVAILABLE,
     Kind.UNAVAILABLE: StatusCode.UNAVAILABLE,

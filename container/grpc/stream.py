@@ -206,7 +206,7 @@ class Stream:
         message = parsed(pb.ModelInferRequest, data)
         call.id = message.id
         name, version = self.codec.target(message)
-        request, call.wanted = self.codec.decode(message, call.complete)
+        request, call.wanted = self.codec.decode(message, call.complete, lambda: self._headers)
         request.on_response = call.respond
         call.following.follow(request)
         call.request = request

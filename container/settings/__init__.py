@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from container.settings.arguments import expand_arguments
 from container.settings.reading import Reading
 from container.settings.sagemaker import (
     ALL_MODELS,
@@ -22,7 +23,6 @@ from container.settings.sagemaker import (
     SingleModel,
     apply_rules,
     choose_single_model,
-    expand_arguments,
 )
 from container.settings.table import VARIABLES
 from container.settings.values import (
@@ -40,11 +40,14 @@ from container.settings.values import (
 from container.targets import InferenceType
 from serve.control import Control
 from serve.eviction import Policy
+from serve.latencies import DEFAULT_LATENCIES, Latencies
 from serve.scripts import Scripts
 from serve.weights.mode import Weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from container.restrictions import Restriction
 
 __all__ = [
     "ALL_MODELS",
@@ -114,6 +117,11 @@ class Settings:
         endpoint_name, variant_name: how the metrics name this endpoint.
         trace_url, trace_rate: where traces of requests go, "" for nowhere; one of so many requests is traced.
         dashboard: whether there is a page at /dashboard.
+        server_id: what the server's metadata call it.
+        http_restrictions, grpc_restrictions: what is for those alone who know a secret.
+        http_header_pattern, grpc_header_pattern: of headers that become parameters, "" for none.
+        grpc_keepalive: of its pings and connections, as `time=7200000`.
+        latencies: which are among the metrics.
         notices: sentences to log once at start; no part of equality.
     """
 
@@ -178,6 +186,13 @@ class Settings:
     trace_url: str = ""
     trace_rate: int = 1000
     dashboard: bool = True
+    server_id: str = "mme"
+    http_restrictions: tuple[Restriction, ...] = ()
+    grpc_restrictions: tuple[Restriction, ...] = ()
+    http_header_pattern: str = ""
+    grpc_header_pattern: str = ""
+    grpc_keepalive: tuple[str, ...] = ()
+    latencies: Latencies = DEFAULT_LATENCIES
     notices: tuple[str, ...] = field(default=(), compare=False)
 
     @property

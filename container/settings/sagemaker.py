@@ -1,4 +1,4 @@
-"""The rules between variables: modes, ports, log levels, tritonserver's flags, Triton's choice of a single model.
+"""The rules between variables: modes, ports, log levels, Triton's choice of a single model.
 
 `table` says what each variable may be by itself; here is what they mean together. The texts that Triton's own
 start-up prints are kept, because people search for them.
@@ -9,13 +9,11 @@ calls is its own choice, lies outside that range as a rule (8080 against 21000-2
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from container.settings.arguments import LOG_VARIABLES
 from container.settings.azureml import choose_azureml
-from container.settings.reading import Given
-from container.settings.trace_config import trace_variable
 from container.settings.values import DEFAULT_GRPC_PORT, DEFAULT_MAX_BODY, DEFAULT_PORT, Mode, SettingsError
 from serve.control import Control
 from serve.scripts import DEFAULT_SCRIPTS, Scripts
@@ -29,94 +27,8 @@ _KILL_AFTER_SECONDS = 30  # SageMaker's patience between SIGTERM and SIGKILL
 _DRAIN_MARGIN_SECONDS = 3
 _LOAD_SECONDS = 360  # SageMaker's patience with a load
 
-# tritonserver's flags that mean something here, by the variable that says the same.
-_ARGUMENTS = {
-    "--load-model": "MME_LOAD_MODEL",
-    "--http-max-input-size": "MME_MAX_BODY",
-    "--model-load-thread-count": "MME_LOAD_THREADS",
-    "--exit-timeout-secs": "MME_DRAIN_SECONDS",
-    "--rate-limit": "MME_RATE_LIMIT",
-    "--rate-limit-resource": "MME_RATE_LIMIT_RESOURCE",
-    "--cache-config": "MME_RESPONSE_CACHE",
-    "--response-cache-byte-size": "MME_RESPONSE_CACHE",
-    "--log-verbose": "SAGEMAKER_TRITON_LOG_VERBOSE",
-    "--log-info": "SAGEMAKER_TRITON_LOG_INFO",
-    "--log-warning": "SAGEMAKER_TRITON_LOG_WARNING",
-    "--log-error": "SAGEMAKER_TRITON_LOG_ERROR",
-    "--allow-grpc": "SAGEMAKER_TRITON_ALLOW_GRPC",
-    "--grpc-port": "SAGEMAKER_TRITON_GRPC_PORT",
-    "--allow-metrics": "SAGEMAKER_TRITON_ALLOW_METRICS",
-    "--metrics-port": "SAGEMAKER_TRITON_METRICS_PORT",
-    "--sagemaker-thread-count": "SAGEMAKER_TRITON_THREAD_COUNT",
-    "--buffer-manager-thread-count": "SAGEMAKER_TRITON_BUFFER_MANAGER_THREAD_COUNT",
-    "--model-config-name": "MME_MODEL_CONFIG_NAME",
-    "--model-control-mode": "MME_MODEL_CONTROL_MODE",
-    "--repository-poll-secs": "MME_REPOSITORY_POLL_SECS",
-    "--model-namespacing": "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
-}
-_TRACE_CONFIG = "--trace-config"  # which says several things
-_LISTS = ("MME_LOAD_MODEL", "MME_RATE_LIMIT_RESOURCE")  # what is given several times adds up
-_ADDITIONAL_ARGS = "SAGEMAKER_TRITON_ADDITIONAL_ARGS"
-_LOG_VARIABLES = tuple(f"SAGEMAKER_TRITON_LOG_{name}" for name in ("VERBOSE", "INFO", "WARNING", "ERROR"))
 _SCRIPT_MODEL = "model"  # what Amazon's containers call it
 _NOT_MODELS = frozenset({"__MACOSX", "lost+found"})
-
-
-def expand_arguments(reading: Reading) -> None:
-    """Turn flags of tritonserver into the variables that say the same; refuse others by name.
-
-    They come in SAGEMAKER_TRITON_ADDITIONAL_ARGS, and behind a SAGEMAKER_TRITON_LOG_ value: Triton pastes that value
-    unquoted into a command line, and `false --load-model=encoder` was the only way to load a second model.
-    """
-    words: list[tuple[str, str]] = []
-    for name in (*_LOG_VARIABLES, _ADDITIONAL_ARGS):
-        if name not in reading.given:
-            continue
-        try:
-            parts = shlex.split(reading.given[name].text)
-        except ValueError as error:
-            reading.problems.append(f"{name}={reading.given[name].text!r}: cannot be split into words: {error}")
-            continue
-        if name != _ADDITIONAL_ARGS and parts:
-            reading.given[name] = Given(reading.label(name), parts.pop(0))
-        words += [(name, part) for part in parts]
-    _take_arguments(reading, words)
-
-
-def _take_arguments(reading: Reading, words: list[tuple[str, str]]) -> None:
-    while words:
-        origin, word = words.pop(0)
-        flag, has_value, value = word.partition("=")
-        if flag not in (*_ARGUMENTS, _TRACE_CONFIG):
-            known = ", ".join((*_ARGUMENTS, _TRACE_CONFIG))
-            reading.problems.append(f"{origin}: {flag!r} is not understood; of tritonserver's flags only {known} are")
-            continue
-        if not has_value and words and not words[0][1].startswith("--"):
-            value = words.pop(0)[1]
-        label = f"{origin} ({flag})"
-        if flag == _TRACE_CONFIG:
-            _take_trace_config(reading, label, value)
-        else:
-            _take_argument(reading, label, _ARGUMENTS[flag], value or "true")
-
-
-def _take_trace_config(reading: Reading, label: str, value: str) -> None:
-    try:
-        found = trace_variable(value)
-    except ValueError as error:
-        reading.problems.append(f"{label}={value!r}: expected {error}")
-        return
-    if found is not None:
-        _take_argument(reading, label, *found)
-
-
-def _take_argument(reading: Reading, label: str, name: str, value: str) -> None:
-    """One flag: Triton's own variables lose against it, as in Triton; ours win over it, and lists add up."""
-    before = reading.given.get(name)
-    if before and name in _LISTS:
-        reading.given[name] = Given(before.label, f"{before.text},{value}")
-    elif before is None or not name.startswith("MME_"):
-        reading.given[name] = Given(label, value)
 
 
 def apply_rules(reading: Reading) -> None:
@@ -233,11 +145,11 @@ def _check_port(reading: Reading, name: str, protocol: str, port: int | None = N
 
 def _choose_log_level(reading: Reading) -> None:
     """Triton's four switches, unless MME_LOG_LEVEL speaks: the least severe level that is not switched off."""
-    given = {name: reading.parsed[name] for name in _LOG_VARIABLES if name in reading.parsed}
+    given = {name: reading.parsed[name] for name in LOG_VARIABLES if name in reading.parsed}
     if "MME_LOG_LEVEL" in reading.parsed or not given:
         return
-    levels = zip(_LOG_VARIABLES, ("debug", "info", "warning", "error"), strict=True)
-    on = [level for name, level in levels if given.get(name, name != _LOG_VARIABLES[0])]
+    levels = zip(LOG_VARIABLES, ("debug", "info", "warning", "error"), strict=True)
+    on = [level for name, level in levels if given.get(name, name != LOG_VARIABLES[0])]
     reading.fields["log_level"] = on[0] if on else "critical"
 
 

@@ -1,7 +1,8 @@
 """Every variable that decides how the server runs, as data: its name, what it sets, what it may be, what it does.
 
 The parser, `mme serve --help`, `mme settings` and the documentation all read this table, so none can name a variable
-that the others do not know. Here are our own; `table_sagemaker` holds SageMaker's and Triton's, `azureml` Azure's one.
+that the others do not know. Here are our own, with those of `table_protocol`; `table_sagemaker` holds SageMaker's and
+Triton's, `azureml` Azure's one.
 Where several variables set one field, the row that comes first wins: MME_ before SAGEMAKER_TRITON_ before SAGEMAKER_.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from container.settings import values as v
 from container.settings.azureml import AZUREML_VARIABLES
+from container.settings.table_protocol import PROTOCOL_VARIABLES
 from container.settings.table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIABLES
 from container.settings.values import Variable
 from serve.control import Control
@@ -291,6 +293,7 @@ MME_VARIABLES = (
         v.boolean,
         "Serve a page of what happens at /dashboard, to whoever can reach the port; through SageMaker nobody can.",
     ),
+    *PROTOCOL_VARIABLES,
 )
 
 VARIABLES = MME_VARIABLES + TRITON_VARIABLES + SAGEMAKER_VARIABLES + AZUREML_VARIABLES

@@ -131,7 +131,7 @@ def test_a_version_is_a_number(text, number):
     assert parse_version(text) == number
 
 
-@pytest.mark.parametrize("text", ["x", "-1", "1.0", "%D9%A3", "9" * 20, "9" * 5000, "%20"])
+@pytest.mark.parametrize("text", ["x", "-x", "1.0", "%D9%A3", "9" * 20, "9" * 5000, "%20"])
 def test_a_version_that_is_no_number_is_refused(text, post, sums):
     """With Triton's sentence, shortened."""
     reply = post(f"/v2/models/arithmetic/versions/{text}/infer", sums)
@@ -488,6 +488,58 @@ def test_bodies_that_do_not_inflate_are_refused(start, repository, sums):
     bomb = ask(gzip.compress(bytes(1 << 20)), "gzip")
     assert (bomb.status, bomb.error) == (413, "the body is larger than 4096 bytes once decompressed")
     assert ask(gzip.compress(json.dumps(sums).encode()), "gzip").status == 200
+
+
+@pytest.mark.parametrize(("encoding", "inflate"), [("gzip", gzip.decompress), ("deflate", zlib.decompress)])
+def test_answers_are_compressed_where_clients_ask_for_it(encoding, inflate, server, sums, binary_body):
+    """KServe's infer alone: SageMaker's routes, generate and errors come as they are; the header's length stays."""
+    accepts = {"Accept-Encoding": f"{encoding}, identity;q=0.5"}
+    reply = server.http("POST", INFER, accepts, json.dumps(sums).encode())
+    assert (reply.status, reply.headers["content-encoding"], reply.headers["vary"]) == (
+        200,
+        encoding,
+        "Accept-Encoding",
+    )
+    assert [output["name"] for output in json.loads(inflate(reply.body))["outputs"]] == ["SUM", "DIFF"]
+
+    wants = {"inputs": [binary_input("A", A), binary_input("B", B)], "parameters": {"binary_data_output": True}}
+    body, length = binary_body(wants, A.tobytes(), B.tobytes())
+    reply = server.http("POST", INFER, {LENGTH: str(length), **accepts}, body)
+    whole = inflate(reply.body)
+    described = json.loads(whole[: int(reply.headers[LENGTH.lower()])])
+    assert sum(output["parameters"]["binary_data_size"] for output in described["outputs"]) == 2 * A.nbytes
+    assert whole.endswith((A - B).tobytes())
+
+    for path, status in (("/models/arithmetic/invoke", 200), ("/v2/models/none/infer", 400)):
+        reply = server.http("POST", path, accepts, json.dumps(sums).encode())
+        assert (reply.status, "content-encoding" in reply.headers) == (status, False), path
+
+
+def test_a_large_answer_is_compressed_beside_the_loop(server, binary_body):
+    """More bytes than are compressed at once."""
+    zeros = np.zeros(1 << 18, np.float32)
+    wants = {"inputs": [binary_input("IN", zeros)], "parameters": {"binary_data_output": True}}
+    body, length = binary_body(wants, zeros.tobytes())
+    headers = {LENGTH: str(length), "Accept-Encoding": "gzip"}
+    reply = server.http("POST", "/v2/models/echo-FP32/infer", headers, body)
+    assert (reply.status, reply.headers["content-encoding"]) == (200, "gzip")
+    assert len(reply.body) < zeros.nbytes // 10
+    assert gzip.decompress(reply.body).endswith(zeros.tobytes())
+
+
+def test_who_sends_an_unknown_encoding_is_told_the_known_ones(server):
+    """In a header as well, as Triton does."""
+    reply = server.http("POST", INFER, {"Content-Encoding": "br"}, b"x")
+    assert (reply.status, reply.headers["accept-encoding"]) == (501, "gzip, deflate")
+
+
+def test_json_that_grows_over_the_limit_is_refused(start, repository):
+    """What counts are the bytes of the tensor, of whose text there are fewer."""
+    running = start(mode=Mode.REPOSITORY, model_repository=repository, max_body_bytes=4096)
+    document = {"inputs": [{"name": "IN", "shape": [1024], "datatype": "FP64", "data": [0] * 1024}]}
+    reply = running.infer("echo-FP64", json.dumps(document, separators=(",", ":")).encode())
+    assert reply.status == 413
+    assert reply.error.startswith("JSON input 'IN' has a byte_size (8192 bytes) that exceeds the maximum allowed value")
 
 
 # -- what goes along -------------------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ import threading
 import prometheus_client
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from container import metrics
 from container.settings import Mode
 from model_handlers import devices
 from tests.fake_nvml import FakeGpu, FakeNvml
+from tests.metric_text import families_of
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def scrape(running):
     """Families by name, and samples by name and labels."""
     reply = running.http("GET", "/metrics")
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
-    families = {family.name: family for family in text_string_to_metric_families(reply.body.decode())}
+    families = {family.name: family for family in families_of(reply.body.decode())}
     samples = {
         (sample.name, *sorted(sample.labels.items())): sample.value
         for family in families.values()

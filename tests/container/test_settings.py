@@ -631,9 +631,12 @@ def test_additional_args_yield_to_our_variables_and_beat_tritons():
 
 def test_additional_args_refuse_other_flags_and_bad_values_by_name():
     """A flag we do not understand, and a value that does not parse, are each named with their origin."""
-    found = problems(SAGEMAKER_TRITON_ADDITIONAL_ARGS="--cuda-memory-pool-byte-size=0:1 --log-info=maybe loose")
+    found = problems(SAGEMAKER_TRITON_ADDITIONAL_ARGS="--vertex-ai-port=1 --log-info=maybe loose")
 
-    assert any("'--cuda-memory-pool-byte-size' is not understood" in sentence for sentence in found)
+    assert any(
+        "'--vertex-ai-port' is not understood; of tritonserver's flags only --id, --load" in sentence
+        for sentence in found
+    )
     assert any("(--log-info)='maybe'" in sentence for sentence in found)
     assert any("'loose' is not understood" in sentence for sentence in found)
 
@@ -719,7 +722,16 @@ SAMPLES = {
     "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": st.sampled_from(["*/*", "application/vnd.sagemaker-triton.binary+json"]),
     "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": st.just("ensemble"),
     "SAGEMAKER_BATCH": st.sampled_from(["true", "false"]),
-    "SAGEMAKER_TRITON_ADDITIONAL_ARGS": st.sampled_from(["--load-model=c", "--model-load-thread-count=9"]),
+    "SAGEMAKER_TRITON_ADDITIONAL_ARGS": st.sampled_from(
+        [
+            "--load-model=c",
+            "--model-load-thread-count=9",
+            "--http-restricted-api=statistics:a=b --grpc-keepalive-time=2 --metrics-config=histogram_latencies=true",
+        ]
+    ),
+    "MME_HTTP_RESTRICTED_API": st.sampled_from(["health:a=b", "health,trace:a=b,logging:c=d=e"]),
+    "MME_METRICS_CONFIG": st.sampled_from(["summary_latencies=true", "summary_quantiles=0.25:0.1,1:0"]),
+    "MME_GRPC_KEEPALIVE": st.sampled_from(["time=1", "time=1,permit-without-calls=true"]),
     "MME_LOG_FORMAT": st.sampled_from(["auto", "text", "json"]),
     "MME_CACHE_DIR": st.just("/c"),
     "MME_EMF": st.sampled_from(["true", "false"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from container.trace_settings import TraceSettings
+from container.trace_settings import TraceControl, TraceSettings
 from model_handlers.errors import Kind, MmeError
 
 FIRST = TraceSettings(on=True, rate=50, count=-1)
@@ -38,6 +38,8 @@ def test_what_is_wanted_is_changed_and_the_rest_stays(wanted, expected):
         ({"trace_level": ["TIMESTAMPS", "TENSORS"]}, Kind.UNSUPPORTED, "no tensors are traced"),
         ({"trace_level": [{}]}, Kind.UNSUPPORTED, "no tensors are traced"),
         ({"trace_file": "/x"}, Kind.UNSUPPORTED, "trace file location can not be updated through network protocol"),
+        ({"log_frequency": "x"}, Kind.INVALID_ARGUMENT, "Unable to parse 'log_frequency', got: x"),
+        ({"log_frequency": "5"}, Kind.UNSUPPORTED, "log_frequency is '0' here"),
         ({"trace_mode": "triton"}, Kind.UNSUPPORTED, "trace_mode is 'opentelemetry' here"),
         ({"rate": "1"}, Kind.INVALID_ARGUMENT, "trace setting 'rate' is none of trace_level, trace_rate"),
     ],
@@ -50,8 +52,67 @@ def test_what_can_not_be_is_refused_in_tritons_words(wanted, kind, words):
     assert words in raised.value.message
 
 
+def test_a_model_has_what_the_server_has_but_for_what_it_has_itself():
+    """Also when the server's changes later; null gives it back."""
+    control = TraceControl(FIRST, sends=True)
+    control.change("m", {"trace_rate": "2", "trace_mode": "opentelemetry"})
+    control.change("", {"trace_count": "9"})
+    assert control.of("m") == TraceSettings(on=True, rate=2, count=9)
+    assert control.of("other") == control.of("") == TraceSettings(on=True, rate=50, count=9)
+    control.change("m", {"trace_level": ["OFF"], "trace_rate": None})
+    assert control.of("m") == TraceSettings(on=False, rate=50, count=9)
+    assert control.by_model
+    control.change("m", {"trace_level": None})
+    assert not control.by_model
+    control.change("", {"trace_count": None})
+    assert control.of("m") == FIRST
+
+
+def test_a_change_that_is_refused_changes_nothing():
+    """Of a model as of the server."""
+    control = TraceControl(FIRST, sends=True)
+    control.change("m", {"trace_rate": "2"})
+    for model in ("", "m"):
+        before = control.of(model)
+        with pytest.raises(MmeError):
+            control.change(model, {"trace_count": "1", "trace_rate": "x"})
+        assert control.of(model) == before
+
+
+def test_rates_and_counts_are_of_whoever_has_them():
+    """A model's own requests do not count with the server's; what the client says goes before a rate."""
+    control = TraceControl(TraceSettings(on=True, rate=2, count=-1), sends=True)
+    control.change("m", {"trace_rate": "3", "trace_count": "2"})
+    assert [control.traces("m", None) for _ in range(12)] == [False, False, True, False, False, True] + [False] * 6
+    assert control.of("m").count == 0
+    assert not control.traces("m", True)
+    assert [control.traces("other", None) for _ in range(4)] == [False, True, False, True]
+    assert control.traces("other", True)
+    assert not control.traces("", False)
+    control.change("", {"trace_level": "OFF"})
+    assert control.on is False or control.of("m").on is False
+    control.change("m", {"trace_level": "TIMESTAMPS", "trace_count": None, "trace_rate": "1"})
+    assert control.on
+    assert control.traces("m", None)
+    assert not control.traces("other", True)
+
+
+def test_a_server_that_sends_no_traces_refuses_to_trace():
+    """What does not trace may be changed all the same, as Triton lets its clients."""
+    control = TraceControl(TraceSettings(), sends=False)
+    control.change("", {"trace_rate": "5"})
+    control.change("m", {"trace_level": ["OFF"]})
+    assert control.of("m").rate == 5
+    for model in ("", "m"):
+        with pytest.raises(MmeError, match="MME_TRACE_URL") as raised:
+            control.change(model, {"trace_level": ["TIMESTAMPS"]})
+        assert raised.value.kind is Kind.UNSUPPORTED
+
+
 def test_a_server_that_traces_nothing_says_so(server):
     """Triton's clients read it; what would trace is refused with what is missing."""
+    unknown = server.http("GET", "/v2/models/unheard/trace/setting")
+    assert (unknown.status, unknown.error) == (400, "Request for unknown model : 'unheard'")
     assert server.http("GET", "/v2/trace/setting").json["trace_level"] == ["OFF"]
     assert server.http("GET", "/v2/models/twice/trace/setting").json["trace_level"] == ["OFF"]
     reply = server.http("POST", "/v2/trace/setting", {}, b'{"trace_level": ["TIMESTAMPS"]}')

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
+
+from tests.metric_text import families_of
 
 PATIENCE = 60.0  # seconds until a test gives up on something that takes a moment on an idle machine
 SCRIPTS = Path(sys.executable).parent
@@ -191,9 +192,7 @@ class Server:
     def metric(self, name: str, **labels: str) -> float:
         """The value of a sample, 0 if there is none."""
         samples = (
-            sample
-            for family in text_string_to_metric_families(self.ask("GET", "/metrics").body.decode())
-            for sample in family.samples
+            sample for family in families_of(self.ask("GET", "/metrics").body.decode()) for sample in family.samples
         )
         return next((s.value for s in samples if s.name == name and labels.items() <= s.labels.items()), 0.0)
 

@@ -582,10 +582,13 @@ def test_the_repository(client, repository):
 
 
 def test_traces_go_nowhere_here(client):
-    """Settings are told; to change them needs somewhere to send traces."""
+    """Settings are told, and changed but for the one that needs somewhere to send traces."""
     assert client.get_trace_settings(as_json=True)["settings"]["trace_level"] == {"value": ["OFF"]}
     with pytest.raises(InferenceServerException, match="MME_TRACE_URL"):
-        client.update_trace_settings(settings={"trace_rate": "1"})
+        client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
+    client.update_trace_settings("plus", {"trace_rate": "1"})
+    assert client.get_trace_settings("plus", as_json=True)["settings"]["trace_rate"] == {"value": ["1"]}
+    assert client.get_trace_settings(as_json=True)["settings"]["trace_rate"] == {"value": ["1000"]}
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.contract.server import eventually
+from tests.metric_text import families_of
 
 CONFIG = """
 backend: "python"
@@ -86,7 +86,7 @@ def ask(server, model, number):
 
 def samples(server):
     """Every sample of the models' own families, and the families' types."""
-    families = list(text_string_to_metric_families(server.ask("GET", "/metrics").body.decode()))
+    families = families_of(server.ask("GET", "/metrics").body.decode())
     mine = [family for family in families if family.name.startswith("custom")]
     return (
         {(s.name, *sorted(s.labels.items())): s.value for family in mine for s in family.samples},

@@ -174,12 +174,15 @@ def test_generate_refuses_any_other_number_of_responses(server, n):
 
 
 def test_infer_refuses_decoupled_models(server):
-    """It has no form for several responses; tritonclient is told where to go."""
+    """It has no form for several responses; tritonclient is told where to go, in Triton's words and by its status."""
     client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.port}")
     tensor = tritonclient.http.InferInput("N", [1], "INT32")
     tensor.set_data_from_numpy(np.array([1], np.int32))
-    with pytest.raises(InferenceServerException, match="generate_stream"):
+    with pytest.raises(InferenceServerException, match=r"HTTP end point doesn't support .*generate_stream") as raised:
         client.infer("counter", [tensor])
+    assert raised.value.status() == "501"
+    raw = server.ask("POST", "/v2/models/counter/infer", b"\0\0\0\0", Inference_Header_Content_Length="0")
+    assert (raw.status, "decoupled transaction policy" in raw.error) == (501, True)
     client.close()
 
 

@@ -279,12 +279,13 @@ def test_tritons_client_changes_what_is_traced(server, collector):
         invoke(server, traceparent=f"00-{'5' * 32}-{'c' * 16}-01")
         assert client.get_trace_settings()["trace_count"] == "0"
         assert client.update_trace_settings(settings={"trace_count": None}) == first
-        with pytest.raises(InferenceServerException, match="no trace settings of its own"):
-            client.update_trace_settings("plus.tar.gz", {"trace_rate": "1"})
+        client.update_trace_settings("plus.tar.gz", {"trace_level": ["OFF"]})
+        invoke(server, traceparent=f"00-{'3' * 32}-{'c' * 16}-01")
+        assert client.update_trace_settings("plus.tar.gz", {"trace_level": None}) == first
     invoke(server, traceparent=f"00-{'4' * 32}-{'c' * 16}-01")
     collector.trace("6" * 32)
     collector.trace("4" * 32)
-    assert not {span.trace_id.hex() for span in collector.spans} & {"7" * 32, "5" * 32}
+    assert not {span.trace_id.hex() for span in collector.spans} & {"7" * 32, "5" * 32, "3" * 32}
 
 
 def test_the_last_spans_are_sent_when_the_server_ends(serve, tmp_path):

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from container.machine_metrics import MachineCollector
 from tests.contract.models import ONE, lay_out, pack, plus
 from tests.contract.server import Server
 from tests.fake_nvml import FakeGpu, FakeNvml
+from tests.metric_text import families_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,7 @@ def families(tmp_path_factory) -> list[Metric]:
     with Server(folder / "server", {"MME_MODEL_STORE": str(folder / "store")}) as server:
         target = {"X_Amzn_SageMaker_Target_Model": "plus.tar.gz"}
         assert server.ask("POST", "/invocations", ONE, Content_Type="application/json", **target).status == 200
-        told = list(text_string_to_metric_families(server.ask("GET", "/metrics").body.decode()))
+        told = families_of(server.ask("GET", "/metrics").body.decode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "pynvml", FakeNvml([FakeGpu("GPU-1")]))
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -91,13 +91,16 @@ def test_a_query_asks_for_what_a_server_tells(told, expression):
 
 @pytest.mark.slow
 def test_the_dashboard_shows_what_a_server_tells(families):
-    """All of it but for three, whose like is shown: a metric on no panel would be found by nobody."""
+    """All of it but for six, whose like is shown: a metric on no panel would be found by nobody."""
     shown = {name for query in queries() for name in _NAME.findall(query)}
     unseen = {family.name for family in families if not any(name.startswith(family.name) for name in shown)}
     assert unseen == {
         "nv_cache_hit_duration_per_model",
         "nv_cache_miss_duration_per_model",
         "nv_energy_consumption",
+        "nv_model_load_duration_secs",
+        "nv_pinned_memory_pool_total_bytes",
+        "nv_pinned_memory_pool_used_bytes",
     }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from container import cli
-from container.settings.sagemaker import _ARGUMENTS, _TRACE_CONFIG
+from container.settings.arguments import ARGUMENTS, IDLE_ARGUMENTS, SEVERAL
 from container.settings.table import BY_NAME, TRITON_VARIABLES
 from model_handlers.registry import BACKENDS, served_backends
 from tests.contract.models import ONE, lay_out, plus
@@ -127,9 +127,13 @@ def test_every_variable_of_tritons_is_explained():
 
 
 def test_every_flag_of_tritons_is_named():
-    """All that are translated, and no other."""
-    named = {word for word in marked(section(TRITON, "Variables")) if word.startswith("--")}
-    assert named == {*_ARGUMENTS, _TRACE_CONFIG}
+    """All that are understood, and no other; those without an effect apart."""
+    understood = {*ARGUMENTS, *SEVERAL, *IDLE_ARGUMENTS}
+    told = {
+        row[0]: {word for word in marked(row[1]) if word.startswith("--")} for row in rows(section(TRITON, "Variables"))
+    }
+    assert set.union(*told.values()) == understood
+    assert told["without an effect, which is logged once"] == set(IDLE_ARGUMENTS)
 
 
 def test_every_backend_and_model_file_is_served():

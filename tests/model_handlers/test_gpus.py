@@ -83,6 +83,19 @@ def test_a_mig_device_is_found_by_its_name(machine):
     assert gpus.gpus() == ()
 
 
+def test_the_one_gpu_of_a_model_has_a_name(machine):
+    """By which its metrics are labelled; the CPU has none, and several GPUs have no one name."""
+    machine(FakeGpu(A), FakeGpu(B))
+    cpu, first, second = Device("cpu"), Device("gpu", 0), Device("gpu", 1)
+    assert [gpus.uuid_of(where) for where in ([cpu], [second, second], [first, cpu], [first, second], [])] == [
+        "",
+        B,
+        A,
+        "",
+        "",
+    ]
+
+
 def test_what_gpus_do_is_read(machine):
     """Memory in bytes, load as a share, power in watts, energy in joules; what a driver does not say is None."""
     machine(FakeGpu(A), FakeGpu(B, silent=True))

@@ -1,0 +1,236 @@
+"""tritonserver's flags, and what each of them means here. PURE.
+
+    ARGUMENTS        says what a variable of ours says
+    SEVERAL          says several things, or one in another form
+    IDLE_ARGUMENTS   changes nothing here; accepted, since archives and variables are to stay, and said once in the log
+
+They come in SAGEMAKER_TRITON_ADDITIONAL_ARGS, and behind a SAGEMAKER_TRITON_LOG_ value: Triton pastes that value
+unquoted into a command line, and `false --load-model=encoder` was the only way to load a second model. Any other flag
+refuses to start, with what there is in its place.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from container.settings.reading import Given
+from container.settings.trace_config import trace_variable
+from container.settings.values import boolean, fraction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from container.settings.reading import Reading
+
+    Meaning = tuple[str, str] | None  # variable and value; None for what is so anyway
+
+ARGUMENTS = {
+    "--id": "MME_SERVER_ID",
+    "--load-model": "MME_LOAD_MODEL",
+    "--model-config-name": "MME_MODEL_CONFIG_NAME",
+    "--model-control-mode": "MME_MODEL_CONTROL_MODE",
+    "--model-load-thread-count": "MME_LOAD_THREADS",
+    "--model-namespacing": "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
+    "--repository-poll-secs": "MME_REPOSITORY_POLL_SECS",
+    "--exit-timeout-secs": "MME_DRAIN_SECONDS",
+    "--rate-limit": "MME_RATE_LIMIT",
+    "--rate-limit-resource": "MME_RATE_LIMIT_RESOURCE",
+    "--cache-config": "MME_RESPONSE_CACHE",
+    "--response-cache-byte-size": "MME_RESPONSE_CACHE",
+    "--log-verbose": "SAGEMAKER_TRITON_LOG_VERBOSE",
+    "--log-info": "SAGEMAKER_TRITON_LOG_INFO",
+    "--log-warning": "SAGEMAKER_TRITON_LOG_WARNING",
+    "--log-error": "SAGEMAKER_TRITON_LOG_ERROR",
+    "--sagemaker-port": "MME_PORT",
+    "--sagemaker-safe-port-range": "SAGEMAKER_SAFE_PORT_RANGE",
+    "--sagemaker-thread-count": "SAGEMAKER_TRITON_THREAD_COUNT",
+    "--buffer-manager-thread-count": "SAGEMAKER_TRITON_BUFFER_MANAGER_THREAD_COUNT",
+    "--http-max-input-size": "MME_MAX_BODY",
+    "--http-header-forward-pattern": "MME_HTTP_HEADER_FORWARD_PATTERN",
+    "--http-restricted-api": "MME_HTTP_RESTRICTED_API",
+    "--allow-grpc": "SAGEMAKER_TRITON_ALLOW_GRPC",
+    "--grpc-port": "SAGEMAKER_TRITON_GRPC_PORT",
+    "--grpc-header-forward-pattern": "MME_GRPC_HEADER_FORWARD_PATTERN",
+    "--grpc-restricted-protocol": "MME_GRPC_RESTRICTED_PROTOCOL",
+    "--allow-metrics": "SAGEMAKER_TRITON_ALLOW_METRICS",
+    "--metrics-port": "SAGEMAKER_TRITON_METRICS_PORT",
+    "--metrics-config": "MME_METRICS_CONFIG",
+}
+_KEEPALIVE = {
+    "--grpc-keepalive-time": "time",
+    "--grpc-keepalive-timeout": "timeout",
+    "--grpc-keepalive-permit-without-calls": "permit-without-calls",
+    "--grpc-http2-max-pings-without-data": "max-pings-without-data",
+    "--grpc-http2-min-recv-ping-interval-without-data": "min-recv-ping-interval-without-data",
+    "--grpc-http2-max-ping-strikes": "max-ping-strikes",
+    "--grpc-max-connection-age": "max-connection-age",
+    "--grpc-max-connection-age-grace": "max-connection-age-grace",
+}
+_ONE_LOOP = "one event loop answers every connection"
+_NO_POOL = "tensors are handed over where they lie, and frameworks have memory of their own"
+_COMPLETED = "configurations are completed from model files, and what config.pbtxt says stays as it is"
+_GPUS = "GPUs and processors are asked when somebody scrapes, and are always among the metrics"
+IDLE_ARGUMENTS = {
+    "--allow-cpu-metrics": _GPUS,
+    "--allow-gpu-metrics": _GPUS,
+    "--allow-http": "KServe's routes are always there, on the main port",
+    "--allow-sagemaker": "SageMaker's routes are always there, on the main port",
+    "--cache-directory": "the response cache is part of the server",
+    "--cuda-memory-pool-byte-size": _NO_POOL,
+    "--cuda-virtual-address-size": _NO_POOL,
+    "--disable-auto-complete-config": _COMPLETED,
+    "--enable-peer-access": _NO_POOL,
+    "--exit-on-error": "the models that load are served; /ping and /v2/health/ready tell of the others",
+    "--grpc-infer-allocation-pool-size": _ONE_LOOP,
+    "--grpc-infer-thread-count": _ONE_LOOP,
+    "--grpc-max-response-pool-size": _ONE_LOOP,
+    "--http-thread-count": _ONE_LOOP,
+    "--metrics-address": "/metrics is on the main port",
+    "--metrics-interval-ms": _GPUS,
+    "--min-supported-compute-capability": "each framework says itself which GPUs it knows",
+    "--model-load-retry-count": "a load is tried once, and again when somebody asks for the model again",
+    "--pinned-memory-pool-byte-size": _NO_POOL,
+    "--reuse-grpc-port": "a port belongs to one server",
+    "--reuse-http-port": "a port belongs to one server",
+    "--strict-model-config": _COMPLETED,
+}
+_INSTEAD = {
+    "--allow-vertex-ai": "Vertex AI's routes are not served",
+    "--backend-directory": "backends are classes of Python here, see docs/handlers.md",
+    "--grpc-address": "MME_HOST is HTTP's and gRPC's",
+    "--host-policy": "threads are not bound to NUMA nodes",
+    "--http-address": "MME_HOST",
+    "--http-port": "KServe's routes are on the main port, MME_PORT",
+    "--model-repository": "MME_MODEL_REPOSITORY, where models do not come from SageMaker",
+    "--model-store": "MME_MODEL_REPOSITORY, where models do not come from SageMaker",
+    "--repoagent-directory": "checksums are checked without an agent, and there are no others",
+}
+_LISTS = frozenset(  # what is given several times adds up
+    {
+        "MME_LOAD_MODEL",
+        "MME_RATE_LIMIT_RESOURCE",
+        "MME_HTTP_RESTRICTED_API",
+        "MME_GRPC_RESTRICTED_PROTOCOL",
+        "MME_GRPC_KEEPALIVE",
+        "MME_METRICS_CONFIG",
+    }
+)
+LOG_VARIABLES = tuple(f"SAGEMAKER_TRITON_LOG_{name}" for name in ("VERBOSE", "INFO", "WARNING", "ERROR"))
+_ADDITIONAL_ARGS = "SAGEMAKER_TRITON_ADDITIONAL_ARGS"
+
+# -- flags whose value says more than one thing ----------------------------------------------------------------------
+
+_PYTHON_BACKEND = {
+    "shm-default-byte-size": "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE",
+    "shm-growth-byte-size": "SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE",
+}
+_BACKENDS_AS_HERE = ("python,shm-region-prefix-name=", "python,stub-timeout-seconds=", "default-max-batch-size=4")
+
+
+def _backend_config(text: str) -> Meaning:
+    """`python,shm-default-byte-size=N` and its like; no other backend has anything to set for all models."""
+    backend, _, setting = text.partition(",")
+    key, _, value = setting.partition("=")
+    if backend == "python" and value and key in _PYTHON_BACKEND:
+        return _PYTHON_BACKEND[key], value
+    if backend == "tensorflow" and value and key == "version":
+        return "SAGEMAKER_TRITON_TENSORFLOW_VERSION", value
+    if text.lstrip(",").startswith(_BACKENDS_AS_HERE):
+        return None
+    msg = (
+        f"one of {', '.join(f'python,{name}=N' for name in _PYTHON_BACKEND)}, python,shm-region-prefix-name=NAME, "
+        "python,stub-timeout-seconds=N, tensorflow,version=N, default-max-batch-size=4; of anything else a model's "
+        "config.pbtxt is the place"
+    )
+    raise ValueError(msg)
+
+
+def _gpu_limit(text: str) -> Meaning:
+    """`DEVICE:FRACTION`; one share counts for every GPU."""
+    device, _, share = text.rpartition(":")
+    if not device.isdecimal():
+        msg = "DEVICE:FRACTION, such as 0:0.8"
+        raise ValueError(msg)
+    fraction(share)
+    return "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT", share
+
+
+def _strict_readiness(text: str) -> Meaning:
+    return None if boolean(text) else ("MME_PING_MODE", "live")
+
+
+def _keepalive(name: str) -> Callable[[str], Meaning]:
+    return lambda text: ("MME_GRPC_KEEPALIVE", f"{name}={text}")
+
+
+SEVERAL: dict[str, Callable[[str], Meaning]] = {
+    "--trace-config": trace_variable,
+    "--backend-config": _backend_config,
+    "--model-load-gpu-limit": _gpu_limit,
+    "--strict-readiness": _strict_readiness,
+    **{flag: _keepalive(name) for flag, name in _KEEPALIVE.items()},
+}
+
+# -- from words to variables -----------------------------------------------------------------------------------------
+
+
+def expand_arguments(reading: Reading) -> None:
+    """Turn flags of tritonserver into the variables that say the same; refuse others by name."""
+    words: list[tuple[str, str]] = []
+    for name in (*LOG_VARIABLES, _ADDITIONAL_ARGS):
+        if name not in reading.given:
+            continue
+        try:
+            parts = shlex.split(reading.given[name].text)
+        except ValueError as error:
+            reading.problems.append(f"{name}={reading.given[name].text!r}: cannot be split into words: {error}")
+            continue
+        if name != _ADDITIONAL_ARGS and parts:
+            reading.given[name] = Given(reading.label(name), parts.pop(0))
+        words += [(name, part) for part in parts]
+    _take_words(reading, words)
+
+
+def _take_words(reading: Reading, words: list[tuple[str, str]]) -> None:
+    while words:
+        origin, word = words.pop(0)
+        flag, has_value, value = word.partition("=")
+        if flag not in ARGUMENTS.keys() | SEVERAL.keys() | IDLE_ARGUMENTS.keys():
+            reading.problems.append(f"{origin}: {_refusal(flag)}")
+            continue
+        if not has_value and words and not words[0][1].startswith("--"):
+            value = words.pop(0)[1]
+        _take_flag(reading, f"{origin} ({flag})", flag, value or "true")
+
+
+def _refusal(flag: str) -> str:
+    if flag in _INSTEAD:
+        return f"{flag!r} is not understood; {_INSTEAD[flag]}"
+    known = ", ".join((*ARGUMENTS, *SEVERAL, *IDLE_ARGUMENTS))
+    return f"{flag!r} is not understood; of tritonserver's flags only {known} are"
+
+
+def _take_flag(reading: Reading, label: str, flag: str, value: str) -> None:
+    if flag in IDLE_ARGUMENTS:
+        reading.notices.append(f"{label} has no effect: {IDLE_ARGUMENTS[flag]}")
+        return
+    if flag in ARGUMENTS:
+        _take(reading, label, ARGUMENTS[flag], value)
+        return
+    try:
+        found = SEVERAL[flag](value)
+    except ValueError as error:
+        reading.problems.append(f"{label}={value!r}: expected {error}")
+        return
+    if found is not None:
+        _take(reading, label, *found)
+
+
+def _take(reading: Reading, label: str, name: str, value: str) -> None:
+    """One flag: Triton's own variables lose against it, as in Triton; ours win over it, and lists add up."""
+    before = reading.given.get(name)
+    if before and name in _LISTS:
+        reading.given[name] = Given(before.label, f"{before.text},{value}")
+    elif before is None or not name.startswith("MME_"):
+        reading.given[name] = Given(label, value)

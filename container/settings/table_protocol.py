@@ -1,0 +1,64 @@
+"""Variables of what the protocols have besides: who may use what, headers that models see, gRPC's connections, metrics.
+
+Rows of the table in `table`. Most of their flags are tritonserver's.
+"""
+
+from __future__ import annotations
+
+from container.settings import protocol_values as p
+from container.settings import values as v
+from container.settings.values import Variable
+
+PROTOCOL_VARIABLES = (
+    Variable(
+        "MME_SERVER_ID", "server_id", v.printable(255), "What the server calls itself in its metadata.", "--server-id"
+    ),
+    Variable(
+        "MME_HTTP_RESTRICTED_API",
+        "http_restrictions",
+        p.restrictions,
+        "Parts of the API for those alone who send a header, CATEGORY,CATEGORY:HEADER=VALUE (may be repeated).",
+        "--http-restricted-api",
+        "none",
+    ),
+    Variable(
+        "MME_GRPC_RESTRICTED_PROTOCOL",
+        "grpc_restrictions",
+        p.restrictions,
+        "The same over gRPC, where metadata are called triton-grpc-protocol-HEADER.",
+        "--grpc-restricted-protocol",
+        "none",
+    ),
+    Variable(
+        "MME_HTTP_HEADER_FORWARD_PATTERN",
+        "http_header_pattern",
+        p.header_pattern,
+        "Hand headers whose names match to models, as parameters of the request.",
+        "--http-header-forward-pattern",
+        "none",
+    ),
+    Variable(
+        "MME_GRPC_HEADER_FORWARD_PATTERN",
+        "grpc_header_pattern",
+        p.header_pattern,
+        "The same of gRPC's metadata.",
+        "--grpc-header-forward-pattern",
+        "none",
+    ),
+    Variable(
+        "MME_GRPC_KEEPALIVE",
+        "grpc_keepalive",
+        p.keepalive,
+        "gRPC's pings and how old its connections may grow, as time=7200000,timeout=20000 (the flag may be repeated).",
+        "--grpc-keepalive",
+        "gRPC's own",
+    ),
+    Variable(
+        "MME_METRICS_CONFIG",
+        "latencies",
+        p.latencies,
+        "Which latencies are among the metrics, as summary_latencies=true (the flag may be repeated).",
+        "--metrics-config",
+        "counter_latencies=true",
+    ),
+)
