@@ -116,6 +116,7 @@ def place(
     """The lanes that instance groups ask for, `count` on each device: their names, `<group>_<index>`, and devices.
 
     Without a GPU, KIND_GPU groups run on the CPU, which is logged once for all of them, unless `require_gpu` forbids.
+    A KIND_MODEL group has `count` in all, which the model itself places: they count for the first GPU.
 
     Raises:
         MmeError: INVALID_MODEL for a GPU that is not there, UNAVAILABLE when a GPU is required and there is none.
@@ -140,7 +141,9 @@ def _devices(group: InstanceGroup, model: str, available: int) -> tuple[Device, 
         )
     if group.kind is InstanceKind.CPU or missing or not available:
         return (CPU,) * group.count
-    return tuple(Device("gpu", index) for index in group.gpus or range(available) for _ in range(group.count))
+    # A model that places itself is there once for all of them: the first stands for it.
+    everywhere = range(1) if group.kind is InstanceKind.MODEL else range(available)
+    return tuple(Device("gpu", index) for index in group.gpus or everywhere for _ in range(group.count))
 
 
 def _warn_no_gpu(names: str, model: str, *, require_gpu: bool) -> None:

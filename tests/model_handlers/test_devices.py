@@ -54,7 +54,8 @@ def refused(*groups, **options):
         (2, InstanceGroup("g", ON_CPU, count=2), [CPU] * 2),
         (2, InstanceGroup("g"), [GPU0, GPU1]),
         (2, InstanceGroup("g", GPU), [GPU0, GPU1]),
-        (2, InstanceGroup("g", MODEL), [GPU0, GPU1]),
+        (2, InstanceGroup("g", MODEL), [GPU0]),
+        (2, InstanceGroup("g", MODEL, count=2), [GPU0, GPU0]),
         (2, InstanceGroup("g", GPU, count=2), [GPU0, GPU0, GPU1, GPU1]),
         (2, InstanceGroup("g", GPU, gpus=(1,)), [GPU1]),
         (2, InstanceGroup("g", AUTO, count=2, gpus=(1, 0)), [GPU1, GPU1, GPU0, GPU0]),
@@ -63,7 +64,7 @@ def refused(*groups, **options):
     ids=lambda value: f"{value.kind.name}x{value.count} on {value.gpus}" if isinstance(value, InstanceGroup) else None,
 )
 def test_a_group_goes_where_its_kind_says(machine, gpus, group, expected):
-    """`count` lanes on each device: all GPUs or those named; the CPU for KIND_CPU, and for what may go there instead."""
+    """`count` lanes on each device: all GPUs or those named; one device alone for KIND_MODEL; else the CPU."""
     machine(gpus)
 
     assert placed(group) == expected
