@@ -37,6 +37,7 @@ class Tensor:
         numpy_array: its elements, full shape; strings as an object array of `bytes` or `str`.
 
     Raises:
+        TypeError: for a name that is no text, and for elements that are no numpy array.
         TritonModelException: for an empty name or a dtype that the protocol does not have.
     """
 
@@ -118,7 +119,9 @@ class Tensor:
         if self._data_type is BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
         array = self._elements()
-        capsule = (array if array.flags.writeable else array.copy()).__dlpack__()  # DLPack knows no read-only memory
+        if not (array.flags.writeable and array.flags.c_contiguous):  # DLPack knows no read-only memory
+            array = array.copy()
+        capsule = array.__dlpack__()
         if self._data_type is BF16:
             _retyped(_capsule_pointer(capsule, b"dltensor"), _UNSIGNED, _BFLOAT)
         return capsule
@@ -226,6 +229,8 @@ class _Once:
 
 
 def _checked(name: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"name of a Tensor must be text, got {type(name)}")
     if not name:
         raise TritonModelException("Tensor name cannot be an empty string.")
     return name
@@ -234,7 +239,7 @@ def _checked(name: str) -> str:
 def _carried(name: str, array: Any) -> tuple[DataType, Array]:
     """The protocol's type for an array, and the array in the dtype that carries it."""
     if not isinstance(array, np.ndarray):
-        raise TritonModelException(f"tensor '{name}' must be made from a numpy array, got {type(array)}")
+        raise TypeError(f"tensor '{name}' must be made from a numpy array, got {type(array)}")
     data_type = BY_DTYPE.get(array.dtype)
     if data_type is not None:
         return data_type, array

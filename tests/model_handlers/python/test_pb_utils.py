@@ -95,7 +95,8 @@ def test_what_is_no_tensor_is_refused():
     assert refused(pb_utils.Tensor, "", np.zeros(1)) == "Tensor name cannot be an empty string."
     words = refused(pb_utils.Tensor, "T", np.zeros(1, np.complex64))
     assert words == "NumPy dtype is not supported. Tensor 'T' has dtype complex64"
-    assert "must be made from a numpy array, got <class 'list'>" in refused(pb_utils.Tensor, "T", [1])
+    assert "must be made from a numpy array, got <class 'list'>" in mistyped(pb_utils.Tensor, "T", [1])
+    assert "must be text, got <class 'NoneType'>" in mistyped(pb_utils.Tensor, None, np.zeros(1))
 
 
 def test_dlpack_shares_memory_both_ways():
@@ -117,6 +118,9 @@ def test_dlpack_takes_what_is_stored_in_order_only():
     assert refused(pb_utils.Tensor.from_dlpack, "T", transposed) == (
         "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
     )
+    inner = pb_utils.Tensor("T", transposed)
+    assert pb_utils.Tensor.from_dlpack("U", inner).shape() == [3, 2]
+    assert pb_utils.Tensor.from_dlpack("U", pb_utils.Tensor("T", np.array(5.0))).shape() == []
     strings = pb_utils.Tensor("T", np.array([b"x"], object))
     assert refused(strings.to_dlpack) == "DLPack does not have support for string tensors."
     assert refused(pb_utils.Tensor.from_dlpack, "", np.zeros(1)) == "Tensor name cannot be an empty string."
