@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from serve.instance import Batch
+    from serve.signature import Batch
 
 _FAR_TOO_LONG = 10  # times the limit of an execution on the loop: it was no accident
 _AT_MOST = 3  # times what is known that one execution counts

@@ -26,7 +26,7 @@ from model_handlers.errors import Kind, MmeError
 from serve.cached_responses import cached_responses
 from serve.costs import Costs, input_class
 from serve.dispatches import Dispatches
-from serve.instance import Execution, Instance, Retired
+from serve.instance import Instance, Retired
 from serve.layout_check import CheckedLayouts
 from serve.loop_poll import LoopPoll
 from serve.open_request import Posts
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from model_handlers.base import Handler, ModelResponse
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import Array
-    from serve.instance import Batch
+    from serve.execution import Execution
     from serve.limited_lanes import LimitedLanes
     from serve.open_request import OpenRequest
     from serve.request import InferenceRequest
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from serve.scheduling.batch_queue import Take
     from serve.scheduling.queues import Queue
     from serve.scheduling.response_cache import ResponseCache
+    from serve.signature import Batch
     from serve.stats import ModelStats
 
 _now = time.perf_counter_ns

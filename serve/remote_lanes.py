@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable
 
-    from serve.instance import Batch, Execution, Instance
+    from serve.execution import Execution
+    from serve.instance import Instance
+    from serve.signature import Batch
 
 
 class RemoteLanes:

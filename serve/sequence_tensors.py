@@ -18,7 +18,7 @@ from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, PUT_BACK
 from model_handlers.errors import Kind, MmeError
 from model_handlers.sequence_config import ControlKind
 from model_handlers.tensor import BYTES
-from serve.instance import Signature
+from serve.signature import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
     from model_handlers.sequence_config import Control, SequenceBatching
     from model_handlers.tensor import Array, DataType
-    from serve.instance import Batch
     from serve.open_request import Post
     from serve.request import InferenceRequest, InferenceResponse
     from serve.scheduling.sequence import Sequence, SequenceBatch
+    from serve.signature import Batch
 
     Steps = SequenceBatch[InferenceRequest]
 

@@ -18,10 +18,11 @@ from model_handlers.disk import disk_errors
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.sequence_config import ControlKind, hidden_inputs
 from model_handlers.tensor import BYTES, decode_bytes_elements, element_count
+from serve.execution import execute_batch
 from serve.initial_states import initial_states
-from serve.instance import Signature, execute_batch
 from serve.layout_check import check_layout
 from serve.request import InferenceRequest, Layout
+from serve.signature import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

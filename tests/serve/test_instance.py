@@ -9,9 +9,11 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, TensorSpec
-from serve.instance import Instance, Signature, collate, execute_batch
+from serve.execution import execute_batch
+from serve.instance import Instance
 from serve.layout_check import check_layout
 from serve.request import InferenceRequest, InferenceResponse, Layout
+from serve.signature import Signature, collate
 
 
 class TwoOutputs:
