@@ -7,14 +7,24 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from container.http1 import Refusal
 from container.status import RUNTIME_STATUSES, STATUSES
 
 if TYPE_CHECKING:
     from model_handlers.errors import MmeError
     from serve.request import LoadReport, Timings
 
+_KSERVE = b"/v2/"
 _JSON = b"Content-Type: application/json\r\n"
 _MAX_MESSAGE = 2048  # what SageMaker keeps of an error body
+
+
+def too_large(target: bytes, size: int, limit: int) -> Refusal:
+    """What is answered to a body over the limit, before any route sees it: by KServe's routes as Triton does."""
+    exceeds = f"size of {size} bytes exceeds the maximum allowed input size of {limit} bytes."
+    if target.startswith(_KSERVE):
+        return Refusal(400, f"request JSON {exceeds} Use --http-max-input-size to increase the limit, or MME_MAX_BODY.")
+    return Refusal(413, f"The body's {exceeds} Raise MME_MAX_BODY.")
 
 
 def error_body(message: str) -> bytes:

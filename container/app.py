@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 from urllib.parse import quote_from_bytes
 
-from flask import Flask, Response, request
+from flask import Flask, Response, current_app, request
 from werkzeug.exceptions import HTTPException, InternalServerError, RequestEntityTooLarge
 
 from container import answers, kserve, metrics, runtime_api, sagemaker, trace_routes
@@ -113,13 +113,16 @@ def _refused(error: MmeError) -> Response:
 
 def _http_error(error: HTTPException) -> Response:
     """404, 405 and their like, as JSON; the sentence names the route."""
+    status = error.code or 500
     if isinstance(error, RequestEntityTooLarge):
-        sentence = "the body is larger than this server accepts; raise MME_MAX_BODY"
+        limit: int = current_app.config["MAX_CONTENT_LENGTH"]
+        refusal = answers.too_large(request.path.encode(), request.content_length or limit + 1, limit)
+        status, sentence = refusal.status, str(refusal)
     elif isinstance(error, InternalServerError):  # a bug; Flask has logged its traceback
         sentence = f"the server failed to answer {request.method} {request.path}; its log says why"
     else:
         sentence = f"{error.name}: {request.method} {request.path} is not a route of this server"
-    response = Response(answers.error_body(sentence), error.code or 500, content_type="application/json")
+    response = Response(answers.error_body(sentence), status, content_type="application/json")
     if error.code == 405 and getattr(error, "valid_methods", None):
         response.headers["Allow"] = ", ".join(error.valid_methods)  # type: ignore[attr-defined]
     return response

@@ -30,7 +30,7 @@ STATUSES: dict[Kind, Statuses] = {
     Kind.INVALID_ARGUMENT: Statuses(400, 400),
     Kind.UNSUPPORTED_MEDIA_TYPE: Statuses(415, 415),
     Kind.NOT_ACCEPTABLE: Statuses(406, 406),
-    Kind.TOO_LARGE: Statuses(413, 413),
+    Kind.TOO_LARGE: Statuses(413, 400),
     Kind.INVALID_MODEL: Statuses(400, 400),
     Kind.UNKNOWN_MODEL: Statuses(404, 400, "ValidationError"),
     Kind.UNKNOWN_VERSION: Statuses(404, 404),

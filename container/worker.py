@@ -25,6 +25,7 @@ import uvloop
 from gunicorn.arbiter import Arbiter
 from gunicorn.workers.base import Worker
 
+from container.answers import too_large
 from container.app import make_app
 from container.http1 import Http1Server, Limits
 from container.on_loop import OnLoop
@@ -83,7 +84,7 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         service = Service(settings, loop, life_of(self.ppid))
         grpc = await _grpc_server(service)
         front = _Front(service, loop)
-        http = Http1Server(front.handle, http_limits(settings), loop)
+        http = Http1Server(front.handle, http_limits(settings), loop, too_large)
         listeners = [await loop.create_server(http.protocol_factory, sock=sock.sock) for sock in self.sockets]
         service.start()
         if grpc is not None:

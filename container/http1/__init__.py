@@ -15,8 +15,8 @@ runs on one event loop in one thread, and nothing in it waits. From the bottom u
 
 from container.http1.connection import HttpProtocol
 from container.http1.exchange import Exchange
-from container.http1.head import error_body
+from container.http1.head import Refusal, error_body
 from container.http1.limits import Limits
 from container.http1.server import Http1Server
 
-__all__ = ["Exchange", "Http1Server", "HttpProtocol", "Limits", "error_body"]
+__all__ = ["Exchange", "Http1Server", "HttpProtocol", "Limits", "Refusal", "error_body"]

@@ -153,7 +153,7 @@ def too_many_headers(limit: int) -> Refusal:
     return Refusal(431, f"There are more than {limit} header fields: send fewer.")
 
 
-def body_too_large(size: int, limit: int) -> Refusal:
+def body_too_large(_target: bytes, size: int, limit: int) -> Refusal:
     """A body over the limit, of which `size` bytes have come or are to come."""
     return Refusal(413, f"The body of {size} bytes or more exceeds the maximum allowed input size of {limit} bytes.")
 

@@ -175,11 +175,11 @@ class RequestReader:
         """A piece of the body: all of a small one."""
         exchange: Exchange = self._arriving  # type: ignore[assignment]  # the head came first
         if exchange.body:
-            self._gather(exchange.body, piece)
+            self._gather(exchange.target, exchange.body, piece)
         else:
             exchange.body = piece
             if len(piece) > self._body_limit:
-                raise head.body_too_large(len(piece), self._body_limit)
+                raise self._server.too_large(exchange.target, len(piece), self._body_limit)
 
     def on_message_complete(self) -> None:
         """The request is complete."""
@@ -232,7 +232,7 @@ class RequestReader:
         if "host" not in headers and not http10:
             raise head.no_host()
         if (size := int(headers.get("content-length", 0))) > self._body_limit:
-            raise head.body_too_large(size, self._body_limit)
+            raise self._server.too_large(target, size, self._body_limit)
         if "transfer-encoding" in headers:
             head.check_transfer_encoding(headers["transfer-encoding"], http10=http10)
             self._wire = self._chunks = 0
@@ -255,7 +255,7 @@ class RequestReader:
         if sum(len(name) + len(value) + 4 for name, value in fields) > self._limits.headers:
             raise head.headers_too_large(self._limits.headers)
 
-    def _gather(self, first: bytes, piece: bytes) -> None:
+    def _gather(self, target: bytes, first: bytes, piece: bytes) -> None:
         """Collect a body of several pieces, copying each once, whatever its size."""
         buffer = self._buffer
         if buffer is None:
@@ -263,7 +263,7 @@ class RequestReader:
             buffer.write(first)
         buffer.write(piece)
         if buffer.tell() > self._body_limit:
-            raise head.body_too_large(buffer.tell(), self._body_limit)
+            raise self._server.too_large(target, buffer.tell(), self._body_limit)
 
     def _inside_request(self, data: bytes) -> None:
         """A read ended inside a request: note the time for the sweep and look whether too much has come."""

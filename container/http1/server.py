@@ -10,17 +10,23 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING
 
 from container.http1.connection import HttpProtocol
-from container.http1.head import status_line
+from container.http1.head import body_too_large, status_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from container.http1.exchange import Exchange
+    from container.http1.head import Refusal
     from container.http1.limits import Limits
 
 
 class Http1Server:
     """Makes the protocols for `loop.create_server` and looks after them.
+
+    Args:
+        handler, limits: see below.
+        loop: that all of it runs on.
+        too_large: what to answer to a body over the limit: target, bytes that have come or are to come, the limit.
 
     Attributes:
         handler: called on the loop with each request; must not block; answers by `Exchange.respond`, now or later.
@@ -31,8 +37,15 @@ class Http1Server:
         heads: status → status line and Date, for the current second.
     """
 
-    def __init__(self, handler: Callable[[Exchange], None], limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        handler: Callable[[Exchange], None],
+        limits: Limits,
+        loop: asyncio.AbstractEventLoop,
+        too_large: Callable[[bytes, int, int], Refusal] = body_too_large,
+    ) -> None:
         self.handler = handler
+        self.too_large = too_large
         self.limits = limits
         self.connections: set[HttpProtocol] = set()
         self.draining = False

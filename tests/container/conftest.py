@@ -22,6 +22,7 @@ from onnx import TensorProto, helper
 from werkzeug.serving import WSGIRequestHandler as WerkzeugHandler
 from werkzeug.serving import make_server
 
+from container.answers import too_large
 from container.app import make_app
 from container.http1 import Http1Server, Limits
 from container.on_loop import OnLoop
@@ -257,7 +258,7 @@ def start_service(**settings):
     front = on_loop.call(_Front, service, own.loop)
 
     async def listen():
-        http = Http1Server(front.handle, Limits(body=service.settings.max_body_bytes), own.loop)
+        http = Http1Server(front.handle, Limits(body=service.settings.max_body_bytes), own.loop, too_large)
         return http, await own.loop.create_server(http.protocol_factory, "127.0.0.1", 0)
 
     http, listener = on_loop.run(listen())

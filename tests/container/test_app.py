@@ -159,15 +159,15 @@ def test_errors_of_http_itself_are_json_sentences(kind, warm, wsgi_server, raw_h
     assert set(wrong.headers["allow"].split(", ")) == {"POST", "OPTIONS"}
 
 
-def test_a_body_over_the_limit_is_a_413(start, repository, wsgi_server, raw_http):
-    """By whatever server, in JSON, with the setting that raises it."""
+def test_a_body_over_the_limit_is_refused(start, repository, wsgi_server, raw_http):
+    """By whatever server, in JSON, with the setting that raises it; KServe's routes have Triton's status and words."""
     running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("twice",), max_body_bytes=1000)
     port = wsgi_server(running.app)
-    for path in ("/invocations", "/v2/models/twice/infer", "/models"):
-        reply = raw_http(port, "POST", path, {}, bytes(1001))
-        assert reply.status == 413
-        assert "MME_MAX_BODY" in reply.error
-        assert running.http("POST", path, {}, bytes(1001)).status == 413
+    for path, status in (("/invocations", 413), ("/v2/models/twice/infer", 400), ("/models", 413)):
+        for reply in (raw_http(port, "POST", path, {}, bytes(1001)), running.http("POST", path, {}, bytes(1001))):
+            assert reply.status == status, path
+            assert "size of 1001 bytes exceeds the maximum allowed input size of 1000 bytes" in reply.error
+            assert "MME_MAX_BODY" in reply.error
     assert raw_http(port, "POST", "/models/twice/invoke", {}, json_request()).status == 200
 
 

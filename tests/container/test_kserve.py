@@ -326,3 +326,18 @@ def test_other_methods_are_a_405(method, path, server):
     """In JSON."""
     reply = server.http(method, path)
     assert (reply.status, reply.error.startswith("Method Not Allowed")) == (405, True)
+
+
+@pytest.mark.parametrize("route", ["infer", "generate", "versions/1/infer", "versions/1/generate_stream"])
+def test_inference_is_posted(route, server):
+    """What is got from those routes is no model of that name."""
+    reply = server.http("GET", f"/v2/models/arithmetic/{route}")
+    assert (reply.status, reply.headers["allow"]) == (405, "POST")
+    assert reply.error.startswith("Method Not Allowed")
+
+
+@pytest.mark.parametrize("path", ["index", "models/m/load", "models/m/unload"])
+def test_a_repository_can_not_be_named(path, server):
+    """As in Triton, which has the route and not the feature."""
+    reply = server.http("POST", f"/v2/repository/mine/{path}")
+    assert (reply.status, reply.error) == (501, "'repository_name' specification is not supported")
