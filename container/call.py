@@ -27,6 +27,7 @@ from container.codec.compression import ENCODINGS, compress, wanted_encoding
 from container.codec.encode import encode, encode_line
 from container.codec.framing import BINARY_TYPE
 from container.codec.generate import encode_generate, error_event
+from container.codec.shared import NO_PLACES
 from container.codec.sse import event
 from container.targets import Flavor, InferenceType
 from model_handlers.errors import Kind, MmeError, invalid_argument
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from container.codec.encode import Reply
     from container.exchange import Exchange
+    from container.shared_memory import Place
     from serve.request import InferenceRequest, LoadReport
 
     Parts = Sequence[bytes | memoryview]
@@ -60,17 +62,17 @@ class Wire(NamedTuple):
 
     Attributes:
         content_type: of the whole.
-        response: one of them as bytes.
+        response: one of them as bytes, but for the outputs that have a place in shared memory.
         error: the sentence that ends it.
     """
 
     content_type: bytes
-    response: Callable[[InferenceResponse], bytes]
+    response: Callable[[InferenceResponse, dict[str, Place]], bytes]
     error: Callable[[str], bytes]
 
 
 LINES = Wire(b"application/jsonlines", encode_line, lambda message: answers.error_body(message) + b"\n")
-EVENTS = Wire(b"text/event-stream; charset=utf-8", lambda response: event(encode_generate(response)), error_event)
+EVENTS = Wire(b"text/event-stream; charset=utf-8", lambda response, _: event(encode_generate(response)), error_event)
 
 
 class Call:
@@ -238,13 +240,15 @@ class Call:
 
     def _refuse(self, status: int, headers: bytes, body: bytes) -> None:
         self._over = True
+        if self.reply is not None:  # of a request that may not have been accepted
+            self.reply.places.clear()
         self.exchange.respond(status, headers + self._attributes(), (body,))
 
     def _part(self, response: InferenceResponse) -> tuple[bytes, bytes | memoryview]:
         """Content type of the whole, if this is the first of several responses, and its bytes."""
         if self.reply is None:
             return content_type_of(response), body_of(response)
-        return self.wire.content_type, self.wire.response(self._shown(response))
+        return self.wire.content_type, self.wire.response(self._shown(response), self.reply.places)
 
     def _shown(self, response: InferenceResponse) -> InferenceResponse:
         """With classes in place of tensors, where the client wants them."""
@@ -353,7 +357,7 @@ class GenerateStreamCall(Call):
         super().complete(request, result)
 
     def _part(self, response: InferenceResponse) -> tuple[bytes, bytes | memoryview]:
-        return self.wire.content_type, self.wire.response(response)
+        return self.wire.content_type, self.wire.response(response, NO_PLACES)
 
     def _break(self, error: MmeError) -> None:
         self._break_off(error)
@@ -406,7 +410,7 @@ CALLS: dict[tuple[InferenceType, bool], type[Call]] = {
 def known(error: Exception) -> MmeError:
     """The error as one of ours; anything else is a bug, and its traceback belongs into the log."""
     if isinstance(error, MmeError):
-        return error
+        return error.with_traceback(None)  # the frames hold what the request held, and whoever keeps it them
     _log.error("answering a request failed", exc_info=error)
     return MmeError(Kind.INTERNAL, f"the server failed on this request: {type(error).__name__}: {error}")
 

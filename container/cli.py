@@ -197,7 +197,7 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
             continue
         text = f"{row.help} Default: {defaults[row.name] or 'none'} [{row.name}]".replace("%", "%%")
         if row.parse is boolean:
-            parser.add_argument(row.flag, dest=row.field, action="store_const", const="true", help=text)
+            parser.add_argument(row.flag, dest=row.field, nargs="?", const="true", metavar="true|false", help=text)
             continue
         action = "append" if row.parse in _LISTS else "store"
         metavar = row.flag.rpartition("-")[2].upper()

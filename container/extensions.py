@@ -33,11 +33,13 @@ EXTENSIONS = (
     "generate",
     "trace",
 )
+_SHARED_MEMORY = "system_shared_memory"  # where clients may share memory
 
 
-def server_metadata(name: str) -> dict[str, Any]:
-    """The metadata document of a server that calls itself so."""
-    return {"name": name, "version": installed_version() or "0", "extensions": EXTENSIONS}
+def server_metadata(name: str, *, shared_memory: bool) -> dict[str, Any]:
+    """The metadata document of a server that calls itself so; and whether clients may share memory with it."""
+    extensions = (*EXTENSIONS, _SHARED_MEMORY) if shared_memory else EXTENSIONS
+    return {"name": name, "version": installed_version() or "0", "extensions": extensions}
 
 
 async def configured(engine: Engine, name: str, number: int | None) -> tuple[str, ModelConfig, list[int]]:

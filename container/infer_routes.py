@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from container.forwarding import Forwarding
     from container.restrictions import Restrictions
     from container.session_calls import Make, Visit
+    from container.shared_memory import Regions
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
     from serve.request import InferenceRequest
@@ -57,6 +58,7 @@ class InferRoutes:
         inference_type: what SageMaker's bodies mean.
         restrictions: what requests have to bring, None for nothing.
         forwarding: which headers models see, None for none.
+        regions: of shared memory, in which tensors may lie; None for none.
         calls: by inference type, and whether the answer is an event stream, what requests become.
 
     Attributes:
@@ -77,6 +79,7 @@ class InferRoutes:
         inference_type: InferenceType = InferenceType.INFER,
         restrictions: Restrictions | None = None,
         forwarding: Forwarding | None = None,
+        regions: Regions | None = None,
         calls: Mapping[tuple[InferenceType, bool], type[Call]] = CALLS,
     ) -> None:
         self.engine = engine
@@ -90,7 +93,7 @@ class InferRoutes:
         self._restrictions = restrictions
         self._forwarding = forwarding
         self._calls = calls
-        self._decoder = Decoder(max_body)
+        self._decoder = Decoder(max_body, regions)
         self._routes: dict[bytes, Route | None] = {}
         self._body_takers = engine.body_takers
         self._decoupled = engine.decoupled

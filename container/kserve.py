@@ -39,7 +39,7 @@ def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
 
 def _add_server_routes(routes: Blueprint, service: Service) -> None:
     def metadata() -> Response:
-        return json_answer(server_metadata(service.settings.server_id))
+        return json_answer(server_metadata(service.settings.server_id, shared_memory=service.regions.allowed))
 
     def live() -> Response:
         return Response(status=200)

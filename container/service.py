@@ -20,6 +20,7 @@ from container.forwarding import forwarding
 from container.infer_routes import InferRoutes
 from container.restrictions import Restrictions
 from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model
+from container.shared_memory import CudaRegions, Regions
 from container.trace_settings import TraceControl, TraceSettings
 from model_handlers.busy_poll import BusyPoll
 from model_handlers.errors import Kind, MmeError
@@ -44,6 +45,7 @@ class Service:
         settings, engine, routes: what it was made from, and what it is made of.
         tracer: what traces requests, None where traces go nowhere; traces: which ones.
         dashboard: what the page at /dashboard shows, None where it is switched off.
+        regions, cuda_regions: of memory that clients share.
     """
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, life: str = "") -> None:
@@ -68,6 +70,8 @@ class Service:
         self.engine = Engine(options, loop)
         self.tracer = _tracer(settings)
         self.traces = TraceControl(TraceSettings(), sends=False) if self.tracer is None else self.tracer.control
+        self.regions = Regions(allowed=settings.allow_client_shm)
+        self.cuda_regions = CudaRegions(allowed=settings.allow_client_shm)
         self.routes = InferRoutes(
             self.engine,
             default_model=default_model,
@@ -80,6 +84,7 @@ class Service:
             inference_type=settings.inference_type,
             restrictions=Restrictions(settings.http_restrictions) if settings.http_restrictions else None,
             forwarding=forwarding(settings.http_header_pattern),
+            regions=self.regions,
             calls=CALLS if self.tracer is None else self.tracer.calls(CALLS),
         )
         self._emf = EmfReporter(self.engine, settings) if settings.emf else None

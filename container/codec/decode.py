@@ -3,6 +3,7 @@
 A binary request's header says the same thing again and again: names, types, shapes. What one header means is worked
 out once and kept as a *plan*, keyed by the header's bytes; a header met before costs one dictionary look-up, and its
 tensors are views into the body. Clients give each request an id of its own and write it first: the key leaves it out.
+A header that names a region of shared memory is worked out each time, since what lies there is another thing each time.
 
 A `Decoder` belongs to the event loop's thread.
 """
@@ -16,7 +17,6 @@ import numpy as np
 from container.codec.described import (
     check_size,
     described,
-    no_shared_memory,
     output_name,
     view,
     wanted_classes,
@@ -25,14 +25,19 @@ from container.codec.encode import Reply
 from container.codec.fields import RequestFields, boolean_field, client_id, json_object, object_field
 from container.codec.json_data import array_from_json
 from container.codec.layouts import Layouts
+from container.codec.shared import REGION, releasing, shared_input, shared_output
+from container.shared_memory import Regions
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BYTES, decode_bytes_elements, element_count
 from serve.request import InferenceRequest
 
 if TYPE_CHECKING:
+    from container.shared_memory import Place
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import Array, DataType
     from serve.request import Completion, Layout
+
+    Description = tuple[str, DataType, tuple[int, ...]]
 
 _MAX_PLANS = 1024  # headers remembered; then all are forgotten, which costs each one parse
 _MAX_PLAN_BYTES = 8 << 10
@@ -57,18 +62,31 @@ class _Tensor:
 
 
 class _Plan:
-    """What a header means."""
+    """What a header means; `lasts` says whether it means the same for another request."""
 
-    __slots__ = ("layout", "own", "reply", "size", "tensors")
+    __slots__ = ("lasts", "layout", "own", "reply", "size", "tensors")
 
     def __init__(
-        self, layout: Layout, tensors: list[_Tensor | Array], size: int, reply: Reply, own: RequestFields
+        self,
+        layout: Layout,
+        tensors: list[_Tensor | Array],
+        size: int,
+        reply: Reply,
+        own: RequestFields,
+        *,
+        lasts: bool,
     ) -> None:
+        self.lasts = lasts
         self.layout = layout
         self.tensors = tensors
         self.size = size
         self.reply = reply
         self.own = own
+
+    def completing(self, on_complete: Completion) -> Completion:
+        """The completion of its request."""
+        places = self.reply.places
+        return releasing(on_complete, places) if places else on_complete
 
 
 class Decoder:
@@ -76,14 +94,16 @@ class Decoder:
 
     Args:
         limit: bytes that an input may have once its JSON is read.
+        regions: of shared memory, in which tensors may lie.
 
     Attributes:
         layouts: those of its requests, for whoever decodes other forms of request for the same models.
     """
 
-    def __init__(self, limit: int = 64 << 20) -> None:
+    def __init__(self, limit: int = 64 << 20, regions: Regions | None = None) -> None:
         self.layouts = Layouts()
         self._limit = limit
+        self._regions = Regions() if regions is None else regions
         self._plans: dict[bytes, _Plan] = {}
 
     def decode(
@@ -98,16 +118,19 @@ class Decoder:
             on_complete: the request's completion.
 
         Raises:
-            MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong.
+            MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; see also `codec.shared`.
         """
         if header_length is None:
-            plan, request_id = self._plan(body), ""
+            plan, request_id = self._plan(body, model), ""
             header_length = len(body)
+            on_complete = plan.completing(on_complete)
         else:
             header = body[:header_length]
             key, request_id = _without_id(header)
             known = self._plans.get(key)
-            plan = self._remember(header, key, request_id) if known is None else known
+            plan = self._remember(header, key, request_id, model) if known is None else known
+            if known is None:
+                on_complete = plan.completing(on_complete)
         if header_length + plan.size != len(body):
             raise _size_mismatch(plan, len(body) - header_length, model)
         inputs: list[Array] = [
@@ -139,8 +162,10 @@ class Decoder:
         layout = self.layouts.intern(((spec.name, spec.data_type, shape),), ())
         return InferenceRequest(layout, [array.reshape(shape)], on_complete), Reply({}, binary=True, remember=False)
 
-    def _remember(self, header: bytes, key: bytes, request_id: str) -> _Plan:
-        plan = self._plan(header, remember=True)
+    def _remember(self, header: bytes, key: bytes, request_id: str, model: str) -> _Plan:
+        plan = self._plan(header, model, remember=True)
+        if not plan.lasts:
+            return plan
         if key is not header:
             if plan.own.id != request_id:  # a second "id" further on, which JSON lets win: not worth remembering
                 return plan
@@ -151,26 +176,32 @@ class Decoder:
             self._plans[key] = plan
         return plan
 
-    def _plan(self, header: bytes, *, remember: bool = False) -> _Plan:
+    def _plan(self, header: bytes, model: str, *, remember: bool = False) -> _Plan:
         document = json_object(header, "a JSON object with 'inputs'")
         own = RequestFields(client_id(document), object_field(document, "parameters", "the request"))
         tensors: list[_Tensor | Array] = []
-        descriptions: list[tuple[str, DataType, tuple[int, ...]]] = []
-        offset = 0
+        descriptions: list[Description] = []
+        offset, lasts = 0, True
         for item in _objects(document, "inputs"):
-            name, data_type, shape = described(item.get("name"), item.get("datatype"), item.get("shape"))
-            descriptions.append((name, data_type, shape))
-            tensor, offset = _tensor(item, name, data_type, shape, offset)
+            description = described(item.get("name"), item.get("datatype"), item.get("shape"))
+            descriptions.append(description)
+            parameters = _source(item, description[0])
+            if REGION in parameters:
+                tensors.append(shared_input(self._regions, parameters, *description, model))
+                lasts = False
+                continue
+            tensor, offset = _tensor(item, parameters, description, offset)
             if isinstance(tensor, np.ndarray) and tensor.nbytes > self._limit:
                 raise MmeError(
                     Kind.TOO_LARGE,
-                    f"JSON input '{name}' has a byte_size ({tensor.nbytes} bytes) that exceeds the maximum allowed "
-                    f"value of {self._limit} bytes; send it as binary data, or raise MME_MAX_BODY",
+                    f"JSON input '{description[0]}' has a byte_size ({tensor.nbytes} bytes) that exceeds the maximum "
+                    f"allowed value of {self._limit} bytes; send it as binary data, or raise MME_MAX_BODY",
                 )
             tensors.append(tensor)
-        names, binary, classes = _requested(document)
-        reply = Reply(binary, binary=own.binary, remember=remember, classes=classes)
-        return _Plan(self.layouts.intern(tuple(descriptions), tuple(names)), tensors, offset, reply, own)
+        names, binary, classes, places = _requested(document, self._regions)
+        reply = Reply(binary, binary=own.binary, remember=remember, classes=classes, places=places)
+        layout = self.layouts.intern(tuple(descriptions), tuple(names))
+        return _Plan(layout, tensors, offset, reply, own, lasts=lasts and not places)
 
 
 # -- requests --------------------------------------------------------------------------------------------------------
@@ -190,21 +221,25 @@ def _without_id(header: bytes) -> tuple[bytes, str]:
     return header[end:], request_id
 
 
-def _tensor(
-    item: dict[str, Any], name: str, data_type: DataType, shape: tuple[int, ...], offset: int
-) -> tuple[_Tensor | Array, int]:
-    """The input's array, or where its bytes lie; and where the next one's begin."""
+def _source(item: dict[str, Any], name: str) -> dict[str, Any]:
+    """The input's parameters, if it says once where its data are."""
     parameters = object_field(item, "parameters", f"input '{name}'")
     fields = ["'data'"] if "data" in item else []
-    fields += [f"'{key}' in 'parameters'" for key in ("binary_data_size", "shared_memory_region") if key in parameters]
+    fields += [f"'{key}' in 'parameters'" for key in ("binary_data_size", REGION) if key in parameters]
     if len(fields) != 1:
         found = f"set {', '.join(fields)}" if fields else "no field is set"
         raise invalid_argument(
             "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
             f"'shared_memory_region' in 'parameters'. But {found} for input '{name}'"
         )
-    if "shared_memory_region" in parameters:
-        raise no_shared_memory(f"input '{name}'")
+    return parameters
+
+
+def _tensor(
+    item: dict[str, Any], parameters: dict[str, Any], description: Description, offset: int
+) -> tuple[_Tensor | Array, int]:
+    """The input's array, or where its bytes lie; and where the next one's begin."""
+    name, data_type, shape = description
     if "data" in item:
         array = array_from_json(item["data"], data_type, shape, name)
         array.flags.writeable = False  # a plan hands it to every request of its form, as bodies hand out views
@@ -216,22 +251,25 @@ def _tensor(
     return _Tensor(name, data_type, shape, offset, offset + size), offset + size
 
 
-def _requested(document: dict[str, Any]) -> tuple[list[str], dict[str, bool], dict[str, int]]:
-    """The requested outputs; which of them say themselves whether they want to be binary; and who wants classes."""
+def _requested(
+    document: dict[str, Any], regions: Regions
+) -> tuple[list[str], dict[str, bool], dict[str, int], dict[str, Place]]:
+    """The requested outputs; of them, who says whether it is binary, who wants classes, who lies in a region."""
     names: list[str] = []
     binary: dict[str, bool] = {}
     classes: dict[str, int] = {}
+    places: dict[str, Place] = {}
     for item in _objects(document, "outputs") if "outputs" in document else ():
         name = output_name(item.get("name"))
         parameters = object_field(item, "parameters", f"output '{name}'")
-        if "shared_memory_region" in parameters:
-            raise no_shared_memory(f"output '{name}'")
+        if REGION in parameters:
+            places[name] = shared_output(regions, parameters, name)
         if "classification" in parameters:
             classes |= wanted_classes(parameters["classification"], name)
         names.append(name)
         if "binary_data" in parameters:
             binary[name] = bool(boolean_field(parameters, "binary_data", f"output '{name}'"))
-    return names, binary, classes
+    return names, binary | dict.fromkeys(places, False), classes, places
 
 
 def _deduced_shape(dims: tuple[int, ...], size: int, itemsize: int, name: str, model: str) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.errors import invalid_argument
 from model_handlers.tensor import BY_NAME, BYTES, decode_bytes_elements, element_count
 
 if TYPE_CHECKING:
@@ -93,8 +93,3 @@ def wanted_classes(count: Any, name: str) -> dict[str, int]:
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise invalid_argument(f"'classification' of output '{name}' must be a number of classes, got {count!r}")
     return {name: count} if count else {}
-
-
-def no_shared_memory(what: str) -> MmeError:
-    """Nobody's memory is shared with clients."""
-    return MmeError(Kind.UNSUPPORTED, f"{what} names a shared memory region, which is not served; send the tensor")

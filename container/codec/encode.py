@@ -13,11 +13,13 @@ import numpy as np
 import orjson
 
 from container.codec.json_data import array_to_json, parameters_to_json, refuse_nonfinite
+from container.codec.shared import NO_PLACES, written
 from model_handlers.tensor import BYTES, encode_bytes_elements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from container.shared_memory import Place
     from model_handlers.tensor import Array, DataType
     from serve.request import InferenceResponse
 
@@ -33,10 +35,12 @@ class Reply:
         binary: whether outputs are binary by default; None where the request leaves it to its Accept header.
         outputs: output name → binary, for those that say so themselves.
         classes: output name → how many classes are wanted in place of it. See `classification`.
+        places: output name → where in shared memory it is to be written; none of those is binary. Cleared when the
+            request is over.
         heads: ready response heads by what they depend on; None where requests of this form are not remembered.
     """
 
-    __slots__ = ("_accepting", "binary", "classes", "heads", "outputs")
+    __slots__ = ("_accepting", "binary", "classes", "heads", "outputs", "places")
 
     def __init__(
         self,
@@ -45,10 +49,12 @@ class Reply:
         binary: bool | None,
         remember: bool,
         classes: Mapping[str, int] = _NO_CLASSES,
+        places: dict[str, Place] = NO_PLACES,
     ) -> None:
         self.binary = binary
         self.outputs = outputs
         self.classes = classes
+        self.places = places
         self.heads: dict[Any, bytes] | None = {} if remember else None
         self._accepting: Reply | None = None
 
@@ -57,7 +63,13 @@ class Reply:
         if self.binary is not None:
             return self
         if self._accepting is None:
-            self._accepting = Reply(self.outputs, binary=True, remember=self.heads is not None, classes=self.classes)
+            self._accepting = Reply(
+                self.outputs,
+                binary=True,
+                remember=self.heads is not None,
+                classes=self.classes,
+                places=self.places,
+            )
         return self._accepting
 
 
@@ -68,7 +80,7 @@ def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memo
         its parts (one, for one small output), and the length of the JSON header if binary data follow it, else None.
 
     Raises:
-        MmeError: UNSUPPORTED when an output or a parameter can't be written as the client asked.
+        MmeError: UNSUPPORTED when an output or a parameter can't be written as the client asked; see `shared.written`.
     """
     described: list[tuple[Any, ...]] = []
     data: list[bytes | memoryview] = []
@@ -104,14 +116,24 @@ def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memo
 _LINE = Reply({}, binary=False, remember=False)
 
 
-def encode_line(response: InferenceResponse) -> bytes:
+def encode_line(response: InferenceResponse, places: dict[str, Place] = NO_PLACES) -> bytes:
     """A response as a line of an answer that is `application/jsonlines`: the JSON that would be an answer of its own.
 
+    Args:
+        response: one of several.
+        places: as in `Reply`.
+
     Raises:
-        MmeError: UNSUPPORTED when an output or a parameter can't be written as JSON.
+        MmeError: UNSUPPORTED when an output or a parameter can't be written as JSON; see `shared.written`.
     """
-    parts, _ = encode(response, _LINE)
+    reply = Reply({}, binary=False, remember=False, places=places) if places else _LINE
+    parts, _ = encode(response, reply)
     return b"".join((*parts, b"\n"))
+
+
+def tensor_bytes(array: Array, data_type: DataType) -> bytes | memoryview:
+    """A tensor as binary data have it."""
+    return encode_bytes_elements(array) if data_type is BYTES else raw(array, data_type)
 
 
 def raw(array: Array, data_type: DataType) -> bytes | memoryview:
@@ -128,7 +150,9 @@ def _head(response: InferenceResponse, reply: Reply, data: Sequence[bytes | memo
     outputs = []
     for name, data_type, array in response.outputs:
         item: dict[str, Any] = {"name": name, "datatype": data_type.name, "shape": array.shape}
-        if reply.outputs.get(name, reply.binary):
+        if name in reply.places:
+            item["parameters"] = written(reply.places[name], name, tensor_bytes(array, data_type))
+        elif reply.outputs.get(name, reply.binary):
             item["parameters"] = {"binary_data_size": next(sizes)}
         else:
             item["data"] = array_to_json(array, data_type, name)

@@ -1,8 +1,9 @@
 """KServe v2 over gRPC, with Triton's extensions: what `tritonclient.grpc` speaks. Needs the extra `grpc`.
 
-`server` listens and closes, `infer` and `stream` carry inference, `methods` everything else; `decode` and `encode` are
-the messages' side of the codec. All of it runs on the event loop. `grpc_service_pb2.py` and `grpc_service_pb2.pyi` are
-generated from `grpc_service.proto`; from the repository root, with what `model_handlers/proto` says:
+`server` listens and closes, `infer` and `stream` carry inference, `methods` and `regions` everything else; `decode` and
+`encode` are the messages' side of the codec. All of it runs on the event loop. `grpc_service_pb2.py` and
+`grpc_service_pb2.pyi` are generated from `grpc_service.proto`; from the repository root, with what
+`model_handlers/proto` says:
 
     python -m grpc_tools.protoc -I. --python_out=. --mypy_out=. container/grpc/grpc_service.proto
 

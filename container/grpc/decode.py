@@ -1,4 +1,4 @@
-"""A ModelInferRequest as a request of the engine: raw contents as they lie, typed contents as arrays.
+"""A ModelInferRequest as a request of the engine: raw contents as they lie, typed contents as arrays, regions read.
 
 What inputs are called, and their types and shapes, are checked once for all requests that look alike. A `Decoder`
 belongs to the event loop's thread.
@@ -13,14 +13,15 @@ import numpy as np
 from container.codec.described import (
     check_size,
     described,
-    no_shared_memory,
     output_name,
     view,
     wanted_classes,
 )
 from container.codec.fields import RequestFields
 from container.codec.layouts import Layouts
+from container.codec.shared import NO_PLACES, REGION, releasing, shared_input, shared_output
 from container.grpc.messages import values
+from container.shared_memory import Regions
 from model_handlers.errors import invalid_argument
 from model_handlers.tensor import BYTES, element_count
 from serve.request import InferenceRequest
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from container.grpc.grpc_service_pb2 import InferTensorContents, ModelInferRequest
+    from container.shared_memory import Place
     from model_handlers.tensor import Array, DataType
     from serve.request import Completion
 
     Description = tuple[str, DataType, tuple[int, ...]]
+    Input = ModelInferRequest.InferInputTensor
 
 _MAX_FORMS = 4096  # remembered; then all are forgotten, which costs each one check
 _EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -69,19 +72,26 @@ class Wanted(NamedTuple):
     Attributes:
         classes: output → how many classes are wanted in place of it. See `codec.classification`.
         empty_final: whether the end of several responses is told by an empty one, where none was said to be the last.
+        places: output → where in shared memory it is to be written. Cleared when the request is over.
     """
 
     classes: Mapping[str, int]
     empty_final: bool
+    places: dict[str, Place] = NO_PLACES
 
 
 PLAIN = Wanted({}, empty_final=False)
 
 
 class Decoder:
-    """Decodes requests, and remembers the forms that it has seen."""
+    """Decodes requests, and remembers the forms that it has seen.
 
-    def __init__(self) -> None:
+    Args:
+        regions: of shared memory, in which tensors may lie.
+    """
+
+    def __init__(self, regions: Regions | None = None) -> None:
+        self._regions = Regions() if regions is None else regions
         self._layouts = Layouts()
         self._forms: dict[Any, tuple[Description, ...]] = {}
 
@@ -89,20 +99,22 @@ class Decoder:
         """A request from its message.
 
         Raises:
-            MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; UNSUPPORTED for shared memory.
+            MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; see also `codec.shared`.
         """
         form = self._form(message)
-        names, classes = _requested(message) if message.outputs else ((), {})
+        names, classes, places = self._requested(message) if message.outputs else ((), {}, NO_PLACES)
+        if places:
+            on_complete = releasing(on_complete, places)
         layout = self._layouts.intern(form, names)
-        inputs = _raw(message, form) if message.raw_input_contents else _typed(message, form)
+        inputs = self._inputs(message, form)
         if not message.parameters:
             request = InferenceRequest(layout, inputs, on_complete, message.id)
-            return request, Wanted(classes, empty_final=False) if classes else PLAIN
+            return request, Wanted(classes, empty_final=False, places=places) if classes or places else PLAIN
         parameters = values(message.parameters)
         empty_final = _empty_final(parameters)
         _check_types(parameters)
         request = RequestFields(message.id, parameters).request(layout, inputs, on_complete)
-        return request, Wanted(classes, empty_final)
+        return request, Wanted(classes, empty_final, places)
 
     def _form(self, message: ModelInferRequest) -> tuple[Description, ...]:
         key = tuple([(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in message.inputs])
@@ -112,15 +124,59 @@ class Decoder:
                 self._forms.clear()
             form = tuple([described(name, datatype, list(shape)) for name, datatype, shape in key])
             self._forms[key] = form
-        for tensor in message.inputs:
-            if "shared_memory_region" in tensor.parameters:
-                raise no_shared_memory(f"input '{tensor.name}'")
         return form
 
+    def _inputs(self, message: ModelInferRequest, form: tuple[Description, ...]) -> list[Array]:
+        for tensor in message.inputs:
+            if REGION in tensor.parameters:
+                return self._shared(message, form)
+        return _sent(message, message.inputs, form)
 
-def _raw(message: ModelInferRequest, form: Sequence[Description]) -> list[Array]:
+    def _shared(self, message: ModelInferRequest, form: tuple[Description, ...]) -> list[Array]:
+        """The inputs of a request of which some lie in shared memory; raw contents are those of the others."""
+        pairs = list(zip(message.inputs, form, strict=True))
+        others = [pair for pair in pairs if REGION not in pair[0].parameters]
+        sent = iter(_sent(message, [tensor for tensor, _ in others], [each for _, each in others]))
+        arrays = []
+        for tensor, description in pairs:
+            if REGION not in tensor.parameters:
+                arrays.append(next(sent))
+                continue
+            if tensor.HasField("contents"):
+                raise invalid_argument(
+                    f"unexpected 'contents' of input '{tensor.name}' for model '{message.model_name}', which lies in "
+                    "shared memory"
+                )
+            arrays.append(shared_input(self._regions, values(tensor.parameters), *description, message.model_name))
+        return arrays
+
+    def _requested(self, message: ModelInferRequest) -> tuple[tuple[str, ...], dict[str, int], dict[str, Place]]:
+        """The requested outputs, who of them wants classes, and who lies in shared memory."""
+        names: list[str] = []
+        classes: dict[str, int] = {}
+        places: dict[str, Place] = {}
+        for output in message.outputs:
+            name = output_name(output.name)
+            names.append(name)
+            if not output.parameters:
+                continue
+            parameters = values(output.parameters)
+            if REGION in parameters:
+                places[name] = shared_output(self._regions, parameters, name)
+            count = parameters.get("classification", 0)
+            if type(count) is not int:
+                raise invalid_argument("invalid value type for 'classification' parameter, expected int64_param.")
+            classes |= wanted_classes(count, name)
+        return tuple(names), classes, places
+
+
+def _sent(message: ModelInferRequest, inputs: Sequence[Input], form: Sequence[Description]) -> list[Array]:
+    return _raw(message, inputs, form) if message.raw_input_contents else _typed(message, inputs, form)
+
+
+def _raw(message: ModelInferRequest, inputs: Sequence[Input], form: Sequence[Description]) -> list[Array]:
     raw, model = message.raw_input_contents, message.model_name
-    for tensor in message.inputs:
+    for tensor in inputs:
         if tensor.HasField("contents"):
             raise invalid_argument(
                 "contents field must not be specified when using raw_input_contents for "
@@ -138,10 +194,10 @@ def _raw(message: ModelInferRequest, form: Sequence[Description]) -> list[Array]
     return arrays
 
 
-def _typed(message: ModelInferRequest, form: Sequence[Description]) -> list[Array]:
+def _typed(message: ModelInferRequest, inputs: Sequence[Input], form: Sequence[Description]) -> list[Array]:
     return [
         _elements(tensor.contents, description, message.model_name)
-        for tensor, description in zip(message.inputs, form, strict=True)
+        for tensor, description in zip(inputs, form, strict=True)
     ]
 
 
@@ -179,25 +235,6 @@ def _array(elements: Sequence[Any], data_type: DataType, name: str) -> Array:
         return np.array(list(elements), data_type.dtype)
     except OverflowError:
         raise invalid_argument(f"input '{name}' holds elements that are not in the range of {data_type.name}") from None
-
-
-def _requested(message: ModelInferRequest) -> tuple[tuple[str, ...], dict[str, int]]:
-    """The requested outputs, and who wants classes."""
-    names: list[str] = []
-    classes: dict[str, int] = {}
-    for output in message.outputs:
-        name = output_name(output.name)
-        names.append(name)
-        if not output.parameters:
-            continue
-        parameters = values(output.parameters)
-        if "shared_memory_region" in parameters:
-            raise no_shared_memory(f"output '{name}'")
-        count = parameters.get("classification", 0)
-        if type(count) is not int:
-            raise invalid_argument("invalid value type for 'classification' parameter, expected int64_param.")
-        classes |= wanted_classes(count, name)
-    return tuple(names), classes
 
 
 def _check_types(parameters: dict[str, Any]) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from container.codec.encode import raw
+from container.codec.encode import raw, tensor_bytes
 from container.codec.json_data import parameters_to_json
+from container.codec.shared import written
 from container.grpc import grpc_service_pb2 as pb
 from model_handlers.tensor import BYTES, encode_bytes_elements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from container.shared_memory import Place
     from serve.request import InferenceResponse
 
 _MAX_HEADS = 1024  # remembered; then all are forgotten, which costs each one message
@@ -71,6 +73,31 @@ class Encoder:
             data = encode_bytes_elements(array) if data_type is BYTES else raw(array, data_type)
             parts += (_RAW, _varint(len(data)), data)
         return b"".join(parts)
+
+
+def placed(
+    response: InferenceResponse,
+    places: Mapping[str, Place],
+    final: bool | None = None,  # noqa: FBT001 - as in Encoder.encode
+) -> bytes:
+    """As `Encoder.encode`, of outputs some of which are written into shared memory: of their bytes there are none.
+
+    Raises:
+        MmeError: as `Encoder.encode`, and see `shared.written`.
+    """
+    model, version = response.model_name, response.model_version
+    message = pb.ModelInferResponse(model_name=model, model_version=version, id=response.id)
+    for name, data_type, array in response.outputs:
+        told: Mapping[str, Any] = {}
+        data = tensor_bytes(array, data_type)
+        if name in places:
+            told, data = written(places[name], name, data), b""
+        parameters = {key: _parameter(value) for key, value in told.items()}
+        message.outputs.add(name=name, datatype=data_type.name, shape=array.shape, parameters=parameters)
+        message.raw_output_contents.append(bytes(data))
+    said = response.parameters
+    beside = _parameters(parameters_to_json(said, model)) if said else b""
+    return message.SerializeToString() + beside + (b"" if final is None else _FINAL[final])
 
 
 def in_stream(response: bytes) -> bytes:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from container.call import known
 from container.codec.classification import classified
 from container.grpc import grpc_service_pb2 as pb
-from container.grpc.decode import Decoder
-from container.grpc.encode import Encoder
+from container.grpc.decode import PLAIN, Decoder
+from container.grpc.encode import Encoder, placed
 from container.grpc.messages import parsed
 from container.grpc.traces import Following, headers_of
 from container.targets import parse_version
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from container.forwarding import Forwarding
     from container.grpc.decode import Wanted
+    from container.shared_memory import Regions
     from container.tracing import Tracer
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
@@ -37,12 +38,13 @@ class Codec:
     Args:
         engine: who knows what models and their classes are called.
         forwarding: which metadata models see, None for none.
+        regions: of shared memory, in which tensors may lie; None for none.
     """
 
-    def __init__(self, engine: Engine, forwarding: Forwarding | None = None) -> None:
+    def __init__(self, engine: Engine, forwarding: Forwarding | None = None, regions: Regions | None = None) -> None:
         self._engine = engine
         self._forwarding = forwarding
-        self._decoder = Decoder()
+        self._decoder = Decoder(regions)
         self._encoder = Encoder()
 
     def target(self, message: pb.ModelInferRequest) -> tuple[str, int | None]:
@@ -65,10 +67,14 @@ class Codec:
         return request, wanted
 
     def encode(self, response: InferenceResponse, wanted: Wanted, final: bool | None = None) -> bytes:  # noqa: FBT001 - see Encoder
-        """See `Encoder.encode`; with classes in place of tensors, where the client wants them."""
+        """See `Encoder.encode`; with classes in place of tensors, or tensors in shared memory, where that is wanted."""
+        if wanted is PLAIN:
+            return self._encoder.encode(response, final)
         if wanted.classes:
             batches, labels = self._engine.class_names(response.model_name, response.model_version)
             response = classified(response, wanted.classes, labels, batches=batches)
+        if wanted.places:
+            return placed(response, wanted.places, final)
         return self._encoder.encode(response, final)
 
 

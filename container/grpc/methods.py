@@ -1,4 +1,4 @@
-"""Every method but inference: health, metadata, configuration, statistics, the repository, traces. On the event loop.
+"""Every method but inference: health, metadata, statistics, the repository, traces. On the event loop.
 
 What they tell is `container.extensions`'s, and becomes a message by protobuf's own reader of JSON; long lists do so on
 a thread.
@@ -7,7 +7,6 @@ a thread.
 from __future__ import annotations
 
 import asyncio
-import functools
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import ParseDict
@@ -25,6 +24,7 @@ from container.extensions import (
 )
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.messages import parsed, values
+from container.grpc.regions import cuda_methods, system_methods
 from container.load_parameters import load_override
 from container.targets import parse_version
 from model_handlers.config_json import config_json
@@ -41,13 +41,7 @@ if TYPE_CHECKING:
 
 INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
-_REFUSED = {
-    **dict.fromkeys(
-        [f"{kind}SharedMemory{deed}" for kind in ("System", "Cuda") for deed in ("Status", "Register", "Unregister")],
-        "regions of shared memory are not served; send tensors in the request",
-    ),
-    "LogSettings": "what is logged is said at the start, by MME_LOG_LEVEL and MME_LOG_FORMAT",
-}
+_LOGS = "LogSettings: what is logged is said at the start, by MME_LOG_LEVEL and MME_LOG_FORMAT"
 _LOOK_SECONDS = 0.5  # between two looks at what Watch tells of
 _Health = pb.HealthCheckResponse
 
@@ -67,7 +61,7 @@ class Methods:
 
     def by_name(self) -> dict[str, Method]:
         """The methods of the inference service that answer once, by name."""
-        served: dict[str, Method] = {
+        return {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
             "ServerMetadata": self._server_metadata,
@@ -79,8 +73,10 @@ class Methods:
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
             "TraceSetting": self._trace_setting,
+            "LogSettings": _refused,
+            **system_methods(self._service.regions),
+            **cuda_methods(self._service.cuda_regions),
         }
-        return served | {name: functools.partial(_refused, name, why) for name, why in _REFUSED.items()}
 
     # -- health ----------------------------------------------------------------------------------------------------
 
@@ -126,7 +122,9 @@ class Methods:
     # -- what there is ---------------------------------------------------------------------------------------------
 
     async def _server_metadata(self, _data: bytes, _context: Any) -> bytes:
-        return pb.ServerMetadataResponse(**server_metadata(self._service.settings.server_id)).SerializeToString()
+        shares = self._service.regions.allowed
+        told = server_metadata(self._service.settings.server_id, shared_memory=shares)
+        return pb.ServerMetadataResponse(**told).SerializeToString()
 
     async def _model_metadata(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.ModelMetadataRequest, data)
@@ -171,8 +169,8 @@ class Methods:
         return _message({"settings": told}, pb.TraceSettingResponse())
 
 
-async def _refused(name: str, why: str, _data: bytes, _context: Any) -> bytes:
-    raise MmeError(Kind.UNSUPPORTED, f"{name}: {why}")
+async def _refused(_data: bytes, _context: Any) -> bytes:
+    raise MmeError(Kind.UNSUPPORTED, _LOGS)
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -50,7 +50,7 @@ class GrpcServer:
         self._draining = asyncio.Event()
         self._server = grpc.aio.server(options=_options(settings))
         self._restrictions = Restrictions(settings.grpc_restrictions, GRPC_PREFIX, "protocol")
-        codec = Codec(service.engine, forwarding(settings.grpc_header_pattern))
+        codec = Codec(service.engine, forwarding(settings.grpc_header_pattern), service.regions)
         self._streams = Streams(service.engine, codec, service.tracer)
         methods = Methods(service, self._draining)
         inference = {

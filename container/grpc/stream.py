@@ -251,12 +251,13 @@ class Call:
         answer: the one answer, once it is there.
     """
 
-    __slots__ = ("_last", "_stream", "answer", "following", "id", "model", "ordered", "request", "wanted")
+    __slots__ = ("_failed", "_last", "_stream", "answer", "following", "id", "model", "ordered", "request", "wanted")
 
     def __init__(self, stream: Stream, following: Following) -> None:
         self._stream = stream
         self.following = following
         self._last = False
+        self._failed = False  # there is nothing more to tell, though its model may send more until it hears of that
         self.request: InferenceRequest | None = None
         self.wanted = PLAIN
         self.id = ""
@@ -269,7 +270,7 @@ class Call:
         if self._stream.overflows:
             _log.warning("a stream is cut off: its client has left more than %d bytes unread", _LIMIT)
             self._stream.cut(MmeError(Kind.TOO_LARGE, "the client reads the responses of its stream too slowly"))
-        if self._stream.closed:
+        if self._stream.closed or self._failed:
             return
         self._last = response.final
         self.model = (response.model_name, response.model_version)
@@ -283,7 +284,7 @@ class Call:
 
     def complete(self, _request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
         """The one response, the error, or the end of several responses."""
-        if self._stream.closed:
+        if self._stream.closed or self._failed:
             return
         if isinstance(result, MmeError):
             self.fail(result)
@@ -301,8 +302,10 @@ class Call:
 
     def fail(self, error: MmeError) -> None:
         """Tell what went wrong, and no more of it."""
-        if self._stream.closed:
+        if self._stream.closed or self._failed:
             return
+        self._failed = True
+        self.wanted.places.clear()
         self._stream.tell(self, error)
         self._stream.over(self)
         self.following.over(error)

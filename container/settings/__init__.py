@@ -97,6 +97,7 @@ class Settings:
         disk_budget: what archives may take there, as the other budgets; None for as much as the file system leaves.
         load_threads, load_timeout: loads at once; seconds for each.
         max_body_bytes: the largest request body.
+        allow_client_shm: whether clients may share memory with the server.
         request_timeout, idle_timeout, header_timeout, body_timeout: seconds.
         sessions, session_seconds: whether there are stateful sessions, and how long one may lie unused.
         drain_seconds: seconds to finish accepted requests after SIGTERM.
@@ -154,6 +155,7 @@ class Settings:
     load_threads: int = 2
     load_timeout: float = 350.0
     max_body_bytes: int = DEFAULT_MAX_BODY
+    allow_client_shm: bool = False
     request_timeout: float = 60.0
     idle_timeout: float = 75.0
     header_timeout: float = 15.0

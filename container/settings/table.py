@@ -201,6 +201,13 @@ MME_VARIABLES = (
     ),
     Variable("MME_MAX_BODY", "max_body_bytes", v.byte_size, "Largest request body.", "--max-body", "64MiB"),
     Variable(
+        "MME_ALLOW_CLIENT_SHM",
+        "allow_client_shm",
+        v.boolean,
+        "Let clients of this machine register regions of shared memory, and name them in place of tensors.",
+        "--allow-client-shm",
+    ),
+    Variable(
         "MME_REQUEST_TIMEOUT",
         "request_timeout",
         _TIMEOUT,

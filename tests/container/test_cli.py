@@ -68,7 +68,8 @@ def test_serve_becomes_gunicorn_with_its_flags_as_variables(became, tmp_path):
     store.mkdir()
     run("serve", "--model-store", "archives", "--host", "127.0.0.1", "--port", "9000", "--memory-budget", "80%",
         "--load-model", "a.tar.gz", "--load-model", "b.tar.gz", "--log-level", "debug", "--require-gpu",
-        "--pin", "a*", "--pin", "b", "--eviction", "gdsf", "--min-residency", "5")  # fmt: skip
+        "--pin", "a*", "--pin", "b", "--eviction", "gdsf", "--min-residency", "5",
+        "--allow-client-shm=true")  # fmt: skip
 
     settings = Settings.from_environ(became["environ"])
     assert became["command"][1:] == [
@@ -79,6 +80,7 @@ def test_serve_becomes_gunicorn_with_its_flags_as_variables(became, tmp_path):
     assert (settings.host, settings.port, settings.memory_budget) == ("127.0.0.1", 9000, 0.8)
     assert settings.load_models == ("a.tar.gz", "b.tar.gz")
     assert settings.require_gpu
+    assert settings.allow_client_shm
     assert (settings.pins, settings.eviction, settings.min_residency) == (("a*", "b"), Policy.GDSF, 5.0)
     assert settings.log_level == "debug"
 

@@ -583,6 +583,17 @@ def test_the_response_cache_has_a_size(text, size):
     assert Settings.from_environ(flagged).response_cache_bytes == size
 
 
+@pytest.mark.parametrize(
+    ("flag", "allowed"),
+    [("--allow-client-shm", True), ("--allow-client-shm=true", True), ("--allow-client-shm=false", False)],
+)
+def test_clients_share_memory_only_where_it_is_said(flag, allowed):
+    """By our variable, or by the flag that Triton's sentence names."""
+    assert not Settings.from_environ({}).allow_client_shm
+    assert Settings.from_environ({"MME_ALLOW_CLIENT_SHM": "true"}).allow_client_shm
+    assert Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": flag}).allow_client_shm is allowed
+
+
 def test_additional_args_translate_the_flags_that_mean_something():
     """Flags of tritonserver set the same fields as our variables, with = or a space between flag and value."""
     settings = Settings.from_environ(

@@ -12,7 +12,7 @@ from container.codec import layouts as layouts_module
 from container.codec.decode import Decoder
 from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from model_handlers.config import ModelConfig
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import MmeError
 from model_handlers.tensor import BY_NAME, TensorSpec, encode_bytes_elements
 
 F4 = np.array([1.5, -2], dtype="<f4")
@@ -235,18 +235,10 @@ def test_an_unknown_datatype_is_refused_with_the_known_ones(datatype, decode, re
 
 
 def test_exactly_one_source_of_data_is_allowed(decode, refusal, input_):
-    """No data, and data from two places, are refused by input name; shared memory is not served."""
+    """No data, and data from two places, are refused by input name."""
     assert refusal(decode, {"inputs": [input_()]}).endswith("But no field is set for input 'X'")
     both = input_(data=[1, 2], parameters={"binary_data_size": 8})
     assert "But set 'data', 'binary_data_size' in 'parameters' for input 'X'" in refusal(decode, {"inputs": [both]})
-    shared = input_(parameters={"shared_memory_region": "r"})
-    sentence = refusal(decode, {"inputs": [shared]}, kind=Kind.UNSUPPORTED)
-    assert sentence == "input 'X' names a shared memory region, which is not served; send the tensor"
-    document = {
-        "inputs": [input_(data=[1, 2])],
-        "outputs": [{"name": "Y", "parameters": {"shared_memory_region": "r"}}],
-    }
-    assert "output 'Y' names a shared memory region" in refusal(decode, document, kind=Kind.UNSUPPORTED)
 
 
 @pytest.mark.parametrize("where", ["request", "input", "output"])

@@ -1,15 +1,19 @@
 """Messages of inference, to requests of the engine and back, without a server."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as published
 
 from container.grpc import grpc_service_pb2 as pb
-from container.grpc.decode import Decoder
-from container.grpc.encode import Encoder, error_in_stream, final_response, in_stream
+from container.grpc.decode import PLAIN, Decoder
+from container.grpc.encode import Encoder, error_in_stream, final_response, in_stream, placed
+from container.shared_memory import Regions
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BY_NAME
 from serve.request import InferenceResponse
+from tests.shared_objects import shared_object
 
 Tensor = pb.ModelInferRequest.InferInputTensor
 Contents = pb.InferTensorContents
@@ -114,21 +118,107 @@ def test_what_is_wrong_has_one_sentence(inputs, fields, sentence):
     assert raised.value.kind is Kind.INVALID_ARGUMENT
 
 
+# -- shared memory ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared():
+    """An object that a client has made."""
+    with shared_object(64) as made:
+        yield made
+
+
+@pytest.fixture
+def regions(shared):
+    """All of it as the region "r"."""
+    regions = Regions(allowed=True)
+    regions.register("r", {"key": shared.key, "byte_size": 64})
+    return regions
+
+
+def there(offset=0, size=8):
+    """The parameters of a tensor that lies in the region."""
+    told = {"shared_memory_byte_size": size} | ({"shared_memory_offset": offset} if offset else {})
+    region = {"shared_memory_region": pb.InferParameter(string_param="r")}
+    return region | {name: pb.InferParameter(int64_param=number) for name, number in told.items()}
+
+
 @pytest.mark.parametrize("where", ["input", "output"])
-def test_regions_of_shared_memory_are_refused(where):
+def test_regions_are_refused_where_no_memory_is_shared(where):
     """By the tensor that names one, also where the form of the request is known."""
-    region = {"shared_memory_region": TEXT}
     decoder = Decoder()
     plain = pb.ModelInferRequest(model_name="m", inputs=[x(fp32_contents=[1, 2])])
     decoder.decode(plain, lambda *_: None)
     if where == "input":
+        plain.inputs[0].ClearField("contents")
         plain.inputs[0].parameters["shared_memory_region"].string_param = "a"
     else:
-        plain.outputs.append(Output(name="Y", parameters=region))
+        plain.outputs.append(Output(name="Y", parameters=there()))
 
     with pytest.raises(MmeError, match=f"{where} '[XY]' names a shared memory region") as raised:
         decoder.decode(plain, lambda *_: None)
     assert raised.value.kind is Kind.UNSUPPORTED
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_inputs_in_a_region_beside_others(raw, regions, shared):
+    """Contents are those of the other inputs, in their order."""
+    shared.buf[8:16] = np.array([5, 6], np.float32).tobytes()
+    inputs = [
+        Tensor(name="A", datatype="INT32", shape=[1]),
+        Tensor(name="X", datatype="FP32", shape=[2], parameters=there(8)),
+        Tensor(name="B", datatype="INT32", shape=[1]),
+    ]
+    message = pb.ModelInferRequest(model_name="m", inputs=inputs)
+    for place, number in ((0, 1), (2, 2)):
+        if raw:
+            message.raw_input_contents.append(number.to_bytes(4, "little"))
+        else:
+            message.inputs[place].contents.int_contents.append(number)
+
+    request, wanted = Decoder(regions).decode(message, lambda *_: None)
+
+    assert [array.tolist() for array in request.inputs] == [[1], [5, 6], [2]]
+    assert wanted is PLAIN
+
+    message.inputs[1].contents.fp32_contents.extend([1, 2])
+    with pytest.raises(MmeError, match="unexpected 'contents' of input 'X' for model 'm', which lies in shared memory"):
+        Decoder(regions).decode(message, lambda *_: None)
+    message.inputs[1].ClearField("contents")
+    del message.inputs[2]
+    with pytest.raises(MmeError, match="1 inputs and 2 elements") if raw else nullcontext():
+        Decoder(regions).decode(message, lambda *_: None)
+
+
+def test_outputs_in_a_region_beside_others(regions, shared):
+    """Each has its place in the raw contents, that of one in a region being empty; parameters say where it is."""
+    outputs = [Output(name="Y", parameters=there(16)), Output(name="Z")]
+    message = pb.ModelInferRequest(model_name="m", inputs=[x(fp32_contents=[1, 2])], outputs=outputs)
+    _, wanted = Decoder(regions).decode(message, lambda *_: None)
+    numbers, texts = np.array([7, 8], np.float32), np.array([b"ab"], object)
+    given = response(("Y", "FP32", numbers), ("Z", "BYTES", texts), id="i", parameters={"own": 1})
+
+    read = published.ModelInferResponse.FromString(placed(given, wanted.places, final=True))
+
+    assert bytes(shared.buf[16:24]) == numbers.tobytes()
+    assert list(read.raw_output_contents) == [b"", b"\x02\x00\x00\x00ab"]
+    assert [(each.name, each.datatype, list(each.shape)) for each in read.outputs] == [
+        ("Y", "FP32", [2]),
+        ("Z", "BYTES", [1]),
+    ]
+    told = read.outputs[0].parameters
+    assert (told["shared_memory_region"].string_param, told["shared_memory_offset"].int64_param) == ("r", 16)
+    assert told["shared_memory_byte_size"].int64_param == 8
+    assert (read.id, read.model_version, read.parameters["own"].int64_param) == ("i", "1", 1)
+    assert read.parameters["triton_final_response"].bool_param
+
+    classes = there(16) | {"classification": pb.InferParameter(int64_param=1)}
+    message.outputs[0].CopyFrom(Output(name="Y", parameters=classes))
+    with pytest.raises(MmeError, match="output 'Y' can not be in a shared memory region and have 'classification'"):
+        Decoder(regions).decode(message, lambda *_: None)
+
+
+# -- the rest --------------------------------------------------------------------------------------------------------
 
 
 def test_the_fields_of_a_request():

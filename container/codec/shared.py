@@ -1,0 +1,98 @@
+"""Tensors that lie in regions of shared memory: what requests say of them, read and written where they say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from container.codec.described import check_size, view
+from container.shared_memory import DISABLED
+from model_handlers.errors import Kind, MmeError, invalid_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from container.shared_memory import Place, Regions
+    from model_handlers.tensor import Array, DataType
+    from serve.request import Completion, InferenceRequest, InferenceResponse
+
+REGION = "shared_memory_region"
+_SIZE = "shared_memory_byte_size"
+_OFFSET = "shared_memory_offset"
+NO_PLACES: dict[str, Place] = {}  # never filled
+
+
+def shared_input(
+    regions: Regions, parameters: Mapping[str, Any], name: str, data_type: DataType, shape: tuple[int, ...], model: str
+) -> Array:
+    """The tensor that an input's parameters name, as it is now.
+
+    Raises:
+        MmeError: UNSUPPORTED where clients share no memory, NOT_FOUND, INVALID_ARGUMENT, OUT_OF_MEMORY.
+    """
+    place = _place(regions, parameters, f"input '{name}'")
+    check_size(place.byte_size, name, data_type, shape)
+    data = place.region.read(place.offset, place.byte_size)
+    return view(data, 0, len(data), name, data_type, shape, model)
+
+
+def shared_output(regions: Regions, parameters: Mapping[str, Any], name: str) -> Place:
+    """Where an output is to be written.
+
+    Raises:
+        MmeError: UNSUPPORTED where clients share no memory, NOT_FOUND, INVALID_ARGUMENT.
+    """
+    for other in ("classification", "binary_data"):
+        if parameters.get(other):
+            raise invalid_argument(f"output '{name}' can not be in a shared memory region and have '{other}' as well")
+    return _place(regions, parameters, f"output '{name}'")
+
+
+def written(place: Place, name: str, data: bytes | memoryview) -> dict[str, Any]:
+    """Write an output's bytes to its place; returns the parameters that the response has in their stead.
+
+    Raises:
+        MmeError: INTERNAL when there is too little room for it; INVALID_ARGUMENT when the region has become shorter.
+    """
+    region, offset, room = place
+    if len(data) > room:
+        raise MmeError(
+            Kind.INTERNAL,
+            f"shared memory size specified with the request for output '{name}' ({room} bytes) should be at least "
+            f"{len(data)} bytes to hold the results",
+        )
+    region.write(offset, data)
+    told = {REGION: region.name, _SIZE: len(data)}
+    return told | {_OFFSET: offset} if offset else told
+
+
+def releasing(on_complete: Completion, places: dict[str, Place]) -> Completion:
+    """The completion, which then forgets the places: a region that was unregistered meanwhile is closed at once.
+
+    A request and who waits for it know each other, and would hold it until the collector comes.
+    """
+
+    def completed(request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
+        try:
+            on_complete(request, result)
+        finally:
+            places.clear()
+
+    return completed
+
+
+def _place(regions: Regions, parameters: Mapping[str, Any], what: str) -> Place:
+    if not regions.allowed:
+        raise MmeError(Kind.UNSUPPORTED, f"{what} names a shared memory region. {DISABLED}")
+    region = parameters[REGION]
+    if not isinstance(region, str):
+        raise invalid_argument(f"'{REGION}' of {what} must be a string, got {region!r}")
+    if _SIZE not in parameters:
+        raise invalid_argument(f"{what} has '{REGION}' and no '{_SIZE}'")
+    size, offset = (_natural(parameters.get(field, 0), field, what) for field in (_SIZE, _OFFSET))
+    return regions.place(region, offset, size)
+
+
+def _natural(value: Any, field: str, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise invalid_argument(f"'{field}' of {what} must be a number of bytes, got {value!r}")
+    return value

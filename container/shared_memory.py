@@ -1,0 +1,265 @@
+"""Regions of memory that clients share with the server, by name: Triton's extension, whatever the protocol.
+
+A region is a part of a POSIX shared memory object that a client made, and whose key it tells. It is opened here, never
+made, and read and written by `pread` and `pwrite`, never mapped: the owner can cut the object short at any moment, and
+whoever then touches a mapping of it is killed by SIGBUS. A read is one copy, as receiving a body is; what was read and
+checked does not change any more.
+
+A region that is unregistered is unknown at once; a request that has found it before keeps it open until it is answered.
+
+Knows no protocol. On the event loop.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from model_handlers.errors import Kind, MmeError, invalid_argument, out_of_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FOLDER = "/dev/shm"  # noqa: S108 - where Linux has the objects that shm_open makes
+_RESERVED = "triton_python_backend_shm_region_"  # Triton's own, which may be running beside us
+_MOST_BYTES = 2**63 - 1
+DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+
+
+class Region:
+    """A part of a shared memory object, open for as long as somebody holds this.
+
+    Args:
+        name: what requests call it.
+        key: of the object.
+        offset, byte_size: where in the object it lies.
+        descriptor: of the object, which is now this one's to close.
+    """
+
+    __slots__ = ("__weakref__", "_descriptor", "byte_size", "key", "name", "offset")
+
+    def __init__(self, name: str, key: str, offset: int, byte_size: int, descriptor: int) -> None:
+        self.name = name
+        self.key = key
+        self.offset = offset
+        self.byte_size = byte_size
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """So many bytes from there.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT when its object ends before; OUT_OF_MEMORY.
+        """
+        start, data = self.offset + offset, b""
+        try:
+            while len(data) < size:  # more than once only beyond what the system reads at a time: 2 GiB
+                part = os.pread(self._descriptor, size - len(data), start + len(data))
+                if not part:
+                    raise self._cut_short()
+                data = data + part if data else part
+        except MemoryError:
+            raise out_of_memory(f"{size} bytes of shared memory region '{self.name}' do not fit into memory") from None
+        return data
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Put bytes there.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT when its object ends before; INTERNAL when there is no memory behind it.
+        """
+        start, left = self.offset + offset, memoryview(data)
+        if os.fstat(self._descriptor).st_size < start + len(left):
+            raise self._cut_short()
+        try:
+            while left:
+                done = os.pwrite(self._descriptor, left, start)
+                start, left = start + done, left[done:]
+        except OSError as error:
+            reason = f"shared memory region '{self.name}' can not be written: {error.strerror}"
+            raise MmeError(Kind.INTERNAL, reason) from None
+
+    def _cut_short(self) -> MmeError:
+        return invalid_argument(
+            f"Invalid offset + byte size for shared memory region: '{self.name}': its object '{self.key}' has become "
+            "shorter since it was registered"
+        )
+
+
+class Place(NamedTuple):
+    """Where in a region a tensor lies."""
+
+    region: Region
+    offset: int
+    byte_size: int
+
+
+class Regions:
+    """The regions of system shared memory that are registered.
+
+    Args:
+        allowed: whether clients may share memory.
+    """
+
+    def __init__(self, *, allowed: bool = False) -> None:
+        self.allowed = allowed
+        self._regions: dict[str, Region] = {}
+
+    def register(self, name: str, wanted: Mapping[str, Any]) -> None:
+        """Take a region that requests may name from now on.
+
+        Args:
+            name: what they call it.
+            wanted: its `key`, `byte_size` and `offset` (0 where there is none), as a client tells them.
+
+        Raises:
+            MmeError: UNSUPPORTED where clients share no memory, CONFLICT, INVALID_ARGUMENT naming the field;
+                INTERNAL when there is no such object.
+        """
+        _check(name, "system", allowed=self.allowed)
+        for field in ("key", "byte_size"):
+            if field not in wanted:
+                raise invalid_argument(f"Shared memory register request has no '{field}' field")
+        key, offset = wanted["key"], _natural(wanted.get("offset", 0), "offset", name)
+        byte_size = _natural(wanted["byte_size"], "byte_size", name)
+        if name in self._regions:
+            raise MmeError(Kind.CONFLICT, f"shared memory region '{name}' already in manager")
+        self._regions[name] = _opened(name, key, offset, byte_size)
+
+    def unregister(self, name: str = "") -> None:
+        """Forget a region, or with "" all of them; one that is unknown is forgotten already.
+
+        Raises:
+            MmeError: UNSUPPORTED where clients share no memory.
+        """
+        _check_allowed(allowed=self.allowed)
+        if name:
+            self._regions.pop(name, None)
+        else:
+            self._regions.clear()
+
+    def rows(self, name: str = "") -> list[dict[str, Any]]:
+        """What is registered: one region, or with "" all of them.
+
+        Raises:
+            MmeError: NOT_FOUND.
+        """
+        if name and name not in self._regions:
+            raise _unknown(name, "system ")
+        found = [self._regions[name]] if name else list(self._regions.values())
+        return [
+            {"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.byte_size} for each in found
+        ]
+
+    def place(self, name: str, offset: int, byte_size: int) -> Place:
+        """Where a tensor lies.
+
+        Raises:
+            MmeError: NOT_FOUND; INVALID_ARGUMENT when it does not lie in the region.
+        """
+        region = self._regions.get(name)
+        if region is None:
+            raise _unknown(name, "")
+        if offset >= region.byte_size:
+            raise invalid_argument(f"Invalid offset for shared memory region: '{name}'")
+        if offset + byte_size > region.byte_size:
+            raise invalid_argument(f"Invalid offset + byte size for shared memory region: '{name}'")
+        return Place(region, offset, byte_size)
+
+
+class CudaRegions:
+    """Regions of devices' memory, of which there are none: they are asked after, and none can be registered.
+
+    Args:
+        allowed: whether clients may share memory.
+    """
+
+    def __init__(self, *, allowed: bool = False) -> None:
+        self.allowed = allowed
+
+    def register(self, name: str, _wanted: Mapping[str, Any]) -> None:
+        """Refuse one.
+
+        Raises:
+            MmeError: UNSUPPORTED.
+        """
+        _check(name, "cuda", allowed=self.allowed)
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            f"CUDA shared memory is not served: region '{name}' can not be registered; share system memory",
+        )
+
+    def unregister(self, _name: str = "") -> None:
+        """There is nothing to forget.
+
+        Raises:
+            MmeError: UNSUPPORTED where clients share no memory.
+        """
+        _check_allowed(allowed=self.allowed)
+
+    def rows(self, name: str = "") -> list[dict[str, Any]]:
+        """What is registered: nothing.
+
+        Raises:
+            MmeError: NOT_FOUND for one that is asked after by its name.
+        """
+        if name:
+            raise _unknown(name, "cuda ")
+        return []
+
+
+def _check(name: str, kind: str, *, allowed: bool) -> None:
+    _check_allowed(allowed=allowed)
+    if not name:
+        raise invalid_argument(f"'region name' is necessary to register {kind} shared memory region")
+
+
+def _check_allowed(*, allowed: bool) -> None:
+    if not allowed:
+        raise MmeError(Kind.UNSUPPORTED, DISABLED)
+
+
+def _natural(value: Any, field: str, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_BYTES:
+        raise invalid_argument(f"'{field}' of shared memory region '{name}' must be a number of bytes, got {value!r}")
+    return value
+
+
+def _opened(name: str, key: Any, offset: int, byte_size: int) -> Region:
+    descriptor = _open(name, key)
+    there = os.fstat(descriptor)
+    if not stat.S_ISREG(there.st_mode) or not 0 < byte_size <= there.st_size - offset:
+        os.close(descriptor)
+        raise invalid_argument(
+            f"failed to register shared memory region '{name}': invalid args: its object '{key}' has {there.st_size} "
+            f"bytes, and {byte_size} from byte {offset} on are none of them"
+        )
+    return Region(name, key, offset, byte_size, descriptor)
+
+
+def _open(name: str, key: Any) -> int:
+    """The descriptor of an object that is there."""
+    if not isinstance(key, str):
+        raise invalid_argument(f"'key' of shared memory region '{name}' must be a string, got {key!r}")
+    file = key.removeprefix("/")
+    if file in {"", ".", ".."} or "/" in file or "\0" in file:
+        raise invalid_argument(
+            f"Unable to open shared memory region: '{key}': a key is the name of a shared memory object, not a path"
+        )
+    if file.startswith(_RESERVED):
+        raise invalid_argument(
+            f"shared memory region '{name}' can not have key '{key}': keys that begin with '{_RESERVED}' are reserved"
+        )
+    try:
+        # no link is followed, and no pipe waited for, that somebody has put there
+        return os.open(f"{_FOLDER}/{file}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        reason = f"Unable to open shared memory region: '{key}': {error.strerror}"
+        raise MmeError(Kind.INTERNAL, reason) from None
+
+
+def _unknown(name: str, kind: str) -> MmeError:
+    return MmeError(Kind.NOT_FOUND, f"Unable to find {kind}shared memory region: '{name}'")
