@@ -32,6 +32,7 @@ EXTENSIONS = (
     "statistics",
     "generate",
     "trace",
+    "logging",
 )
 _SHARED_MEMORY = "system_shared_memory"  # where clients may share memory
 

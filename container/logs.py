@@ -1,15 +1,17 @@
-"""How log lines look: text for a person at a terminal, one JSON object a line for everything else.
+"""How log lines look: text for a person at a terminal, one JSON object a line for everything else, or as Triton's.
 
 Everybody logs with the standard library (`logging.getLogger("mme.…")`, facts in `extra=`), gunicorn and botocore too;
 all of it goes through one handler on the root logger, where structlog renders it. A traceback is one field of its line,
 so that a log group never sees it cut into pieces. There is no access log: a line for every ping costs money and says
 nothing.
 
-`configure` is called once in each process, before threads start; the handler locks by itself.
+`configure` is called once in each process, before threads start; the handler locks by itself. A `LogControl` changes
+later what is logged, and how, in the process that serves.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging.config
 import sys
@@ -18,16 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import structlog
+from structlog.stdlib import ProcessorFormatter
 
+from container.log_settings import LogSettings
 from container.settings.values import LogFormat
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import TextIO
 
     from structlog.typing import EventDict, Processor, WrappedLogger
 
 # They tell of every request and every header at debug level, credentials among them; never below info.
 _TALKATIVE = ("boto3", "botocore", "s3transfer", "urllib3", "asyncio")
+_HANDLER = "stream"  # by which it is found again
+_NO_FACTS = ("_record", "_from_structlog", "event", "level", "logger")
 
 
 def configure(level: str, format: LogFormat, stream: TextIO | None = None) -> None:  # noqa: A002 - the setting's name
@@ -45,7 +52,7 @@ def configure(level: str, format: LogFormat, stream: TextIO | None = None) -> No
             structlog.contextvars.merge_contextvars,
             structlog.stdlib.filter_by_level,
             *_shared_processors(),
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+            ProcessorFormatter.wrap_for_formatter,
         ],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -56,21 +63,60 @@ def configure(level: str, format: LogFormat, stream: TextIO | None = None) -> No
 def logging_config(level: str, format: LogFormat, stream: TextIO | None = None) -> dict[str, Any]:  # noqa: A002
     """The same as a dictionary for `logging.config.dictConfig`; gunicorn is given this one."""
     stream = stream or sys.stderr
-    terminal = stream.isatty()
-    as_text = format is LogFormat.TEXT or (format is LogFormat.AUTO and terminal)
-    quiet = logging.getLevelName(max(logging.getLevelNamesMapping()[level.upper()], logging.INFO))
+    quiet, lines = _quiet(logging.getLevelNamesMapping()[level.upper()]), _chosen(format, stream)
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {"line": {"()": _formatter, "colours": terminal, "as_text": as_text}},
-        "handlers": {"stream": {"class": "logging.StreamHandler", "formatter": "line", "stream": stream}},
-        "root": {"level": level.upper(), "handlers": ["stream"]},
+        "formatters": {"line": {"()": _formatter, "colours": stream.isatty(), "lines": lines}},
+        "handlers": {_HANDLER: {"class": "logging.StreamHandler", "formatter": "line", "stream": stream}},
+        "root": {"level": level.upper(), "handlers": [_HANDLER]},
         "loggers": {
             "gunicorn.error": {"level": level.upper(), "handlers": [], "propagate": True},
             "gunicorn.access": {"level": "CRITICAL", "handlers": [], "propagate": False},
             **{name: {"level": quiet} for name in _TALKATIVE},
         },
     }
+
+
+class LogControl:
+    """What this process logs at the moment, and how: read and changed by clients. On the event loop.
+
+    Args:
+        level, format: as `configure` had them.
+    """
+
+    def __init__(self, level: str, format: LogFormat) -> None:  # noqa: A002 - the setting's name
+        self._first = self._now = LogSettings.of_level(level, _chosen(format, sys.stderr))
+
+    def document(self) -> dict[str, Any]:
+        """As a client reads it."""
+        return self._now.as_document()
+
+    def change(self, wanted: Mapping[str, Any]) -> None:
+        """Log something else from now on, or otherwise.
+
+        Raises:
+            MmeError: see `LogSettings.changed`.
+        """
+        self._now = now = self._now.changed(wanted, self._first)
+        for name in ("", "gunicorn.error"):
+            logging.getLogger(name).setLevel(now.level)
+        for name in _TALKATIVE:
+            logging.getLogger(name).setLevel(_quiet(now.level))
+        for handler in logging.getLogger().handlers:
+            if handler.name == _HANDLER and isinstance(handler, logging.StreamHandler):
+                handler.filters = [lambda record: now.lets_through(record.levelno)]
+                handler.setFormatter(_formatter(colours=handler.stream.isatty(), lines=now.format))
+
+
+def _chosen(format: LogFormat, stream: TextIO) -> LogFormat:  # noqa: A002 - the setting's name
+    if format is not LogFormat.AUTO:
+        return format
+    return LogFormat.TEXT if stream.isatty() else LogFormat.JSON
+
+
+def _quiet(level: int) -> int:
+    return max(level, logging.INFO)
 
 
 def _shared_processors() -> list[Processor]:
@@ -83,13 +129,15 @@ def _shared_processors() -> list[Processor]:
     ]
 
 
-def _formatter(*, colours: bool, as_text: bool) -> logging.Formatter:
-    last: list[Processor] = [_json_lines()] if not as_text else [_text_lines(colours=colours)]
-    before: list[Processor] = [] if as_text else [structlog.processors.format_exc_info, _message_first]
-    return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=_shared_processors(),
-        processors=[_timestamp, structlog.stdlib.ProcessorFormatter.remove_processors_meta, *before, *last],
-    )
+def _formatter(*, colours: bool, lines: LogFormat) -> logging.Formatter:
+    traceback, without_meta = structlog.processors.format_exc_info, ProcessorFormatter.remove_processors_meta
+    chains: dict[LogFormat, list[Processor]] = {
+        LogFormat.TEXT: [_timestamp, without_meta, _text_lines(colours=colours)],
+        LogFormat.JSON: [_timestamp, without_meta, traceback, _message_first, _json_lines()],
+        LogFormat.TRITON: [traceback, functools.partial(_triton_line, "{severity}{written:%m%d %H:%M:%S.%f}")],
+        LogFormat.ISO8601: [traceback, functools.partial(_triton_line, "{written:%Y-%m-%dT%H:%M:%SZ} {severity}")],
+    }
+    return ProcessorFormatter(foreign_pre_chain=_shared_processors(), processors=chains[lines])
 
 
 def _timestamp(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -109,7 +157,17 @@ def _json_lines() -> Processor:
     return structlog.processors.JSONRenderer(serializer=_json)
 
 
-def _json(event: EventDict, **_: object) -> str:
+def _triton_line(begin: str, _logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    """`I1114 22:13:20.250000 17 engine.py:33] "loaded"`, and facts behind it; quoted, so that a line is one line."""
+    record: logging.LogRecord = event["_record"]
+    severity = "E" if record.levelno >= logging.ERROR else "W" if record.levelno >= logging.WARNING else "I"
+    written = datetime.fromtimestamp(record.created, UTC)
+    facts = [f" {name}={_json(fact)}" for name, fact in event.items() if name not in _NO_FACTS]
+    place = f"{record.process} {record.filename}:{record.lineno}]"
+    return f"{begin.format(severity=severity, written=written)} {place} {_json(event['event'])}{''.join(facts)}"
+
+
+def _json(event: Any, **_: object) -> str:
     try:
         return orjson.dumps(event, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:  # a lone surrogate out of a file name, an integer over 64 bits

@@ -18,6 +18,7 @@ from container.dashboard.watcher import Watcher
 from container.emf import EmfReporter
 from container.forwarding import forwarding
 from container.infer_routes import InferRoutes
+from container.logs import LogControl
 from container.restrictions import Restrictions
 from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model
 from container.shared_memory import CudaRegions, Regions
@@ -46,6 +47,7 @@ class Service:
         tracer: what traces requests, None where traces go nowhere; traces: which ones.
         dashboard: what the page at /dashboard shows, None where it is switched off.
         regions, cuda_regions: of memory that clients share.
+        logs: what is logged, and how.
     """
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, life: str = "") -> None:
@@ -72,6 +74,7 @@ class Service:
         self.traces = TraceControl(TraceSettings(), sends=False) if self.tracer is None else self.tracer.control
         self.regions = Regions(allowed=settings.allow_client_shm)
         self.cuda_regions = CudaRegions(allowed=settings.allow_client_shm)
+        self.logs = LogControl(settings.log_level, settings.log_format)
         self.routes = InferRoutes(
             self.engine,
             default_model=default_model,

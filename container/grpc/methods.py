@@ -1,4 +1,4 @@
-"""Every method but inference: health, metadata, statistics, the repository, traces. On the event loop.
+"""Every method but inference: health, metadata, statistics, the repository, traces, logs. On the event loop.
 
 What they tell is `container.extensions`'s, and becomes a message by protobuf's own reader of JSON; long lists do so on
 a thread.
@@ -28,7 +28,7 @@ from container.grpc.regions import cuda_methods, system_methods
 from container.load_parameters import load_override
 from container.targets import parse_version
 from model_handlers.config_json import config_json
-from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
-_LOGS = "LogSettings: what is logged is said at the start, by MME_LOG_LEVEL and MME_LOG_FORMAT"
+_LOG_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 _LOOK_SECONDS = 0.5  # between two looks at what Watch tells of
 _Health = pb.HealthCheckResponse
 
@@ -73,7 +73,7 @@ class Methods:
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
             "TraceSetting": self._trace_setting,
-            "LogSettings": _refused,
+            "LogSettings": self._log_settings,
             **system_methods(self._service.regions),
             **cuda_methods(self._service.cuda_regions),
         }
@@ -168,9 +168,12 @@ class Methods:
         told = {name: {"value": value if isinstance(value, list) else [value]} for name, value in now.items()}
         return _message({"settings": told}, pb.TraceSettingResponse())
 
-
-async def _refused(_data: bytes, _context: Any) -> bytes:
-    raise MmeError(Kind.UNSUPPORTED, _LOGS)
+    async def _log_settings(self, data: bytes, _context: Any) -> bytes:
+        request = parsed(pb.LogSettingsRequest, data)
+        if request.settings:
+            self._service.logs.change({name: _log_setting(setting) for name, setting in request.settings.items()})
+        told = {name: {_LOG_FIELDS[type(value)]: value} for name, value in self._service.logs.document().items()}
+        return _message({"settings": told}, pb.LogSettingsResponse())
 
 
 async def _wait(event: asyncio.Event) -> None:
@@ -193,6 +196,12 @@ def _setting(given: list[str]) -> list[str] | str | None:
     if not given:
         return None
     return given[0] if len(given) == 1 else given
+
+
+def _log_setting(given: pb.LogSettingsRequest.SettingValue) -> Any:
+    """A log setting as JSON would have it: null where it says nothing."""
+    choice = given.WhichOneof("parameter_choice")
+    return None if choice is None else getattr(given, choice)
 
 
 def _message(document: dict[str, Any], message: Message) -> bytes:

@@ -42,6 +42,7 @@ ARGUMENTS = {
     "--log-info": "SAGEMAKER_TRITON_LOG_INFO",
     "--log-warning": "SAGEMAKER_TRITON_LOG_WARNING",
     "--log-error": "SAGEMAKER_TRITON_LOG_ERROR",
+    "--log-format": "MME_LOG_FORMAT",
     "--allow-client-shm": "MME_ALLOW_CLIENT_SHM",
     "--sagemaker-port": "MME_PORT",
     "--sagemaker-safe-port-range": "SAGEMAKER_SAFE_PORT_RANGE",

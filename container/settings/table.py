@@ -253,7 +253,7 @@ MME_VARIABLES = (
         "MME_LOG_FORMAT",
         "log_format",
         v.enum_of(v.LogFormat),
-        "Text for people, JSON lines for machines; auto chooses text on a terminal.",
+        "Text for people, JSON lines for machines; auto chooses text on a terminal; default and ISO8601 are Triton's.",
         "--log-format",
     ),
     Variable(

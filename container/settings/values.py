@@ -102,6 +102,8 @@ class LogFormat(Enum):
     AUTO = "auto"  # text on a terminal, JSON lines elsewhere
     TEXT = "text"
     JSON = "json"
+    TRITON = "default"  # as Triton writes lines unless told otherwise
+    ISO8601 = "ISO8601"  # and as it writes them when told so
 
 
 def boolean(text: str) -> bool:

@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 import structlog
 
-from container.logs import configure
+from container.logs import LogControl, configure
 from container.settings import LogFormat
+from model_handlers.errors import MmeError
 
 ROOT = Path(__file__).parents[2]
 
@@ -131,6 +132,77 @@ def test_level_holds_for_everybody_and_botocore_never_tells_its_requests():
     logging.getLogger("botocore").info("quiet")
 
     assert [line["message"] for line in lines(stream)] == ["ours"]
+
+
+def a_line():
+    """A record of an error with facts and a traceback, from a known place and time."""
+    try:
+        {}["gone"]
+    except KeyError:
+        facts = {"name": "mme", "levelno": logging.ERROR, "levelname": "ERROR", "exc_info": sys.exc_info()}
+    record = logging.makeLogRecord(facts | {"msg": 'lost "%s"\nand found', "args": ("it",), "target_model": "ä"})
+    record.created, record.process, record.filename, record.lineno = 1_700_000_000.25, 17, "engine.py", 33
+    return record
+
+
+@pytest.mark.parametrize(
+    ("lines", "begin"),
+    [(LogFormat.TRITON, "E1114 22:13:20.250000"), (LogFormat.ISO8601, "2023-11-14T22:13:20Z E")],
+)
+def test_lines_as_triton_writes_them(lines, begin):
+    """Severity, time in UTC, process and place, and the sentence in quotes; facts and a traceback behind it."""
+    stream = io.StringIO()
+    configure("info", lines, stream)
+
+    logging.getLogger("mme").handle(a_line())
+
+    (line,) = stream.getvalue().splitlines()
+    said, _, traceback = line.partition(" exception=")
+    assert said == f'{begin} 17 engine.py:33] "lost \\"it\\"\\nand found" target_model="ä"'
+    assert json.loads(traceback).endswith("KeyError: 'gone'")
+    for level, letter in (("debug", ""), ("info", "I"), ("warning", "W"), ("critical", "E")):
+        getattr(logging.getLogger("mme"), level)("x")
+        assert letter in stream.getvalue().splitlines()[-1][: len(begin)]
+    structlog.get_logger("mme").info("native", fact=1)
+    assert stream.getvalue().endswith('] "native" fact=1\n')
+
+
+def test_what_is_logged_changes_while_it_runs():
+    """Each severity by itself, the format and back; what others say of their requests is never among it."""
+    stream = io.StringIO()
+    configure("info", LogFormat.JSON, stream)
+    control = LogControl("info", LogFormat.JSON)
+
+    def logged(**wanted):
+        control.change(wanted)
+        stream.seek(0)
+        stream.truncate()
+        for name in ("debug", "info", "warning", "error"):
+            getattr(logging.getLogger("mme.x"), name)(name)
+            getattr(logging.getLogger("botocore.auth"), name)(f"botocore {name}")
+        return stream.getvalue().splitlines()
+
+    def sentences(**wanted):
+        return [json.loads(line)["message"] for line in logged(**wanted) if "botocore" not in line]
+
+    assert sentences(log_verbose_level=1, log_warning=False) == ["debug", "info", "error"]
+    assert "botocore debug" not in stream.getvalue()
+    assert sentences(log_verbose_level=0, log_info=False) == ["error"]
+    with pytest.raises(MmeError):
+        control.change({"log_error": False, "log_format": "xml"})
+    assert sentences() == ["error"]
+    assert control.document() == {
+        "log_file": "",
+        "log_info": False,
+        "log_warning": False,
+        "log_error": True,
+        "log_verbose_level": 0,
+        "log_format": "json",
+    }
+    shaped = logged(log_format="default")
+    assert len(shaped) == 2
+    assert re.match(r'E\d{4} .* test_logs\.py:\d+\] "error"$', shaped[0])
+    assert sentences(log_format=None, log_info=None) == ["info", "error"]
 
 
 def test_structlog_loggers_and_warnings_come_out_the_same_way():

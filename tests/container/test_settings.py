@@ -802,7 +802,7 @@ def test_the_table_for_people_is_complete():
     by_name = {row[0]: row for row in rows}
     assert by_name["MME_PORT"][1:3] == ("--port", "8080")
     assert (by_name["MME_LOAD_TIMEOUT"][2], by_name["SAGEMAKER_TRITON_PING_MODE"][2]) == ("350", "")
-    assert by_name["MME_LOG_FORMAT"][2:4] == ("auto", "auto, text or json")
+    assert by_name["MME_LOG_FORMAT"][2:4] == ("auto", "auto, text, json, default or ISO8601")
 
 
 @pytest.mark.parametrize("flag", [row.flag for row in VARIABLES if row.flag])
@@ -898,3 +898,5 @@ def test_shares_are_written_without_loss(value, reserve):
 def test_log_format_is_a_word():
     """The format of the log is read regardless of case."""
     assert Settings.from_environ({"MME_LOG_FORMAT": "JSON"}).log_format is LogFormat.JSON
+    for name, said in (("default", LogFormat.TRITON), ("ISO8601", LogFormat.ISO8601)):
+        assert Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": f"--log-format={name}"}).log_format is said

@@ -271,7 +271,7 @@ def test_extensions_are_told(client, triton):
     """The ones that are on: no memory of devices."""
     metadata = client.get_server_metadata()
     extensions = metadata["extensions"] if isinstance(metadata, dict) else metadata.extensions
-    assert "system_shared_memory" in extensions
+    assert {"system_shared_memory", "logging"} <= set(extensions)
     assert "cuda_shared_memory" not in extensions
 
 
@@ -328,3 +328,56 @@ def test_the_snippet_of_the_documents_works(server):
     code = snippet.replace("localhost:8080", server.address).replace('"/tensors"', f'"{new_key()}"')
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.stderr, done.stdout.strip()) == ("", "[[2. 2. 2. 2.]]")
+
+
+# -- what is logged --------------------------------------------------------------------------------------------------
+
+
+def log_settings(client, **wanted):
+    """The settings after a change, as HTTP tells them."""
+    if isinstance(client, tritonclient.http.InferenceServerClient):
+        return client.update_log_settings(wanted) if wanted else client.get_log_settings()
+    told = client.update_log_settings(wanted, as_json=True) if wanted else client.get_log_settings(as_json=True)
+    return {name: next(iter(value.values())) for name, value in told["settings"].items()}
+
+
+def test_what_is_logged_is_changed_by_clients(client, triton, server):
+    """Level and format, while the server runs; what can't be is refused, with its status."""
+    first = {
+        "log_file": "",
+        "log_info": True,
+        "log_warning": True,
+        "log_error": True,
+        "log_verbose_level": 0,
+        "log_format": "json",
+    }
+    assert log_settings(client) == first
+    nobody = f"nobody-{'http' if triton is tritonclient.http else 'grpc'}"
+
+    def failure(text):
+        """A line of the log that tells of a request that failed by its client's fault; it is verbose."""
+        server.ask("POST", f"/v2/models/{nobody}/infer", {"inputs": []})
+        return eventually(lambda: [line for line in server.log.splitlines() if nobody in line and text in line], text)[
+            -1
+        ]
+
+    changed = log_settings(client, log_verbose_level=1, log_format="default")
+    assert changed == first | {"log_verbose_level": 1, "log_format": "default"}
+    assert re.match(r"I\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ call\.py:\d+\] \"", failure("] "))
+    assert log_settings(client, log_format="ISO8601")["log_format"] == "ISO8601"
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ call\.py:\d+\] \"", failure("Z I "))
+    assert log_settings(client, log_verbose_level=0, log_format="json") == first
+
+    bad, unsupported, unavailable = (
+        ("400", "501", "503") if triton is tritonclient.http else ("INVALID_ARGUMENT", "UNIMPLEMENTED", "UNAVAILABLE")
+    )
+    for wanted, sentence, status in (
+        ({"log_format": "xml"}, "invalid argument for --log_format, got: xml", unavailable),
+        ({"log_file": "server.log"}, "log file location can not be updated through network protocol", unsupported),
+        ({"log_level": True}, "log setting 'log_level' is none of log_file", bad),
+    ):
+        with pytest.raises(InferenceServerException) as raised:
+            log_settings(client, **wanted)
+        assert sentence in raised.value.message()
+        assert raised.value.status().removeprefix("StatusCode.") == status
+    assert log_settings(client) == first
