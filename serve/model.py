@@ -22,31 +22,29 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import MmeError
+from serve.answers import Answers
 from serve.cached_responses import cached_responses
 from serve.costs import Costs, input_class
 from serve.dispatches import Dispatches
 from serve.instance import Instance, Retired
 from serve.layout_check import CheckedLayouts
 from serve.loop_poll import LoopPoll
-from serve.open_request import Posts
 from serve.remote_lanes import RemoteLanes
-from serve.request import DecoupledError, InferenceResponse, Timings
+from serve.request import DecoupledError, InferenceResponse
 from serve.scheduling.ordering import InOrder
 from serve.scheduling.queues import keeps_order, queue_for
 from serve.sequence_tensors import signature_for
-from serve.stats import Outcome
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
 
-    from model_handlers.base import Handler, ModelResponse
+    from model_handlers.base import Handler
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import Array
     from serve.execution import Execution
     from serve.limited_lanes import LimitedLanes
-    from serve.open_request import OpenRequest
     from serve.request import InferenceRequest
     from serve.rescue import RescueRequest
     from serve.scheduling.batch_queue import Take
@@ -64,7 +62,6 @@ class Model:
     Attributes:
         config: the configuration, completed.
         stats: what happened so far.
-        outstanding: requests accepted and not answered yet.
 
     Args:
         name: the name it is served under, which responses carry.
@@ -104,14 +101,25 @@ class Model:
         self.version = version
         self.config: ModelConfig = handlers[0][1].config
         self.stats = stats
-        self.outstanding = 0
         self._loop = loop
-        self._rescue = rescue
         self._handlers = {id(handler): handler for _, handler in handlers}
         self._signature = signature = signature_for(name, version, self.config, initial_states or {})
-        self._posts = Posts(loop, self._respond)
+        self._queue: Queue[InferenceRequest] = queue_for(name, self.config, len(handlers))
+        self._order: InOrder[Execution] | None = InOrder() if keeps_order(self.config, len(handlers)) else None
+        unasked = any(handler.sees_requests for _, handler in handlers)
+        self._decoupled = self.config.decoupled
+        self._answers = Answers(
+            signature,
+            stats,
+            loop,
+            self._queue.expiry,
+            # one that changes what comes after it is not executed again
+            functools.partial(rescue, self) if rescue is not None and self._order is None else None,
+            decoupled=self._decoupled,
+            unasked=unasked,
+        )
         self._lanes = [
-            Instance(lane, handler, signature, self._pull, self._pull_ahead, self._report, self._posts.post, number)
+            Instance(lane, handler, signature, self._pull, self._pull_ahead, self._report, self._answers.post, number)
             for number, (lane, handler) in enumerate(handlers)
         ]
         self._limits = limits
@@ -123,7 +131,6 @@ class Model:
         self._poll = poll or LoopPoll(loop, lambda: False)
         self._remote = RemoteLanes([lane for lane in self._lanes if lane.handler.patience], loop, self._received)
         self._executed: list[Execution] = []
-        self._queue: Queue[InferenceRequest] = queue_for(name, self.config, len(self._lanes))
         self._lock = threading.Lock()
         self._checked = CheckedLayouts(self.config, stats)
         self._dispatch_asked = False
@@ -131,15 +138,10 @@ class Model:
         self._wakes_at = 0
         self._inline_ns = inline_ns if all(handler.inline for _, handler in handlers) else 0
         self._costs = Costs(self._inline_ns)
-        self._order: InOrder[Execution] | None = InOrder() if keeps_order(self.config, len(handlers)) else None
         self._tickets: dict[int, int] = {}
         self._ticket = itertools.count()
-        self._decoupled = self.config.decoupled
-        self._unasked = any(handler.sees_requests for _, handler in handlers)
-        self._open: set[InferenceRequest] = set()  # executed, and to be answered unasked
-        self._going = False
         stats.keep_first_responses(self.config)
-        self._cached = cached_responses(self.config, responses, stats, loop, reads_parameters=self._unasked)
+        self._cached = cached_responses(self.config, responses, stats, loop, reads_parameters=unasked)
         self._overtakes = self.config.dynamic_batching is None or not self.config.dynamic_batching.preserve_ordering
 
     def __repr__(self) -> str:
@@ -147,6 +149,11 @@ class Model:
             f"<Model {self.name}/{self.version}: {len(self._queue)} queued of {self.outstanding} accepted, "
             f"{len(self._idle)} of {len(self._lanes)} lanes idle>"
         )
+
+    @property
+    def outstanding(self) -> int:
+        """Requests accepted and not answered yet."""
+        return self._answers.outstanding
 
     @property
     def queued(self) -> int:
@@ -174,7 +181,7 @@ class Model:
         except MmeError as error:
             self.stats.failed(error.kind, 0)
             raise
-        self.outstanding += 1
+        self._answers.outstanding += 1
         if self._queue.hears:
             request.on_cancel = functools.partial(self._client_left, request)
         self._ask_for_dispatch()
@@ -184,7 +191,7 @@ class Model:
         with self._lock:
             self._queue.cancel(request)
             take = self._queue.take_expired(_now())
-        self._drop(take)
+        self._answers.drop(take)
         self._ask_for_dispatch()
 
     def _ask_for_dispatch(self) -> None:
@@ -235,7 +242,7 @@ class Model:
                     self._ticket_for(take.batch)
             wake_at = take.wake_at
             if take.expired or take.cancelled:
-                self._drop(take)
+                self._answers.drop(take)
             if take.batch:
                 self._start(self._lanes[take.lane], take.batch)
             elif not take.cancelled:
@@ -310,7 +317,7 @@ class Model:
         return take.batch
 
     def _pulled(self, take: Take[InferenceRequest]) -> None:
-        self._drop(take)
+        self._answers.drop(take)
         self._dispatch()
 
     def _report(self, execution: Execution) -> None:
@@ -326,137 +333,20 @@ class Model:
     def _hand_over(self, execution: Execution) -> None:
         """Answer a batch, or keep it back until those before it are answered."""
         if self._order is None:
-            self._resolve(execution)
-            return
-        for ready in self._order.release(self._tickets.pop(id(execution.batch)), execution):
-            self._resolve(ready)
+            self._answers.resolve(execution)
+        else:
+            for ready in self._order.release(self._tickets.pop(id(execution.batch)), execution):
+                self._answers.resolve(ready)
+        self._poll.expect()
 
     def _ticket_for(self, batch: Batch) -> None:
         """Number the batches in the order in which they leave the queue, where responses must keep it."""
         if self._order is not None:
             self._tickets[id(batch)] = next(self._ticket)
 
-    def _resolve(self, execution: Execution) -> None:
-        """Count, then answer everybody in the batch."""
-        batch, timings = execution.batch, execution.timings
-        done = _now()
-        if self._unasked:
-            self._posts.take_all()  # what a model sent comes before the end of the batch that sent it
-        answered = list(zip(batch, execution.results, strict=True))
-        good, size, executed = batch, execution.size, True
-        if not execution.uniform or (self._unasked and any(request.answered for request in batch)):
-            executed = not all(isinstance(result, MmeError) for result in execution.results)
-            answered = [pair for pair in answered if not pair[0].answered]
-            again = self._signature.put_back(batch)
-            self._leave_open([request for request, result in answered if result is None and request not in again])
-            answered = [pair for pair in answered if pair[1] is not None]
-            good = [request for request, result in answered if not isinstance(result, MmeError)]
-            size = sum([request.batch_size for request in good])
-        self.outstanding -= len(answered)
-        if executed:
-            self.stats.executed(execution.size, timings)
-        if good:
-            arrivals = sum([request.arrival_ns for request in good])
-            count = len(good)
-            self.stats.succeeded(count, size, timings.start * count - arrivals, done * count - arrivals, timings)
-            if self.stats.first_response is not None:
-                for request in good:
-                    self.stats.began_to_answer(done - request.arrival_ns)
-            if self.stats.summaries is not None and count > 1:
-                for request in good:
-                    self.stats.summarise(timings.start - request.arrival_ns, done - request.arrival_ns, timings)
-        for request, result in answered:
-            if isinstance(result, MmeError):
-                if result.kind is Kind.OUT_OF_MEMORY and self._is_rescued(request, result):
-                    continue
-                self.stats.failed(result.kind, done - request.arrival_ns)
-            if self._decoupled:
-                outcome = Outcome.FAIL if isinstance(result, MmeError) else Outcome.SUCCESS
-                self.stats.responded(0, outcome, timings.compute_infer, timings.compute_output)
-            if self._decoupled and isinstance(result, InferenceResponse):
-                result.final = True
-                request.respond(result)
-                request.resolve(None)
-            else:
-                request.resolve(result)
-        self._poll.expect()
-
-    def _is_rescued(self, request: InferenceRequest, error: MmeError) -> bool:
-        """Whether somebody takes the request back, to submit it again; one that changes what comes after it stays."""
-        again = not self.config.decoupled and not request.correlation_id and self._order is None
-        return again and self._rescue is not None and self._rescue(self, request, error)
-
     def fail(self, request: InferenceRequest, error: MmeError) -> None:
         """Count and answer a request that was taken back and not submitted again."""
-        self.stats.failed(error.kind, _now() - request.arrival_ns)
-        request.resolve(error)
-
-    def _leave_open(self, requests: list[InferenceRequest]) -> None:
-        """These have no answer yet, and no lane owes them one."""
-        self._open.update(requests)
-        if self._going:
-            self._refuse_open()
-
-    def _respond(self, opened: OpenRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see Post
-        """A model has answered unasked."""
-        request = opened.request
-        if request.answered:
-            return
-        if self._decoupled:
-            self._count_response(opened, response)
-        result: InferenceResponse | MmeError | None = None
-        if isinstance(response, MmeError):
-            result = response
-        elif response is not None:
-            result = self._signature.response(request, response)
-            result.timings = Timings(opened.began_ns, 0, _now() - opened.began_ns, 0)
-        elif not self._decoupled:
-            result = MmeError(Kind.EXECUTION_FAILED, f"model '{self.name}' ended a request without a response to it")
-        if self._decoupled and isinstance(result, InferenceResponse):
-            result.final = final
-            request.respond(result)
-            result = None
-        if final or result is not None:
-            self._finish(opened, result)
-
-    def _count_response(self, opened: OpenRequest, response: ModelResponse | MmeError | None) -> None:
-        outcome = Outcome.SUCCESS if response is not None else Outcome.EMPTY
-        if isinstance(response, MmeError):
-            cancelled = opened.request.cancelled or response.kind is Kind.CANCELLED
-            outcome = Outcome.CANCEL if cancelled else Outcome.FAIL
-        now = _now()
-        if not opened.responses and outcome is Outcome.SUCCESS:
-            self.stats.began_to_answer(now - opened.request.arrival_ns)
-        self.stats.responded(opened.responses, outcome, now - opened.responded_ns)
-        opened.responses += 1
-        opened.responded_ns = now
-
-    def _finish(self, opened: OpenRequest, result: InferenceResponse | MmeError | None) -> None:
-        """An open request has got its last response, or none, or an error."""
-        request, done = opened.request, _now()
-        self._open.discard(request)
-        self.outstanding -= 1
-        total = done - request.arrival_ns
-        if isinstance(result, MmeError):
-            self.stats.failed(result.kind, total)
-        else:
-            timings = Timings(opened.began_ns, 0, done - opened.began_ns, 0)
-            self.stats.succeeded(1, request.batch_size, opened.began_ns - request.arrival_ns, total, timings)
-            if not self._decoupled:
-                self.stats.began_to_answer(total)
-        request.resolve(result)
-
-    def _drop(self, take: Take[InferenceRequest]) -> None:
-        for request in take.expired:
-            self._refuse(request, MmeError(Kind.QUEUE_TIMEOUT, f"{self._queue.expiry} for model '{self.name}'"))
-        for request in take.cancelled:
-            left = MmeError(Kind.CANCELLED, f"the client of model '{self.name}' left")
-            self._refuse(request, left if not self._going else self._is_going())
-
-    def _refuse(self, request: InferenceRequest, error: MmeError) -> None:
-        self.outstanding -= 1
-        self.stats.failed(error.kind, _now() - request.arrival_ns)
-        request.resolve(error)
+        self._answers.fail(request, error)
 
     def _set_timer(self, wake_at: int) -> None:
         """Wake at that time (ns), never for 0. One that wakes earlier will do: it looks, and sets another."""
@@ -473,7 +363,7 @@ class Model:
         self._timer = None
         with self._lock:
             expired = self._queue.take_expired(_now())
-        self._drop(expired)
+        self._answers.drop(expired)
         self._dispatch()
 
     def end_sequence(self, correlation_id: int | str) -> None:
@@ -488,18 +378,8 @@ class Model:
             waiting = self._queue.clear()
         self._set_timer(0)
         for request in waiting:
-            self._refuse(request, self._is_going())
-        self._going = True
-        self._refuse_open()
-
-    def _refuse_open(self) -> None:
-        while self._open:
-            request = self._open.pop()
-            request.cancel()
-            self._refuse(request, self._is_going())
-
-    def _is_going(self) -> MmeError:
-        return MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again")
+            self._answers.refuse(request, self._answers.going())
+        self._answers.refuse_open()
 
     def swap(self, handler: Handler) -> Retired:
         """Have every lane execute on another handler from its next batch on. On the loop.

@@ -120,7 +120,7 @@ def audit(model, clients):
     for client in clients:
         client.check()
     assert model.outstanding == 0
-    assert not model._open
+    assert not model._answers.open
     stats = model.stats
     assert stats.success.count + stats.fail.count == len(clients)
     assert stats.queue.count == stats.compute_infer.count == stats.success.count
@@ -302,7 +302,7 @@ def test_an_unload_ends_what_a_model_leaves_open(run, toys):
             clients = [Client(toys, number) for number in range(3)]
             for client in clients:
                 model.submit(client.request)
-            while len(model._open) < 3:  # noqa: ASYNC110 - a lane's doing
+            while len(model._answers.open) < 3:  # noqa: ASYNC110 - a lane's doing
                 await asyncio.sleep(0)
             handler.requests[0].responder.send(response(0), final=False)
             await asyncio.sleep(0)
@@ -343,7 +343,7 @@ def test_a_model_that_talks_after_its_loop_is_gone_is_heard_by_nobody(toys):
         async with serving(toys, lambda requests: [None] * len(requests)) as (model, handler):
             client = Client(toys)
             model.submit(client.request)
-            while not model._open:  # noqa: ASYNC110 - a lane's doing
+            while not model._answers.open:  # noqa: ASYNC110 - a lane's doing
                 await asyncio.sleep(0)
             model.refuse_waiting()
             audit(model, [client])

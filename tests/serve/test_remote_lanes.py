@@ -298,8 +298,8 @@ def test_a_process_has_its_next_batch_before_the_last_is_answered(run, toys, mod
     async def main():
         async with serving(toys, model_file) as (model, [handler]):
             under_way = []
-            resolve = model._resolve
-            model._resolve = lambda execution: (under_way.append(handler._sent is not None), resolve(execution))
+            resolve = model._answers.resolve
+            model._answers.resolve = lambda execution: (under_way.append(handler._sent is not None), resolve(execution))
             await asyncio.gather(ask(model), ask(model))
             assert under_way == [True, False]
 
