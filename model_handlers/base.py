@@ -176,6 +176,8 @@ class Handler(ABC):
             (`execute`): models that are code of the model's author.
         placement: where instances execute when the configuration does not say.
         preload: `module:function`, called once for all processes that execute such models: it imports the framework.
+        tried_first: whether a file that was never loaded here is tried in a process of its own before it is loaded into
+            the serving one: what reads it may die of a damaged one. See `try_load`, and `isolation/trial.py`.
         shared_on_gpu: whether models of the backend on one GPU share a process, so that they share what the framework
             keeps there; it has to give back what a model took when that is closed.
         ahead: whether `begin` may be called before the batch begun last is finished.
@@ -192,6 +194,7 @@ class Handler(ABC):
     sees_requests: ClassVar[bool] = False
     placement: ClassVar[Placement] = Placement.INLINE
     preload: ClassVar[str] = ""
+    tried_first: ClassVar[bool] = False
     shared_on_gpu: ClassVar[bool] = False
     ahead: ClassVar[bool] = False
     patience: float = 0.0
@@ -247,6 +250,22 @@ class Handler(ABC):
         Raises:
             MmeError: INVALID_MODEL when the framework refuses the file, OUT_OF_MEMORY when it finds no room.
         """
+
+    @classmethod
+    def reader(cls, config: ModelConfig, model_file: Path) -> str:  # noqa: ARG003 - for those that look
+        """What reads the file, and which version of it: what one has read another one may die of."""
+        return f"{cls.__module__}:{cls.__qualname__}"
+
+    @classmethod
+    def try_load(cls, config: ModelConfig, model_file: Path) -> None:
+        """Load the model, and look for whatever in it could harm a process that executes it; keep nothing.
+
+        Called in a process that may die of it, where `tried_first`.
+
+        Raises:
+            MmeError: as `load`; INVALID_MODEL for what was found.
+        """
+        cls.load(config, model_file, CPU, "").close()
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Run one batch.

@@ -22,7 +22,7 @@ from model_handlers.base import Footprint
 from model_handlers.body import takes_body
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
-from serve import footprints
+from serve import footprints, proofs
 from serve.cache_events import CacheEvent, CacheTimes, Deed
 from serve.dependents import parts_of, wholes_of
 from serve.footprints import Footprints
@@ -35,6 +35,7 @@ from serve.model_cache import ModelCache
 from serve.origins import Origins, unknown
 from serve.outside import EngineOutside
 from serve.priority import lower_priority
+from serve.proofs import Proofs
 from serve.register import Register
 from serve.rescue import Rescue
 from serve.scheduling.response_cache import ResponseCache
@@ -121,6 +122,7 @@ class Engine:
             self._loop,
             self.stats,
             footprints=known,
+            proofs=Proofs(StateFile(options.cache_directory / "proofs.json", proofs.FORM)),
             inline_ns=options.inline_ns,
             require_gpu=options.require_gpu,
             outside=functools.partial(EngineOutside, self, self._loop),

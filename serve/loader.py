@@ -23,6 +23,7 @@ class Prepared(Protocol):
         download_ns: what fetching took, 0 when it was on disk.
         pinned: whether its author wants it never to be evicted.
         equipped: whether nothing is left to be done that takes long and needs no memory. See `Loader.equip`.
+        tried_first: whether it may have to be tried before it is loaded. See `Loader.try_files`.
         alone: whether it is measured by what the whole process or a device takes more, so that no other such model may
             be loaded at the same time.
     """
@@ -35,6 +36,8 @@ class Prepared(Protocol):
     def pinned(self) -> bool: ...  # noqa: D102
     @property
     def equipped(self) -> bool: ...  # noqa: D102
+    @property
+    def tried_first(self) -> bool: ...  # noqa: D102
     @property
     def alone(self) -> bool: ...  # noqa: D102
 
@@ -56,6 +59,9 @@ class Loader(Protocol[P, T_co]):
 
     def equip(self, prepared: P, cancelled: Callable[[], bool]) -> P:
         """Make what the model brings and needs around it, where it is not equipped; that may take minutes."""
+
+    def try_files(self, prepared: P, cancelled: Callable[[], bool]) -> None:
+        """Have its files loaded, where this is not known to go well, by processes that may die of them."""
 
     def load(self, prepared: P, cancelled: Callable[[], bool]) -> tuple[T_co, Footprint]:
         """Load it; return what was loaded and what it takes, measured."""

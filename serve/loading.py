@@ -78,6 +78,7 @@ class Loading(Generic[P, T]):
         self._fetch_turns = asyncio.Semaphore(turns)
         self._equip_turns = Turns(turns)
         self._load_turns = asyncio.Semaphore(turns)
+        self._trial_turns = asyncio.Semaphore(turns)
         self._alone = asyncio.Lock()
         self._patience = patience
         self._give_way = give_way
@@ -190,6 +191,8 @@ class Loading(Generic[P, T]):
 
         footprint: Footprint
         try:
+            if prepared.tried_first:
+                await self._try_files(entry, prepared, left)
             async with self._alone if prepared.alone else contextlib.nullcontext(), self._load_turns:
                 must_go_on(entry)
                 began = _now()
@@ -216,6 +219,13 @@ class Loading(Generic[P, T]):
             return None
         finally:
             self._room.give_back(reserved)
+
+    async def _try_files(self, entry: Entry[T], prepared: P, left: float) -> None:
+        """Within the reservation, since it takes the memory that is reserved, but in nobody's way who loads."""
+        trial = functools.partial(self._loader.try_files, prepared)
+        async with self._trial_turns:
+            must_go_on(entry)
+            await self._in_time(entry, left, self._on_thread(entry, lambda _: None, trial))
 
     async def _on_thread(
         self,

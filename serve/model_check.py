@@ -16,6 +16,7 @@ from model_handlers.config import ModelConfig
 from model_handlers.config_problems import Finding, Understood, understand
 from model_handlers.ensemble_checks import PLATFORM
 from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.trial import try_file
 from model_handlers.registry import find_backend, handler_for
 from serve.checksums import checksum_errors
 from serve.initial_states import initial_states
@@ -184,6 +185,8 @@ def _hold_against_files(found: Examined) -> None:
         model_file = directory.model_file(version)
         shown = _relative(model_file, found.path)
         try:
+            if handler.tried_first:  # the command would die of it, and tell nothing of the rest
+                try_file(handler, config, model_file)
             found.config = handler.autocomplete(config, model_file)
         except MmeError as error:
             is_unknown = error.kind is Kind.UNSUPPORTED  # without the framework, or without running the model's code

@@ -12,6 +12,8 @@ from model_handlers.isolation.start import start_isolated
 from serve.warm_up import warm_up
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from model_handlers.base import Device
     from model_handlers.config import ModelConfig
     from serve.disk_room import Hold
@@ -62,6 +64,16 @@ class PreparedTarget:
         on_gpu = any(device != CPU for _, device in self.lanes)
         return inside or on_gpu or any(member.alone for member in self.members)
 
+    @property
+    def is_delicate(self) -> bool:
+        """Whether its own files are loaded into this process only with a proof: see `serve/proofs.py`."""
+        return self.handler is not None and self.handler.tried_first and self.placement is Placement.INLINE
+
+    @property
+    def tried_first(self) -> bool:
+        """Whether there have to be such proofs of any of the target's models."""
+        return self.is_delicate or any(member.tried_first for member in self.members)
+
     def release(self) -> None:
         """The files may go."""
         if self.hold is not None:
@@ -78,13 +90,17 @@ class PreparedTarget:
 
     def _start(self, version: int, config: ModelConfig, device: Device, lane: str) -> Handler:
         assert self.handler is not None  # noqa: S101 - ensembles have no instances
-        usual = model_file = self.directory.model_file(version)
-        if config.cc_filenames:
-            model_file = devices.file_for(device, config, self.directory.versions[version])
+        model_file = self.file(version, config, device)
         if self.placement is Placement.PROCESS:
-            environment = self.brought.there.get(usual)
+            environment = self.brought.there.get(self.directory.model_file(version))
             return start_isolated(self.handler, config, model_file, device, lane, environment)
         return self.handler.load(config, model_file, device, lane)
+
+    def file(self, version: int, config: ModelConfig, device: Device) -> Path:
+        """The model file of a version for a device."""
+        if config.cc_filenames:
+            return devices.file_for(device, config, self.directory.versions[version])
+        return self.directory.model_file(version)
 
 
 def in_order(members: tuple[PreparedTarget, ...], target: str) -> list[PreparedTarget]:

@@ -33,6 +33,7 @@ from serve.measuring import Scales
 from serve.model import Model
 from serve.override import digest_of
 from serve.prepared import PreparedTarget, in_order, is_pinned
+from serve.proofs import Proofs
 from serve.repository import ModelDirectory, open_model, open_target
 from serve.scheduling.ensemble_check import check_members
 from serve.scripts import Scripts
@@ -46,6 +47,7 @@ from serve.weights.mode import Weights, weights_of
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from model_handlers.base import Device
     from model_handlers.environments.cache import Environments
@@ -70,6 +72,7 @@ class ModelLoader:
         loop: the event loop that the models will serve.
         stats: (name, version) → counters that outlive a model's stay in memory.
         footprints: what models took before.
+        proofs: which files were loaded before.
         inline_ns: see `Model`.
         require_gpu: whether KIND_GPU without a GPU is an error.
         outside: what a target's models may ask of the server, by its name.
@@ -91,6 +94,7 @@ class ModelLoader:
         stats: dict[tuple[str, int], ModelStats],
         *,
         footprints: Footprints | None = None,
+        proofs: Proofs | None = None,
         inline_ns: int = 0,
         require_gpu: bool = False,
         outside: Callable[[str], Outside] | None = None,
@@ -109,6 +113,7 @@ class ModelLoader:
         self._loop = loop
         self._stats = stats
         self._footprints = footprints or Footprints()
+        self._proofs = proofs or Proofs()
         self._inline_ns = inline_ns
         self._require_gpu = require_gpu
         self._outside = outside
@@ -230,6 +235,15 @@ class ModelLoader:
         files = {version: directory.model_file(version) for version in directory.versions}
         return TargetForms(self._store, handler, weights, directory.config, files)
 
+    def try_files(self, prepared: PreparedTarget, cancelled: Callable[[], bool]) -> None:
+        """Have files tried of which there is no proof: see `serve/proofs.py`."""
+        for each in (*prepared.members, prepared):
+            versions = each.directory.versions if each.is_delicate else ()
+            with _blamed(each, prepared):
+                for version in versions:
+                    _must_go_on(prepared, cancelled)
+                    self._proofs.provide(*_to_prove(each, version))
+
     def load(self, prepared: PreparedTarget, cancelled: Callable[[], bool] = lambda: False) -> tuple[Target, Footprint]:
         """Load every selected version on its devices, members first, warm it up, measure, and remember."""
         members: dict[str, Target] = {}
@@ -341,6 +355,8 @@ class ModelLoader:
             for lane, device in prepared.lanes:
                 handler = shared.get(device)
                 if handler is None:
+                    if prepared.is_delicate:  # it was tried, and waited for its turn since
+                        self._proofs.check(*_to_prove(prepared, version))
                     handler = prepared.start(version, config, device, lane)
                     handler.outside = self._outside(prepared.target) if self._outside is not None else None
                     handlers.append(handler)
@@ -401,6 +417,13 @@ def _blamed(member: PreparedTarget, whole: PreparedTarget) -> Iterator[None]:
             f"ensemble '{name}' depends on '{part}' which has no loaded version. Model '{part}' loading failed with "
             f"error: {error.message}"
         ) from error
+
+
+def _to_prove(prepared: PreparedTarget, version: int) -> tuple[type[Handler], ModelConfig, Path]:
+    """What reads a version's file, and the file; what dies of files has no other file for GPUs."""
+    assert prepared.handler is not None  # noqa: S101 - it is delicate
+    config = prepared.directory.config
+    return prepared.handler, config, prepared.file(version, config, CPU)
 
 
 def _must_go_on(prepared: PreparedTarget, cancelled: Callable[[], bool]) -> None:

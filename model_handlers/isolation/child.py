@@ -37,6 +37,7 @@ from model_handlers.isolation.framing import (
 )
 from model_handlers.isolation.outside import OutsideInChild
 from model_handlers.isolation.reports import Reports
+from model_handlers.isolation.restraint import restrain
 from model_handlers.isolation.segments import SIZES, Segment
 from model_handlers.metrics import METRICS
 
@@ -60,6 +61,8 @@ def main(control: socket.socket, events: socket.socket) -> int:
         return 0
     if message["do"] == "host":
         return _host(side)
+    if message["do"] == "try":
+        return _try(message, side)
     return _serve(message, side, events)
 
 
@@ -159,30 +162,49 @@ class _Side:
             os._exit(0)
 
 
+def _try(message: Message, side: _Side) -> int:
+    """Load a file on trial, and tell whether that went well: see `trial`."""
+    try:
+        model_file = Path(message["model_file"])
+        restrain(model_file.stat().st_size)
+        _handler_class(message).try_load(config_from(message["config"]), model_file)
+        answer: Message = {"tried": True}
+    except BaseException as error:  # noqa: BLE001 - whatever a reader raises
+        answer = _refusal(error, message)
+    side.send(answer)
+    return 0
+
+
 def _load(message: Message, side: _Side) -> Handler | None:
     """Load the model and tell its completed configuration, or tell why not."""
     try:
         config = config_from(message["config"])
-        module, _, name = message["handler"].partition(":")
-        handler_class: Any = importlib.import_module(module)
-        for part in name.split("."):
-            handler_class = getattr(handler_class, part)
+        handler_class = _handler_class(message)
         device = Device(*message["device"])
         SIZES.growth = message["growth"]
         BusyPoll.longest = message["busy_poll"]
         handler: Handler = handler_class.load(config, Path(message["model_file"]), device, message["lane"])
         answer = {"loaded": config_fields(handler.config)}
     except BaseException as error:  # noqa: BLE001 - the model's code may raise anything, SystemExit included
-        side.send(
-            {
-                "error": error_fields(
-                    _as_error(error, message["config"]["name"], Kind.INVALID_MODEL, "while it was loaded")
-                )
-            }
-        )
+        side.send(_refusal(error, message))
         return None
     side.send(answer)
     return handler
+
+
+def _handler_class(message: Message) -> Any:
+    module, _, name = message["handler"].partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _refusal(error: BaseException, message: Message) -> Message:
+    """Why a model is not loaded."""
+    return {
+        "error": error_fields(_as_error(error, message["config"]["name"], Kind.INVALID_MODEL, "while it was loaded"))
+    }
 
 
 class _Worker:

@@ -24,6 +24,7 @@ from model_handlers.parameters import integer, switch
 from model_handlers.threads import default_threads
 from model_handlers.trees.files import FileKind, checkpoint_version, kind_of, lightgbm_version, xgboost_version
 from model_handlers.trees.libraries import has, imported, words
+from model_handlers.trees.soundness import check_lightgbm, check_treelite, check_xgboost
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,8 +69,8 @@ def library_of(kind: FileKind) -> str:
     return "treelite"
 
 
-def open_forest(config: ModelConfig, model_file: Path) -> Forest:
-    """Read a file.
+def open_forest(config: ModelConfig, model_file: Path, *, on_trial: bool = False) -> Forest:
+    """Read a file. On trial its trees are looked through as well, before anything is computed: see `soundness`.
 
     Raises:
         MmeError: INVALID_MODEL when it is not what it should be, UNSUPPORTED when no library reads it here,
@@ -80,10 +81,10 @@ def open_forest(config: ModelConfig, model_file: Path) -> Forest:
     imported(name)
     try:
         if name == "xgboost":
-            return XgboostForest(config, model_file, kind)
+            return XgboostForest(config, model_file, kind, on_trial=on_trial)
         if name == "lightgbm":
-            return LightgbmForest(config, model_file)
-        return TreeliteForest(config, model_file, kind)
+            return LightgbmForest(config, model_file, on_trial=on_trial)
+        return TreeliteForest(config, model_file, kind, on_trial=on_trial)
     except MmeError:
         raise
     except MemoryError as error:
@@ -104,7 +105,7 @@ class XgboostForest:
 
     explains = True
 
-    def __init__(self, config: ModelConfig, model_file: Path, kind: FileKind) -> None:
+    def __init__(self, config: ModelConfig, model_file: Path, kind: FileKind, *, on_trial: bool) -> None:
         xgboost = imported("xgboost")
         wrote = xgboost_version(kind, model_file)
         if kind is FileKind.XGBOOST_UBJ and not wrote:  # which XGBoost might read for ever
@@ -128,6 +129,8 @@ class XgboostForest:
         self.labels = objective == "multi:softmax"
         self.binary = objective.startswith("binary:")
         self.features = booster.num_features()
+        if on_trial:
+            check_xgboost(booster.save_raw("ubj"), learner["learner_model_param"])
         self.columns = self.scores(np.zeros((1, self.features), np.float32)).shape[1]
 
     def scores(self, rows: Array) -> Array:
@@ -148,7 +151,7 @@ class LightgbmForest:
     explains = True
     labels = False
 
-    def __init__(self, config: ModelConfig, model_file: Path) -> None:
+    def __init__(self, config: ModelConfig, model_file: Path, *, on_trial: bool) -> None:
         version = lightgbm_version(model_file)
         if version and version not in _LIGHTGBM_VERSIONS:
             raise invalid_model(
@@ -157,6 +160,8 @@ class LightgbmForest:
             )
         self._threads = threads_of(config, model_file)
         text = _trees_text(config, model_file)
+        if on_trial:
+            check_lightgbm(text)
         self._booster = imported("lightgbm").Booster(model_str=text)
         self.features = self._booster.num_feature()
         self.binary = "\nobjective=binary" in text.partition("\nTree=0")[0]
@@ -179,7 +184,7 @@ class TreeliteForest:
     explains = False
     labels = False
 
-    def __init__(self, config: ModelConfig, model_file: Path, kind: FileKind) -> None:
+    def __init__(self, config: ModelConfig, model_file: Path, kind: FileKind, *, on_trial: bool) -> None:
         treelite = imported("treelite")
         self._predict = treelite.gtil.predict
         self._threads = threads_of(config, model_file)
@@ -187,6 +192,8 @@ class TreeliteForest:
         header = self._model.get_header_accessor()
         self.features = self._model.num_feature
         self.binary = int(header.get_field("task_type")[0]) == 0
+        if on_trial:
+            check_treelite(self._model)
         self.columns = self.scores(np.zeros((1, self.features), np.float32)).shape[1]
         self.binary = self.binary and self.columns == 1
 

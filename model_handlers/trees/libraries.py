@@ -1,6 +1,6 @@
 """XGBoost, LightGBM and treelite: the one module that imports them, and what their errors say.
 
-Called on load threads; `words` on any.
+Called on load threads and in a fork server; `words` on any.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 from model_handlers.errors import Kind, MmeError
 from model_handlers.importing import import_without
 
+PRELOAD = "model_handlers.trees.libraries:preload"
+_LIBRARIES = ("xgboost", "lightgbm", "treelite")
 _STAMP = re.compile(r"^\[\d\d:\d\d:\d\d\] (?:\S+:\d+: )?")
 _CHECK = re.compile(r"^Check failed: .*?: ")
 _MOST_WORDS = 300
@@ -45,6 +47,12 @@ def imported(name: str) -> Any:
     if name == "lightgbm":  # it would write to standard output, where lines are JSON
         module.register_logger(logging.getLogger("mme.lightgbm"))
     return module
+
+
+def preload() -> None:
+    """Import those that are installed, for the processes that are forked from this one."""
+    for name in filter(has, _LIBRARIES):
+        imported(name)
 
 
 def words(error: Exception) -> str:

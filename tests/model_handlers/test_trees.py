@@ -3,6 +3,7 @@
 import base64
 import json
 import logging
+import re
 import sys
 import threading
 import zlib
@@ -306,6 +307,66 @@ def test_a_configuration_that_disagrees_with_the_file_is_refused(load, inputs, s
 
     assert caught.value.kind is Kind.INVALID_MODEL
     assert sentence in caught.value.message
+
+
+# -- on trial -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whole_files_stand_their_trial(trained, name):
+    """Of every kind; so do trees with splits by category, and those whose library is not there."""
+    TreesHandler.try_load(ModelConfig("m", "fil"), trained[0][name])
+
+
+@pytest.mark.parametrize("name", ["softprob.ubj", "multiclass.txt"])
+def test_files_stand_their_trial_by_treelite(trained, name, monkeypatch):
+    """Which stands in."""
+    monkeypatch.setattr(forests, "has", lambda _: False)
+    TreesHandler.try_load(ModelConfig("m", "fil"), trained[0][name])
+
+
+def test_trees_with_categories_stand_their_trial(tmp_path):
+    """Their splits have sets of categories, and are looked through as well."""
+    rows = ROWS.copy()
+    rows[:, 0] = RNG.integers(0, 9, len(rows))
+    options = {"objective": "regression", "min_data_in_leaf": 2, "verbose": -1, "num_threads": 1}
+    data = lightgbm.Dataset(rows, VALUE + (rows[:, 0] % 3) * 9, categorical_feature=[0])
+    lightgbm.train({**options, "max_cat_to_onehot": 1, "min_data_per_group": 1}, data, 4).save_model(tmp_path / "a.txt")
+    assert "cat_boundaries" in (tmp_path / "a.txt").read_text()
+    matrix = xgboost.DMatrix(rows, VALUE, feature_types=["c", *"qqqq"], enable_categorical=True)
+    xgboost.train({"max_depth": 3, "nthread": 1, "max_cat_to_onehot": 1}, matrix, 4).save_model(tmp_path / "a.ubj")
+    for name in ("a.txt", "a.ubj"):
+        TreesHandler.try_load(ModelConfig("m", "fil"), tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("binary.ubj", lambda data: astray(data, b"left_children[$l#L"), "children in tree 0 are from"),
+        ("binary.ubj", lambda data: astray(data, b"split_indices[$l#L"), "features that tree 0 asks for are from"),
+        (
+            "softprob.ubj",
+            lambda data: data.replace(b"i\x02i\x00i\x01i\x02", b"i\x07i\x00i\x01i\x02"),
+            "classes of trees",
+        ),
+        ("binary.txt", lambda data: re.sub(rb"left_child=\S+", b"left_child=99", data, count=1), "tree_sizes"),
+    ],
+)
+def test_trees_that_are_none_do_not(trained, tmp_path, name, change, sentence):
+    """Though their library loads them."""
+    file = tmp_path / f"bad{trained[0][name].suffix}"
+    file.write_bytes(change(trained[0][name].read_bytes()))
+    with pytest.raises(MmeError) as caught:
+        TreesHandler.try_load(ModelConfig("m", "fil"), file)
+
+    assert caught.value.kind is Kind.INVALID_MODEL
+    assert sentence in caught.value.message
+
+
+def astray(data, array):
+    """The first number of an array of UBJSON is a million."""
+    at = data.index(array) + len(array) + 8
+    return data[:at] + (1_000_000).to_bytes(4, "big") + data[at + 4 :]
 
 
 # -- bad files -------------------------------------------------------------------------------------------------------

@@ -85,6 +85,7 @@ class Artifact:
     download_ns: int = 0
     pinned: bool = False
     equipped: bool = True
+    tried_first: bool = False
     alone: bool = False
     released: int = 0
 
@@ -128,6 +129,7 @@ class Press:
         sizes: name → (estimate, what it really takes); 60 MB each if not named.
         pinned, alone: names of models whose authors want them to stay, and of those that must be loaded alone.
         bare: names of models that are yet to be equipped.
+        delicate: names of models whose files may have to be tried.
         failures: (step, name) → errors that it raises next, in order.
         prepared, made: everything ever fetched, and loaded.
         in_memory: bytes that are really taken.
@@ -139,6 +141,7 @@ class Press:
         self.alone = set()
         self.measured = {}  # a loader remembers
         self.bare = set()
+        self.delicate = set()
         self.overruled = 0
         self.prepared = []
         self.deaf = False  # to whoever cancels a fetch
@@ -166,6 +169,7 @@ class Press:
                 self.measured.get(name, estimate),
                 pinned=name in self.pinned,
                 equipped=name not in self.bare,
+                tried_first=name in self.delicate,
                 alone=name in self.alone,
             )
         )
@@ -178,6 +182,10 @@ class Press:
         self.fail("equip", prepared.name)
         prepared.equipped = True
         return prepared
+
+    def try_files(self, prepared, cancelled):  # noqa: ARG002 - a trial is short
+        """See `Loader`."""
+        self.fail("try_files", prepared.name)
 
     def overrule(self):
         """See `Loader`."""
@@ -1036,6 +1044,40 @@ def test_a_model_that_is_yet_to_be_equipped_holds_up_no_other(play):
             await task
 
     play(scene, turns=1)
+
+
+def test_a_file_on_trial_holds_up_no_other_load(play):
+    """Within its reservation, and though it would be loaded alone: others are loaded meanwhile."""
+
+    async def scene(world):
+        world.press.delicate = world.press.alone = {"slow"}
+        world.press.sizes = {"quick": (mb(20), mb(20))}
+        slow = await world.begin("slow", "load")
+        await world.do("prepare slow")
+        assert world.desk.pending == ["try_files slow"]
+        assert world.cache.room.reserved == mb(60)
+        quick = await world.begin("quick", "load")
+        await world.do("prepare quick", "load quick")
+        await quick
+        await world.do("try_files slow", "load slow")
+        await slow
+
+    play(scene, turns=1)
+
+
+def test_a_file_that_does_not_stand_its_trial_is_not_loaded(play):
+    """The error is what whoever waits gets, and what was reserved is free again."""
+
+    async def scene(world):
+        world.press.delicate = {"bad"}
+        world.press.failures = {("try_files", "bad"): [MmeError(Kind.INVALID_MODEL, "died")]}
+        loading = await world.begin("bad", "load")
+        await world.do_all()
+        assert failure(loading) is Kind.INVALID_MODEL
+        assert world.press.made == []
+        assert world.cache.room.used() == Footprint()
+
+    play(scene)
 
 
 def test_an_estimate_too_large_gives_back_the_rest(play):

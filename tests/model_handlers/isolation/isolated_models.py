@@ -340,3 +340,31 @@ class CloseHangs(Echo):
 class CloseRaises(Echo):
     def close(self):
         raise RuntimeError("can't let go")
+
+
+class Tried(Model):
+    """On trial it does what its file says."""
+
+    tried_first = True
+
+    @classmethod
+    def try_load(cls, config, model_file):
+        deed = model_file.read_text()
+        if deed == "tell":
+            oom = Path("/proc/self/oom_score_adj").read_text().strip()
+            told = f"{os.getpid()} {os.getpriority(os.PRIO_PROCESS, 0)} {oom}"
+            (model_file.parent / "told").write_text(told)
+        elif deed == "segfault":
+            ctypes.string_at(8)
+        elif deed == "abort":
+            os.abort()
+        elif deed == "exit":
+            os._exit(3)
+        elif deed == "refuse":
+            raise MmeError(Kind.INVALID_MODEL, "no such model")
+        elif deed == "raise":
+            raise ValueError("a bad number")
+        elif deed == "devour":
+            np.ones(1 << 30)
+        elif deed == "hang":
+            time.sleep(600)
