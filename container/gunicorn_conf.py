@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from container.logs import configure, logging_config
 from container.settings import Settings
+from serve.life import life_of
+from serve.override import forget_overrides
 
 if TYPE_CHECKING:
     from typing import Any
@@ -48,3 +50,8 @@ def on_starting(server: Any) -> None:
     if server.cfg.workers != 1:
         msg = f"workers={server.cfg.workers}: one process owns the model cache, so that only 1 worker can be used"
         raise RuntimeError(msg)
+
+
+def on_exit(server: Any) -> None:  # noqa: ARG001 - gunicorn's interface
+    """The files that models were loaded with are for the next worker, and none comes any more."""
+    forget_overrides(_settings.cache_dir, life_of(os.getpid()))

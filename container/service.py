@@ -133,8 +133,12 @@ class Service:
         self._polling = asyncio.get_running_loop().create_task(self._poller.run())
 
     async def _load(self, name: str) -> bool:
+        known = self.engine.canonical(name)
         try:
-            await self.engine.load(self.engine.canonical(name))
+            if self.engine.is_overridden(known):  # since the worker before: a load would be of its own files again
+                async with self.engine.leased(known):
+                    return True
+            await self.engine.load(known)
         except MmeError as error:
             if error.kind is Kind.ALREADY_EXISTS:  # a request was quicker
                 return True

@@ -40,7 +40,7 @@ from serve.register import Register
 from serve.rescue import Rescue
 from serve.scheduling.response_cache import ResponseCache
 from serve.shared_script import SharedScript
-from serve.source import Archived, InRepository, Unpacked, origin, source_of
+from serve.source import Archived, InRepository, Overridden, Unpacked, origin, source_of
 from serve.state_file import LazyFile, StateFile
 from serve.store import ARCHIVE_SUFFIX
 from serve.target_loader import ModelLoader
@@ -469,6 +469,11 @@ class Engine:
                 for model in entry.resident.models():
                     yield model.name, model
 
+    def is_overridden(self, name: str) -> bool:
+        """Whether it is registered as a client loaded it, with another configuration or with other files."""
+        entry = self.cache.entries.get(name)
+        return entry is not None and entry.registered and isinstance(entry.source, Overridden)
+
     def is_resident(self, name: str) -> bool:
         """Whether the model is in memory."""
         entry = self.cache.entries.get(name)
@@ -489,6 +494,7 @@ class Engine:
 
     async def close(self) -> None:
         """Unload everything and end the threads."""
+        self.register.leave_overrides()
         await self._tiering.close()
         await self.cache.close()
         self._loads.shutdown(wait=True)

@@ -37,12 +37,16 @@ class Row:
         url: the folder that it came from, "" where store or repository have it.
         body: whether its input is a request's body as it came.
         used: when it was used last, in seconds since 1970.
+        config: the configuration that a client loaded it with, as JSON; "" for its own.
+        folder: the name of the folder with the files that it was loaded with; "" for its own.
     """
 
     name: str
     url: str = ""
     body: bool = False
     used: float = 0.0
+    config: str = ""
+    folder: str = ""
 
 
 class Journal:
@@ -77,6 +81,11 @@ class Journal:
 
     def __repr__(self) -> str:
         return f"<Journal of {len(self.rows)} models, {len(self.aliases)} aliases>"
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether anything of it is for another worker."""
+        return self._file is not None
 
     def changed(self) -> None:
         """Somebody changed what is registered."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
 from serve.artifacts import Artifacts
-from serve.override import Overrides
+from serve.override import FOLDER, Overrides
 from serve.repositories import Repositories
 from serve.source import Archived, InRepository
 from serve.store import ARCHIVE_SUFFIX, open_store, validate_name
@@ -59,7 +59,7 @@ class Origins:
             folders = (options.repository, *options.more_repositories)
             self._repositories = Repositories(folders, scripts, namespaces=options.namespaces)
         self._folders = options.folders
-        self._overrides = Overrides(options.cache_directory / "overrides")
+        self._overrides = Overrides(options.cache_directory / FOLDER, options.life, options.disk_budget)
 
     def __repr__(self) -> str:
         return f"<Origins {self.artifacts or self._repositories or sorted(self._folders)}>"
@@ -103,6 +103,14 @@ class Origins:
     def overridden(self, name: str, base: Source | None, override: Override) -> Overridden:
         """What a name means for one load. Blocks; see `Overrides.source`."""
         return self._overrides.source(name, base, override)
+
+    def restored(self, name: str, base: Source | None, config: str, folder: str) -> Overridden:
+        """The same in the next worker; see `Overrides.restored`."""
+        return self._overrides.restored(name, base, config, folder)
+
+    def sweep_overrides(self) -> None:
+        """Everything is restored that is to be; see `Overrides.sweep`."""
+        self._overrides.sweep()
 
 
 def unavailable(name: str) -> MmeError:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.errors import MmeError, invalid_argument
 from serve.journal import Row, clock
 from serve.origins import Origins, unavailable, unknown
-from serve.source import Archived, Source, Unpacked, origin, source_of
+from serve.source import Archived, Overridden, Source, Unpacked, origin, source_of
 from serve.stats import TargetStats
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class Register:
                 del rows[row.name]
         for alias in [alias for alias, name in aliases.items() if name not in rows]:
             del aliases[alias]
+        self._origins.sweep_overrides()
         if rows:
             _log.info("%d models are registered that the worker before had registered", len(rows))
 
@@ -188,7 +189,7 @@ class Register:
         journal, name = self._journal, entry.name
         if entry.registered:
             url = entry.source.url if isinstance(origin(entry.source), Unpacked) else ""
-            row = Row(name, url, name in self.body_takers)
+            row = Row(name, url, name in self.body_takers, 0.0, *_override_of(entry.source))
             if journal.rows.get(name) == row:
                 return
             journal.rows[name] = row
@@ -206,6 +207,13 @@ class Register:
         self.note(entry)
         await self._journal.flush()
 
+    def leave_overrides(self) -> None:
+        """Before models are closed: what the journal names is for the next worker, if there is one."""
+        for name, row in self._journal.rows.items() if self._journal.is_kept else ():
+            entry = self._cache.entries.get(name)
+            if row.folder and entry is not None and isinstance(entry.source, Overridden) and entry.source.folder:
+                entry.source.folder.leave()
+
     async def close(self) -> None:
         """Note nothing more: the next worker may have begun to keep the journal."""
         self._timer.cancel()
@@ -220,10 +228,30 @@ class Register:
         self._timer = asyncio.get_running_loop().call_later(_USE_SECONDS, self._watch_use)
 
     def _restore_row(self, row: Row) -> None:
-        entry = self.add(row.name, source_of(row.url) if row.url else self.find(row.name))
+        entry = self.add(row.name, self._source_in(row))
         entry.evicted, entry.reason = True, _REPLACED
         entry.last_used = row.used - clock() if row.used else 0.0
         if row.body:
             self.body_takers.add(row.name)
-        if isinstance(entry.source, Archived) and row.used:
-            entry.source.artifacts.used(row.name, row.used)
+        base = origin(entry.source)
+        if isinstance(base, Archived) and row.used:
+            base.artifacts.used(row.name, row.used)
+
+    def _source_in(self, row: Row) -> Source:
+        """Where a model came from, and what a client loaded it with."""
+        base: Source | None = None
+        try:
+            base = source_of(row.url) if row.url else self.find(row.name)
+        except MmeError:
+            if not row.folder:
+                raise
+        if base is not None and not row.config:
+            return base
+        return self._origins.restored(row.name, base, row.config, row.folder)
+
+
+def _override_of(source: Source) -> tuple[str, str]:
+    """The configuration and the folder of what a client loaded a model with, "" for its own."""
+    if not isinstance(source, Overridden):
+        return "", ""
+    return source.config, source.folder.path.name if source.folder is not None else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -171,3 +173,47 @@ def test_a_reload_of_the_master_keeps_what_is_registered(serve, tmp_path):
 
     assert listed(server) == {"m": url}
     assert models.y(server.ask("POST", "/models/m/invoke", models.ONE).json) == [2, 3, 4, 5]
+
+
+def test_what_a_client_loaded_a_model_with_survives_the_worker(serve, tmp_path):
+    """Another configuration, and other files, also of a model that is nowhere else: as it was loaded, killed twice.
+
+    Files are gone with the unload, and with the server.
+    """
+    for name in ("configured", "replaced", "plain"):
+        models.lay_out(tmp_path / "models" / name, models.plus(1), "max_batch_size: 4")
+    environ = {"MME_MODEL_REPOSITORY": str(tmp_path / "models"), "MME_PING_MODE": "ready"}
+    server = serve(environ)
+    other = {"config": json.dumps({"max_batch_size": 16})}
+    files = other | {"file:1/model.onnx": base64.b64encode(models.plus(7)).decode()}
+    for name, parameters in {"configured": other, "replaced": files, "new": files, "plain": other}.items():
+        answer = server.ask("POST", f"/v2/repository/models/{name}/load", {"parameters": parameters})
+        assert answer.status == 200, answer.body
+    assert server.ask("POST", "/v2/repository/models/plain/load").status == 200
+    folders = server.cache / "overrides"
+    assert len(list(folders.iterdir())) == 2
+
+    for _ in range(2):
+        kill(server)
+        for name, (size, number) in {
+            "configured": (16, 1),
+            "replaced": (16, 7),
+            "new": (16, 7),
+            "plain": (4, 1),
+        }.items():
+            answer = server.ask("POST", f"/v2/models/{name}/infer", models.ONE)
+            assert answer.status == 200, answer.body
+            assert models.y(answer.json)[0] == 1 + number
+            assert server.ask("GET", f"/v2/models/{name}/config").json["max_batch_size"] == size
+        assert len(list(folders.iterdir())) == 2
+
+    assert server.ask("POST", "/v2/repository/models/new/unload").status == 200
+    kill(server)
+    assert server.ask("POST", "/v2/models/new/infer", models.ONE).status == 400
+    assert len(list(folders.iterdir())) == 1
+    assert server.ask("POST", "/v2/repository/models/replaced/load").status == 200
+    assert models.y(server.ask("POST", "/v2/models/replaced/infer", models.ONE).json)[0] == 2
+    eventually(lambda: not list(folders.iterdir()), "the end of the files")
+    assert server.ask("POST", "/v2/repository/models/new/load", {"parameters": files}).status == 200
+    assert server.stop() == 0
+    assert not list(folders.iterdir())

@@ -105,7 +105,7 @@ def test_the_next_worker_knows_what_this_one_knew(journals, tmp_path):
     async def scene(opened):
         entries = {"a": Used(0.0), "b": Used(5.0)}
         journal = opened(entries=entries)
-        journal.rows = {"a": Row("a", "/models/a", body=True, used=7.0), "b": Row("b")}
+        journal.rows = {"a": Row("a", "/models/a", body=True, used=7.0, config="{}", folder="f"), "b": Row("b")}
         journal.aliases["other"] = "a"
         journal.unloaded.add("c")
         journal.changed()

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,8 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.outside import Override
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
-from serve.override import Overrides, check_override, inner_path
+from serve.life import life_of
+from serve.override import Overrides, check_override, forget_overrides, inner_path
 from serve.source import InRepository
 
 
@@ -99,6 +101,42 @@ def test_folders_go_with_those_who_refer_to_them(tmp_path):
     del source
     gc.collect()
     assert not path.exists()
+
+
+def test_the_next_worker_restores_what_is_named_and_removes_the_rest(tmp_path):
+    """Of the folders that a worker of the same server left: those that are restored stay, of the others none."""
+    directory = tmp_path / "overrides"
+    life, dead = life_of(os.getppid()), "0-1-2"
+    for name in ("named", "forgotten"):
+        (directory / f"{life}~{dead}~{name}" / "1").mkdir(parents=True)
+    (directory / f"{life}~{life}~other").mkdir()
+    overrides = Overrides(directory, life)
+    source = overrides.restored("m", None, "{}", f"{life}~{dead}~named")
+    assert source.base == InRepository(source.folder.path)
+    overrides.sweep()
+    assert sorted(path.name.rpartition("~")[2] for path in directory.iterdir()) == ["named", "other"]
+
+    made = overrides.source("m", None, Override("{}", {"file:1/model.onnx": b"model"}))
+    made.folder.leave()
+    del made, source
+    gc.collect()
+    assert sorted(path.name.split("~")[1] for path in directory.iterdir()) == sorted([life, life_of(os.getpid())])
+    with pytest.raises(MmeError, match="files of a client's that are gone"):
+        overrides.restored("m", None, "{}", f"{life}~{dead}~named")
+    forget_overrides(tmp_path, life)
+    assert list(directory.iterdir()) == []
+
+
+def test_files_of_all_models_together_have_a_budget(tmp_path):
+    """Beyond it a load finds no room on disk, until another model's files are gone."""
+    overrides = Overrides(tmp_path / "overrides", budget=1000)
+    first = overrides.source("a", None, Override("{}", {"file:1/model.onnx": bytes(600)}))
+    with pytest.raises(MmeError, match="hold 600 of 1000 bytes") as caught:
+        overrides.source("b", None, Override("{}", {"file:1/model.onnx": bytes(600)}))
+    assert caught.value.kind is Kind.OUT_OF_MEMORY
+    del first
+    gc.collect()
+    overrides.source("b", None, Override("{}", {"file:1/model.onnx": bytes(600)}))
 
 
 # -- through the engine ------------------------------------------------------------------------------------------------
