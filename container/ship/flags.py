@@ -236,7 +236,7 @@ def _add_invoke_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_bench_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("where", nargs="?", metavar="URL|ENDPOINT", help="a server over plain HTTP, or boto3 on AWS")
+    parser.add_argument("where", nargs="?", metavar="URL|ENDPOINT", help="a server or `mme local`, or boto3 on AWS")
     _add_sender(parser)
     text = "a model; repeatable, and bert-{0..49}.tar.gz names fifty"
     parser.add_argument("--target", metavar="NAME", action="append", help=text)
@@ -251,8 +251,9 @@ def _add_bench_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_sender(parser: argparse.ArgumentParser) -> None:
     """Where requests go."""
-    parser.add_argument("--url", help=f"a server over plain HTTP; default {DEFAULT_URL}")
-    parser.add_argument("--local", metavar="URL", help="boto3 against this server, such as `mme local`")
+    text = f"a server over plain HTTP, or `mme local`, which is asked through boto3; default {DEFAULT_URL}"
+    parser.add_argument("--url", help=text)
+    parser.add_argument("--local", metavar="URL", help="boto3 against this server, whatever it is")
     parser.add_argument("--timeout", type=float, default=70.0, metavar="SECONDS", help="default 70")
 
 

@@ -1,10 +1,13 @@
 """How a request gets to a model: over plain HTTP, or through boto3 to SageMaker or to `mme local`.
 
 A sender takes a request, a target model and an inference id, and gives the answer; it may be called from many threads.
+Whoever names `mme local` by its URL alone is understood: it tells what it is.
 """
 
+# ruff: noqa: T201 - a command talks to people
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -12,7 +15,7 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from container.client_commands import Answer, checked_url, post, sentence_of
+from container.client_commands import Answer, ask, checked_url, post, sentence_of
 from container.ship.aws import aws_errors
 from container.ship.flags import DEFAULT_URL
 from model_handlers.errors import Kind, MmeError, invalid_argument
@@ -42,9 +45,27 @@ def sender_of(arguments: argparse.Namespace, connections: int = 1) -> Sender:
     if arguments.local and arguments.url:
         raise invalid_argument("--local is the Runtime API and --url plain HTTP: give one of them")
     endpoint = arguments.name or arguments.endpoint or (_LOCAL_NAME if arguments.local else "")
+    url = arguments.local or arguments.url or ""
     if not endpoint:
-        return _plain(checked_url(arguments.url or DEFAULT_URL), arguments.timeout)
-    return _runtime(endpoint, arguments.local or arguments.url or "", arguments.timeout, connections)
+        url = checked_url(url or DEFAULT_URL)
+        endpoint = _local_endpoint(url, arguments.timeout)
+        if not endpoint:
+            return _plain(url, arguments.timeout)
+        print(
+            f"{url} is `mme local`, which speaks the Runtime API: asked through boto3, as by --local", file=sys.stderr
+        )
+    return _runtime(endpoint, url, arguments.timeout, connections)
+
+
+def _local_endpoint(url: str, timeout: float) -> str:
+    """The name of the endpoint that `mme local` is at a URL; "" where there is another server, or none."""
+    try:
+        told, _ = ask(f"{url}/", None, timeout)
+    except MmeError:  # no server answers that, and one that does not answer at all is told of by the first request
+        return ""
+    if not isinstance(told, dict) or not {"endpoint", "container", "loaded"} <= told.keys():
+        return ""
+    return str(told["endpoint"] or _LOCAL_NAME)
 
 
 def _plain(url: str, timeout: float) -> Sender:
