@@ -9,7 +9,9 @@ A traced request is one span, with those below it that its way had; their times 
       compute        the model executes
       scatter        outputs are given to the requests of the batch
 
-Of an ensemble's request each step is a span, called as its model, with the last four of these below it.
+Of an ensemble's request each step is a span, called as its model, with the last four of these below it. So is each call
+that a model makes of another one, below its `compute`; where a batch of several requests was executed nobody knows for
+which of them it was made, and each has it.
 
 Where nothing is traced this is not even imported: the server makes calls of other classes. Spans are made when a
 request has been answered, on the event loop, and sent by a thread of the library's. No other module imports that.
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
 
     from container.exchange import Exchange
     from container.targets import Flavor, InferenceType
-    from serve.request import InferenceRequest, LoadReport, Timings
+    from serve.request import Called, InferenceRequest, LoadReport, Timings
 
     Attributes = dict[str, AttributeValue]
 
@@ -262,17 +264,21 @@ def _attributes(trace: Trace, request: InferenceRequest | None) -> Iterator[tupl
 def _phases(trace: Trace, request: InferenceRequest, done: int) -> Iterator[Phase]:
     """What a request went through: name, begin and end, attributes."""
     if trace.report is not None:
-        cost: Attributes = {
-            "mme.download_ms": trace.report.download / 1e6,
-            "mme.load_ms": trace.report.load / 1e6,
-            "mme.evicted": list(trace.report.evicted),
-        }
-        yield Phase("load", trace.began, request.arrival_ns or done, cost)
+        yield _load(trace.report, trace.began, request.arrival_ns or done)
     timings = trace.last.timings if trace.last is not None else None
     if timings is not None:
         yield from _execution(request.arrival_ns, timings)
     elif request.arrival_ns:  # it never got further, or was answered from the cache of responses
         yield Phase("queue", request.arrival_ns, done, {})
+
+
+def _load(report: LoadReport, began: int, ended: int) -> Phase:
+    cost: Attributes = {
+        "mme.download_ms": report.download / 1e6,
+        "mme.load_ms": report.load / 1e6,
+        "mme.evicted": list(report.evicted),
+    }
+    return Phase("load", began, ended, cost)
 
 
 def _execution(arrival: int, timings: Timings) -> Iterator[Phase]:
@@ -292,5 +298,18 @@ def _execution(arrival: int, timings: Timings) -> Iterator[Phase]:
         ("compute", timings.compute_infer),
         ("scatter", timings.compute_output),
     ):
-        yield Phase(name, at, at + took_ns, batch)
+        below = tuple(map(_call, timings.calls or ())) if name == "compute" else ()
+        yield Phase(name, at, at + took_ns, batch, below)
         at += took_ns
+
+
+def _call(called: Called) -> Phase:
+    """A call of another model, with the load that it waited for, and what became of it then."""
+    attributes: Attributes = {"triton.model_name": called.model}
+    if called.error:
+        attributes["error.type"] = called.error
+    arrived = called.arrival or called.ended
+    below = [_load(called.report, called.began, arrived)] if called.report is not None else []
+    if called.timings is not None:
+        below += _execution(arrived, called.timings)
+    return Phase(called.model, called.began, called.ended, attributes, below)

@@ -30,6 +30,7 @@ class ModelCall:
         decoupled: whether any number of responses is welcome.
         callers: the models that wait for the answer, the caller last.
         id, parameters, timeout_us, correlation_id, flags: as in `base.ModelRequest`.
+        waiting: the responders of the requests that the caller has open, on whose behalf it calls.
     """
 
     model: str
@@ -43,6 +44,7 @@ class ModelCall:
     timeout_us: int = 0
     correlation_id: int | str = 0
     flags: int = 0
+    waiting: tuple[Responder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

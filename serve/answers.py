@@ -151,7 +151,7 @@ class Answers:
             result = response
         elif response is not None:
             result = self._signature.response(request, response)
-            result.timings = Timings(opened.began_ns, 0, _now() - opened.began_ns, 0)
+            result.timings = Timings(opened.began_ns, 0, _now() - opened.began_ns, 0, calls=opened.calls)
         elif not self._decoupled:
             result = MmeError(Kind.EXECUTION_FAILED, f"model '{self._name}' ended a request without a response to it")
         if self._decoupled and isinstance(result, InferenceResponse):

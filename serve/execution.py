@@ -12,14 +12,16 @@ import time
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, out_of_memory
+from serve.open_request import OpenRequest
 from serve.request import InferenceResponse, Timings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from model_handlers.base import Handler
+    from model_handlers.base import Handler, ModelRequest
     from model_handlers.tensor import Array
     from serve.open_request import Post
+    from serve.request import Called
     from serve.signature import Batch, Signature
 
 _log = logging.getLogger("mme.instance")
@@ -66,6 +68,7 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
     processor = time.thread_time_ns()
     size = signature.rows(batch)
     uniform = False
+    calls: Sequence[Called] | None = None
     try:
         results: Sequence[InferenceResponse | MmeError | None]
         if handler.sees_requests:
@@ -73,6 +76,7 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
             collated = executed = _now()
             answers = handler.execute_requests(requests)
             executed = _now()
+            calls = calls_of(requests)
             results = signature.collect(batch, answers)
             uniform = signature.whole(batch) and all_responses(results)
         else:
@@ -85,12 +89,18 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
     except Exception as error:  # noqa: BLE001 - a lane must survive whatever a framework throws, or its model stands still
         results = [failure(signature, error)] * len(batch)
     done = _now()
-    timings = Timings(start, collated - start, executed - collated, done - executed, size)
+    timings = Timings(start, collated - start, executed - collated, done - executed, size, calls=calls)
     stamp(results, timings)
     took = done - start
     if took > _BRIEF_NS:
         took = time.thread_time_ns() - processor
     return Execution(batch, results, size, timings, took, uniform=uniform)
+
+
+def calls_of(requests: Sequence[ModelRequest]) -> Sequence[Called] | None:
+    """What the model called while it executed them: noted with each of them, of whatever it was for."""
+    opened = (request.responder for request in requests)
+    return next((each.calls for each in opened if isinstance(each, OpenRequest)), None)
 
 
 class BegunBatch:

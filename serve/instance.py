@@ -11,14 +11,23 @@ import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from serve.execution import Execution, all_responses, begin_batch, execute_batch, failure, finish_batch, stamp
+from serve.execution import (
+    Execution,
+    all_responses,
+    begin_batch,
+    calls_of,
+    execute_batch,
+    failure,
+    finish_batch,
+    stamp,
+)
 from serve.request import Timings
 from serve.threads import STARTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from model_handlers.base import Handler, ModelResponse, Watch
+    from model_handlers.base import Handler, ModelRequest, ModelResponse, Watch
     from model_handlers.errors import MmeError
     from serve.open_request import Post
     from serve.request import InferenceResponse
@@ -26,7 +35,8 @@ if TYPE_CHECKING:
 
 _now = time.perf_counter_ns
 _POLL_SECONDS = 0.005
-_NOTHING: tuple[Batch, int, int] = ([], 0, 0)  # a batch that was sent, when it began, and when it was sent
+# A batch that was sent, as requests, when it began, and when it was sent.
+_NOTHING: tuple[Batch, Sequence[ModelRequest], int, int] = ([], (), 0, 0)
 
 
 class Instance:
@@ -116,9 +126,10 @@ class Instance:
     def send(self, batch: Batch, watch: Watch) -> bool:
         """Send a batch to the handler's process, whose answers `receive` takes; False where it is not sent so."""
         start = _now()
-        if not self.handler.send_requests(self._signature.present(batch, self._post), watch):
+        requests = self._signature.present(batch, self._post)
+        if not self.handler.send_requests(requests, watch):
             return False
-        self._sent = batch, start, _now()
+        self._sent = batch, requests, start, _now()
         return True
 
     def receive(self) -> Execution | None:
@@ -142,14 +153,14 @@ class Instance:
         return self._answered(answers, _now())
 
     def _answered(self, answers: list[ModelResponse | MmeError | None] | Exception, executed: int) -> Execution:
-        (batch, start, sent), self._sent = self._sent, _NOTHING
+        (batch, requests, start, sent), self._sent = self._sent, _NOTHING
         results: Sequence[InferenceResponse | MmeError | None]
         if isinstance(answers, Exception):
             results = [failure(self._signature, answers)] * len(batch)
         else:
             results = self._signature.collect(batch, answers)
         size = self._signature.rows(batch)
-        timings = Timings(start, sent - start, executed - sent, _now() - executed, size)
+        timings = Timings(start, sent - start, executed - sent, _now() - executed, size, calls=calls_of(requests))
         stamp(results, timings)
         uniform = self._signature.whole(batch) and all_responses(results)
         return Execution(batch, results, size, timings, 0, uniform=uniform)

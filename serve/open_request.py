@@ -12,13 +12,15 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from serve.request import MOST_STEPS
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
     from model_handlers.base import ModelResponse
     from model_handlers.errors import MmeError
-    from serve.request import InferenceRequest
+    from serve.request import Called, InferenceRequest
 
     Post = Callable[["OpenRequest", ModelResponse | MmeError | None, bool], None]
 
@@ -32,23 +34,32 @@ class OpenRequest:
         request: the request.
         began_ns: `time.perf_counter_ns()` of the start; responded_ns: of the last response, or of the start.
         responses: how many there were.
+        calls: those that its model made of other ones while it was open, of which the first are remembered.
 
     Args:
         post: takes each response and whether it is the last; called on any thread.
     """
 
-    __slots__ = ("_post", "_tell", "began_ns", "request", "responded_ns", "responses")
+    __slots__ = ("_post", "_tell", "began_ns", "calls", "request", "responded_ns", "responses")
 
     def __init__(self, request: InferenceRequest, post: Post) -> None:
         self.request = request
         self.began_ns = self.responded_ns = time.perf_counter_ns()
         self.responses = 0
+        self.calls: list[Called] | None = None
         self._post = post
         self._tell: list[Callable[[], None]] = []
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
         """One response, or the news that it was the last."""
         self._post(self, response, final)
+
+    def called(self, call: Called) -> None:
+        """Its model has called another one, on its behalf or on that of another of its batch. On the event loop."""
+        if self.calls is None:
+            self.calls = []
+        if len(self.calls) < MOST_STEPS:
+            self.calls.append(call)
 
     def is_cancelled(self) -> bool:
         """Whether the client has left."""

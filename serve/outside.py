@@ -12,12 +12,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from model_handlers.base import FLAGS_TOLD, ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BF16
-from serve.request import DecoupledError, InferenceRequest, InferenceResponse, layout_of
+from serve.open_request import OpenRequest
+from serve.request import Called, DecoupledError, InferenceRequest, InferenceResponse, layout_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Responder
     from model_handlers.outside import Done, ModelCall, Override
+    from serve.request import LoadReport, Timings
 
 _log = logging.getLogger("mme.outside")
 
@@ -96,8 +99,9 @@ class EngineOutside:
         done(self._models.is_ready(self._models.canonical(model), version))
 
     def _infer(self, call: ModelCall, responder: Responder) -> None:
+        answering = _Answering(call, responder)
         try:
-            request = self._request(call, responder)
+            request = answering.request()
             responder.when_cancelled(functools.partial(self._cancel, request))
             _check_circle(f"{self._target}:{call.model}", call.callers, f"call '{call.model}'")
             if self._models.submit_to_member(self._target, call.model, call.version, request):
@@ -105,43 +109,20 @@ class EngineOutside:
             name = self._models.canonical(call.model)
             _check_circle(name, call.callers, f"call '{call.model}'")
             if not self._models.submit(name, call.version, request):
-                self._aside(self._submit_cold(name, call, request, responder))
+                self._aside(self._submit_cold(name, call.version, request, answering))
         except Exception as error:  # noqa: BLE001 - whoever called must be answered
-            responder.send(_refusal(error, call), final=True)
+            answering.fail(_refusal(error, call))
 
     def _cancel(self, request: InferenceRequest) -> None:
         self._soon(request.cancel)
 
-    def _request(self, call: ModelCall, responder: Responder) -> InferenceRequest:
-        ended = False
-
-        def respond(_: InferenceRequest, response: InferenceResponse) -> None:
-            nonlocal ended
-            ended = response.final
-            responder.send(_answer(response), final=ended)
-
-        def complete(_: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
-            if not ended:
-                responder.send(_answer(result) if isinstance(result, InferenceResponse) else result, final=True)
-
-        layout = layout_of(tuple((name, kind, array.shape) for name, kind, array in call.inputs), call.outputs)
-        request = InferenceRequest(
-            layout, [array for _, _, array in call.inputs], complete, call.id, call.parameters, call.timeout_us
-        )
-        request.correlation_id, request.flags, request.callers = (
-            call.correlation_id,
-            call.flags & FLAGS_TOLD,
-            call.callers,
-        )
-        if call.decoupled:
-            request.on_response = respond
-        return request
-
-    async def _submit_cold(self, name: str, call: ModelCall, request: InferenceRequest, responder: Responder) -> None:
+    async def _submit_cold(
+        self, name: str, version: int | None, request: InferenceRequest, answering: _Answering
+    ) -> None:
         try:
-            await self._models.submit_cold(name, call.version, request)
+            answering.report = await self._models.submit_cold(name, version, request)
         except Exception as error:  # noqa: BLE001 - as above
-            responder.send(_refusal(error, call), final=True)
+            answering.fail(_refusal(error, answering.call))
 
     async def _loaded(self, model: str, override: Override | None, callers: tuple[str, ...]) -> None:
         name = self._models.canonical(model)
@@ -170,6 +151,65 @@ class EngineOutside:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+class _Answering:
+    """One call under way: what is answered goes to who called, and that it was made into the requests that it was for.
+
+    Attributes:
+        call: what is asked.
+        report: what the load cost that it had to wait for, if any.
+    """
+
+    def __init__(self, call: ModelCall, responder: Responder) -> None:
+        self.report: LoadReport | None = None
+        self.call = call
+        self._responder = responder
+        self._began = time.perf_counter_ns()
+        self._timings: Timings | None = None
+        self._ended = False
+
+    def request(self) -> InferenceRequest:
+        """The call, as a request like any other."""
+        call = self.call
+        layout = layout_of(tuple((name, kind, array.shape) for name, kind, array in call.inputs), call.outputs)
+        arrays = [array for _, _, array in call.inputs]
+        request = InferenceRequest(layout, arrays, self._complete, call.id, call.parameters, call.timeout_us)
+        request.correlation_id, request.flags = call.correlation_id, call.flags & FLAGS_TOLD
+        request.callers = call.callers
+        if call.decoupled:
+            request.on_response = self._respond
+        return request
+
+    def fail(self, error: MmeError) -> None:
+        """It never became a request of a model."""
+        self._note(0, error)
+        self._responder.send(error, final=True)
+
+    def _respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
+        self._timings = response.timings
+        self._ended = response.final
+        if self._ended:
+            self._note(request.arrival_ns, None)
+        self._responder.send(_answer(response), final=self._ended)
+
+    def _complete(self, request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
+        if self._ended:
+            return
+        if isinstance(result, InferenceResponse):
+            self._timings = result.timings
+        self._note(request.arrival_ns, result if isinstance(result, MmeError) else None)
+        self._responder.send(_answer(result) if isinstance(result, InferenceResponse) else result, final=True)
+
+    def _note(self, arrival: int, error: MmeError | None) -> None:
+        """Before the caller is answered: its own answer, which ends the note, can't come before."""
+        report = self.report if self.report is not None and self.report.load else None
+        kind = error.kind.name if error is not None else ""
+        ended = time.perf_counter_ns()
+        called = Called(self.call.model, self._began, ended, arrival, self._timings, kind, report)
+        for opened in self.call.waiting:
+            if isinstance(opened, OpenRequest):
+                opened.called(called)
 
 
 def _answer(response: InferenceResponse) -> ModelResponse:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from model_handlers.tensor import Array, DataType
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     PartialResponse = Callable[["InferenceRequest", "InferenceResponse"], None]
 
 _log = logging.getLogger("mme.request")
-_MOST_STEPS = 100  # whose timings are kept: those of decoupled models answer without end
+MOST_STEPS = 100  # whose timings are kept: those of decoupled models answer without end
 
 
 class Layout:
@@ -219,7 +219,8 @@ class Timings:
     """Where the time of one execution went, in nanoseconds; `start` is a reading of `time.perf_counter_ns()`.
 
     `size` is how many batch elements took part in it, 0 where there was no one batch. Those of an ensemble's request
-    are sums over its steps; `steps` tells of the first of them: model, arrival in nanoseconds, timings.
+    are sums over its steps; `steps` tells of the first of them: model, arrival in nanoseconds, timings. `calls` are
+    those of other models that the model made meanwhile.
     """
 
     start: int
@@ -228,6 +229,7 @@ class Timings:
     compute_output: int
     size: int = 0
     steps: list[tuple[str, int, Timings]] | None = None
+    calls: Sequence[Called] | None = None
 
     @classmethod
     def of_steps(cls, start: int) -> Timings:
@@ -239,9 +241,30 @@ class Timings:
         self.compute_input += timings.compute_input
         self.compute_infer += timings.compute_infer
         self.compute_output += timings.compute_output
-        if self.steps is not None and len(self.steps) < _MOST_STEPS:
+        if self.steps is not None and len(self.steps) < MOST_STEPS:
             self.steps.append((model, arrival_ns, timings))
         return max(timings.start - arrival_ns, 0)
+
+
+class Called(NamedTuple):
+    """One call that a model made of another one; readings of `time.perf_counter_ns()`.
+
+    Attributes:
+        model: who was called.
+        began, ended: when it was called, and had answered for the last time.
+        arrival: when it accepted the request, 0 if it never did.
+        timings: of its last response, None where there was none.
+        error: the kind of the error that it answered with, "" for none.
+        report: what its load cost, if the call had to wait for one.
+    """
+
+    model: str
+    began: int
+    ended: int
+    arrival: int = 0
+    timings: Timings | None = None
+    error: str = ""
+    report: LoadReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

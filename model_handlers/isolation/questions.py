@@ -24,6 +24,7 @@ from model_handlers.tensor import BY_NAME
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from model_handlers.base import Responder
     from model_handlers.isolation.framing import Message
     from model_handlers.isolation.listener import Channel
     from model_handlers.outside import Outside
@@ -47,7 +48,14 @@ class Questions:
         self._channel = channel
         self._calls: dict[int, _Replier] = {}  # single operations of a dict need no lock
 
-    def take(self, message: Message, shared: Array, outside: Outside | None, callers: tuple[str, ...]) -> None:
+    def take(
+        self,
+        message: Message,
+        shared: Array,
+        outside: Outside | None,
+        callers: tuple[str, ...],
+        waiting: tuple[Responder, ...] = (),
+    ) -> None:
         """One question, or the news that nobody waits for the answer to one.
 
         Args:
@@ -55,6 +63,7 @@ class Questions:
             shared: the bytes in which its tensors lie.
             outside: what is asked; None where nothing can be.
             callers: the models that wait for what the child executes, itself the last.
+            waiting: see `ModelCall`.
 
         Raises:
             ProtocolError, LookupError, TypeError, ValueError, OverflowError: no child of ours asks so.
@@ -66,7 +75,7 @@ class Questions:
             error = MmeError(Kind.UNSUPPORTED, f"model '{self._model}' is served where it can call no other model")
             self._channel.post(Frame({"reply": number, "final": True, "error": error_fields(error)}))
         elif "call" in message:
-            call = _call_in(message, shared, callers)
+            call = _call_in(message, shared, callers, waiting)
             replier = _Replier(int(message["call"]), self._channel, self._calls)
             self._calls[replier.number] = replier
             outside.infer(call, replier)
@@ -236,7 +245,7 @@ def _version(version: Any) -> int | None:
     return None if version is None else int(version)
 
 
-def _call_in(message: Message, shared: Array, callers: tuple[str, ...]) -> ModelCall:
+def _call_in(message: Message, shared: Array, callers: tuple[str, ...], waiting: tuple[Responder, ...]) -> ModelCall:
     model = str(message["model"])
     correlation_id = message["correlation_id"]
     return ModelCall(
@@ -251,6 +260,7 @@ def _call_in(message: Message, shared: Array, callers: tuple[str, ...]) -> Model
         int(message["timeout_us"]),
         correlation_id if isinstance(correlation_id, str) else int(correlation_id),
         int(message["flags"]),
+        waiting,
     )
 
 

@@ -270,7 +270,9 @@ class IsolatedRequestsHandler(IsolatedHandler):
         elif "hear" in message:
             self._hear()
         elif {"call", "ask", "drop"} & message.keys():
-            self._questions.take(message, shared, self.outside, () if "drop" in message else self._callers())
+            dropped = "drop" in message
+            callers, waiting = ((), ()) if dropped else (self._callers(), self._waiting())
+            self._questions.take(message, shared, self.outside, callers, waiting)
         else:
             raise ProtocolError(f"a frame about nothing: {str(message)[:200]}")
 
@@ -278,6 +280,10 @@ class IsolatedRequestsHandler(IsolatedHandler):
         """Who waits for what the process does: for an answer to any of its requests."""
         callers = dict.fromkeys(caller for request in list(self._open.values()) for caller in request.callers)
         return (*callers, self.config.name)
+
+    def _waiting(self) -> tuple[Responder, ...]:
+        """The responders of those requests."""
+        return tuple(request.responder for request in list(self._open.values()) if request.responder is not None)
 
     def _responded(self, message: Message, shared: Array) -> None:
         says = "error" in message or "outputs" in message

@@ -84,6 +84,7 @@ class Host:
             self._hosted.outside = outside
             callers = dict.fromkeys(caller for request in requests for caller in request.callers)
             self._hosted.callers = (*callers, self.config.name)
+            self._hosted.waiting = tuple(each.responder for each in requests if each.responder is not None)
             try:
                 returned = self._returned(requests, responses)
             except BaseException as error:

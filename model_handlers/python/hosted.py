@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from model_handlers.base import Responder
     from model_handlers.outside import Outside
 
 
@@ -26,12 +27,14 @@ class Hosted:
         name, directory: what it is called, and where its model.py lies.
         outside: what it may ask of the server; None outside of `execute`.
         callers: the models that wait for what it executes, itself the last.
+        waiting: see `ModelCall`.
     """
 
     name: str
     directory: Path
     outside: Outside | None = None
     callers: tuple[str, ...] = ()
+    waiting: tuple[Responder, ...] = ()
 
 
 _current: ContextVar[Hosted] = ContextVar("hosted model")

@@ -23,7 +23,7 @@ from model_handlers.tensor import BY_DTYPE
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterator
 
-    from model_handlers.base import ModelResponse
+    from model_handlers.base import ModelResponse, Responder
     from model_handlers.outside import Done, Outside
     from model_handlers.python.pb_messages import InferenceRequest
     from model_handlers.tensor import Array, DataType
@@ -246,6 +246,11 @@ def _callers() -> tuple[str, ...]:
     return model.callers if model is not None else ()
 
 
+def _waiting() -> tuple[Responder, ...]:
+    model = hosted()
+    return model.waiting if model is not None else ()
+
+
 def _model_call(request: InferenceRequest, *, decoupled: bool) -> ModelCall:
     if not request.model_name:
         raise TritonModelException("an InferenceRequest needs a model_name to be executed")
@@ -261,6 +266,7 @@ def _model_call(request: InferenceRequest, *, decoupled: bool) -> ModelCall:
         request.timeout(),
         request.correlation_id(),
         request.flags(),
+        _waiting(),
     )
 
 

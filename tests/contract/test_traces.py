@@ -44,6 +44,25 @@ ensemble_scheduling { step {
   model_name: "two" model_version: -1 input_map { key: "X" value: "between" } output_map { key: "Y" value: "Y" }
 } }
 """
+CALLER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", self.call(request))]) for request in requests]
+
+    def call(self, request):
+        n = request.inputs()[0].as_numpy()
+        for model, name in (("called.tar.gz", "Y"), ("called.tar.gz", "Z")):
+            x = pb_utils.Tensor("X", np.ones((1, 4), np.float32))
+            pb_utils.InferenceRequest(model_name=model, inputs=[x], requested_output_names=[name]).exec()
+        numbers = pb_utils.InferenceRequest(
+            model_name="count.tar.gz", inputs=[pb_utils.Tensor("N", n)], requested_output_names=["OUT"]
+        ).exec(decoupled=True)
+        return np.array([len([each for each in numbers if each.output_tensors()])], np.int32)
+"""
 COUNTER_CONFIG = """
 backend: "python"
 model_transaction_policy { decoupled: true }
@@ -120,6 +139,11 @@ def server(collector, tmp_path_factory):
     (folder / "count" / "1" / "model.py").write_text(COUNTER)
     (folder / "count" / "config.pbtxt").write_text(COUNTER_CONFIG)
     pack(folder / "count", folder / "store" / "count.tar.gz")
+    (folder / "call" / "1").mkdir(parents=True)
+    (folder / "call" / "1" / "model.py").write_text(CALLER)
+    (folder / "call" / "config.pbtxt").write_text(COUNTER_CONFIG.replace("decoupled: true", ""))
+    pack(folder / "call", folder / "store" / "call.tar.gz")
+    pack(lay_out(folder / "called", plus(1)), folder / "store" / "called.tar.gz")
     (folder / "both" / "whole" / "1").mkdir(parents=True)
     (folder / "both" / "whole" / "config.pbtxt").write_text(ENSEMBLE)
     for name, number in {"one": 1, "two": 2}.items():
@@ -127,7 +151,7 @@ def server(collector, tmp_path_factory):
     pack(folder / "both", folder / "store" / "both.tar.gz")
     environ = {
         "MME_MODEL_STORE": str(folder / "store"),
-        "MME_LOAD_MODEL": "count.tar.gz",  # whose process is the server's then, and not left behind by a test
+        "MME_LOAD_MODEL": "count.tar.gz,call.tar.gz",  # whose processes are the server's then, and not left behind by a test
         "MME_PING_MODE": "ready",
         "MME_TRACE_URL": collector.url,
         "MME_TRACE_RATE": "2",
@@ -237,6 +261,26 @@ def test_a_session_is_created_and_closed_in_spans_as_well(server, collector):
 
         (root,) = collector.trace(trace_id)
         assert root.status.code != root.status.STATUS_CODE_ERROR
+
+
+def test_calls_of_other_models_have_spans_of_their_own(server, collector):
+    """Below the caller's compute: with the load that the first waited for, an error where there was one, responses."""
+    trace_id = "b7" * 16
+    document = {"inputs": [{"name": "N", "shape": [1], "datatype": "INT32", "data": [1]}]}
+    answer = invoke(server, "call.tar.gz", document, traceparent=f"00-{trace_id}-{'c' * 16}-01")
+    assert answer.json["outputs"][0]["data"] == [3]
+
+    root, *spans = collector.trace(trace_id)
+    below = {span.span_id: [part for part in spans if part.parent_span_id == span.span_id] for span in (root, *spans)}
+    assert [span.name for span in below[root.span_id]] == PARTS
+    compute = below[root.span_id][2]
+    calls = below[compute.span_id]
+    assert [span.name for span in calls] == ["called.tar.gz", "called.tar.gz", "count.tar.gz"]
+    assert [[part.name for part in below[span.span_id]] for span in calls] == [["load", *PARTS], [], PARTS]
+    assert [attributes(span).get("error.type") for span in calls] == [None, "INVALID_ARGUMENT", None]
+    for span in calls:
+        assert compute.start_time_unix_nano <= span.start_time_unix_nano
+        assert span.end_time_unix_nano <= compute.end_time_unix_nano
 
 
 def test_a_failed_request_is_marked_and_says_why(server, collector):
