@@ -25,9 +25,11 @@ from container.settings.sagemaker import (
     choose_single_model,
 )
 from container.settings.table import VARIABLES
+from container.settings.tls import check_tls
 from container.settings.values import (
     DEFAULT_MAX_BODY,
     DEFAULT_PORT,
+    GrpcCompression,
     LogFormat,
     MemoryBudget,
     Mode,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALL_MODELS",
+    "GrpcCompression",
     "LogFormat",
     "MemoryBudget",
     "Mode",
@@ -83,6 +86,9 @@ class Settings:
         default_model_name: the model of /invocations, "" where none was named.
         host, port: where to listen.
         grpc_port: where to listen to gRPC as well, None for nowhere.
+        grpc_use_ssl, grpc_use_ssl_mutual: whether that is by TLS alone, and clients have to show a certificate.
+        grpc_server_cert, grpc_server_key, grpc_root_cert: files of certificates and of the key, for TLS.
+        grpc_compression: how much answers over gRPC are compressed.
         memory_budget, gpu_memory_budget: bytes (int), a share of what there is (float), a share less a reserve
             (`Share`), or None for as much as the host or each GPU leaves.
         eviction: which models leave memory first when it is full.
@@ -140,6 +146,12 @@ class Settings:
     host: str = "0.0.0.0"  # noqa: S104 - a container listens on every address
     port: int = DEFAULT_PORT
     grpc_port: int | None = None
+    grpc_use_ssl: bool = False
+    grpc_use_ssl_mutual: bool = False
+    grpc_server_cert: Path | None = None
+    grpc_server_key: Path | None = None
+    grpc_root_cert: Path | None = None
+    grpc_compression: GrpcCompression = GrpcCompression.NONE
     memory_budget: MemoryBudget = None
     gpu_memory_budget: MemoryBudget = None
     eviction: Policy = Policy.LRU
@@ -278,14 +290,16 @@ class Settings:
             raise SettingsError(f"{label}: OpenTelemetry is not installed; pip install 'mme[otel]'")
 
     def check_grpc(self) -> None:
-        """Check that what serves gRPC is installed, if it is to be served.
+        """Check that what serves gRPC is installed, if it is to be served, and that its certificates are there.
 
         Raises:
-            SettingsError: naming the variable and the extra to install.
+            SettingsError: naming the variable, and the extra to install or the file.
         """
         if self.grpc_port is not None and not _is_installed("grpc"):
             label = f"--grpc-port/MME_GRPC_PORT={self.grpc_port}"
             raise SettingsError(f"{label}: grpcio is not installed; pip install 'mme[grpc]'")
+        if self.grpc_port is not None and self.grpc_use_ssl and self.grpc_server_cert and self.grpc_server_key:
+            check_tls(self.grpc_server_cert, self.grpc_server_key, self.grpc_root_cert)
 
 
 def _is_installed(module: str) -> bool:

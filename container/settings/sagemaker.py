@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from container.settings.arguments import LOG_VARIABLES
 from container.settings.azureml import choose_azureml
+from container.settings.tls import choose_tls
 from container.settings.values import DEFAULT_GRPC_PORT, DEFAULT_MAX_BODY, DEFAULT_PORT, Mode, SettingsError
 from serve.control import Control
 from serve.scripts import DEFAULT_SCRIPTS, Scripts
@@ -39,6 +40,7 @@ def apply_rules(reading: Reading) -> None:
     _check_control(reading)
     _choose_port(reading)
     _choose_grpc(reading)
+    choose_tls(reading)
     _check_second_ports(reading)
     _choose_log_level(reading)
     _raise_max_body(reading)

@@ -89,6 +89,15 @@ class RateLimit(Enum):
     EXECUTION_COUNT = "execution_count"
 
 
+class GrpcCompression(Enum):
+    """How much answers over gRPC are compressed, in Triton's words."""
+
+    NONE = "none"
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
 class PingMode(Enum):
     """What a 200 from /ping means."""
 
@@ -231,6 +240,14 @@ def directory(text: str) -> Path:
         msg = "a folder"
         raise ValueError(msg)
     return Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100 - resolve() would follow links
+
+
+def file(text: str) -> Path:
+    """A file, made absolute as a folder is."""
+    if "\0" in text:
+        msg = "a file"
+        raise ValueError(msg)
+    return directory(text)
 
 
 def directories(text: str) -> tuple[Path, ...]:

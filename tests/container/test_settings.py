@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from container.settings import (
+    GrpcCompression,
     LogFormat,
     Mode,
     PingMode,
@@ -448,6 +449,64 @@ def test_grpc_without_the_library_refuses_to_start(monkeypatch, nothing):
     Settings().check_grpc()
     with pytest.raises(SettingsError, match=r"MME_GRPC_PORT=8001: .*pip install 'mme\[grpc\]'"):
         Settings(grpc_port=8001).check_grpc()
+
+
+TLS = {"MME_GRPC_PORT": "8001", "MME_GRPC_SERVER_CERT": "/c", "MME_GRPC_SERVER_KEY": "/k"}
+
+
+def test_tls_of_grpc_is_tritons_flags():
+    """Under their names, by variables, and where tritonserver is given them; who has clients show something has TLS."""
+    flags = "--grpc-use-ssl-mutual --grpc-server-cert=/c --grpc-server-key /k --grpc-root-cert=/r"
+    flags += " --grpc-infer-response-compression-level=high"
+    settings = Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": f"--allow-grpc {flags}"})
+
+    assert (settings.grpc_use_ssl, settings.grpc_use_ssl_mutual) == (True, True)
+    files = (settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert)
+    assert files == (Path("/c"), Path("/k"), Path("/r"))
+    assert settings.grpc_compression is GrpcCompression.HIGH
+    assert Settings.from_environ(settings.to_environ()) == settings
+    by_variable = Settings.from_environ({**TLS, "MME_GRPC_USE_SSL": "true"})
+    assert (by_variable.grpc_use_ssl, by_variable.grpc_use_ssl_mutual) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("environ", "missing"),
+    [
+        ({"MME_GRPC_USE_SSL": "true"}, ["MME_GRPC_SERVER_CERT", "MME_GRPC_SERVER_KEY"]),
+        ({**TLS, "MME_GRPC_USE_SSL_MUTUAL": "true"}, ["MME_GRPC_ROOT_CERT"]),
+    ],
+)
+def test_tls_needs_its_files(environ, missing):
+    """A sentence for each that is not named."""
+    found = problems(**environ)
+
+    assert [re.search(r"TLS needs --[a-z-]+/(\w+) as well", problem)[1] for problem in found] == missing
+
+
+def test_files_of_tls_without_tls_are_told_of():
+    """Nobody reads them."""
+    notices = Settings.from_environ(TLS).notices
+
+    assert len(notices) == 2
+    assert all("has no effect: --grpc-use-ssl/MME_GRPC_USE_SSL switches TLS on" in notice for notice in notices)
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "sentence"),
+    [
+        ("gone", "key", "MME_GRPC_SERVER_CERT='.*gone': there is no such file"),
+        ("text", "key", "are no certificate in PEM and its key without a password"),
+        ("text", "gone", "MME_GRPC_SERVER_KEY='.*gone': there is no such file"),
+    ],
+)
+def test_certificates_that_are_none_refuse_to_start(tmp_path, cert, key, sentence):
+    """By the variable and the file; without gRPC nobody looks."""
+    for name in ("text", "key"):
+        (tmp_path / name).write_text("no certificate")
+    wrong = {"grpc_use_ssl": True, "grpc_server_cert": tmp_path / cert, "grpc_server_key": tmp_path / key}
+    Settings(**wrong).check_grpc()
+    with pytest.raises(SettingsError, match=sentence):
+        Settings(grpc_port=8001, **wrong).check_grpc()
 
 
 def test_cloudwatch_metrics_are_on_where_sagemaker_runs_the_container():
