@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvloop
 from gunicorn.arbiter import Arbiter
@@ -28,6 +28,7 @@ from gunicorn.workers.base import Worker
 from container.answers import too_large
 from container.app import make_app
 from container.http1 import Http1Server, Limits
+from container.metrics_port import MetricsPort
 from container.on_loop import OnLoop
 from container.service import Service
 from container.settings import Settings
@@ -84,6 +85,7 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         service = Service(settings, loop, life_of(self.ppid))
         grpc = await _grpc_server(service)
         front = _Front(service, loop)
+        metrics = await _metrics_port(service, front, loop)
         http = Http1Server(front.handle, http_limits(settings), loop, too_large)
         listeners = [await loop.create_server(http.protocol_factory, sock=sock.sock) for sock in self.sockets]
         service.start()
@@ -96,6 +98,8 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         service.routes.draining = True
         for listener in listeners:
             listener.close()
+        for port in metrics:
+            port.close()
         http.drain()
         seconds = settings.drain_seconds if self._graceful else 0.0
         if not await self._drained(http, grpc, seconds):
@@ -135,8 +139,28 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         return closing.result()
 
 
+async def _metrics_port(service: Service, front: _Front, loop: asyncio.AbstractEventLoop) -> tuple[MetricsPort, ...]:
+    """The port for metrics alone, () where there is to be none."""
+    settings = service.settings
+    if settings.metrics_port is None:
+        return ()
+    port = MetricsPort(front.handle, loop)
+    try:
+        await port.open(settings.host, settings.metrics_port)
+    except MmeError as error:
+        await _give_up(service, error)
+    return (port,)
+
+
+async def _give_up(service: Service, error: MmeError) -> NoReturn:
+    """End for good: without its port there is no use in starting again."""
+    _log.error("%s", error)
+    await service.close()
+    raise SystemExit(Arbiter.WORKER_BOOT_ERROR) from None
+
+
 async def _grpc_server(service: Service) -> GrpcServer | None:
-    """The server beside HTTP's, where there is to be one; without its port there is no use in starting again."""
+    """The server beside HTTP's, where there is to be one."""
     if service.settings.grpc_port is None:
         return None
     from container.grpc.server import GrpcServer  # noqa: PLC0415 - optional, and 40 ms
@@ -144,9 +168,7 @@ async def _grpc_server(service: Service) -> GrpcServer | None:
     try:
         return GrpcServer(service)
     except MmeError as error:
-        _log.error("%s", error)
-        await service.close()
-        raise SystemExit(Arbiter.WORKER_BOOT_ERROR) from None
+        await _give_up(service, error)
 
 
 async def _close_quickly(service: Service) -> None:

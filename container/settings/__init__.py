@@ -128,6 +128,7 @@ class Settings:
         http_restrictions, grpc_restrictions: what is for those alone who know a secret.
         http_header_pattern, grpc_header_pattern: of headers that become parameters, "" for none.
         grpc_keepalive: of its pings and connections, as `time=7200000`.
+        metrics_port: where to answer /metrics alone as well, None for nowhere.
         latencies: which are among the metrics.
         notices: sentences to log once at start; no part of equality.
     """
@@ -206,6 +207,7 @@ class Settings:
     http_header_pattern: str = ""
     grpc_header_pattern: str = ""
     grpc_keepalive: tuple[str, ...] = ()
+    metrics_port: int | None = None
     latencies: Latencies = DEFAULT_LATENCIES
     notices: tuple[str, ...] = field(default=(), compare=False)
 

@@ -41,7 +41,7 @@ def apply_rules(reading: Reading) -> None:
     _choose_port(reading)
     _choose_grpc(reading)
     choose_tls(reading)
-    _check_second_ports(reading)
+    _choose_metrics_port(reading)
     _choose_log_level(reading)
     _raise_max_body(reading)
     _check_drain(reading)
@@ -128,10 +128,20 @@ def _choose_grpc(reading: Reading) -> None:
         reading.problems.append(f"port {port} is HTTP's and gRPC's at once; choose another for gRPC with {own}")
 
 
-def _check_second_ports(reading: Reading) -> None:
-    name = "SAGEMAKER_TRITON_METRICS_PORT"
+def _choose_metrics_port(reading: Reading) -> None:
+    """Ours opens it by itself, Triton's beside its switch."""
+    own, triton, allow = "MME_METRICS_PORT", "SAGEMAKER_TRITON_METRICS_PORT", "SAGEMAKER_TRITON_ALLOW_METRICS"
+    name = own if own in reading.parsed else triton
     if name in reading.parsed:
         _check_port(reading, name, "metrics")
+    if name == triton and triton in reading.parsed:
+        if reading.parsed.get(allow):
+            reading.fields["metrics_port"] = reading.parsed[triton]
+        else:
+            reading.notices.append(f"{reading.label(triton)} has no effect: {allow}=true opens it")
+    port = reading.fields.get("metrics_port")
+    if port and port in {reading.fields.get("port", DEFAULT_PORT), reading.fields.get("grpc_port")}:
+        reading.problems.append(f"port {port} is to serve more than metrics; choose another for those with {own}")
 
 
 def _check_port(reading: Reading, name: str, protocol: str, port: int | None = None) -> None:

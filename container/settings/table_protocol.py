@@ -92,6 +92,14 @@ PROTOCOL_VARIABLES = (
         "--grpc-infer-response-compression-level",
     ),
     Variable(
+        "MME_METRICS_PORT",
+        "metrics_port",
+        v.integer(0, 65535),
+        "Port that answers /metrics alone, which the main port does too; 0 takes a free one and logs it.",
+        "--metrics-port",
+        "none",
+    ),
+    Variable(
         "MME_METRICS_CONFIG",
         "latencies",
         p.latencies,

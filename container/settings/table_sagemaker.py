@@ -192,12 +192,19 @@ TRITON_VARIABLES = (
         "Port of gRPC with SAGEMAKER_TRITON_ALLOW_GRPC=true; must lie in SAGEMAKER_SAFE_PORT_RANGE.",
         default="8001",
     ),
-    Variable("SAGEMAKER_TRITON_ALLOW_METRICS", "", v.boolean, "no effect: /metrics is always there, on the main port."),
+    Variable(
+        "SAGEMAKER_TRITON_ALLOW_METRICS",
+        "",
+        v.boolean,
+        "true: /metrics at SAGEMAKER_TRITON_METRICS_PORT as well, if that is set; on the main port it is always there.",
+        default="false",
+    ),
     Variable(
         "SAGEMAKER_TRITON_METRICS_PORT",
         "",
         _PORT,
-        "no effect: /metrics is on the main port; must lie in SAGEMAKER_SAFE_PORT_RANGE.",
+        "Port of metrics with SAGEMAKER_TRITON_ALLOW_METRICS=true; must lie in SAGEMAKER_SAFE_PORT_RANGE.",
+        default="none",
     ),
     Variable("SAGEMAKER_TRITON_THREAD_COUNT", "", _THREADS, "no effect: one event loop answers every connection."),
     Variable(

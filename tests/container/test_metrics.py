@@ -1,7 +1,9 @@
 """The metrics as Prometheus reads them, and that the numbers add up."""
 
+import asyncio
 import json
 import math
+import socket
 import sys
 import threading
 
@@ -10,8 +12,10 @@ import psutil
 import pytest
 
 from container import metrics
+from container.metrics_port import MetricsPort
 from container.settings import Mode
 from model_handlers import devices
+from model_handlers.errors import MmeError
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.metric_text import families_of
 
@@ -247,3 +251,20 @@ def test_gpus_show_memory_load_and_power(own, monkeypatch):
     assert of(samples, "nv_energy_consumption", gpu_uuid="GPU-1") == 123
     assert [sample.labels for sample in families["nv_gpu_power_usage"].samples] == [{"gpu_uuid": "GPU-1"}]
     assert len(families["nv_gpu_memory_used_bytes"].samples) == 2
+
+
+def test_a_port_for_metrics_that_is_taken_is_told():
+    """With the setting that says another."""
+
+    async def open_taken(port):
+        metrics = MetricsPort(lambda _: None, asyncio.get_running_loop())
+        try:
+            await metrics.open("127.0.0.1", port)
+        finally:
+            metrics.close()
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(MmeError, match=r"metrics requests at 127\.0\.0\.1:[0-9]+; choose another MME_METRICS_PORT"),
+    ):
+        asyncio.run(open_taken(taken.getsockname()[1]))

@@ -410,6 +410,33 @@ def test_second_ports_must_lie_in_the_safe_range(name, what):
     ("environ", "port"),
     [
         ({}, None),
+        ({"SAGEMAKER_TRITON_ALLOW_METRICS": "true"}, None),
+        ({"SAGEMAKER_TRITON_METRICS_PORT": "9002"}, None),
+        ({"SAGEMAKER_TRITON_ALLOW_METRICS": "true", "SAGEMAKER_TRITON_METRICS_PORT": "9002"}, 9002),
+        ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--allow-metrics=true --metrics-port=9002"}, 9002),
+        ({"MME_METRICS_PORT": "9003", "SAGEMAKER_TRITON_METRICS_PORT": "9002"}, 9003),
+        ({"MME_METRICS_PORT": "0"}, 0),
+    ],
+)
+def test_who_opens_a_port_for_metrics(environ, port):
+    """Ours, or Triton's beside its switch."""
+    settings = Settings.from_environ(environ)
+    assert settings.metrics_port == port
+    assert Settings.from_environ(settings.to_environ()).metrics_port == port
+
+
+@pytest.mark.parametrize("other", [{}, {"MME_PORT": "9001"}, {"MME_GRPC_PORT": "9001"}])
+def test_the_port_for_metrics_is_of_its_own(other):
+    """Not HTTP's, and not gRPC's."""
+    port = "9001" if other else "8080"
+    (problem,) = problems(MME_METRICS_PORT=port, **other)
+    assert problem == f"port {port} is to serve more than metrics; choose another for those with MME_METRICS_PORT"
+
+
+@pytest.mark.parametrize(
+    ("environ", "port"),
+    [
+        ({}, None),
         ({"SAGEMAKER_TRITON_ALLOW_GRPC": "true"}, 8001),
         ({"SAGEMAKER_TRITON_ALLOW_GRPC": "true", "SAGEMAKER_TRITON_GRPC_PORT": "9001"}, 9001),
         ({"SAGEMAKER_TRITON_ALLOW_GRPC": "false", "SAGEMAKER_TRITON_GRPC_PORT": "9001"}, None),
@@ -612,7 +639,7 @@ def test_gpu_load_limit_is_a_share_of_each_gpu():
 def test_variables_without_effect_are_accepted_and_logged_once(name):
     """A variable that changes nothing starts the server, and one notice names it and the reason."""
     text = "2" if name != "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING" else "true"
-    settings = Settings.from_environ({name: "false" if name.endswith("ALLOW_METRICS") else text})
+    settings = Settings.from_environ({name: text})
 
     (notice,) = settings.notices
     assert notice.startswith(f"{name} has no effect: ")

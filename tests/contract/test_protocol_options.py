@@ -6,6 +6,8 @@ zeros    X [N, 4] → Y = X
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import re
 import threading
@@ -43,7 +45,7 @@ class TritonPythonModel:
         ]
 """
 FLAGS = """
---id=triton --allow-grpc=true --grpc-port=0 --pinned-memory-pool-byte-size=1024
+--id=triton --allow-grpc=true --grpc-port=0 --allow-metrics=true --metrics-port=0 --pinned-memory-pool-byte-size=1024
 --http-restricted-api=model-repository,trace:admin-key=secret
 --grpc-restricted-protocol=model-repository,trace:admin-key=secret
 --http-header-forward-pattern=x-tenant-.* --grpc-header-forward-pattern=x-tenant-.*
@@ -144,6 +146,21 @@ def test_restricted_parts_want_their_header(server, client):
     with pytest.raises(InferenceServerException, match="is restricted"):
         client.get_trace_settings(headers={key: "Secret"})
     assert client.get_inference_statistics("zeros").model_stats[0].name == "zeros"
+
+
+def test_metrics_have_a_port_of_their_own(server):
+    """Which answers nothing else; the main port answers them as well."""
+    port = int(re.search(r"metrics listening at port ([0-9]+)", server.log)[1])
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+        for path, status in (("/metrics", 200), ("/metrics?x=1", 200), ("/ping", 404), ("/v2/models/zeros", 404)):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read()
+            assert answer.status == status, path
+            assert (b'nv_inference_count{model="zeros"' in body) is (status == 200)
+        connection.request("POST", "/metrics")
+        assert connection.getresponse().status == 405
+    assert server.ask("GET", "/metrics").status == 200
 
 
 def test_quantiles_and_first_responses_are_among_the_metrics(server):
