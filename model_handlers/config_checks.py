@@ -23,13 +23,21 @@ from model_handlers.sequence_checks import normalise_sequences, sequence_checks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from model_handlers.config import DynamicBatching, InstanceGroup, ModelConfig, RepositoryAgent, WarmupSample
+    from model_handlers.config import (
+        DynamicBatching,
+        InstanceGroup,
+        ModelConfig,
+        QueuePolicy,
+        RepositoryAgent,
+        WarmupSample,
+    )
     from model_handlers.tensor import TensorSpec
 
     Check = tuple[str, Callable[[], object]]
 
 _MOST_LEVELS = 1024  # each is a queue that is looked at when a batch is formed
 CHECKSUM = "checksum"
+_BATCH_STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 _TAG = re.compile(r"[A-Za-z0-9_]+")
 _LIBRARY = re.compile(r"libtriton_(\w+)\.so")
 _WHOLE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
@@ -70,6 +78,7 @@ def checks(config: ModelConfig) -> Iterator[Check]:
     yield "batch_input", partial(check_ragged, config)
     yield "response_cache", partial(_check_cache, config)
     yield "runtime", partial(_check_runtime, config)
+    yield f"parameters['{_BATCH_STRATEGY}']", partial(_check_strategy, config)
     for tag in config.metric_tags:
         yield f"metric_tags['{tag}']", partial(_check_tag, tag, config.name)
     for index, agent in enumerate(config.agents):
@@ -102,12 +111,6 @@ def _check_accelerators(config: ModelConfig) -> None:
             f"model '{config.name}': config.pbtxt field 'optimization.execution_accelerators' is not honoured for "
             f"backend '{config.backend}', only for 'onnxruntime': remove it",
         )
-    if any(group.profiles for group in config.instance_groups) and config.backend not in {"", "tensorrt"}:
-        raise MmeError(
-            Kind.UNSUPPORTED,
-            f"model '{config.name}': config.pbtxt field 'instance_group.profile' is not honoured for backend "
-            f"'{config.backend}', only for 'tensorrt': remove it",
-        )
 
 
 def _check_cache(config: ModelConfig) -> None:
@@ -133,6 +136,15 @@ def _check_runtime(config: ModelConfig) -> None:
         )
 
 
+def _check_strategy(config: ModelConfig) -> None:
+    if _BATCH_STRATEGY in config.parameters:
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            f"model '{config.name}': parameter '{_BATCH_STRATEGY}' is not honoured (how requests are batched is told "
+            "by dynamic_batching alone, not by a library); remove it or serve the model elsewhere",
+        )
+
+
 def _check_tag(tag: str, model: str) -> None:
     if not _TAG.fullmatch(tag):
         raise invalid_model(
@@ -154,9 +166,9 @@ def _check_agent(agent: RepositoryAgent, model: str) -> None:
 
 def _check_histogram(family: str, buckets: tuple[float, ...], model: str) -> None:
     if not family:
-        raise invalid_model(f"model_metrics must specify 'metric_identifier.family' for {model}")
+        raise invalid_model(f"metric identifier must specify non-empty 'family' for {model}")
     if not buckets:
-        raise invalid_model(f"model_metrics must specify 'histogram_options.buckets' of '{family}' for {model}")
+        raise invalid_model(f"histogram options must specify non-empty 'buckets' of '{family}' for {model}")
     if any(not low < high for low, high in pairwise(buckets)) or not all(map(math.isfinite, buckets)):
         raise invalid_model(f"model_metrics buckets of '{family}' must be ascending numbers for {model}")
 
@@ -199,9 +211,7 @@ def _check_tensor(subject: str, spec: TensorSpec, model: str) -> None:
     if not _are_dimensions(spec.dims):
         raise invalid_model(f"{subject} dimension {_WHOLE} for {model}")
     if spec.format != "FORMAT_NONE" and len(spec.dims) != 3:
-        raise invalid_model(
-            f"{subject} has format {spec.format}, which needs 3 dims, not {list(spec.dims)}, for {model}"
-        )
+        raise invalid_model(f"model input NHWC/NCHW require 3 dims for {model}: {subject} has {list(spec.dims)}")
     if spec.reshape is not None:
         _check_reshape(subject, spec.dims, spec.reshape, model)
     _check_path(f"label_filename of {subject}", spec.labels, model)
@@ -239,6 +249,8 @@ def _group(config: ModelConfig, index: int, group: InstanceGroup) -> InstanceGro
         raise invalid_model(f"{subject} has kind KIND_{group.kind.name} but specifies one or more GPUs")
     if group.count < 1:
         raise invalid_model(f"{subject} has count {group.count}, must be at least 1")
+    if group.profiles and config.backend not in {"", "tensorrt"}:
+        raise invalid_model(f"{subject} specifies profile field which is only supported for TensorRT models")
     for gpu in group.gpus:
         if gpu < 0:
             raise invalid_model(f"{subject} specifies invalid or unsupported gpu id {gpu}")
@@ -246,16 +258,21 @@ def _group(config: ModelConfig, index: int, group: InstanceGroup) -> InstanceGro
 
 
 def _batching(config: ModelConfig, batching: DynamicBatching) -> DynamicBatching:
-    """The settings with preferred sizes in order; a model without a batch dimension keeps what it has, unused."""
+    """The settings with preferred sizes in order; until the batch size is known they are kept as they are."""
     sizes = sorted(set(batching.preferred_batch_sizes))
     if sizes and sizes[0] < 1:
         raise invalid_model(f"dynamic batching preferred size must be positive for {config.name}")
     if config.max_batch_size > 0:
         sizes = sizes or [config.max_batch_size]
-        if sizes[-1] > config.max_batch_size:
-            raise invalid_model(f"dynamic batching preferred size must be <= max batch size for {config.name}")
+    if sizes and sizes[-1] > config.max_batch_size and _has_batch_size(config):
+        raise invalid_model(f"dynamic batching preferred size must be <= max batch size for {config.name}")
     _check_priorities(config.name, batching)
     return replace(batching, preferred_batch_sizes=tuple(sizes))
+
+
+def _has_batch_size(config: ModelConfig) -> bool:
+    """Whether nobody will give it another one: what names all of its tensors is completed by its own code alone."""
+    return config.max_batch_size > 0 or bool(config.inputs and config.outputs and config.backend not in {"", "python"})
 
 
 def _check_priorities(model: str, batching: DynamicBatching) -> None:
@@ -270,7 +287,11 @@ def _check_priorities(model: str, batching: DynamicBatching) -> None:
         )
     if batching.preserve_ordering and levels > 1:
         raise invalid_model(f"Only one priority level is allowed when 'preserve_ordering' is true for {model}")
-    if batching.preserve_ordering and any(p.timeout_action is TimeoutAction.DELAY for p in batching.policies):
+    if batching.preserve_ordering and any(map(_delays, batching.policies)):
         raise invalid_model(
             f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {model}"
         )
+
+
+def _delays(policy: QueuePolicy) -> bool:
+    return policy.timeout_action is TimeoutAction.DELAY and policy.default_timeout_us > 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import invalid_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from model_handlers.config import EnsembleStep, ModelConfig
     from model_handlers.errors import MmeError
@@ -40,7 +40,7 @@ def _whole_problems(config: ModelConfig) -> Iterator[Problem]:
         yield "backend", invalid_model(sentence)
     if config.instance_groups:
         yield "instance_group", invalid_model(f"instance group should not be specified for ensemble '{name}'")
-    if config.optimization_level:
+    if config.optimization_level or config.gpu_accelerators or config.cpu_accelerators:
         yield "optimization", invalid_model(f"optimization should not be specified for ensemble '{name}'")
     if config.warmup:
         yield "model_warmup", invalid_model(f"model_warmup can not be specified for ensemble '{name}'")
@@ -60,36 +60,55 @@ def _step_problems(config: ModelConfig) -> Iterator[Problem]:
 def _tensor_problems(config: ModelConfig) -> Iterator[Problem]:
     if not config.ensemble:
         return
-    inputs = {spec.name for spec in config.inputs}
+    name, sources = config.name, _sources(config.ensemble)
     read = {tensor for step in config.ensemble for tensor in step.inputs.values()}
-    written = set(inputs)
-    yield from _written(config.ensemble, written, config.name)
+    inputs = {spec.name for spec in config.inputs}
+    ready = _ready(sources, inputs)
+    yield from _written_twice(config.ensemble, inputs, name)
     for index, spec in enumerate(config.inputs):
         if spec.name not in read:
-            sentence = f"ensemble input '{spec.name}' for ensemble '{config.name}' is not used"
-            yield f"input[{index}]", invalid_model(sentence)
-    for tensor in sorted(written - inputs):
-        if tensor not in read and config.output(tensor) is None:
-            yield _STEPS, invalid_model(f"ensemble tensor '{tensor}' is unused in ensemble '{config.name}'")
-    for index, spec in enumerate(config.outputs):
-        if spec.name not in written - inputs:
-            sentence = f"output '{spec.name}' for ensemble '{config.name}' is not written"
-            yield f"output[{index}]", invalid_model(sentence)
-    output = config.outputs[0].name if config.outputs else ""
-    for tensor in sorted(read - written):
-        which = f": at least one of its depending tensors, '{tensor}', is not connected"
-        yield _STEPS, invalid_model(f"output '{output}' for ensemble '{config.name}' is not written{which}")
+            yield f"input[{index}]", invalid_model(f"ensemble input '{spec.name}' for ensemble {name}' is not used")
+    unwritten = [(index, spec.name) for index, spec in enumerate(config.outputs) if spec.name not in ready - inputs]
+    for index, output in unwritten:
+        yield f"output[{index}]", _unwritten(output, sources, ready, name)
+    outputs = {spec.name for spec in config.outputs}
+    for tensor in () if unwritten else sorted((sources.keys() | read) - outputs):
+        if tensor not in ready or tensor not in read:
+            yield _STEPS, invalid_model(f"ensemble tensor '{tensor}' is unused in ensemble '{name}'")
 
 
-def _written(steps: tuple[EnsembleStep, ...], written: set[str], name: str) -> Iterator[Problem]:
-    """Adds what the steps write."""
+def _sources(steps: tuple[EnsembleStep, ...]) -> dict[str, list[str]]:
+    """For each tensor that a step writes those that the step reads."""
+    return {tensor: list(step.inputs.values()) for step in steps for tensor in step.outputs.values()}
+
+
+def _ready(sources: Mapping[str, list[str]], inputs: set[str]) -> set[str]:
+    """The tensors that come to be, from those that come with a request."""
+    ready = set(inputs)
+    while more := {tensor for tensor, read in sources.items() if tensor not in ready and ready.issuperset(read)}:
+        ready |= more
+    return ready
+
+
+def _unwritten(output: str, sources: Mapping[str, list[str]], ready: set[str], name: str) -> MmeError:
+    """Says which tensor it is that it waits for in vain; where they wait for one another, that is none."""
+    if output not in sources:  # the one quotation mark is Triton's, here and for inputs
+        return invalid_model(f"ensemble output '{output}' for ensemble {name}' is not used")
+    culprit, seen = output, set()
+    while missing := next((t for t in sources.get(culprit, ()) if t not in ready and t not in seen), ""):
+        culprit = missing
+        seen.add(missing)
+    sentence = f"output '{output}' for ensemble '{name}' is not written"
+    if culprit != output:
+        sentence += f": at least one of its depending tensors, '{culprit}', is not connected"
+    return invalid_model(sentence)
+
+
+def _written_twice(steps: tuple[EnsembleStep, ...], inputs: set[str], name: str) -> Iterator[Problem]:
+    written = set(inputs)
     for index, step in enumerate(steps):
         for tensor in step.outputs.values():
             if tensor in written:
-                yield (
-                    f"{_STEPS}[{index}].output_map",
-                    invalid_model(
-                        f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{name}'"
-                    ),
-                )
+                sentence = f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{name}'"
+                yield f"{_STEPS}[{index}].output_map", invalid_model(f"{sentence} step {index}")
             written.add(tensor)

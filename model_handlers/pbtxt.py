@@ -99,12 +99,7 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
         warmup=warmup_samples(message, model),
         response_cache=message.response_cache.enable,
         runtime=message.runtime,
-        histograms=MappingProxyType(
-            {
-                control.metric_identifier.family: tuple(control.histogram_options.buckets)
-                for control in message.model_metrics.metric_control
-            }
-        ),
+        histograms=MappingProxyType(dict(_histogram(control) for control in message.model_metrics.metric_control)),
         op_libraries=tuple(message.model_operations.op_library_filename),
         agents=tuple(
             RepositoryAgent(agent.name, MappingProxyType(dict(agent.parameters)))
@@ -317,6 +312,13 @@ def _rate_limiter_message(group: InstanceGroup) -> pb.ModelRateLimiter | None:
         resource = message.resources.add(name=needed.name, count=needed.count)
         setattr(resource, "global", needed.is_global)
     return message
+
+
+def _histogram(control: pb.ModelMetrics.MetricControl) -> tuple[str, tuple[float, ...]]:
+    for field in ("metric_identifier", "histogram_options"):
+        if not control.HasField(field):
+            raise invalid_model(f"metric control must specify '{field}'")
+    return control.metric_identifier.family, tuple(control.histogram_options.buckets)
 
 
 def _step(step: pb.ModelEnsembling.Step) -> EnsembleStep:

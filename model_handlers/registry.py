@@ -178,4 +178,4 @@ def handler_for(backend: Backend, model: str) -> type[Handler]:
 
 def served_backends() -> tuple[str, ...]:
     """The names of the backends that have a handler."""
-    return tuple(b.name for b in BACKENDS if b.handler)
+    return tuple(dict.fromkeys(b.name for b in BACKENDS if b.handler))

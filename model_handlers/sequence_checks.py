@@ -48,7 +48,7 @@ def sequence_checks(config: ModelConfig) -> Iterator[Check]:
     field = "sequence_batching"
     yield field, partial(_check_company, config)
     for index, tensor in enumerate(batching.control_inputs):
-        before = [control.kind for each in batching.control_inputs[:index] for control in each.controls]
+        before = batching.control_inputs[:index]
         yield f"{field}.control_input[{index}]", partial(_check_control, tensor, before, config.name)
     for index, state in enumerate(batching.states):
         yield f"{field}.state[{index}]", partial(_check_state, state, config.name)
@@ -100,20 +100,20 @@ def _oldest(strategy: OldestStrategy, config: ModelConfig) -> OldestStrategy:
     return replace(strategy, preferred_batch_sizes=tuple(sizes), max_candidate_sequences=candidates)
 
 
-def _check_control(tensor: ControlInput, before: Sequence[ControlKind], model: str) -> None:
+def _check_control(tensor: ControlInput, before: Sequence[ControlInput], model: str) -> None:
     if not tensor.name:
         raise invalid_model(f"sequence batching control tensor must have a name for {model}")
-    if len(tensor.controls) > 1:
+    if len(tensor.controls) > 1 or any(other.name == tensor.name for other in before):
         raise invalid_model(
             f"sequence batching control tensor '{tensor.name}' is specified for multiple control kinds for {model}"
         )
     if not tensor.controls:
         raise invalid_model(f"sequence batching control tensor '{tensor.name}' must specify 'control' for {model}")
     control = tensor.controls[0]
-    if control.kind in before:
+    if any(control.kind is known.kind for other in before for known in other.controls):
         raise invalid_model(f"sequence batching specifies multiple {control.kind.name} tensors for {model}")
     if control.kind is ControlKind.CONTROL_SEQUENCE_CORRID:
-        _check_corrid(tensor.name, control, model)
+        _check_corrid(control, model)
     else:
         _check_boolean(tensor.name, control, model)
 
@@ -121,10 +121,15 @@ def _check_control(tensor: ControlInput, before: Sequence[ControlKind], model: s
 def _check_boolean(name: str, control: Control, model: str) -> None:
     fields = ("int32_false_true", "fp32_false_true", "bool_false_true")
     given = [field for field in fields if getattr(control, field)]
-    if len(given) != 1:
+    if not given:
         raise invalid_model(
             "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
             f"{control.kind.name} for {model}"
+        )
+    if len(given) > 1:
+        raise invalid_model(
+            "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
+            f"'bool_false_true' for {control.kind.name} for {model}"
         )
     if len(control.false_true) != 2:
         raise invalid_model(
@@ -137,16 +142,16 @@ def _check_boolean(name: str, control: Control, model: str) -> None:
         )
 
 
-def _check_corrid(name: str, control: Control, model: str) -> None:
+def _check_corrid(control: Control, model: str) -> None:
     if control.false_true:
         raise invalid_model(
-            "sequence batching must not specify 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
+            "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
             f"{control.kind.name} for {model}"
         )
     if control.data_type not in _CORRID_TYPES:
         raise invalid_model(
-            f"unexpected data type for control {control.kind.name} tensor '{name}' for {model}. Allowed data types "
-            "are TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
+            f"unexpected data type for control {control.kind.name} for {model}. Allowed data types are TYPE_UINT64, "
+            "TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
         )
 
 

@@ -139,7 +139,7 @@ def test_only_what_is_asked_for_runs(server):
     counted = {
         each["name"]: each["inference_count"] for each in server.ask("GET", "/v2/models/stats").json["model_stats"]
     }
-    assert (counted["fork"], counted["fork:one"], counted["fork:two"]) == (2, 1, 3)
+    assert (counted["fork"], counted["one"], counted["two"]) == (2, 1, 3)
 
 
 def test_an_ensemble_may_be_a_step(server):
@@ -154,7 +154,7 @@ def test_requests_of_an_ensemble_are_batched_in_its_steps(server):
         answers = list(pool.map(lambda i: out(ask(server, "chain", [i] * 4)), range(4)))
     assert answers == [[[(i + 1) * 10 + 2] * 4] for i in range(4)]
 
-    (stats,) = [s for s in server.ask("GET", "/v2/models/stats").json["model_stats"] if s["name"] == "chain:one"]
+    (stats,) = [s for s in server.ask("GET", "/v2/models/stats").json["model_stats"] if s["name"] == "one"]
     assert stats["inference_count"] == 5
     assert stats["execution_count"] < 5
 
@@ -219,12 +219,16 @@ def test_an_archive_holds_an_ensemble_and_its_parts(serve, repository, tmp_path,
 
 
 BROKEN = {
-    "a circle": (["one b a", "two a b", "ten IN OUT"], "the tensors of its steps go in a circle"),
+    "a circle": (["one b a", "two a b", "ten IN OUT"], "ensemble tensor 'a' is unused in ensemble 'e'"),
+    "an output in a circle": (
+        ["one OUT a", "two a OUT", "ten IN SIDE"],
+        "output 'OUT' for ensemble 'e' is not written",
+    ),
     "a tensor that comes from nowhere": (["one IN OUT", "two c SIDE"], "at least one of its depending tensors, 'c'"),
     "an unused tensor": (["one IN a", "two IN OUT"], "ensemble tensor 'a' is unused"),
-    "an unused input": (["one a OUT", "two b a"], "ensemble input 'IN' for ensemble 'e' is not used"),
-    "an output nobody writes": (["one IN SIDE"], "output 'OUT' for ensemble 'e' is not written"),
-    "a tensor written twice": (["one IN OUT", "two IN OUT"], "can appear in an output map only once"),
+    "an unused input": (["one a OUT", "two b a"], "ensemble input 'IN' for ensemble e' is not used"),
+    "an output nobody writes": (["one IN SIDE"], "ensemble output 'OUT' for ensemble e' is not used"),
+    "a tensor written twice": (["one IN OUT", "two IN OUT"], "in an output map only once for ensemble 'e' step 1"),
     "an unknown model": (["nobody IN OUT"], "contains models that are not available or ambiguous: nobody"),
 }
 SIDE = 'output { name: "SIDE" data_type: TYPE_FP32 dims: [ 4 ] }'

@@ -39,7 +39,7 @@ def warmup(batch_size=1, dims=(4, 2), file=""):
     return WarmupSample("w", batch_size, 1, {"I": WarmupInput(FP32, dims, WarmupData.FILE, file)})
 
 
-DELAYING = QueuePolicy(timeout_action=TimeoutAction.DELAY)
+DELAYING = QueuePolicy(timeout_action=TimeoutAction.DELAY, default_timeout_us=1)
 WHOLE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 BROKEN = {
@@ -54,7 +54,7 @@ BROKEN = {
         "inputs": (tensor(reshape=(4, -1, -1)),)
     },
     "model output 'I' has different size for dims and reshape for bert": {"outputs": (tensor(reshape=(2, -1)),)},
-    "model input 'I' has format FORMAT_NHWC, which needs 3 dims, not [4, -1], for bert": {
+    "model input NHWC/NCHW require 3 dims for bert: model input 'I' has [4, -1]": {
         "inputs": (tensor(format="FORMAT_NHWC"),)
     },
     "dynamic batching preferred size must be positive for bert": {"dynamic_batching": batching(0, 4)},
@@ -82,14 +82,18 @@ BROKEN = {
     "directory": {"warmup": (warmup(file="../../etc/passwd"),)},
     "Response Cache does not currently support model bert with 'decoupled' transaction policy. Please disable the "
     "response cache.": {"response_cache": True, "decoupled": True},
-    "model_metrics must specify 'metric_identifier.family' for bert": {"histograms": {"": (1.0,)}},
-    "model_metrics must specify 'histogram_options.buckets' of 'h' for bert": {"histograms": {"h": ()}},
+    "metric identifier must specify non-empty 'family' for bert": {"histograms": {"": (1.0,)}},
+    "histogram options must specify non-empty 'buckets' of 'h' for bert": {"histograms": {"h": ()}},
     "model_metrics buckets of 'h' must be ascending numbers for bert": {"histograms": {"h": (1.0, 1.0)}},
     "instance group bert_0 of model bert has kind KIND_CPU but specifies one or more GPUs": {
         "instance_groups": (InstanceGroup("", InstanceKind.CPU, gpus=(0,)),)
     },
     "instance group g of model bert has kind KIND_MODEL but specifies one or more GPUs": {
         "instance_groups": (InstanceGroup("g", InstanceKind.MODEL, gpus=(1,)),)
+    },
+    "instance group g of model bert specifies profile field which is only supported for TensorRT models": {
+        "backend": "onnxruntime",
+        "instance_groups": (InstanceGroup("g", profiles=("1",)),),
     },
     "instance group g of model bert has count -2, must be at least 1": {
         "instance_groups": (InstanceGroup("g", count=-2),)
@@ -175,6 +179,30 @@ def test_the_preferred_size_is_the_largest_batch_where_none_is_given():
     config = normalise(ModelConfig("bert", max_batch_size=8, dynamic_batching=batching()))
 
     assert config.dynamic_batching == batching(8)
+
+
+def test_preferred_sizes_need_a_batch_dimension():
+    """A configuration that names all tensors, and so gets no batch size from its model, must not ask for batches."""
+    tensors = {"backend": "onnxruntime", "inputs": (tensor(),), "outputs": (tensor(),)}
+    with pytest.raises(MmeError, match="dynamic batching preferred size must be <= max batch size for bert"):
+        normalise(ModelConfig("bert", dynamic_batching=batching(4), **tensors))
+    assert normalise(ModelConfig("bert", dynamic_batching=batching(), **tensors)).dynamic_batching == batching()
+
+
+def test_a_delay_that_never_comes_keeps_the_order():
+    """Only a queue time that can be over lets anybody be overtaken."""
+    never = replace(DELAYING, default_timeout_us=0)
+    config = ModelConfig("bert", dynamic_batching=batching(preserve_ordering=True, queue_policy=never))
+
+    assert normalise(config) == config
+
+
+def test_a_library_that_batches_is_refused():
+    """By its parameter: it would be left out in silence otherwise."""
+    with pytest.raises(MmeError, match="parameter 'TRITON_BATCH_STRATEGY_PATH' is not honoured") as caught:
+        normalise(ModelConfig("bert", parameters={"TRITON_BATCH_STRATEGY_PATH": "/batching/strategy.so"}))
+
+    assert caught.value.kind is Kind.UNSUPPORTED
 
 
 @pytest.mark.parametrize("sizes", [(), (4,)])

@@ -155,7 +155,5 @@ def test_an_ensemble_with_several_faults():
         "ensemble_scheduling.step[1].model_name",
         "ensemble_scheduling.step[1].output_map",
         "input[1]",
-        "ensemble_scheduling.step",
         "output[0]",
-        "ensemble_scheduling.step",
     ]

@@ -222,6 +222,11 @@ def test_a_feature_that_is_not_honoured_is_refused_by_name(text, path):
             "model_warmup { inputs { key: 'I' value { zero_data: true } } }",
             "warmup setting expects input 'I' to have data_type set for bert",
         ),
+        ("model_metrics { metric_control { } }", "metric control must specify 'metric_identifier'"),
+        (
+            "model_metrics { metric_control { metric_identifier { family: 'f' } } }",
+            "metric control must specify 'histogram_options'",
+        ),
         ("batch_input { data_type: TYPE_INT64 }", "batch input data type must be TYPE_INT32 or TYPE_FP32"),
         (
             "batch_input { kind: BATCH_ITEM_SHAPE data_type: TYPE_INT32 source_input: ['A', 'B'] }",

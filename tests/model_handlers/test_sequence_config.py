@@ -122,6 +122,9 @@ def control(name="T", kind=START, **values):
 
 INT = {"int32_false_true": (0, 1)}
 EITHER = "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for"
+SEVERAL = (
+    "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and 'bool_false_true' for"
+)
 
 BROKEN = [
     ("sequence batching control tensor must have a name for bert", [control("", **INT)]),
@@ -129,24 +132,31 @@ BROKEN = [
         "sequence batching control tensor 'T' is specified for multiple control kinds for bert",
         [ControlInput("T", (Control(START, (0, 1)), Control(END, (0, 1))))],
     ),
+    (
+        "sequence batching control tensor 'T' is specified for multiple control kinds for bert",
+        [control("T", **INT), control("T", kind=END, **INT)],
+    ),
     ("sequence batching control tensor 'T' must specify 'control' for bert", [ControlInput("T", ())]),
     (
         "sequence batching specifies multiple CONTROL_SEQUENCE_START tensors for bert",
         [control("T", **INT), control("U", **INT)],
     ),
     (f"{EITHER} CONTROL_SEQUENCE_READY for bert", [control(kind=READY)]),
-    (f"{EITHER} CONTROL_SEQUENCE_START for bert", [control(fp32_false_true=(0, 1), **INT)]),
+    (
+        f"{SEVERAL} CONTROL_SEQUENCE_START for bert",
+        [control(fp32_false_true=(0, 1), **INT)],
+    ),
     (
         "sequence batching control 'int32_false_true' must have exactly 2 entries for CONTROL_SEQUENCE_END for bert",
         [control(kind=END, int32_false_true=(0,))],
     ),
     ("must not specify 'data_type' for CONTROL_SEQUENCE_START for bert", [control(data_type=INT32, **INT)]),
-    ("for CONTROL_SEQUENCE_CORRID for bert", [control(kind=CORRID, data_type=INT32, **INT)]),
-    ("unexpected data type for control CONTROL_SEQUENCE_CORRID tensor 'T' for bert", [control(kind=CORRID)]),
     (
-        "unexpected data type for control CONTROL_SEQUENCE_CORRID tensor 'T' for bert",
-        [control(kind=CORRID, data_type=FP32)],
+        EITHER.replace("must", "must not") + " CONTROL_SEQUENCE_CORRID for bert",
+        [control(kind=CORRID, data_type=INT32, **INT)],
     ),
+    ("unexpected data type for control CONTROL_SEQUENCE_CORRID for bert", [control(kind=CORRID)]),
+    ("unexpected data type for control CONTROL_SEQUENCE_CORRID for bert", [control(kind=CORRID, data_type=FP32)]),
     ("sequence batching control tensor 'X' is a model input as well for bert", [control("X", **INT)]),
     ("sequence batching state input 'X' is a model input as well for bert", [state(input_name="X")]),
     ("sequence batching state input 'I' is a state input as well for bert", [state(), state(output_name="P")]),
