@@ -24,7 +24,7 @@ from container.logs import configure
 from container.settings import Mode, Settings, choose_single_model, settings_table
 from container.settings.protocol_values import keepalive, latencies, restrictions
 from container.settings.table import MME_VARIABLES
-from container.settings.values import boolean, directories, names, resource_limits
+from container.settings.values import batch_sizes, boolean, directories, names, resource_limits
 from container.ship.flags import COMMANDS as SHIP
 from container.ship.flags import DEFAULT_URL
 from container.version import installed_version
@@ -33,7 +33,7 @@ from model_handlers.errors import Kind, MmeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_LISTS = frozenset({names, directories, resource_limits, restrictions, keepalive, latencies})
+_LISTS = frozenset({names, directories, resource_limits, batch_sizes, restrictions, keepalive, latencies})
 _log = logging.getLogger("mme.start")
 
 COMMANDS = (*SHIP, CONFIG, BUILD)

@@ -25,9 +25,16 @@ def complete(
     config: ModelConfig,
     inputs: list[GraphTensor],
     outputs: list[GraphTensor],
-    default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+    default_max_batch_size: int = 0,
 ) -> ModelConfig:
     """The configuration with what it leaves out taken from the model.
+
+    Args:
+        config: what it says is checked. Where it names inputs and outputs, or is strict, it has to name all inputs.
+        inputs: the model's own.
+        outputs: the model's own.
+        default_max_batch_size: its batch size, where it batches and the configuration leaves that out; 0 for what the
+            server says, or Triton.
 
     Raises:
         MmeError: INVALID_MODEL, naming what disagrees with the model.
@@ -43,19 +50,21 @@ def complete(
     served = [tensor for tensor in served if tensor[0] not in split]
     fixed = [f"'{name}' {_brackets(shape)}" for name, _, shape in served if shape[:1] != (-1,)]
     max_batch_size = config.max_batch_size
-    incomplete = not (config.inputs and config.outputs)
+    incomplete = not (config.strict or (config.inputs and config.outputs))
     if max_batch_size > 0 and fixed:
         raise invalid_model(
             f"autofill failed for model '{config.name}': model does not support batching while non-zero "
             f"max_batch_size is specified: {', '.join(fixed)} must have a variable first dimension"
         )
     if incomplete and not fixed and max_batch_size == 0:
-        max_batch_size = default_max_batch_size
+        max_batch_size = default_max_batch_size or config.default_max_batch_size or DEFAULT_MAX_BATCH_SIZE
     dynamic = config.dynamic_batching
     if incomplete and max_batch_size > 1 and dynamic is None and batching is None:
         dynamic = DynamicBatching(preferred_batch_sizes=(max_batch_size,))
     config = replace(config, max_batch_size=max_batch_size, dynamic_batching=dynamic)
     _check_hidden(config, own, own_outputs)
+    if not incomplete:
+        _check_whole(config, len(made | told), own)
     config = normalise(
         replace(
             config,
@@ -88,6 +97,20 @@ def _check_hidden(config: ModelConfig, inputs: list[GraphTensor], outputs: list[
                     f"model does not provide it, it has: {', '.join(by_name)}"
                 )
             _agreed(what, spec, *by_name[spec.name], config)
+
+
+def _check_whole(config: ModelConfig, hidden: int, graph: list[GraphTensor]) -> None:
+    """A configuration that is not completed names all inputs, `hidden` ones apart, and whatever it wants of outputs."""
+    if not config.outputs:
+        raise invalid_model(
+            f"model configuration must contain at least one output, none were specified for '{config.name}'"
+        )
+    expected = len(config.inputs) + hidden
+    if expected != len(graph):
+        raise invalid_model(
+            f"unable to load model '{config.name}', configuration expects {expected} inputs, model provides "
+            f"{len(graph)}: {', '.join(name for name, _, _ in graph)}"
+        )
 
 
 def _without(graph: list[GraphTensor], names: Collection[str]) -> list[GraphTensor]:

@@ -290,6 +290,9 @@ class ModelConfig:
         agents: what is to be done before a load.
         histograms: metric → its buckets, ascending.
         op_libraries: files of custom operations, beside the model's or its configuration, or where the system looks.
+        strict: whether nothing is taken from the model that the configuration leaves out.
+        default_max_batch_size: what a model gets that batches and whose configuration does not say how much; 0 for its
+            backend's own. This and `strict` are the server's to say, and in no config.pbtxt.
     """
 
     name: str
@@ -323,6 +326,8 @@ class ModelConfig:
     named_inputs: tuple[str, ...] = ()
     named_outputs: tuple[str, ...] = ()
     not_decoupled: bool = False
+    strict: bool = False
+    default_max_batch_size: int = 0
 
     def input(self, name: str) -> TensorSpec | None:
         """The input of that name, or None."""

@@ -50,7 +50,10 @@ def _refused(reason: str) -> Rule:
 
 _HONOURED = Rule(Fate.HONOURED)
 _SPEED = _harmless("it changes speed, never results")
-_TENSORRT = _refused("a request's own shapes are what an engine is told, and its tensors lie as numpy's do")
+_SHAPES = _refused(
+    "shape tensors are only supported for TensorRT platform, and an engine is told a request's own shapes here"
+)
+_LAYOUTS = _refused("Non-linear IO format is only supported for the TensorRT platform, and tensors lie as numpy's here")
 
 RULES: Mapping[str, Mapping[str, Rule]] = {
     "ModelConfig": {
@@ -87,10 +90,10 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "format": _HONOURED,
         "dims": _HONOURED,
         "reshape": _HONOURED,
-        "is_shape_tensor": _TENSORRT,
+        "is_shape_tensor": _SHAPES,
         "allow_ragged_batch": _HONOURED,
         "optional": _HONOURED,
-        "is_non_linear_format_io": _TENSORRT,
+        "is_non_linear_format_io": _LAYOUTS,
     },
     "ModelOutput": {
         "name": _HONOURED,
@@ -98,8 +101,8 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "dims": _HONOURED,
         "reshape": _HONOURED,
         "label_filename": _HONOURED,
-        "is_shape_tensor": _TENSORRT,
-        "is_non_linear_format_io": _TENSORRT,
+        "is_shape_tensor": _SHAPES,
+        "is_non_linear_format_io": _LAYOUTS,
     },
     "BatchInput": {"kind": _HONOURED, "target_name": _HONOURED, "data_type": _HONOURED, "source_input": _HONOURED},
     "BatchOutput": {"target_name": _HONOURED, "kind": _HONOURED, "source_input": _HONOURED},

@@ -134,7 +134,7 @@ def _complete(found: Examined, available: dict[int, Path], scripts: Scripts) -> 
     backend = backend_of(found.path, found.config, available, scripts)
     if backend.name == BACKEND:
         found.config = scripts.completed(found.config, next(iter(available.values()), found.path))
-    found.config = with_backend(found.config, backend, available)
+    found.config = scripts.ruled(with_backend(found.config, backend, available))
     handler_for(backend, found.name)
 
 

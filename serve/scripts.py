@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Scripts:
-    """What is the same for all scripts of a server.
+    """What is the same for all scripts of a server, and for the configurations of its other models.
 
     Attributes:
         program: the file name of a script.
@@ -32,6 +32,8 @@ class Scripts:
         default_accept: the type of an answer to a client that does not say what it accepts.
         config_name: of models with configurations: the one in `configs/` that counts in place of config.pbtxt, if the
             model has one of that name; "" for none.
+        strict: whether a configuration has to say everything itself.
+        batch_sizes: (backend, "" for all others; what its models get that do not say how much they batch).
     """
 
     program: str = "inference.py"
@@ -39,6 +41,8 @@ class Scripts:
     workers: int = 1
     default_accept: str = DEFAULT_TYPE
     config_name: str = ""
+    strict: bool = False
+    batch_sizes: tuple[tuple[str, int], ...] = ()
 
     def own(self, path: Path) -> str:
         """The script that a model's directory holds, relative to it; "" for none."""
@@ -62,6 +66,12 @@ class Scripts:
             instance_groups=config.instance_groups or (InstanceGroup(config.name, count=self.workers),),
             parameters=MappingProxyType({**said, **config.parameters}),
         )
+
+    def ruled(self, config: ModelConfig) -> ModelConfig:
+        """A configuration whose backend is known, with what the server says about how it is to be completed."""
+        sizes = dict(self.batch_sizes)
+        size = sizes.get(config.backend, sizes.get("", 0))
+        return replace(config, strict=self.strict, default_max_batch_size=size)
 
 
 DEFAULT_SCRIPTS = Scripts()

@@ -29,6 +29,7 @@ from container.settings.tls import check_tls
 from container.settings.values import (
     DEFAULT_MAX_BODY,
     DEFAULT_PORT,
+    BatchSize,
     GrpcCompression,
     LogFormat,
     MemoryBudget,
@@ -83,6 +84,8 @@ class Settings:
         poll_seconds: seconds between two looks at it, where it is polled.
         model_namespacing: whether two repositories may have models of one name.
         model_config_name: a configuration in `configs/` that counts in place of config.pbtxt, "" for none.
+        strict_config: whether a configuration has to say everything itself.
+        default_batch_sizes: what models get that batch and do not say how much; () for their backends' own.
         default_model_name: the model of /invocations, "" where none was named.
         host, port: where to listen.
         grpc_port: where to listen to gRPC as well, None for nowhere.
@@ -143,6 +146,8 @@ class Settings:
     poll_seconds: float = 15.0
     model_namespacing: bool = False
     model_config_name: str = ""
+    strict_config: bool = False
+    default_batch_sizes: tuple[BatchSize, ...] = ()
     default_model_name: str = ""
     host: str = "0.0.0.0"  # noqa: S104 - a container listens on every address
     port: int = DEFAULT_PORT
@@ -220,6 +225,8 @@ class Settings:
             self.script_workers,
             self.default_accept,
             self.model_config_name,
+            self.strict_config,
+            tuple((each.backend, each.size) for each in self.default_batch_sizes),
         )
 
     @classmethod

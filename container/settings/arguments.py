@@ -29,6 +29,8 @@ ARGUMENTS = {
     "--id": "MME_SERVER_ID",
     "--load-model": "MME_LOAD_MODEL",
     "--model-config-name": "MME_MODEL_CONFIG_NAME",
+    "--disable-auto-complete-config": "MME_DISABLE_AUTO_COMPLETE_CONFIG",
+    "--strict-model-config": "MME_DISABLE_AUTO_COMPLETE_CONFIG",
     "--model-control-mode": "MME_MODEL_CONTROL_MODE",
     "--model-load-thread-count": "MME_LOAD_THREADS",
     "--model-namespacing": "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
@@ -77,7 +79,6 @@ _KEEPALIVE = {
 }
 _ONE_LOOP = "one event loop answers every connection"
 _NO_POOL = "tensors are handed over where they lie, and frameworks have memory of their own"
-_COMPLETED = "configurations are completed from model files, and what config.pbtxt says stays as it is"
 _GPUS = "GPUs and processors are asked when somebody scrapes, and are always among the metrics"
 IDLE_ARGUMENTS = {
     "--allow-cpu-metrics": _GPUS,
@@ -87,7 +88,6 @@ IDLE_ARGUMENTS = {
     "--cache-directory": "the response cache is part of the server",
     "--cuda-memory-pool-byte-size": _NO_POOL,
     "--cuda-virtual-address-size": _NO_POOL,
-    "--disable-auto-complete-config": _COMPLETED,
     "--enable-peer-access": _NO_POOL,
     "--exit-on-error": "the models that load are served; /ping and /v2/health/ready tell of the others",
     "--grpc-infer-allocation-pool-size": _ONE_LOOP,
@@ -101,7 +101,6 @@ IDLE_ARGUMENTS = {
     "--pinned-memory-pool-byte-size": _NO_POOL,
     "--reuse-grpc-port": "a port belongs to one server",
     "--reuse-http-port": "a port belongs to one server",
-    "--strict-model-config": _COMPLETED,
 }
 _INSTEAD = {
     "--allow-vertex-ai": "Vertex AI's routes are not served",
@@ -118,6 +117,7 @@ _LISTS = frozenset(  # what is given several times adds up
     {
         "MME_LOAD_MODEL",
         "MME_RATE_LIMIT_RESOURCE",
+        "MME_DEFAULT_MAX_BATCH_SIZE",
         "MME_HTTP_RESTRICTED_API",
         "MME_GRPC_RESTRICTED_PROTOCOL",
         "MME_GRPC_KEEPALIVE",
@@ -133,23 +133,26 @@ _PYTHON_BACKEND = {
     "shm-default-byte-size": "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE",
     "shm-growth-byte-size": "SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE",
 }
-_BACKENDS_AS_HERE = ("python,shm-region-prefix-name=", "python,stub-timeout-seconds=", "default-max-batch-size=4")
+_BACKENDS_AS_HERE = ("python,shm-region-prefix-name=", "python,stub-timeout-seconds=")
+_BATCH_SIZE = "default-max-batch-size"
 
 
 def _backend_config(text: str) -> Meaning:
-    """`python,shm-default-byte-size=N` and its like; no other backend has anything to set for all models."""
-    backend, _, setting = text.partition(",")
+    """`python,shm-default-byte-size=N` and its like; of other backends the batch size, or of all: `,NAME=N`, `NAME=N`."""
+    backend, _, setting = text.rpartition(",")
     key, _, value = setting.partition("=")
+    if value and key == _BATCH_SIZE:
+        return "MME_DEFAULT_MAX_BATCH_SIZE", f"{backend}:{value}" if backend else value
     if backend == "python" and value and key in _PYTHON_BACKEND:
         return _PYTHON_BACKEND[key], value
     if backend == "tensorflow" and value and key == "version":
         return "SAGEMAKER_TRITON_TENSORFLOW_VERSION", value
-    if text.lstrip(",").startswith(_BACKENDS_AS_HERE):
+    if text.startswith(_BACKENDS_AS_HERE):
         return None
     msg = (
         f"one of {', '.join(f'python,{name}=N' for name in _PYTHON_BACKEND)}, python,shm-region-prefix-name=NAME, "
-        "python,stub-timeout-seconds=N, tensorflow,version=N, default-max-batch-size=4; of anything else a model's "
-        "config.pbtxt is the place"
+        f"python,stub-timeout-seconds=N, tensorflow,version=N, {_BATCH_SIZE}=N, BACKEND,{_BATCH_SIZE}=N; of anything "
+        "else a model's config.pbtxt is the place"
     )
     raise ValueError(msg)
 

@@ -86,6 +86,22 @@ MME_VARIABLES = (
         "--model-config-name",
         "none",
     ),
+    Variable(
+        "MME_DISABLE_AUTO_COMPLETE_CONFIG",
+        "strict_config",
+        v.boolean,
+        "Refuse a model whose config.pbtxt leaves anything out, instead of completing it from the model file.",
+        "--disable-auto-complete-config",
+    ),
+    Variable(
+        "MME_DEFAULT_MAX_BATCH_SIZE",
+        "default_batch_sizes",
+        v.batch_sizes,
+        "max_batch_size of models that batch and whose config.pbtxt leaves that out: of all, or of one backend's "
+        "(comma-separated; the flag may be repeated).",
+        "--default-max-batch-size",
+        "4, for trees 32768",
+    ),
     Variable("MME_HOST", "host", v.host, "Address to listen on.", "--host"),
     Variable("MME_PORT", "port", _PORT, "Port to listen on; 0 takes a free one and logs it.", "--port"),
     Variable(

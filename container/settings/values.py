@@ -234,6 +234,29 @@ def resource_limits(text: str) -> tuple[ResourceLimit, ...]:
     return tuple(found.values())
 
 
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """What models get that batch and do not say how much: those of a backend, or with "" of any other."""
+
+    backend: str
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.backend}:{self.size}" if self.backend else str(self.size)
+
+
+def batch_sizes(text: str) -> tuple[BatchSize, ...]:
+    """Sizes between commas, each as `SIZE` or `BACKEND:SIZE`; a later one of the same backend wins."""
+    found = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"(?:([a-z0-9_]+):)?([1-9][0-9]{0,8})", part.strip())
+        if match is None:
+            msg = "SIZE or BACKEND:SIZE, several of them between commas"
+            raise ValueError(msg)
+        found[match[1] or ""] = BatchSize(match[1] or "", int(match[2]))
+    return tuple(found.values())
+
+
 def directory(text: str) -> Path:
     """A folder, made absolute here because the server runs in another working directory."""
     if "\0" in text:

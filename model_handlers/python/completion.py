@@ -1,6 +1,7 @@
 """A configuration completed by the model's own `auto_complete_config`. Runs on the thread that loads.
 
-What config.pbtxt says stands: the author's code may add tensors, a larger batch and dynamic batching.
+What config.pbtxt says stands: the author's code may add tensors, a larger batch and dynamic batching. Where the server
+completes no configurations it is not asked.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def complete(config: ModelConfig, author_class: type[Any]) -> ModelConfig:
     Raises:
         MmeError: INVALID_MODEL when it contradicts config.pbtxt or nobody names any input or output.
     """
-    if hasattr(author_class, "auto_complete_config"):
+    if hasattr(author_class, "auto_complete_config") and not config.strict:
         config = _merged(config, _asked(config, author_class))
     _check_named("input", config.named_inputs, config.inputs, config.name)
     _check_named("output", config.named_outputs, config.outputs, config.name)

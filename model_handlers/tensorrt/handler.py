@@ -132,7 +132,7 @@ def _complete(config: ModelConfig, engine: Engine, profiles: Sequence[Profile]) 
     if not _batches(inputs, outputs) or not any(profile.ranges for profile in profiles):
         return complete(config, inputs, outputs)
     largest = largest_batch(config, profiles)
-    incomplete = not (config.inputs and config.outputs)
+    incomplete = not (config.strict or (config.inputs and config.outputs))
     scheduled = config.dynamic_batching is not None or config.sequence_batching is not None
     if incomplete and config.max_batch_size in {0, largest} and not scheduled and largest > 1:
         best = {profile.batch_sizes[0] for profile in profiles}

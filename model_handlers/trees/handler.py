@@ -157,4 +157,5 @@ def _complete(config: ModelConfig, forest: Forest, columns: int) -> ModelConfig:
                 "LightGBM, installed here, and a file in its own format"
             )
         outputs.append((CONTRIBUTIONS, FP32, (-1, forest.columns * (forest.features + 1))))
-    return complete(config, [(INPUT, FP32, (-1, forest.features))], outputs, _DEFAULT_MAX_BATCH_SIZE)
+    largest = config.default_max_batch_size or _DEFAULT_MAX_BATCH_SIZE
+    return complete(config, [(INPUT, FP32, (-1, forest.features))], outputs, largest)

@@ -281,16 +281,15 @@ def test_half_a_configuration_is_completed_like_none(complete):
 
 
 def test_an_undeclared_input_joins_the_declared_ones(complete):
-    """The model can't run without its inputs, so those not declared are added; an output not declared is not served."""
-    config = complete(
-        two_in_two_out(),
-        max_batch_size=8,
-        inputs=(TensorSpec("b", FP32, (3,)),),
-        outputs=(TensorSpec("d", FP32, (3,)),),
+    """Where outputs are left out, all is completed; an output that is not declared beside others is not served."""
+    declared = {name: TensorSpec(name, FP32, (3,)) for name in "abd"}
+    config = complete(two_in_two_out(), max_batch_size=8, inputs=(declared["b"],))
+    both = complete(
+        two_in_two_out(), max_batch_size=8, inputs=(declared["b"], declared["a"]), outputs=(declared["d"],)
     )
 
     assert [spec.name for spec in config.inputs] == ["b", "a"]
-    assert [spec.name for spec in config.outputs] == ["d"]
+    assert [spec.name for spec in both.outputs] == ["d"]
 
 
 def test_a_fixed_first_dimension_means_no_batching(complete):
@@ -367,6 +366,48 @@ def test_a_declared_reshape_is_what_the_graph_sees(complete):
         "specifies 3 dimensions"
         in refused(complete, mlp()[0], max_batch_size=8, inputs=(TensorSpec("x", FP32, (16,), reshape=(4, 4)),)).message
     )
+
+
+# -- what is not completed -------------------------------------------------------------------------------------------
+
+
+ALL = {"inputs": (TensorSpec("x", FP32, (16,)),), "outputs": (TensorSpec("y", FP32, (4,)),)}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {**ALL, "inputs": (*ALL["inputs"], TensorSpec("z", FP32, (1,)))},
+            "configuration expects 2 inputs, model provides 1: x",
+        ),
+        ({**ALL, "inputs": (), "strict": True}, "configuration expects 0 inputs, model provides 1: x"),
+        (
+            {**ALL, "outputs": (), "strict": True},
+            "model configuration must contain at least one output, none were specified for 'm'",
+        ),
+    ],
+)
+def test_a_configuration_that_is_not_completed_says_everything(complete, config, message):
+    """One that names inputs and outputs names all inputs; and a server may want that of all of them."""
+    assert message in refused(complete, mlp()[0], max_batch_size=8, **config).message
+
+
+def test_a_strict_configuration_gets_nothing_from_the_model(complete):
+    """Neither a batch size nor a scheduler; it is checked all the same."""
+    config = complete(mlp()[0], max_batch_size=8, strict=True, **ALL)
+
+    assert (config.max_batch_size, config.dynamic_batching) == (8, None)
+    assert "specifies 1 dimensions" in refused(complete, mlp()[0], strict=True, **ALL).message
+
+
+def test_the_server_may_say_how_large_batches_are(complete):
+    """Of models that batch and whose configuration leaves it out; a configuration that says it is right."""
+    config = complete(mlp()[0], default_max_batch_size=16)
+
+    assert (config.max_batch_size, config.dynamic_batching.preferred_batch_sizes) == (16, (16,))
+    assert complete(mlp()[0], default_max_batch_size=16, max_batch_size=2).max_batch_size == 2
+    assert complete(mlp()[0], default_max_batch_size=1).dynamic_batching is None
 
 
 # -- disagreements ---------------------------------------------------------------------------------------------------

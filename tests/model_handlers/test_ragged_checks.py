@@ -26,7 +26,8 @@ def test_what_is_worked_out_is_no_input_of_clients():
     """Nor do split outputs need the graph's shape; what is not declared is found in the graph as ever."""
     assert complete(CONFIG, *GRAPH) == CONFIG
     inputs = [*GRAPH[0], ("z", INT64, (-1, 2))]
-    assert complete(CONFIG, inputs, GRAPH[1]).inputs == (*CONFIG.inputs, TensorSpec("z", INT64, (2,)))
+    completed = complete(replace(CONFIG, outputs=()), inputs, GRAPH[1])
+    assert completed.inputs == (*CONFIG.inputs, TensorSpec("z", INT64, (2,)))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_what_is_worked_out_is_no_input_of_clients():
             f"{UNABLE} TYPE_FP32 for batch input 'count', model provides TYPE_INT32",
         ),
         (
-            {"batch_inputs": (COUNT, replace(COUNT, targets=("other",)))},
+            {"outputs": (), "batch_inputs": (COUNT, replace(COUNT, targets=("other",)))},
             f"{UNABLE} TYPE_INT32 for batch input 'other', model provides no such input",
         ),
     ],
