@@ -94,6 +94,7 @@ class Service:
         self._watcher = Watcher(self.engine) if settings.dashboard else None
         self.dashboard = Documents(self.engine, settings, self._watcher) if self._watcher is not None else None
         self._loading: asyncio.Task[None] | None = None
+        self._has_begun = not settings.model_control_mode.limits
         self._polling: asyncio.Task[None] | None = None
         self._poller = Poller(self.engine, self.engine.scan, settings.poll_seconds)
 
@@ -111,11 +112,15 @@ class Service:
             self._emf.start(loop)
         if self._watcher is not None:
             self._watcher.start(loop)
-        self._loading = loop.create_task(self._load_start_models())
+        self._loading = loop.create_task(self._begin())
+
+    async def _begin(self) -> None:
+        await self._load_start_models()
+        self._has_begun = True
 
     async def _load_start_models(self) -> None:
         if self.settings.model_control_mode is Control.POLL:
-            await self._begin_to_poll()
+            await self._poll()
             return
         names = self._start_models
         explicit = self.settings.model_control_mode is Control.EXPLICIT
@@ -127,10 +132,13 @@ class Service:
         if all(results):
             self.routes.starting = False
 
-    async def _begin_to_poll(self) -> None:
-        if await self._poller.look():
+    async def _poll(self) -> None:
+        self._looked(await self._poller.look())
+        self._polling = asyncio.get_running_loop().create_task(self._poller.run(self._looked))
+
+    def _looked(self, all_are_there: bool) -> None:  # noqa: FBT001 - see `Poller.run`
+        if all_are_there:
             self.routes.starting = False
-        self._polling = asyncio.get_running_loop().create_task(self._poller.run())
 
     async def _load(self, name: str) -> bool:
         known = self.engine.canonical(name)
@@ -148,8 +156,11 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether every start-up model is there and we are not on our way out."""
-        return not self.routes.draining and not self.routes.starting
+        """Whether every start-up model is there, where that is waited for, and we are not on our way out.
+
+        Where only those models answer that somebody loaded, the loads at start are over, however each of them ended.
+        """
+        return self._has_begun and not self.routes.draining and not self.routes.starting
 
     async def close(self) -> None:
         """Give everything back."""

@@ -65,18 +65,19 @@ class Poller:
         self._scan = scan
         self._seconds = seconds
         self._seen: dict[str, str] = {}
+        self._failing: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<Poller of {len(self._seen)} models>"
 
-    async def run(self) -> None:
-        """Look again and again, until cancelled."""
+    async def run(self, tell: Callable[[bool], None]) -> None:
+        """Look again and again, until cancelled; `tell` is told what each look returned."""
         while True:
             await asyncio.sleep(self._seconds)
-            await self.look()
+            tell(await self.look())
 
     async def look(self) -> bool:
-        """Look once, and do what there is to do; returns whether everything that was to be loaded is."""
+        """Look once, and do what there is to do; returns whether each model is loaded as it is now."""
         try:
             now = await asyncio.get_running_loop().run_in_executor(None, self._scan)
         except MmeError as error:
@@ -85,17 +86,20 @@ class Poller:
         changed, self._seen = changes(self._seen, now), now
         for name in changed.removed:
             await self._remove(name)
-        return all(await asyncio.gather(*(self._load(name) for name in changed.present)))
+        await asyncio.gather(*(self._load(name) for name in changed.present))
+        return not self._failing
 
-    async def _load(self, name: str) -> bool:
+    async def _load(self, name: str) -> None:
         try:
             await self._models.reload(name)
         except MmeError as error:
             _log.error("model '%s' did not load: %s", name, error, extra={"target_model": name})
-            return False
-        return True
+            self._failing.add(name)
+        else:
+            self._failing.discard(name)
 
     async def _remove(self, name: str) -> None:
+        self._failing.discard(name)
         try:
             await self._models.unload(name)
         except MmeError as error:  # it never loaded, or does not come to an end

@@ -1,5 +1,6 @@
 """Settings become a running engine: its options, its start-up models, its health."""
 
+import asyncio
 import json
 import logging
 import shutil
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from container.service import engine_options
+from container.service import Service, engine_options
 from container.settings import Mode, PingMode, Settings, SettingsError
 from model_handlers.base import Footprint
 from serve.control import Control
@@ -87,6 +88,34 @@ def test_ping_in_ready_mode_waits_for_the_start_up_models(start, repository):
     )
     assert running.http("GET", "/ping").status == 200
     assert sorted(name for name, _ in running.engine.registered()) == ["thrice", "twice"]
+
+
+@pytest.mark.parametrize("mode", [Control.NONE, Control.EXPLICIT, Control.POLL])
+def test_a_server_that_serves_what_it_loaded_is_ready_when_that_is_over(mode, tmp_path, put):
+    """Also where a model did not load; before that it knows none of them."""
+    put["multiple"](tmp_path / "models", "twice", 2.0)
+    (tmp_path / "models" / "bad" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "bad" / "1" / "model.onnx").write_bytes(b"no model")
+    settings = Settings(
+        mode=Mode.REPOSITORY,
+        model_repository=tmp_path / "models",
+        model_control_mode=mode,
+        ping_mode=PingMode.LIVE,
+        cache_dir=tmp_path / "cache",
+        memory_budget=1 << 30,
+    )
+
+    async def main():
+        service = Service(settings, asyncio.get_running_loop())
+        try:
+            assert not service.ready
+            service.start()
+            await service._loading
+            assert service.ready
+        finally:
+            await service.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("named", ["", "one"])
@@ -224,6 +253,26 @@ def test_mode_poll_serves_what_the_folder_holds(start, tmp_path, put, json_input
     shutil.rmtree(tmp_path / "r" / "two")
     wait_until(lambda: "two" not in states(running))
     assert status(running, json_inputs, "two") == 400
+
+
+def test_a_server_that_polls_is_healthy_when_what_was_broken_is_mended(start, tmp_path, put):
+    """And not before, however often it has looked in between."""
+    put["multiple"](tmp_path / "r", "one", 2.0)
+    (tmp_path / "r" / "one" / "config.pbtxt").write_text("max_batch_size: -1")
+    running = start(
+        mode=Mode.REPOSITORY,
+        model_repository=tmp_path / "r",
+        model_control_mode=Control.POLL,
+        poll_seconds=0.02,
+        ping_mode=PingMode.READY,
+    )
+    put["multiple"](tmp_path / "new", "two", 3.0)
+    (tmp_path / "new" / "two").rename(tmp_path / "r" / "two")
+    wait_until(lambda: states(running).get("two", ("",))[0] == "READY")
+    assert running.http("GET", "/ping").status == 503
+
+    (tmp_path / "r" / "one" / "config.pbtxt").write_text("")
+    wait_until(lambda: running.http("GET", "/ping").status == 200)
 
 
 def test_several_repositories(start, tmp_path, put, json_inputs):

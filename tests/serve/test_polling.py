@@ -80,7 +80,7 @@ def test_a_poller_keeps_up(caplog):
     async def main():
         assert not await poller.look()
         assert sorted(folder.asked()) == ["load a", "load b"]
-        assert await poller.look()
+        assert not await poller.look()
         assert folder.asked() == []
         folder.models = {"a": "2", "b": "2", "c": "1"}
         assert not await poller.look()
