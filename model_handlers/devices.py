@@ -9,6 +9,7 @@ import ctypes
 import functools
 import logging
 import mmap
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,6 +131,23 @@ def place(
         for group in groups
         for index, device in enumerate(_devices(group, model, available))
     ]
+
+
+def settled(groups: Sequence[InstanceGroup], model: str, *, gpu_capable: bool) -> tuple[InstanceGroup, ...]:
+    """The groups with the kind and the GPUs that they have on this machine, as clients and models are told them.
+
+    Raises:
+        MmeError: as `place`.
+    """
+    available = gpu_count() if gpu_capable else 0
+    return tuple(_settled(group, _devices(group, model, available)) for group in groups)
+
+
+def _settled(group: InstanceGroup, devices: Sequence[Device]) -> InstanceGroup:
+    if group.kind is InstanceKind.MODEL:
+        return group
+    on = tuple(dict.fromkeys(device.index for device in devices if device.kind == "gpu"))
+    return replace(group, kind=InstanceKind.GPU if on else InstanceKind.CPU, gpus=on)
 
 
 def _devices(group: InstanceGroup, model: str, available: int) -> tuple[Device, ...]:

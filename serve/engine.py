@@ -24,6 +24,7 @@ from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
 from serve import footprints, proofs
 from serve.cache_events import CacheEvent, CacheTimes, Deed
+from serve.control import Control
 from serve.dependents import parts_of, wholes_of
 from serve.footprints import Footprints
 from serve.index import index_rows
@@ -300,6 +301,7 @@ class Engine:
         entry = self.register.add(name, source_of(url) if url else self.register.find(name))
         self.register.call(name, alias)
         await self._load_or_give_up(entry, self.cache.load(entry))
+        await self._load_parts(name)
 
     async def reload(self, name: str, override: Override | None = None) -> None:
         """Load a model as it is now where it comes from. One in memory serves until the new one does.
@@ -322,6 +324,21 @@ class Engine:
         for whole in wholes_of(name, self.cache.entries) if anew else ():
             with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why
                 await self.reload(whole)
+        await self._load_parts(name)
+
+    async def _load_parts(self, name: str) -> None:
+        """With an ensemble of a repository those are loaded that it is made of, to be asked by themselves as well.
+
+        Where requests bring in what they ask for, that is left to them.
+        """
+        whole = self.cache.entries.get(name)
+        if whole is None or whole.resident is None or not isinstance(origin(whole.source), InRepository):
+            return
+        for part in whole.resident.members if self.options.control is Control.EXPLICIT else ():
+            known = self.cache.entries.get(part)
+            if known is None or not known.registered:
+                with contextlib.suppress(MmeError):  # the ensemble has its own, and the log says why
+                    await self.reload(part)
 
     async def _source(self, name: str, override: Override | None) -> Source:
         """Where a model comes from, under an override if there is one."""

@@ -12,6 +12,7 @@ from model_handlers.isolation.start import start_isolated
 from serve.warm_up import warm_up
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from model_handlers.base import Device
@@ -103,24 +104,43 @@ class PreparedTarget:
         return self.directory.model_file(version)
 
 
-def in_order(members: tuple[PreparedTarget, ...], target: str) -> list[PreparedTarget]:
-    """The models of an archive, ensembles behind those that they consist of.
+def in_order(target: PreparedTarget) -> list[PreparedTarget]:
+    """The members of a target, ensembles behind those that they consist of.
 
     Raises:
         MmeError: INVALID_MODEL when ensembles consist of one another.
     """
+    models = {model.directory.path.name: model for model in (target, *target.members)}
+    for name in models:
+        circle = _circle(name, models)
+        if circle:
+            raise invalid_model(f"circular dependency between ensembles: {' -> '.join(circle)}")
     ordered: list[PreparedTarget] = []
-    left = {member.directory.path.name: member for member in members}
+    left = {member.directory.path.name: member for member in target.members}
     while left:
-        ready = [
-            name
-            for name, member in left.items()
-            if not any(step.model in left for step in member.directory.config.ensemble)
-        ]
-        if not ready:
-            raise invalid_model(f"circular dependency between ensembles of '{target}': {' -> '.join(left)}")
+        ready = [name for name, member in left.items() if not any(step in left for step in _steps(member))]
         ordered += [left.pop(name) for name in ready]
     return ordered
+
+
+def _circle(start: str, models: Mapping[str, PreparedTarget]) -> list[str]:
+    """A way from an ensemble back to itself, if one can be reached from `start` on."""
+    waiting = [[start]]
+    seen: set[str] = set()
+    while waiting:
+        way = waiting.pop()
+        steps = _steps(models[way[-1]]) if way[-1] not in seen else []
+        seen.add(way[-1])
+        for step in steps:
+            if step in way:
+                return [*way[way.index(step) :], step]
+            if step in models:
+                waiting.append([*way, step])
+    return []
+
+
+def _steps(model: PreparedTarget) -> list[str]:
+    return [step.model for step in model.directory.config.ensemble]
 
 
 def is_pinned(config: ModelConfig) -> bool:

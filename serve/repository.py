@@ -51,6 +51,7 @@ class ModelDirectory:
         config: with backend, platform and model file named.
         versions: number to directory, of those that the version policy selects, ascending.
         members: the other models of its archive, which only it may call; their names begin with its own.
+        counted_as: the model of a repository whose requests its own are counted with, "" for none.
     """
 
     name: str
@@ -58,6 +59,7 @@ class ModelDirectory:
     config: ModelConfig
     versions: dict[int, Path]
     members: tuple[ModelDirectory, ...] = ()
+    counted_as: str = ""
 
     @property
     def first(self) -> Path:
@@ -147,9 +149,20 @@ def open_model(
         if not is_model(path) and not scripts.serves(path):
             raise _no_model(path, name)
         model = _open(path, name, scripts, strict_name=strict_name, override=override)
-        parts = _parts((path.parent, *others), model, scripts)
-        members = [_open(part, f"{name}:{part.name}", scripts, strict_name=False) for part in parts]
+        repositories = (path.parent, *others)
+        members = [
+            replace(
+                _open(part, f"{name}:{part.name}", scripts, strict_name=False), counted_as=_known_as(part, repositories)
+            )
+            for part in _parts(repositories, model, scripts)
+        ]
         return replace(model, members=tuple(members))
+
+
+def _known_as(part: Path, repositories: tuple[Path, ...]) -> str:
+    """What clients call a model of one of several repositories: by its repository too, where its name is not enough."""
+    alone = sum((repository / part.name).is_dir() for repository in repositories) == 1
+    return part.name if alone else f"{part.parent.name}/{part.name}"
 
 
 def _parts(repositories: tuple[Path, ...], ensemble: ModelDirectory, scripts: Scripts) -> list[Path]:
@@ -238,6 +251,9 @@ def _open(path: Path, name: str, scripts: Scripts, *, strict_name: bool, overrid
     else:
         config = _read_config(path, name, scripts, strict_name=strict_name)
     available = versions_in(path)
+    for directory in ignored_versions(path):
+        why = "contains leading zeros in its directory name" if directory.isdigit() else "is no number"
+        _log.warning("ignore version directory '%s' which %s", directory, why, extra={"target_model": name})
     if config.platform == PLATFORM:  # it has no files: archives may have lost its empty version
         available = available or {1: path}
         return ModelDirectory(name, path, replace(config, name=name), selected_versions(config, available, name))
@@ -247,7 +263,7 @@ def _open(path: Path, name: str, scripts: Scripts, *, strict_name: bool, overrid
         config = scripts.completed(replace(config, name=name), next(iter(available.values())))
     if not backend.filename:  # it loads no file: archives may have lost its empty version
         available = available or {1: path}
-    config = with_backend(replace(config, name=name), backend, available)
+    config = scripts.ruled(with_backend(replace(config, name=name), backend, available))
     model = ModelDirectory(name, path, config, selected_versions(config, available, name))
     for error in (*missing_files(model), *checksum_errors(config, path)):
         raise error
@@ -297,6 +313,11 @@ def ignored_versions(path: Path) -> list[str]:
 def _read_config(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> ModelConfig:
     file = config_file(path, scripts)
     if not file.is_file():
+        if scripts.strict and not scripts.serves(path):
+            raise invalid_model(
+                f"model '{name}' has no {CONFIG_NAME}, and nothing is taken from model files here "
+                "(MME_DISABLE_AUTO_COMPLETE_CONFIG): write one"
+            )
         return ModelConfig(name=name)
     return parse_config(config_text(file, name), model=name, strict_name=strict_name)
 

@@ -194,8 +194,7 @@ class ModelLoader:
         if directory.config.op_libraries and not handler.custom_operations:
             field = "model_operations.op_library_filename"
             raise refusal(field, f"backend '{backend.name}' loads no libraries of operations", name)
-        groups = directory.config.instance_groups or (InstanceGroup(name),)
-        lanes = devices.place(groups, name, gpu_capable=handler.gpu_capable(), require_gpu=self._require_gpu)
+        directory, lanes = self._placed(directory, handler)
         placement = placement_of(directory.config, handler)
         if placement is Placement.INLINE:
             handler.prepare(directory.config, directory.model_file(max(directory.versions)))
@@ -223,6 +222,16 @@ class ModelLoader:
             forms,
         )
 
+    def _placed(
+        self, directory: ModelDirectory, handler: type[Handler]
+    ) -> tuple[ModelDirectory, list[tuple[str, Device]]]:
+        """The model with its instance groups as they are on this machine, and their lanes."""
+        name, gpu_capable = directory.name, handler.gpu_capable()
+        groups = directory.config.instance_groups or (InstanceGroup(name),)
+        lanes = devices.place(groups, name, gpu_capable=gpu_capable, require_gpu=self._require_gpu)
+        groups = devices.settled(groups, name, gpu_capable=gpu_capable)
+        return replace(directory, config=replace(directory.config, instance_groups=groups)), lanes
+
     def _forms(
         self, directory: ModelDirectory, handler: type[Handler], placement: Placement, lanes: list[tuple[str, Device]]
     ) -> TargetForms | None:
@@ -248,7 +257,7 @@ class ModelLoader:
         """Load every selected version on its devices, members first, warm it up, measure, and remember."""
         members: dict[str, Target] = {}
         try:
-            for member in in_order(prepared.members, prepared.directory.name):
+            for member in in_order(prepared):
                 with _blamed(member, prepared):
                     members[member.directory.path.name] = self._load(member, members, {}, cancelled)
             target = self._load(prepared, members, members, cancelled)
@@ -307,27 +316,26 @@ class ModelLoader:
     def _ensembles(self, prepared: PreparedTarget, members: dict[str, Target]) -> dict[int, AnyModel]:
         """Every selected version of an ensemble: they differ in nothing but their numbers."""
         directory = prepared.directory
+        missing = dict.fromkeys(step.model for step in directory.config.ensemble if step.model not in members)
+        if missing:
+            raise invalid_model(
+                f"ensemble {directory.name} contains models that are not available or ambiguous: {', '.join(missing)}"
+            )
         steps = []
         for step in directory.config.ensemble:
-            if step.model not in members:
-                raise invalid_model(
-                    f"ensemble {directory.name} contains models that are not available or ambiguous: {step.model}"
-                )
             if step.version is not None and step.version not in members[step.model].versions:
                 which = f"whose required version {step.version} is not loaded"
                 raise invalid_model(f"ensemble '{directory.name}' depends on '{step.model}' {which}")
             steps.append(members[step.model].version(step.version))
         check_members(directory.config, [step.config for step in steps])
         config = normalise(replace(directory.config, decoupled=any(step.config.decoupled for step in steps)))
-        return {version: self._ensemble(directory.name, version, config, steps) for version in directory.versions}
+        return {version: self._ensemble(directory, version, config, steps) for version in directory.versions}
 
-    def _ensemble(self, name: str, version: int, config: ModelConfig, steps: list[AnyModel]) -> EnsembleModel:
-        if config.warmup:
-            _log.warning(
-                "its model_warmup is ignored: the models of its steps have their own", extra={"target_model": name}
-            )
-        stats = self._stats_of(name, version)
-        return EnsembleModel(name, version, config, steps, stats, self._loop, self._responses)
+    def _ensemble(
+        self, directory: ModelDirectory, version: int, config: ModelConfig, steps: list[AnyModel]
+    ) -> EnsembleModel:
+        stats = self._stats_of(directory, version)
+        return EnsembleModel(directory.name, version, config, steps, stats, self._loop, self._responses)
 
     def _load_versions(self, prepared: PreparedTarget, cancelled: Callable[[], bool]) -> dict[int, AnyModel]:
         """All selected versions, or none."""
@@ -341,8 +349,9 @@ class ModelLoader:
             raise
         return loaded
 
-    def _stats_of(self, name: str, version: int) -> ModelStats:
+    def _stats_of(self, directory: ModelDirectory, version: int) -> ModelStats:
         """Those that it had when it was here before, or new ones."""
+        name = directory.counted_as or directory.name
         return self._stats.setdefault((name, version), new_stats(self._latencies))
 
     def _load_version(self, prepared: PreparedTarget, version: int) -> Model:
@@ -368,7 +377,7 @@ class ModelLoader:
                 warmup = Warmup(config, directory.path)
                 for lane, handler in lanes:
                     warmup.run(handler, lane)
-            stats = self._stats_of(directory.name, version)
+            stats = self._stats_of(directory, version)
             stats.gpu_uuid = uuid_of([device for _, device in prepared.lanes])
             return Model(
                 directory.name,

@@ -322,9 +322,9 @@ def test_an_ensemble_holds_back_what_is_too_much(server):
     lines = [json.loads(line) for line in answer.body.splitlines()]
 
     assert [models.y(line) for line in lines] == [[7, 1, 1, 1]] * 6
-    assert sizes(server, "flow:one") == {1: 6}
+    assert sizes(server, "one") == {1: 6}
     name = "nv_inference_first_response_histogram_ms"
-    for model, requests in (("flow:source", 1), ("flow:one", 6)):
+    for model, requests in (("source", 1), ("one", 6)):
         assert server.metric(f"{name}_count", model=model) == requests
         assert server.metric(f"{name}_bucket", model=model, le="60000.0") == requests
     assert f'{name}_count{{model="levels"' not in server.ask("GET", "/metrics").body.decode()

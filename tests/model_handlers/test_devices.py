@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -79,6 +80,25 @@ def test_lanes_are_named_after_their_group(machine):
         ("fast_1", GPU0),
         ("slow_0", CPU),
     ]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "group", "kind", "on"),
+    [
+        (0, InstanceGroup("g"), ON_CPU, ()),
+        (0, InstanceGroup("g", GPU, gpus=(0, 1)), ON_CPU, ()),
+        (2, InstanceGroup("g", count=2), GPU, (0, 1)),
+        (2, InstanceGroup("g", GPU, gpus=(1,)), GPU, (1,)),
+        (2, InstanceGroup("g", AUTO, gpus=(0, 2)), ON_CPU, ()),
+        (2, InstanceGroup("g", MODEL, count=2), MODEL, ()),
+    ],
+)
+def test_a_group_tells_where_it_went(machine, gpus, group, kind, on):
+    """Its kind and its GPUs on this machine; a model that chooses for itself is not told."""
+    machine(gpus)
+    (told,) = devices.settled((group,), "m", gpu_capable=True)
+
+    assert told == replace(group, kind=kind, gpus=on)
 
 
 def test_a_gpu_that_is_not_there_is_refused(machine):

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from model_handlers.base import Footprint
+from model_handlers.config import InstanceGroup, InstanceKind
 from model_handlers.errors import Kind, MmeError
+from serve.control import Control
 from serve.dependents import parts_of, wholes_of
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
@@ -104,6 +106,40 @@ def test_an_ensemble_changes_and_goes_with_its_parts(run, toys, tmp_path, write_
     run(main())
 
 
+def test_the_models_of_an_ensemble_may_be_asked_by_themselves(run, toys, tmp_path, write_repository_model):
+    """Where only what was loaded may be asked they are loaded with it, stay behind it, and count what it asks them."""
+    for name in "ab":
+        write_repository_model(tmp_path / "r" / name, "max_batch_size: 8")
+    write_repository_model(tmp_path / "r" / "c", "max_batch_size: 8")
+    (tmp_path / "r" / "e" / "1").mkdir(parents=True)
+    (tmp_path / "r" / "e" / "config.pbtxt").write_text(ENSEMBLE)
+
+    async def main():
+        options = EngineOptions(
+            Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r", control=Control.EXPLICIT
+        )
+        engine = Engine(options, asyncio.get_running_loop())
+        try:
+            await engine.reload("e")
+            assert [name for name, _ in engine.registered()] == ["a", "b", "e"]
+            for name in ("e", "a"):
+                call = toys.Call(1)
+                await engine.submit_cold(name, None, call.request)
+                await call.answer()
+            counted = {name: stats.success.count for (name, _), stats in engine.stats.items()}
+            assert counted == {"a": 2, "b": 1, "e": 1}
+            (group,) = engine.cache.entries["a"].resident.latest.config.instance_groups
+            assert group == InstanceGroup("a", InstanceKind.CPU)
+            await engine.unload("e")
+            assert [name for name, _ in engine.registered()] == ["a", "b"]
+            with pytest.raises(MmeError, match="unknown model"):
+                await engine.submit_cold("c", None, toys.Call(1).request)
+        finally:
+            await engine.close()
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("space", "answer"), [("", 4), ("r1", 4), ("r2", 10), ("{}/r2", 10), ("r3", "not available or ambiguous: b")]
 )
@@ -145,14 +181,23 @@ def test_an_ensemble_may_say_which_repository_it_means(
             "",
             "ensemble 'e' depends on 'b' whose required version 7 is not loaded",
         ),
+        (
+            ENSEMBLE.replace('"a"', '"x"').replace('"b"', '"y"'),
+            "",
+            "ensemble e contains models that are not available or ambiguous: x, y",
+        ),
+        (ENSEMBLE.replace('"b"', '"e"'), "", "circular dependency between ensembles: e -> e"),
+        (ENSEMBLE.replace('"b"', '"f"'), "", "circular dependency between ensembles: e -> f -> e"),
     ],
 )
 def test_an_ensemble_says_which_of_its_models_it_lacks(run, tmp_path, write_repository_model, config, change, words):
-    """One that does not load, or not in the version that it wants."""
+    """One that does not load, or not in the version that it wants; all that are not there; and one that is itself."""
     for name in "ab":
         write_repository_model(tmp_path / "r" / name, "max_batch_size: 8")
     (tmp_path / "r" / "e" / "1").mkdir(parents=True)
     (tmp_path / "r" / "e" / "config.pbtxt").write_text(config)
+    (tmp_path / "r" / "f" / "1").mkdir(parents=True)
+    (tmp_path / "r" / "f" / "config.pbtxt").write_text(ENSEMBLE.replace('"b"', '"e"'))
     if change:
         (tmp_path / "r" / "b" / "1" / "model.onnx").write_bytes(b"no model")
 

@@ -7,6 +7,7 @@ import pytest
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from serve.repository import ModelDirectory, list_models, open_model, open_target
+from serve.scripts import Scripts
 
 ONNX = 'backend: "onnxruntime"\n'
 
@@ -292,3 +293,54 @@ def test_a_fingerprint_is_of_what_the_files_are(tmp_path):
         lay_out("bytes", file=os.fsdecode(b"\xff")),
     ]
     assert len({first, *others}) == 6
+
+
+def test_directories_that_are_almost_versions_are_told(tree, caplog):
+    """One with leading zeros, and one that only begins with a number; others are nobody's business."""
+    open_model(tree({"config.pbtxt": ONNX, "1/model.onnx": "x", "02/": "", "3_old/": "", "docs/": ""}), "m")
+
+    assert caplog.messages == [
+        "ignore version directory '02' which contains leading zeros in its directory name",
+        "ignore version directory '3_old' which is no number",
+    ]
+
+
+def test_a_server_may_want_configurations_that_say_everything(tree):
+    """Then a model has to have one; an inference script needs none."""
+    strict = Scripts(strict=True)
+    kind, message = refused(tree({"bare/1/model.onnx": "x"}) / "bare", "bare", open_model, scripts=strict)
+    assert kind is Kind.INVALID_MODEL
+    assert "has no config.pbtxt, and nothing is taken from model files here" in message
+
+    root = tree({"full/config.pbtxt": ONNX, "full/1/model.onnx": "x", "script/code/inference.py": ""})
+    assert open_model(root / "full", "full", strict).config.strict
+    assert open_model(root / "script", "script", strict).config.backend == "sagemaker"
+
+
+@pytest.mark.parametrize(("backend", "size"), [("onnxruntime", 8), ("openvino", 2)])
+def test_a_server_may_say_how_large_batches_are(backend, size, tree):
+    """Of one backend, and of all others."""
+    root = tree({"config.pbtxt": f'backend: "{backend}" default_model_filename: "m"', "1/m": "x"})
+
+    model = open_model(root, "m", Scripts(batch_sizes=(("", 2), ("onnxruntime", 8))))
+    assert model.config.default_max_batch_size == size
+
+
+def test_the_parts_of_an_ensemble_are_counted_as_the_models_that_they_are(tree, tmp_path):
+    """By the name that clients know them by, which two repositories may make longer."""
+    step = 'step { model_name: "p" input_map { key: "x" value: "X" } output_map { key: "y" value: "Y" } }'
+    tensors = (
+        'input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }'
+    )
+    root = tree(
+        {
+            "e/config.pbtxt": f'platform: "ensemble" {tensors} ensemble_scheduling {{ {step} }}',
+            "e/1/": "",
+            "p/1/model.onnx": "x",
+        }
+    )
+    (tmp_path / "other" / "p").mkdir(parents=True)
+
+    assert [part.counted_as for part in open_model(root / "e", "e").members] == ["p"]
+    both = open_model(root / "e", "e", others=(tmp_path / "other",))
+    assert [part.counted_as for part in both.members] == ["m/p"]
