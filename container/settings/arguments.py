@@ -138,7 +138,7 @@ _BATCH_SIZE = "default-max-batch-size"
 
 
 def _backend_config(text: str) -> Meaning:
-    """`python,shm-default-byte-size=N` and its like; of other backends the batch size, or of all: `,NAME=N`, `NAME=N`."""
+    """`python,shm-default-byte-size=N` and its like; of any backend, or of none, what its models batch by default."""
     backend, _, setting = text.rpartition(",")
     key, _, value = setting.partition("=")
     if value and key == _BATCH_SIZE:

@@ -8,6 +8,7 @@ from container.restrictions import Restriction
 from container.settings import PingMode, Settings, SettingsError
 from container.settings.arguments import _INSTEAD, ARGUMENTS, IDLE_ARGUMENTS, SEVERAL
 from container.settings.protocol_values import channel_options, header_pattern, keepalive, latencies, restrictions
+from container.settings.values import BatchSize
 from serve.latencies import DEFAULT_QUANTILES, Latencies
 
 EVERYTHING_OF_METRICS = (
@@ -50,7 +51,14 @@ def problems(flags):
         ("--backend-config=python,shm-growth-byte-size=2048", "shared_memory_growth_bytes", 2048),
         ("--backend-config=python,shm-region-prefix-name=p0", "shared_memory_bytes", 65536),
         ("--backend-config=tensorflow,version=2", "shared_memory_bytes", 65536),
-        ("--backend-config=,default-max-batch-size=4", "shared_memory_bytes", 65536),
+        ("--backend-config=,default-max-batch-size=4", "default_batch_sizes", (BatchSize("", 4),)),
+        (
+            "--backend-config=default-max-batch-size=8 --backend-config fil,default-max-batch-size=64",
+            "default_batch_sizes",
+            (BatchSize("", 8), BatchSize("fil", 64)),
+        ),
+        ("--disable-auto-complete-config", "strict_config", True),
+        ("--strict-model-config=false", "strict_config", False),
         (
             "--http-restricted-api=health,trace:a=b --http-restricted-api model-repository:c=d",
             "http_restrictions",

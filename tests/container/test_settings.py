@@ -738,47 +738,6 @@ def test_additional_args_refuse_other_flags_and_bad_values_by_name():
     assert any("'loose' is not understood" in sentence for sentence in found)
 
 
-def test_a_backends_configuration_sets_what_it_means_here():
-    """Sizes of batches add up, by backend; what only Triton does in its way changes nothing."""
-    flags = "default-max-batch-size=8 fil,default-max-batch-size=64 python,shm-default-byte-size=1048576 tensorflow,version=2"
-    arguments = " ".join(f"--backend-config={flag}" for flag in flags.split())
-    settings = Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": arguments})
-
-    assert dict(settings.scripts.batch_sizes) == {"": 8, "fil": 64}
-    assert settings.shared_memory_bytes == MIB
-    assert Settings.from_environ(settings.to_environ()) == settings
-
-
-@pytest.mark.parametrize("flag", ["tensorrt,plugins=a.so", "python,default-max-batch-size", "default-max-batch-size=0"])
-def test_other_configurations_of_backends_are_refused(flag):
-    """With what is expected, and where it was given."""
-    (sentence,) = problems(SAGEMAKER_TRITON_ADDITIONAL_ARGS=f"--backend-config {flag}")
-
-    assert "(--backend-config)=" in sentence
-    assert "expected" in sentence
-
-
-@pytest.mark.parametrize(
-    ("flag", "strict"), [("disable-auto-complete-config", True), ("strict-model-config=false", False)]
-)
-def test_whether_configurations_are_completed(flag, strict):
-    """By Triton's flag, and by the older one that says the same."""
-    settings = Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": f"--{flag} --log-info=true"})
-
-    assert settings.scripts.strict is strict
-
-
-def test_flags_that_change_nothing_are_said_once():
-    """Where they were given, and why they change nothing; their values may be anything."""
-    flags = "--cuda-memory-pool-byte-size=0:67108864 --pinned-memory-pool-byte-size 1 --exit-on-error=false"
-    settings = Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": flags})
-
-    assert settings == Settings()
-    assert [notice.partition(" has no effect: ")[0] for notice in settings.notices] == [
-        f"SAGEMAKER_TRITON_ADDITIONAL_ARGS ({flag.partition('=')[0]})" for flag in flags.split() if flag != "1"
-    ]
-
-
 def test_flags_behind_a_log_variable_are_understood():
     """The known trick of loading a second model through a log variable works as on Triton."""
     settings = Settings.from_environ({"SAGEMAKER_TRITON_LOG_INFO": "false --load-model=encoder"})

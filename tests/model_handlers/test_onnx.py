@@ -284,9 +284,7 @@ def test_an_undeclared_input_joins_the_declared_ones(complete):
     """Where outputs are left out, all is completed; an output that is not declared beside others is not served."""
     declared = {name: TensorSpec(name, FP32, (3,)) for name in "abd"}
     config = complete(two_in_two_out(), max_batch_size=8, inputs=(declared["b"],))
-    both = complete(
-        two_in_two_out(), max_batch_size=8, inputs=(declared["b"], declared["a"]), outputs=(declared["d"],)
-    )
+    both = complete(two_in_two_out(), max_batch_size=8, inputs=(declared["b"], declared["a"]), outputs=(declared["d"],))
 
     assert [spec.name for spec in config.inputs] == ["b", "a"]
     assert [spec.name for spec in both.outputs] == ["d"]
