@@ -170,7 +170,7 @@ def test_each_response_of_a_decoupled_step_is_one_of_the_ensemble(server):
     events = [json.loads(event.removeprefix(b"data: ")) for event in answer.body.split(b"\n\n")[:-1]]
 
     assert [event["OUT"][0] for event in events] == [4, 5, 6]
-    assert ask(server, "streamed", [1] * 4).status == 400
+    assert ask(server, "streamed", [1] * 4).status == 501
 
 
 def test_an_error_of_a_step_names_the_ensemble(server):
