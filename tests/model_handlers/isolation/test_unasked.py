@@ -424,7 +424,7 @@ def test_a_batch_buries_a_process_that_said_nonsense(start, monkeypatch):
     monkeypatch.setattr(handler, "_mourn", lambda: None)
     first = handler._child.pid
     _, [held] = execute(handler, "say {}")
-    wait_for(lambda: not handler._channel._open)
+    wait_for(lambda: handler._unheard is not None)
     assert held.got == []
 
     assert ask(handler, "answer 1") == 1
