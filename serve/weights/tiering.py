@@ -147,6 +147,7 @@ class Tiering:
             await asyncio.wait(self._tasks)
         self._changing.shutdown(wait=True)
         self._refining.shutdown(wait=True)
+        self._refiner.end()
 
     # -- once a second -------------------------------------------------------------------------------------------
 
@@ -157,6 +158,8 @@ class Tiering:
             watched.take_heat()
         if self._ticks % _SWEEP_TICKS == 0:
             self._begin(self._sweep())
+        if self._refiner.idle:
+            self._begin(self._aside(self._refining, self._refiner.rest))
         self._ticks += 1
         if not self._changes:
             self._choose()

@@ -613,6 +613,71 @@ def test_closing_ends_what_is_being_refined(run, serving, write, until, monkeypa
     assert [process.returncode for process in begun] == [-signal.SIGKILL]
 
 
+@pytest.fixture
+def processes(monkeypatch):
+    """Those that were started to refine, in order."""
+    popen, begun = subprocess.Popen, []
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: begun.append(popen(*args, **kwargs)) or begun[-1])
+    return begun
+
+
+def test_one_process_refines_many_and_ends_when_there_are_no_more(run, serving, write, until, monkeypatch, processes):
+    """The start of a process is most of what a small model takes."""
+    monkeypatch.setattr(refining, "_IDLE_SECONDS", 0.5)
+    for number in range(3):
+        write(f"m{number}", seed=number)
+
+    async def main():
+        async with serving() as served:
+            await asyncio.gather(*(served.ask(f"m{number}") for number in range(3)))
+            await until(lambda: [process.returncode for process in processes] == [-signal.SIGKILL])
+            assert [served.watched(f"m{number}").forms.refined for number in range(3)] == [True] * 3
+
+    run(main())
+
+
+def test_a_process_refines_so_many_and_no_more(run, serving, write, until, monkeypatch, processes):
+    """What a framework keeps of each adds up."""
+    monkeypatch.setattr(refining, "_MOST_TASKS", 2)
+    for number in range(3):
+        write(f"m{number}", seed=number)
+
+    async def main():
+        async with serving() as served:
+            for number in range(3):
+                await served.ask(f"m{number}")
+                await served.settled(f"m{number}")
+            assert [process.returncode for process in processes] == [-signal.SIGKILL, None]
+
+    run(main())
+
+
+def test_a_process_that_dies_takes_one_refinement_with_it(run, serving, write, until, monkeypatch, processes, caplog):
+    """The next model has another process."""
+    write("a")
+    write("b", seed=3)
+    ask = refining._Process.ask
+
+    def dies(process, task):
+        if len(processes) == 1:
+            process.kill()
+        return ask(process, task)
+
+    monkeypatch.setattr(refining._Process, "ask", dies)
+    caplog.set_level("DEBUG", "mme.weights")
+
+    async def main():
+        async with serving() as served:
+            await served.ask("a")
+            await until(lambda: "refining ended with -9" in caplog.text)
+            await served.ask("b")
+            await served.settled("b")
+            assert served.watched("b").forms.refined
+            assert not served.watched("a").forms.refined
+
+    run(main())
+
+
 def test_models_in_memory_are_swept_without_harm(run, serving, write, expected, tmp_path):
     """Its archive is removed while it is in memory: its form goes, and the model goes on answering."""
     folder = write()
