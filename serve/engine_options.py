@@ -26,7 +26,7 @@ class EngineOptions:
         budget: memory for all models together.
         cache_directory: where unpacked archives live, environments that models bring, and what outlives a worker.
         life: of the process that starts workers, whose next one is to know what is registered; "" for no such thing.
-        disk_budget: bytes for all of those archives; None for a share of what is free.
+        disk_budget: bytes for all of those archives, and for all files of overrides; None for a share of what is free.
         evicts: whether we make room ourselves; False where a platform manages the models.
         eviction: whom we evict then, and whom never.
         store: URI of the archives that requests may name, or "".

@@ -4,7 +4,9 @@ Some frameworks die of a damaged file (see `isolation/trial.py`), and models of 
 none the less, where they are quickest. What stands between is a proof: this content was read by that version of that
 library, with those parameters, and nobody died. A proof is by content, not by name or time, since a copy has the times
 of what it is a copy of. Without one the file is tried; that costs a load once more and a process for its time, and no
-memory beyond what was reserved for the model, since the process is gone before the model is loaded.
+memory beyond what was reserved for the model, since the process is gone before the model is loaded. A file of 400 KB
+takes 20 ms more than the 13 that its load takes, and the first one half a second: until there is a process that has the
+libraries, which keeps 44 MiB for as long as the server lives.
 
 What is simpler is not safe: a look at the file from outside knows less than what reads it, and a process for each model
 for as long as it lives costs every request more than its trees do. A reload pays for a look at the file's status: one

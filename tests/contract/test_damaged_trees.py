@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.contract import models
 from tests.contract.rows import ROWS
-from tests.contract.server import Server
+from tests.contract.server import SCRIPTS, Server, clean_environment
 from tests.frameworks import framework
 
 xgboost = framework("xgboost")
@@ -89,6 +90,7 @@ DAMAGES = {
     "json cut": ("xgboost_json", cut(0.7)),
     "json around": ("xgboost_json", around),
     "text cut": ("lightgbm", cut(0.6)),
+    "text without leaves": ("lightgbm", replaced(b"leaf_value=", b"leaf_valor=")),
     "text astray": ("lightgbm", replaced(b"left_child=", b"left_child=99999")),
     "text of a feature that is not there": ("lightgbm", replaced(b"split_feature=", b"split_feature=77777")),
     "checkpoint cut": ("treelite_checkpoint", cut(0.5)),
@@ -176,3 +178,15 @@ def test_rows_go_through_whatever_was_let_in(server):
 
     assert server.ask("POST", "/v2/models/plus/infer", models.ONE).status == 200
     assert server.worker.pid == worker
+
+
+def test_a_check_of_a_damaged_model_tells_of_it(tmp_path, whole):
+    """`mme config check` outlives what the library dies of, and has its sentence among the others."""
+    (tmp_path / "model" / "1").mkdir(parents=True)
+    (tmp_path / "model" / "1" / "model.txt").write_bytes(DAMAGES["text without leaves"][1](whole["lightgbm"]))
+    (tmp_path / "model" / "config.pbtxt").write_text(CONFIG % "lightgbm")
+    command = [str(SCRIPTS / "mme"), "config", "check", str(tmp_path / "model")]
+    said = subprocess.run(command, env=clean_environment(tmp_path), capture_output=True, text=True, check=False)
+
+    assert said.returncode == 1, said
+    assert "which was never loaded before: the file is damaged" in said.stdout + said.stderr

@@ -162,17 +162,20 @@ def test_a_journal_that_can_not_be_written_costs_nothing_else(serve, tmp_path):
 
 
 def test_a_reload_of_the_master_keeps_what_is_registered(serve, tmp_path):
-    """SIGHUP starts another worker beside the old one: it knows every model."""
+    """SIGHUP starts another worker beside the old one: it knows every model, and what a client loaded it with."""
     server = serve({"SAGEMAKER_MULTI_MODEL": "true"})
     url = str(models.lay_out(tmp_path / "m/model", models.plus(1)))
     assert server.ask("POST", "/models", {"model_name": "m", "url": url}).status == 200
+    files = {"config": "{}", "file:1/model.onnx": base64.b64encode(models.plus(7)).decode()}
+    assert server.ask("POST", "/v2/repository/models/new/load", {"parameters": files}).status == 200
     old = server.worker
     server.process.send_signal(signal.SIGHUP)
     eventually(lambda: not old.is_running() or old.status() == "zombie", "the old worker to end")
     eventually(lambda: alive(server), "another worker")
 
-    assert listed(server) == {"m": url}
+    assert listed(server).pop("m") == url
     assert models.y(server.ask("POST", "/models/m/invoke", models.ONE).json) == [2, 3, 4, 5]
+    assert models.y(server.ask("POST", "/models/new/invoke", models.ONE).json) == [8, 9, 10, 11]
 
 
 def test_what_a_client_loaded_a_model_with_survives_the_worker(serve, tmp_path):
