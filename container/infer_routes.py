@@ -19,7 +19,9 @@ from container.codec.compression import inflate
 from container.codec.decode import Decoder
 from container.codec.framing import accepts_binary, header_length
 from container.codec.generate import decode_generate
+from container.read_ahead import read_ahead
 from container.session_calls import SESSION_ID, SessionCalls
+from container.shared_memory import Regions, Unread
 from container.targets import Flavor, InferenceType, Route, parse_target, parse_version
 from model_handlers.body import takes_body
 from model_handlers.errors import Kind, MmeError
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from container.forwarding import Forwarding
     from container.restrictions import Restrictions
     from container.session_calls import Make, Visit
-    from container.shared_memory import Regions
+    from container.shared_memory import Place
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
     from serve.request import InferenceRequest
@@ -93,7 +95,8 @@ class InferRoutes:
         self._restrictions = restrictions
         self._forwarding = forwarding
         self._calls = calls
-        self._decoder = Decoder(max_body, regions)
+        self._regions = Regions() if regions is None else regions
+        self._decoder = Decoder(max_body, self._regions)
         self._routes: dict[bytes, Route | None] = {}
         self._body_takers = engine.body_takers
         self._decoupled = engine.decoupled
@@ -166,6 +169,9 @@ class InferRoutes:
                 self._aside(call, name, self.engine.submit_made(name, version, make))
                 return
             request = self._decoded(call, route, name, body, length)
+        except Unread as unread:
+            self._aside(call, name, self._read_first(call, route, name, body, length, unread.place))
+            return
         except MmeError as error:
             if route.flavor is Flavor.KSERVE or self.engine.is_resident(name):
                 raise
@@ -178,8 +184,21 @@ class InferRoutes:
             make = functools.partial(self._made_cold, call, route, body, request)
             self._aside(call, name, self.engine.submit_made(name, version, make))
 
-    def _decoded(self, call: Call, route: Route, name: str, body: bytes, length: int | None) -> InferenceRequest:
-        request, call.reply = self._decoder.decode(body, length, name, call.complete)
+    async def _read_first(
+        self, call: Call, route: Route, name: str, body: bytes, length: int | None, place: Place
+    ) -> LoadReport:
+        """Submit a request once its large tensors have been read out of shared memory."""
+        decode = functools.partial(self._decoded, call, route, name, body, length)
+        request = await read_ahead(self._regions, place, decode)
+        version = parse_version(route.version) if route.version else None
+        return await self.engine.submit_made(
+            name, version, functools.partial(self._made_cold, call, route, body, request)
+        )
+
+    def _decoded(
+        self, call: Call, route: Route, name: str, body: bytes, length: int | None, regions: Regions | None = None
+    ) -> InferenceRequest:
+        request, call.reply = self._decoder.decode(body, length, name, call.complete, regions)
         if call.reply.classes:
             call.class_names = self.engine.class_names
         if route.flavor is not Flavor.KSERVE:
@@ -202,7 +221,7 @@ class InferRoutes:
         length, call.kserve_form = header_length(call.exchange.headers, len(body), kserve=False)
         if length == 0:
             return self._made_raw(call, route, body, config)
-        return self._decoded(call, route, name, body, length)
+        return self._decoded(call, route, name, body, length, self._regions.held(at_once=True))
 
     def _in_session(self, call: Call, route: Route, name: str, body: bytes, make: Make) -> None:
         visit = self._sessions.visit(name, call.exchange.headers[SESSION_ID], body, creates=not route.event_stream)

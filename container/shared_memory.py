@@ -3,7 +3,7 @@
 A region is a part of a POSIX shared memory object that a client made, and whose key it tells. It is opened here, never
 made, and read and written by `pread` and `pwrite`, never mapped: the owner can cut the object short at any moment, and
 whoever then touches a mapping of it is killed by SIGBUS. A read is one copy, as receiving a body is; what was read and
-checked does not change any more.
+checked does not change any more. The event loop reads small tensors itself, and leaves large ones to a thread.
 
 A region that is unregistered is unknown at once; a request that has found it before keeps it open until it is answered.
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _FOLDER = "/dev/shm"  # noqa: S108 - where Linux has the objects that shm_open makes
 _RESERVED = "triton_python_backend_shm_region_"  # Triton's own, which may be running beside us
 _MOST_BYTES = 2**63 - 1
+_AT_ONCE = 1 << 20  # bytes of a tensor that the event loop reads, in 0.2 ms; a thread reads what is larger
 DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 
 
@@ -95,6 +96,22 @@ class Place(NamedTuple):
     region: Region
     offset: int
     byte_size: int
+
+    def read(self) -> bytes:
+        """What lies there; see `Region.read`."""
+        return self.region.read(self.offset, self.byte_size)
+
+
+class Unread(Exception):  # noqa: N818 - it says what is to be done, and is the error of nobody
+    """A tensor is so large that a thread has to read it first.
+
+    Attributes:
+        place: where it lies.
+    """
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.place = place
 
 
 class Regions:
@@ -168,6 +185,42 @@ class Regions:
         if offset + byte_size > region.byte_size:
             raise invalid_argument(f"Invalid offset + byte size for shared memory region: '{name}'")
         return Place(region, offset, byte_size)
+
+    def read(self, place: Place) -> bytes:
+        """What lies there.
+
+        Raises:
+            Unread: of what a thread has to read.
+            MmeError: see `Region.read`.
+        """
+        if place.byte_size > _AT_ONCE:
+            raise Unread(place)
+        return place.read()
+
+    def held(self, *, at_once: bool = False) -> HeldRegions:
+        """Those that there are now, for one request; `at_once` if no thread can read for it."""
+        return HeldRegions(dict(self._regions), allowed=self.allowed, at_once=at_once)
+
+
+class HeldRegions(Regions):
+    """The regions that there were when a request came, whoever is unregistered while its tensors are read.
+
+    Attributes:
+        ahead: what has been read of them.
+    """
+
+    def __init__(self, regions: dict[str, Region], *, allowed: bool, at_once: bool) -> None:
+        super().__init__(allowed=allowed)
+        self._regions = regions
+        self._at_once = at_once
+        self.ahead: dict[Place, bytes] = {}
+
+    def read(self, place: Place) -> bytes:
+        """See `Regions.read`."""
+        data = self.ahead.get(place)
+        if data is not None:
+            return data
+        return place.read() if self._at_once else super().read(place)
 
 
 class CudaRegions:

@@ -107,7 +107,12 @@ class Decoder:
         self._plans: dict[bytes, _Plan] = {}
 
     def decode(
-        self, body: bytes, header_length: int | None, model: str, on_complete: Completion
+        self,
+        body: bytes,
+        header_length: int | None,
+        model: str,
+        on_complete: Completion,
+        regions: Regions | None = None,
     ) -> tuple[InferenceRequest, Reply]:
         """A request from its body.
 
@@ -116,19 +121,21 @@ class Decoder:
             header_length: bytes of that header, None when the whole body is JSON. In (0, len(body)].
             model: for messages.
             on_complete: the request's completion.
+            regions: in place of the decoder's.
 
         Raises:
             MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; see also `codec.shared`.
+            Unread: a tensor is to be read first; then decode it again.
         """
         if header_length is None:
-            plan, request_id = self._plan(body, model), ""
+            plan, request_id = self._plan(body, model, regions), ""
             header_length = len(body)
             on_complete = plan.completing(on_complete)
         else:
             header = body[:header_length]
             key, request_id = _without_id(header)
             known = self._plans.get(key)
-            plan = self._remember(header, key, request_id, model) if known is None else known
+            plan = self._remember(header, key, request_id, model, regions) if known is None else known
             if known is None:
                 on_complete = plan.completing(on_complete)
         if header_length + plan.size != len(body):
@@ -162,8 +169,8 @@ class Decoder:
         layout = self.layouts.intern(((spec.name, spec.data_type, shape),), ())
         return InferenceRequest(layout, [array.reshape(shape)], on_complete), Reply({}, binary=True, remember=False)
 
-    def _remember(self, header: bytes, key: bytes, request_id: str, model: str) -> _Plan:
-        plan = self._plan(header, model, remember=True)
+    def _remember(self, header: bytes, key: bytes, request_id: str, model: str, regions: Regions | None) -> _Plan:
+        plan = self._plan(header, model, regions, remember=True)
         if not plan.lasts:
             return plan
         if key is not header:
@@ -176,7 +183,8 @@ class Decoder:
             self._plans[key] = plan
         return plan
 
-    def _plan(self, header: bytes, model: str, *, remember: bool = False) -> _Plan:
+    def _plan(self, header: bytes, model: str, regions: Regions | None, *, remember: bool = False) -> _Plan:
+        regions = regions or self._regions
         document = json_object(header, "a JSON object with 'inputs'")
         own = RequestFields(client_id(document), object_field(document, "parameters", "the request"))
         tensors: list[_Tensor | Array] = []
@@ -187,7 +195,7 @@ class Decoder:
             descriptions.append(description)
             parameters = _source(item, description[0])
             if REGION in parameters:
-                tensors.append(shared_input(self._regions, parameters, *description, model))
+                tensors.append(shared_input(regions, parameters, *description, model))
                 lasts = False
                 continue
             tensor, offset = _tensor(item, parameters, description, offset)
@@ -198,7 +206,7 @@ class Decoder:
                     f"allowed value of {self._limit} bytes; send it as binary data, or raise MME_MAX_BODY",
                 )
             tensors.append(tensor)
-        names, binary, classes, places = _requested(document, self._regions)
+        names, binary, classes, places = _requested(document, regions)
         reply = Reply(binary, binary=own.binary, remember=remember, classes=classes, places=places)
         layout = self.layouts.intern(tuple(descriptions), tuple(names))
         return _Plan(layout, tensors, offset, reply, own, lasts=lasts and not places)

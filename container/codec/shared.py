@@ -28,10 +28,11 @@ def shared_input(
 
     Raises:
         MmeError: UNSUPPORTED where clients share no memory, NOT_FOUND, INVALID_ARGUMENT, OUT_OF_MEMORY.
+        Unread: see `Regions.read`.
     """
     place = _place(regions, parameters, f"input '{name}'")
     check_size(place.byte_size, name, data_type, shape)
-    data = place.region.read(place.offset, place.byte_size)
+    data = regions.read(place)
     return view(data, 0, len(data), name, data_type, shape, model)
 
 

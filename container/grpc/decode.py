@@ -95,18 +95,22 @@ class Decoder:
         self._layouts = Layouts()
         self._forms: dict[Any, tuple[Description, ...]] = {}
 
-    def decode(self, message: ModelInferRequest, on_complete: Completion) -> tuple[InferenceRequest, Wanted]:
-        """A request from its message.
+    def decode(
+        self, message: ModelInferRequest, on_complete: Completion, regions: Regions | None = None
+    ) -> tuple[InferenceRequest, Wanted]:
+        """A request from its message; `regions` in place of the decoder's.
 
         Raises:
             MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; see also `codec.shared`.
+            Unread: a tensor is to be read first; then decode it again.
         """
+        regions = regions or self._regions
         form = self._form(message)
-        names, classes, places = self._requested(message) if message.outputs else ((), {}, NO_PLACES)
+        names, classes, places = _requested(message, regions) if message.outputs else ((), {}, NO_PLACES)
         if places:
             on_complete = releasing(on_complete, places)
         layout = self._layouts.intern(form, names)
-        inputs = self._inputs(message, form)
+        inputs = _inputs(message, form, regions)
         if not message.parameters:
             request = InferenceRequest(layout, inputs, on_complete, message.id)
             return request, Wanted(classes, empty_final=False, places=places) if classes or places else PLAIN
@@ -126,48 +130,53 @@ class Decoder:
             self._forms[key] = form
         return form
 
-    def _inputs(self, message: ModelInferRequest, form: tuple[Description, ...]) -> list[Array]:
-        for tensor in message.inputs:
-            if REGION in tensor.parameters:
-                return self._shared(message, form)
-        return _sent(message, message.inputs, form)
 
-    def _shared(self, message: ModelInferRequest, form: tuple[Description, ...]) -> list[Array]:
-        """The inputs of a request of which some lie in shared memory; raw contents are those of the others."""
-        pairs = list(zip(message.inputs, form, strict=True))
-        others = [pair for pair in pairs if REGION not in pair[0].parameters]
-        sent = iter(_sent(message, [tensor for tensor, _ in others], [each for _, each in others]))
-        arrays = []
-        for tensor, description in pairs:
-            if REGION not in tensor.parameters:
-                arrays.append(next(sent))
-                continue
-            if tensor.HasField("contents"):
-                raise invalid_argument(
-                    f"unexpected 'contents' of input '{tensor.name}' for model '{message.model_name}', which lies in "
-                    "shared memory"
-                )
-            arrays.append(shared_input(self._regions, values(tensor.parameters), *description, message.model_name))
-        return arrays
+def _inputs(message: ModelInferRequest, form: tuple[Description, ...], regions: Regions) -> list[Array]:
+    for tensor in message.inputs:
+        if REGION in tensor.parameters:
+            return _shared(message, form, regions)
+    return _sent(message, message.inputs, form)
 
-    def _requested(self, message: ModelInferRequest) -> tuple[tuple[str, ...], dict[str, int], dict[str, Place]]:
-        """The requested outputs, who of them wants classes, and who lies in shared memory."""
-        names: list[str] = []
-        classes: dict[str, int] = {}
-        places: dict[str, Place] = {}
-        for output in message.outputs:
-            name = output_name(output.name)
-            names.append(name)
-            if not output.parameters:
-                continue
-            parameters = values(output.parameters)
-            if REGION in parameters:
-                places[name] = shared_output(self._regions, parameters, name)
-            count = parameters.get("classification", 0)
-            if type(count) is not int:
-                raise invalid_argument("invalid value type for 'classification' parameter, expected int64_param.")
-            classes |= wanted_classes(count, name)
-        return tuple(names), classes, places
+
+def _shared(message: ModelInferRequest, form: tuple[Description, ...], regions: Regions) -> list[Array]:
+    """The inputs of a request of which some lie in shared memory; raw contents are those of the others."""
+    pairs = list(zip(message.inputs, form, strict=True))
+    others = [pair for pair in pairs if REGION not in pair[0].parameters]
+    sent = iter(_sent(message, [tensor for tensor, _ in others], [each for _, each in others]))
+    arrays = []
+    for tensor, description in pairs:
+        if REGION not in tensor.parameters:
+            arrays.append(next(sent))
+            continue
+        if tensor.HasField("contents"):
+            raise invalid_argument(
+                f"unexpected 'contents' of input '{tensor.name}' for model '{message.model_name}', which lies in "
+                "shared memory"
+            )
+        arrays.append(shared_input(regions, values(tensor.parameters), *description, message.model_name))
+    return arrays
+
+
+def _requested(
+    message: ModelInferRequest, regions: Regions
+) -> tuple[tuple[str, ...], dict[str, int], dict[str, Place]]:
+    """The requested outputs, who of them wants classes, and who lies in shared memory."""
+    names: list[str] = []
+    classes: dict[str, int] = {}
+    places: dict[str, Place] = {}
+    for output in message.outputs:
+        name = output_name(output.name)
+        names.append(name)
+        if not output.parameters:
+            continue
+        parameters = values(output.parameters)
+        if REGION in parameters:
+            places[name] = shared_output(regions, parameters, name)
+        count = parameters.get("classification", 0)
+        if type(count) is not int:
+            raise invalid_argument("invalid value type for 'classification' parameter, expected int64_param.")
+        classes |= wanted_classes(count, name)
+    return tuple(names), classes, places
 
 
 def _sent(message: ModelInferRequest, inputs: Sequence[Input], form: Sequence[Description]) -> list[Array]:

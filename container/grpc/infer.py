@@ -17,6 +17,8 @@ from container.grpc.decode import PLAIN, Decoder
 from container.grpc.encode import Encoder, placed
 from container.grpc.messages import parsed
 from container.grpc.traces import Following, headers_of
+from container.read_ahead import read_ahead
+from container.shared_memory import Regions, Unread
 from container.targets import parse_version
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
 
     from container.forwarding import Forwarding
     from container.grpc.decode import Wanted
-    from container.shared_memory import Regions
+    from container.shared_memory import Place
     from container.tracing import Tracer
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
     from serve.request import Completion, InferenceRequest, InferenceResponse, LoadReport
+
+    Headers = Callable[[], dict[str, str]]
 
 
 class Codec:
@@ -44,7 +48,8 @@ class Codec:
     def __init__(self, engine: Engine, forwarding: Forwarding | None = None, regions: Regions | None = None) -> None:
         self._engine = engine
         self._forwarding = forwarding
-        self._decoder = Decoder(regions)
+        self._regions = Regions() if regions is None else regions
+        self._decoder = Decoder(self._regions)
         self._encoder = Encoder()
 
     def target(self, message: pb.ModelInferRequest) -> tuple[str, int | None]:
@@ -57,11 +62,17 @@ class Codec:
             raise invalid_argument("the request must name a model in 'model_name'")
         return self._engine.canonical(message.model_name), parse_version(message.model_version)
 
+    async def decode_later(
+        self, message: pb.ModelInferRequest, on_complete: Completion, headers: Headers, place: Place
+    ) -> tuple[InferenceRequest, Wanted]:
+        """See `decode`; when its large tensors have been read out of shared memory, the first of which lies there."""
+        return await read_ahead(self._regions, place, functools.partial(self.decode, message, on_complete, headers))
+
     def decode(
-        self, message: pb.ModelInferRequest, on_complete: Completion, headers: Callable[[], dict[str, str]]
+        self, message: pb.ModelInferRequest, on_complete: Completion, headers: Headers, regions: Regions | None = None
     ) -> tuple[InferenceRequest, Wanted]:
         """See `Decoder.decode`; with the metadata that models see, of those that `headers` gives."""
-        request, wanted = self._decoder.decode(message, on_complete)
+        request, wanted = self._decoder.decode(message, on_complete, regions)
         if self._forwarding is not None:
             self._forwarding.add(request, headers())
         return request, wanted
@@ -115,7 +126,10 @@ class Inference:
         name, version = self._codec.target(message)
         call = _UnaryCall(self._codec.encode)
         headers = functools.partial(headers_of, context)
-        request, call.wanted = self._codec.decode(message, call.complete, headers)
+        try:
+            request, call.wanted = self._codec.decode(message, call.complete, headers)
+        except Unread as unread:
+            request, call.wanted = await self._codec.decode_later(message, call.complete, headers, unread.place)
         if following is not None:
             following.follow(request)
         try:

@@ -23,6 +23,7 @@ from container.grpc.decode import PLAIN
 from container.grpc.encode import error_in_stream, final_response, in_stream
 from container.grpc.messages import parsed
 from container.grpc.traces import Following, headers_of
+from container.shared_memory import Unread
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -206,7 +207,10 @@ class Stream:
         message = parsed(pb.ModelInferRequest, data)
         call.id = message.id
         name, version = self.codec.target(message)
-        request, call.wanted = self.codec.decode(message, call.complete, lambda: self._headers)
+        try:
+            request, call.wanted = self.codec.decode(message, call.complete, self._metadata)
+        except Unread as unread:
+            request, call.wanted = await self.codec.decode_later(message, call.complete, self._metadata, unread.place)
         request.on_response = call.respond
         call.following.follow(request)
         call.request = request
@@ -220,6 +224,9 @@ class Stream:
             return request
 
         call.following.loaded(await self._engine.submit_made(name, version, make))
+
+    def _metadata(self) -> dict[str, str]:
+        return self._headers
 
     def drain(self) -> None:
         """Take no more requests; the end comes when all are answered."""

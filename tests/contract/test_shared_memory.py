@@ -1,7 +1,7 @@
 """Memory shared with a server, by Triton's own client: `tritonclient.utils.shared_memory` from PyPI, unchanged.
 
-plus, types   as in `test_kserve`
-counter       a decoupled Python model of N responses
+plus, types, pick   as in `test_kserve`
+counter             a decoupled Python model of N responses
 """
 
 from __future__ import annotations
@@ -40,10 +40,15 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
+            pb_utils.Logger.log_verbose("counts now")
             sender = request.get_response_sender()
             for i in range(int(pb_utils.get_input_tensor_by_name(request, "N").as_numpy()[0])):
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("I", np.array([i + 7], np.int32))]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+UNBATCHED = """
+input { name: "I" data_type: TYPE_INT64 dims: [ -1 ] }
+output { name: "O" data_type: TYPE_FP32 dims: [ -1 ] }
 """
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 SIZE = 4096
@@ -57,6 +62,7 @@ def server(tmp_path_factory):
     repository = folder / "repository"
     models.lay_out(repository / "plus", models.plus(1), "max_batch_size: 8\n")
     models.lay_out(repository / "types", models.every_type(), "max_batch_size: 8\n")
+    models.lay_out(repository / "pick", models.pick(), UNBATCHED)
     code = textwrap.dedent(COUNTER).encode()
     sequence_models.lay_out(repository / "counter", code, COUNTING, "model.py")
     environ = {
@@ -188,6 +194,37 @@ def test_every_type_beside_tensors_that_are_sent(client, triton, region):
         expected = [[str(text).encode() for text in row] for row in values] if name == "BYTES" else values.tolist()
         assert found.tolist() == expected, name
         del found
+
+
+def test_large_tensors(client, triton, key):
+    """A thread reads them; the answer is the same, and requests of a stream keep their order."""
+    places = np.arange(200_000, dtype=np.int64) % 3
+    handle = shm.create_shared_memory_region("big", key, 3 * places.nbytes)
+    found: list = []
+    try:
+        shm.set_shared_memory_region(handle, [places])
+        client.register_system_shared_memory("big", key, 3 * places.nbytes)
+        large = [input_(triton, places.nbytes, 0, "I", places.shape, "INT64", "big")]
+        outputs = [output(triton, 2 * places.nbytes, places.nbytes, "O", "big")]
+        client.infer("pick", large, outputs=outputs)
+        there = shm.get_contents_as_numpy(handle, np.float32, places.shape, offset=places.nbytes)
+        assert np.array_equal(there, 10.0 * (places + 1))
+        del there
+        shm.set_shared_memory_region(handle, [places + 3])
+        sentence, _ = refused(client, triton, large, outputs, "pick")
+        assert "out of" in sentence
+        if triton is tritonclient.grpc:
+            shm.set_shared_memory_region(handle, [places])
+            small = [triton.InferInput("I", [1], "INT64").set_data_from_numpy(np.array([1], np.int64))]
+            client.start_stream(lambda result, error: found.append(error or result.get_response().id))
+            client.async_stream_infer("pick", large, outputs=outputs, request_id="large")
+            client.async_stream_infer("pick", small, request_id="small")
+            eventually(lambda: len(found) == 2, "two responses")
+            client.stop_stream()
+            assert found == ["large", "small"]
+        client.unregister_system_shared_memory()
+    finally:
+        shm.destroy_shared_memory_region(handle)
 
 
 def test_regions_are_told_and_forgotten(client, triton, key):
@@ -364,6 +401,10 @@ def test_what_is_logged_is_changed_by_clients(client, triton, server):
     changed = log_settings(client, log_verbose_level=1, log_format="default")
     assert changed == first | {"log_verbose_level": 1, "log_format": "default"}
     assert re.match(r"I\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ call\.py:\d+\] \"", failure("] "))
+    said = server.log.count("counts now")
+    one = {"inputs": [{"name": "N", "shape": [1], "datatype": "INT32", "data": [1]}]}
+    assert server.ask("POST", "/models/counter/invoke", one).status == 200
+    eventually(lambda: server.log.count("counts now") > said, "the verbose line of a model")
     assert log_settings(client, log_format="ISO8601")["log_format"] == "ISO8601"
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ call\.py:\d+\] \"", failure("Z I "))
     assert log_settings(client, log_verbose_level=0, log_format="json") == first
