@@ -51,6 +51,7 @@ from serve.weights.tiering import Tiering
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     from model_handlers.config import ModelConfig
     from model_handlers.outside import Override
@@ -209,6 +210,10 @@ class Engine:
             MmeError: UNKNOWN_MODEL, or why it can't be loaded, or why the request does not fit it.
         """
         return await self.submit_made(name, version, lambda _config: request)
+
+    def lent_turn(self, target: str) -> AbstractContextManager[None]:
+        """While the target, if it is being loaded, waits for another model to be loaded: see `Turns.lent`."""
+        return self.cache.lent_turn(target)
 
     async def submit_made(
         self, name: str, version: int | None, make: Callable[[ModelConfig], InferenceRequest]

@@ -1,7 +1,8 @@
 """One load: fetch, equip, reserve, load, measure; whatever goes wrong, all is given back. On the event loop only.
 
 A load has its turn to fetch, another to be equipped and one to load. It waits for memory with none of them in hand, and
-with nothing of its own in memory, so that no two loads can wait for each other.
+with nothing of its own in memory, so that no two loads can wait for each other. A model whose warm-up calls one that is
+to be loaded first lends its turn.
 
 It also has a deadline, which does not run while it waits for a turn or for memory. A thread that is inside a framework
 can't be stopped, so a load whose time is over leaves its thread behind, as an *orphan*: whoever waits is told, and the
@@ -27,6 +28,7 @@ from serve.turns import Turns
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from concurrent.futures import Executor
+    from contextlib import AbstractContextManager
 
     from serve.cache_entry import Entry
     from serve.charges import Charges
@@ -77,7 +79,7 @@ class Loading(Generic[P, T]):
         self._closers = closers
         self._fetch_turns = asyncio.Semaphore(turns)
         self._equip_turns = Turns(turns)
-        self._load_turns = asyncio.Semaphore(turns)
+        self._load_turns = Turns(turns)
         self._trial_turns = asyncio.Semaphore(turns)
         self._alone = asyncio.Lock()
         self._patience = patience
@@ -112,6 +114,10 @@ class Loading(Generic[P, T]):
         entry.prepared = prepared
         entry.download_ns = prepared.download_ns or entry.download_ns
         return LoadReport(prepared.download_ns, _now() - began - prepared.download_ns, tuple(evicted))
+
+    def lent_turn(self) -> AbstractContextManager[None]:
+        """While a load that has its turn waits for another one, which then may have one, too."""
+        return self._load_turns.lent()
 
     def refuse(self, name: str, error: MmeError) -> None:
         """End the wait of model `name` for its turn to be equipped, if it waits, with an error."""
@@ -193,7 +199,7 @@ class Loading(Generic[P, T]):
         try:
             if prepared.tried_first:
                 await self._try_files(entry, prepared, left)
-            async with self._alone if prepared.alone else contextlib.nullcontext(), self._load_turns:
+            async with self._alone if prepared.alone else contextlib.nullcontext(), self._load_turns.taken(entry):
                 must_go_on(entry)
                 began = _now()
                 load = functools.partial(self._loader.load, prepared)

@@ -24,6 +24,7 @@ In platform-managed mode (`evicts=False`) the platform chooses victims: what doe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
@@ -45,6 +46,7 @@ from serve.room import Room, megabytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Executor
+    from contextlib import AbstractContextManager
 
     from serve.loader import Loader
     from serve.shared_bytes import SharedBytes
@@ -211,6 +213,13 @@ class ModelCache(Generic[P, T]):
         if entry.task is task:  # it was cancelled before it began, so that nothing of it ever ran
             self._failed(entry, _as_ours(entry, asyncio.CancelledError()))
         _observe(task)
+
+    def lent_turn(self, name: str) -> AbstractContextManager[None]:
+        """While a model that is being loaded, if it is, waits for another one to be loaded."""
+        entry = self.entries.get(name)
+        if entry is None or (entry.successor or entry).task is None:
+            return contextlib.nullcontext()
+        return self._loading.lent_turn()
 
     async def unload(self, entry: Entry[T]) -> None:
         """Take a model out of memory after the requests that use it; return when its memory was given back.

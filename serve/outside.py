@@ -24,6 +24,7 @@ from serve.request import Called, DecoupledError, InferenceRequest, InferenceRes
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Coroutine
+    from contextlib import AbstractContextManager
 
     from model_handlers.base import Responder
     from model_handlers.outside import Done, ModelCall, Override
@@ -46,6 +47,9 @@ class Models(Protocol):
 
     async def submit_cold(self, name: str, version: int | None, request: InferenceRequest) -> Any:
         """Accept a request for any model."""
+
+    def lent_turn(self, target: str) -> AbstractContextManager[None]:
+        """While the target, if it is being loaded, waits for another model to be loaded."""
 
     def check_control(self) -> None:
         """Refuse loads and unloads where clients have no say."""
@@ -120,7 +124,8 @@ class EngineOutside:
         self, name: str, version: int | None, request: InferenceRequest, answering: _Answering
     ) -> None:
         try:
-            answering.report = await self._models.submit_cold(name, version, request)
+            with self._models.lent_turn(self._target):
+                answering.report = await self._models.submit_cold(name, version, request)
         except Exception as error:  # noqa: BLE001 - as above
             answering.fail(_refusal(error, answering.call))
 
@@ -128,7 +133,8 @@ class EngineOutside:
         name = self._models.canonical(model)
         _check_circle(name, (self._target, *callers), f"load '{model}' anew")
         self._models.check_control()
-        await self._models.reload(name, override)
+        with self._models.lent_turn(self._target):
+            await self._models.reload(name, override)
 
     async def _unloaded(self, model: str, dependents: bool, callers: tuple[str, ...]) -> None:  # noqa: FBT001
         name = self._models.canonical(model)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 
 class Turns:
@@ -18,20 +18,20 @@ class Turns:
     """
 
     def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting: dict[str, asyncio.Future[None]] = {}  # by who asked, the first of them first
+        self._free = count  # below 0 while more are had than there are, see `lent`
+        self._waiting: dict[object, asyncio.Future[None]] = {}  # by who asked, the first of them first
 
     def __repr__(self) -> str:
         return f"<Turns: {self._free} free, {len(self._waiting)} waiting>"
 
     @asynccontextmanager
-    async def taken(self, name: str) -> AsyncIterator[None]:
+    async def taken(self, name: object) -> AsyncIterator[None]:
         """Have a turn, once there is one. `name` says for whom, who has or waits for no other.
 
         Raises:
             MmeError: what `refuse` said meanwhile.
         """
-        if self._free:
+        if self._free > 0:
             self._free -= 1
         else:
             await self._wait(name)
@@ -40,13 +40,22 @@ class Turns:
         finally:
             self._pass_on()
 
-    def refuse(self, name: str, error: Exception) -> None:
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Somebody who has a turn waits for somebody else who needs one: meanwhile there is one more."""
+        self._pass_on()
+        try:
+            yield
+        finally:
+            self._free -= 1  # the next that ends is the one that was lent
+
+    def refuse(self, name: object, error: Exception) -> None:
         """Whoever waits under this name, if anybody does, is not to wait any longer."""
         turn = self._waiting.get(name)
         if turn is not None and not turn.done():
             turn.set_exception(error)
 
-    async def _wait(self, name: str) -> None:
+    async def _wait(self, name: object) -> None:
         turn = self._waiting[name] = asyncio.get_running_loop().create_future()
         try:
             await turn
@@ -58,6 +67,9 @@ class Turns:
             del self._waiting[name]
 
     def _pass_on(self) -> None:
+        if self._free < 0:
+            self._free += 1
+            return
         for turn in self._waiting.values():
             if not turn.done():
                 turn.set_result(None)

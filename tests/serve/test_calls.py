@@ -747,6 +747,40 @@ def test_models_load_and_unload_models(server, caller):
     assert ready is False
 
 
+WARMED = (
+    PLAIN
+    + """
+model_warmup { name: "w" batch_size: 1 inputs { key: "N" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } } }
+"""
+)
+# Calls another one as soon as both of its kind are in the middle of their loads.
+WARMS = execute(
+    """
+    here = Path(pb_utils.get_model_dir())
+    (here / "loading").touch()
+    while not all((here.parents[1] / name / "1" / "loading").exists() for name in ("warms-1", "warms-2")):
+        time.sleep(0.001)
+    called = here.parent.name.replace("warms", "called")
+    return [pb_utils.InferenceRequest(model_name=called, inputs=request.inputs()).exec() for request in requests]
+    """
+)
+
+
+def test_models_whose_loads_call_models_that_are_not_loaded(server):
+    """They have every turn there is, and those whom they wait for get theirs."""
+    for n in (1, 2):
+        server.write(f"warms-{n}", WARMS, WARMED)
+        server.write(f"called-{n}", FRAGILE, PLAIN)
+
+    async def both():
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*(server.engine.reload(f"warms-{n}") for n in (1, 2)))
+
+    server.on_loop(both)
+
+    assert {"warms-1", "warms-2", "called-1", "called-2"} <= {name for name, _ in server.engine.resident_models()}
+
+
 def test_models_load_models_with_files_of_their_own(server, caller):
     """Which may be new ones, and of any size that memory holds."""
     code = """

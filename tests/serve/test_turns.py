@@ -92,3 +92,28 @@ def test_who_is_cancelled_keeps_no_turn(run, idle, when):
         assert repr(line.turns) == "<Turns: 1 free, 0 waiting>"
 
     run(main())
+
+
+def test_a_turn_is_lent_to_whoever_is_waited_for(run, idle):
+    """Then there is one more, until somebody's ends; nobody has to wait for it to come back."""
+
+    async def main():
+        line = Line(1)
+        a, b, c = line.begin("a", "b", "c")
+        await idle()
+        with line.turns.lent():
+            await idle()
+            assert line.having == ["a", "b"]
+        line.leave("a")
+        await idle()
+        assert line.having == ["b"]
+        line.leave("b")
+        await idle()
+        assert line.having == ["c"]
+        line.leave("c")
+        await asyncio.gather(a, b, c)
+        with line.turns.lent():
+            assert repr(line.turns) == "<Turns: 2 free, 0 waiting>"
+        assert repr(line.turns) == "<Turns: 1 free, 0 waiting>"
+
+    run(main())
