@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -132,8 +133,12 @@ class _Collector:
     def _models_now(self) -> Iterator[Metric]:
         """Triton's gauges."""
         pending = Metric("nv_inference_pending_request_count", "Requests waiting for execution", "gauge")
-        for name, model_now in self._engine.resident_models():
-            pending.add_sample(pending.name, _labels(name, model_now.version, model_now.stats), model_now.queued)
+        waiting: Counter[int] = Counter()  # by the statistics that count them, which several models may share
+        for _, model_now in self._engine.resident_models():
+            waiting[id(model_now.stats)] += model_now.queued
+        for labels, stats in self._models():
+            if id(stats) in waiting:
+                pending.add_sample(pending.name, labels, waiting[id(stats)])
         yield pending
         load = Metric("nv_model_load_duration_secs", "Seconds that the model's last load took", "gauge")
         for labels, stats in self._models():

@@ -337,13 +337,19 @@ class Engine:
         Where requests bring in what they ask for, that is left to them.
         """
         whole = self.cache.entries.get(name)
-        if whole is None or whole.resident is None or not isinstance(origin(whole.source), InRepository):
+        if self.options.control is not Control.EXPLICIT or whole is None or whole.state is not State.READY:
             return
-        for part in whole.resident.members if self.options.control is Control.EXPLICIT else ():
-            known = self.cache.entries.get(part)
-            if known is None or not known.registered:
-                with contextlib.suppress(MmeError):  # the ensemble has its own, and the log says why
-                    await self.reload(part)
+        if not isinstance(origin(whole.source), InRepository):
+            return
+        whole.share()  # what it is made of must not put it out of memory
+        try:
+            for part in whole.leased().members:
+                known = self.cache.entries.get(part)
+                if known is None or not known.registered:
+                    with contextlib.suppress(MmeError):  # the ensemble has its own, and the log says why
+                        await self.reload(part)
+        finally:
+            whole.release()
 
     async def _source(self, name: str, override: Override | None) -> Source:
         """Where a model comes from, under an override if there is one."""

@@ -122,6 +122,7 @@ def test_the_models_of_an_ensemble_may_be_asked_by_themselves(run, toys, tmp_pat
         try:
             await engine.reload("e")
             assert [name for name, _ in engine.registered()] == ["a", "b", "e"]
+            assert engine.cache.entries["e"].leases == 0
             for name in ("e", "a"):
                 call = toys.Call(1)
                 await engine.submit_cold(name, None, call.request)
