@@ -7,6 +7,7 @@ framework. Runs on load threads; holds no state.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -355,6 +356,10 @@ def backend_of(path: Path, config: ModelConfig, available: dict[int, Path], scri
             return detected
     if scripts.serves(path):
         return find_backend(BACKEND, "", config.name)
+    custom = path.name.partition(".")[2]
+    if custom and not config.default_model_filename:  # a backend of one's own may be named by the directory
+        with contextlib.suppress(MmeError):
+            return find_backend(custom, "", config.name, next(iter(available.values()), None))
     error = _no_model(path, config.name)
     if not (path / CONFIG_NAME).is_file():
         raise error

@@ -305,6 +305,16 @@ def test_directories_that_are_almost_versions_are_told(tree, caplog):
     ]
 
 
+def test_a_directory_may_name_the_backend(tree):
+    """Where neither its configuration nor its files do: it is what stands behind the first dot."""
+    root = tree({"same.identity/1/": "", "same.nobody/1/": "", "plain.identity/1/model.onnx": "x"})
+
+    assert open_model(root / "same.identity", "same.identity").config.backend == "identity"
+    assert open_model(root / "plain.identity", "plain.identity").config.backend == "onnxruntime"
+    _, message = refused(root / "same.nobody", "same.nobody", open_model)
+    assert message.startswith("no model found in 'same.nobody'")
+
+
 def test_a_server_may_want_configurations_that_say_everything(tree):
     """Then a model has to have one; an inference script needs none."""
     strict = Scripts(strict=True)
