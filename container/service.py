@@ -22,6 +22,7 @@ from container.logs import LogControl
 from container.restrictions import Restrictions
 from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model
 from container.shared_memory import CudaRegions, Regions
+from container.trace_file import FileTracer
 from container.trace_settings import TraceControl, TraceSettings
 from model_handlers.busy_poll import BusyPoll
 from model_handlers.errors import Kind, MmeError
@@ -34,7 +35,7 @@ from serve.polling import Poller
 
 if TYPE_CHECKING:
     from container.settings import SingleModel
-    from container.tracing import Tracer
+    from container.traced import Tracing
 
 _log = logging.getLogger("mme.service")
 
@@ -176,8 +177,10 @@ class Service:
             await asyncio.get_running_loop().run_in_executor(None, self.tracer.close)
 
 
-def _tracer(settings: Settings) -> Tracer | None:
+def _tracer(settings: Settings) -> Tracing | None:
     """What traces requests, if anything is to."""
+    if settings.trace_file is not None:
+        return FileTracer(str(settings.trace_file), settings.trace_rate, settings.trace_log_frequency)
     if not settings.trace_url:
         return None
     from container.tracing import Tracer  # noqa: PLC0415 - optional, and 200 ms

@@ -5,7 +5,7 @@
     trace_count    so many more requests, -1 for all
 
 Values are texts, as Triton has them; null means what the server was started with, or of a model what the server has.
-What Triton can change besides (a file, how often it is written) has no meaning where traces are sent, and is refused.
+Where traces are written to a file, as Triton does, `log_frequency` says how many at a time. File and mode stay.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _LEVELS = {("TIMESTAMPS",): True, ("OFF",): False, (): False}
-_FIXED = {"trace_mode": "opentelemetry", "log_frequency": "0", "trace_file": ""}
-_FIELDS = {"trace_level": "on", "trace_rate": "rate", "trace_count": "count"}
+_FIELDS = {"trace_level": "on", "trace_rate": "rate", "trace_count": "count", "log_frequency": "frequency"}
+_TO_FILES = "triton"
 _MOST = 2**31 - 1
 
 
@@ -32,11 +32,17 @@ class TraceSettings:
         on: whether anything is.
         rate: one request of so many.
         count: how many more requests, -1 for all.
+        mode: `triton`, where traces are written, or `opentelemetry`, where they are sent.
+        file: where they are written, or "".
+        frequency: how many are written at a time, 0 for all of them at the end.
     """
 
     on: bool = False
     rate: int = 1000
     count: int = -1
+    mode: str = "opentelemetry"
+    file: str = ""
+    frequency: int = 0
 
     def as_document(self) -> dict[str, Any]:
         """As a client reads them."""
@@ -44,8 +50,12 @@ class TraceSettings:
             "trace_level": ["TIMESTAMPS" if self.on else "OFF"],
             "trace_rate": str(self.rate),
             "trace_count": str(self.count),
-            **_FIXED,
+            **self._fixed(),
+            "log_frequency": str(self.frequency),
         }
+
+    def _fixed(self) -> dict[str, str]:
+        return {"trace_mode": self.mode, "trace_file": self.file}
 
     def changed(self, wanted: Mapping[str, Any], first: TraceSettings) -> TraceSettings:
         """These with what a client wants otherwise.
@@ -57,7 +67,7 @@ class TraceSettings:
         Raises:
             MmeError: INVALID_ARGUMENT, UNSUPPORTED; then nothing is changed.
         """
-        new = self
+        new, fixed = self, self._fixed()
         for name, value in wanted.items():
             if name == "trace_level":
                 new = replace(new, on=first.on if value is None else _level(value))
@@ -65,13 +75,16 @@ class TraceSettings:
                 new = replace(new, rate=first.rate if value is None else _number(name, value, 1))
             elif name == "trace_count":
                 new = replace(new, count=first.count if value is None else _number(name, value, -1))
-            elif name not in _FIXED:
+            elif name == "log_frequency":
+                frequency = first.frequency if value is None else _number(name, value, 0)
+                if frequency and self.mode != _TO_FILES:
+                    raise _not_here(name, "0", value)
+                new = replace(new, frequency=frequency)
+            elif name not in fixed:
                 known = ", ".join(self.as_document())
                 raise invalid_argument(f"trace setting '{name}' is none of {known}")
-            elif value is not None and value != _FIXED[name]:
-                if name == "log_frequency":
-                    _number(name, value, 0)
-                raise _not_here(name, value)
+            elif value is not None and value != fixed[name]:
+                raise _not_here(name, fixed[name], value)
         return new
 
 
@@ -170,7 +183,7 @@ def _number(name: str, value: Any, least: int) -> int:
     return number
 
 
-def _not_here(name: str, value: Any) -> MmeError:
+def _not_here(name: str, here: str, value: Any) -> MmeError:
     if name == "trace_file":
         return MmeError(Kind.UNSUPPORTED, "trace file location can not be updated through network protocol")
-    return MmeError(Kind.UNSUPPORTED, f"{name} is '{_FIXED[name]}' here: traces are sent, not written; got {value!r}")
+    return MmeError(Kind.UNSUPPORTED, f"{name} is '{here}' here, by the way that the server was started; got {value!r}")

@@ -20,7 +20,7 @@ request has been answered, on the event loop, and sent by a thread of the librar
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -38,21 +38,18 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from container.call import INFERENCE_ID, TARGET_MODEL, Call
-from container.trace_context import Origin, origin
-from container.trace_settings import TraceControl, TraceSettings
-from model_handlers.errors import Kind, MmeError
-from serve.request import InferenceResponse
+from container.trace_settings import TraceSettings
+from container.traced import Tracing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from opentelemetry.context import Context
     from opentelemetry.trace import Span
     from opentelemetry.util.types import AttributeValue
 
-    from container.exchange import Exchange
-    from container.targets import Flavor, InferenceType
+    from container.traced import Trace
+    from model_handlers.errors import MmeError
     from serve.request import Called, InferenceRequest, LoadReport, Timings
 
     Attributes = dict[str, AttributeValue]
@@ -71,80 +68,6 @@ class Phase(NamedTuple):
     below: Sequence[Phase] = ()
 
 
-class Trace:
-    """What is remembered of a request until it has been answered.
-
-    Attributes:
-        origin: what the client said of its trace, or None.
-        began: `perf_counter_ns()` when it was read.
-        last: its last response so far.
-        report: what its load cost, if it had to wait for one.
-        responses: how many there were.
-        decided: whether it is traced for certain; else its model decides, once it is known.
-    """
-
-    __slots__ = ("began", "decided", "last", "origin", "report", "responses")
-
-    def __init__(self, origin: Origin | None, *, decided: bool) -> None:
-        self.origin = origin
-        self.decided = decided
-        self.began = _now()
-        self.last: InferenceResponse | None = None
-        self.report: LoadReport | None = None
-        self.responses = 0
-
-
-class Traced(Call):
-    """A call that tells its tracer how it went, once; mixed into the classes of calls by `Tracer.calls`."""
-
-    tracer: ClassVar[Tracer]
-
-    def __init__(self, exchange: Exchange, flavor: Flavor) -> None:
-        super().__init__(exchange, flavor)
-        self.trace: Trace | None = self.tracer.begin(exchange.headers)
-
-    def respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
-        """One response of several, or the only one, where that is written as if there were several."""
-        if self.trace is not None and response is not self.trace.last:
-            self.trace.responses += 1
-            self.trace.last = response
-        super().respond(request, response)
-
-    def complete(self, request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
-        """The one response, the error, or the end of several responses."""
-        if self.trace is not None and isinstance(result, InferenceResponse):
-            self.trace.responses = 1
-            self.trace.last = result
-        super().complete(request, result)
-        self._tell(request, result if isinstance(result, MmeError) else None)
-
-    def fail(self, error: MmeError) -> None:
-        """Answer with an error, or end what has begun with it."""
-        super().fail(error)
-        self._tell(self.request, error)
-
-    def acknowledge(self, body: bytes) -> None:
-        """It was not for the model."""
-        super().acknowledge(body)
-        self._tell(None, None)
-
-    def not_ready(self, name: str) -> None:
-        """The model still loads."""
-        super().not_ready(name)
-        self._tell(None, MmeError(Kind.UNAVAILABLE, f"model '{name}' still loads"))
-
-    def abandon(self) -> None:
-        """The client left."""
-        super().abandon()
-        self._tell(None, MmeError(Kind.CANCELLED, "the client left"))
-
-    def _tell(self, request: InferenceRequest | None, error: MmeError | None) -> None:
-        trace, self.trace = self.trace, None
-        if trace is not None:
-            trace.report = self.report
-            self.tracer.end(trace, dict(_origin_attributes(self.exchange)), request, error)
-
-
 class _Ids(RandomIdGenerator):  # type: ignore[misc]  # where the library is not installed it has no type
     """Random ones, or the trace's that a client named without a span of it.
 
@@ -159,20 +82,17 @@ class _Ids(RandomIdGenerator):  # type: ignore[misc]  # where the library is not
         return self.trace_id or int(super().generate_trace_id())
 
 
-class Tracer:
+class Tracer(Tracing):
     """Makes spans of calls and has them sent.
 
     Args:
         url: where spans go: OTLP over HTTP.
         rate: one request of so many is traced, of those whose client does not say; see `begin`.
         service_name: what they are said to come from.
-
-    Attributes:
-        control: what is traced at the moment.
     """
 
     def __init__(self, url: str, rate: int, service_name: str) -> None:
-        self.control = TraceControl(TraceSettings(on=True, rate=rate), sends=True)
+        super().__init__(TraceSettings(on=True, rate=rate))
         self._ids = _Ids()
         resource = Resource.create({"service.name": service_name})
         self._provider = TracerProvider(
@@ -181,32 +101,9 @@ class Tracer:
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url, timeout=_SECONDS)))
         self._spans = self._provider.get_tracer("mme")
 
-    def calls(
-        self, classes: Mapping[tuple[InferenceType, bool], type[Call]]
-    ) -> dict[tuple[InferenceType, bool], type[Call]]:
-        """Each class of calls, traced."""
-        return {
-            key: type(f"Traced{plain.__name__}", (Traced, plain), {"tracer": self}) for key, plain in classes.items()
-        }
-
-    def begin(self, headers: Mapping[str, str]) -> Trace | None:
-        """A trace of the request, None where it is not traced: what its client says counts, else the rate."""
-        control = self.control
-        if not control.on:
-            return None
-        found = origin(headers)
-        decided = not control.by_model
-        if decided and not control.traces("", None if found is None else found.sampled):
-            return None
-        return Trace(found, decided=decided)
-
-    def _is_traced(self, trace: Trace) -> bool:
-        model = "" if trace.last is None else trace.last.model_name
-        return trace.decided or self.control.traces(model, None if trace.origin is None else trace.origin.sampled)
-
     def end(self, trace: Trace, came: Attributes, request: InferenceRequest | None, error: MmeError | None) -> None:
         """Make the spans of a request that is over; `came` tells by which way it came."""
-        if not self._is_traced(trace):
+        if not self.is_traced(trace):
             return
         done = _now()
         epoch = time.time_ns() - done
@@ -238,17 +135,6 @@ class Tracer:
     def close(self) -> None:
         """Send what is left. Blocks for some seconds where nobody takes it: not for the loop."""
         self._provider.shutdown()
-
-
-def _origin_attributes(exchange: Exchange) -> Iterator[tuple[str, AttributeValue]]:
-    """By which way a request came over HTTP, under OpenTelemetry's names and SageMaker's."""
-    headers = exchange.headers
-    yield "http.request.method", exchange.method
-    yield "url.path", exchange.target.partition(b"?")[0].decode("latin-1")
-    if TARGET_MODEL in headers:
-        yield "aws.sagemaker.target_model", headers[TARGET_MODEL]
-    if INFERENCE_ID in headers:
-        yield "aws.sagemaker.inference_id", headers[INFERENCE_ID]
 
 
 def _attributes(trace: Trace, request: InferenceRequest | None) -> Iterator[tuple[str, AttributeValue]]:

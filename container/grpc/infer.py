@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from container.forwarding import Forwarding
     from container.grpc.decode import Wanted
     from container.shared_memory import Place
-    from container.tracing import Tracer
+    from container.traced import Tracing
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
     from serve.request import Completion, InferenceRequest, InferenceResponse, LoadReport
@@ -98,7 +98,7 @@ class Inference:
         tracer: what traces requests, None where traces go nowhere.
     """
 
-    def __init__(self, engine: Engine, codec: Codec, tracer: Tracer | None) -> None:
+    def __init__(self, engine: Engine, codec: Codec, tracer: Tracing | None) -> None:
         self._engine = engine
         self._codec = codec
         self._tracer = tracer

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from container.grpc.infer import Codec
-    from container.tracing import Tracer
+    from container.traced import Tracing
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
     from serve.request import InferenceRequest, InferenceResponse
@@ -51,7 +51,7 @@ class Streams:
         tracer: what traces requests, None where traces go nowhere.
     """
 
-    def __init__(self, engine: Engine, codec: Codec, tracer: Tracer | None) -> None:
+    def __init__(self, engine: Engine, codec: Codec, tracer: Tracing | None) -> None:
         self._engine = engine
         self._codec = codec
         self._tracer = tracer
@@ -90,7 +90,7 @@ class Stream:
         closed: whether nobody waits for responses any more.
     """
 
-    def __init__(self, engine: Engine, codec: Codec, tracer: Tracer | None, headers: dict[str, str]) -> None:
+    def __init__(self, engine: Engine, codec: Codec, tracer: Tracing | None, headers: dict[str, str]) -> None:
         self._engine = engine
         self.codec = codec
         self._tracer = tracer

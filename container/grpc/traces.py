@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from serve.request import InferenceResponse
 
 if TYPE_CHECKING:
-    from container.tracing import Trace, Tracer
+    from container.traced import Trace, Tracing
     from model_handlers.errors import MmeError
     from serve.request import InferenceRequest, LoadReport
 
@@ -26,7 +26,7 @@ class Following:
 
     __slots__ = ("_came", "_request", "_trace", "_tracer")
 
-    def __init__(self, tracer: Tracer | None, headers: dict[str, str], method: str) -> None:
+    def __init__(self, tracer: Tracing | None, headers: dict[str, str], method: str) -> None:
         self._tracer = tracer
         self._trace: Trace | None = None if tracer is None else tracer.begin(headers)
         self._came = {"rpc.system": "grpc", "rpc.service": "inference.GRPCInferenceService", "rpc.method": method}

@@ -126,6 +126,7 @@ class Settings:
         emf_namespace, emf_period, emf_top_models: their namespace; seconds between them; models with their own.
         endpoint_name, variant_name: how the metrics name this endpoint.
         trace_url, trace_rate: where traces of requests go, "" for nowhere; one of so many requests is traced.
+        trace_file, trace_log_frequency: where traces are written instead, and how many at a time.
         dashboard: whether there is a page at /dashboard.
         server_id: what the server's metadata call it.
         http_restrictions, grpc_restrictions: what is for those alone who know a secret.
@@ -205,6 +206,8 @@ class Settings:
     variant_name: str = "AllTraffic"
     trace_url: str = ""
     trace_rate: int = 1000
+    trace_file: Path | None = None
+    trace_log_frequency: int = 0
     dashboard: bool = True
     server_id: str = "mme"
     http_restrictions: tuple[Restriction, ...] = ()

@@ -47,6 +47,7 @@ def apply_rules(reading: Reading) -> None:
     _check_drain(reading)
     _check_load_timeout(reading)
     _choose_emf(reading)
+    _check_traces(reading)
 
 
 def _choose_mode(reading: Reading) -> None:
@@ -188,6 +189,12 @@ def _choose_emf(reading: Reading) -> None:
             "CloudWatch metrics name this endpoint 'unknown', as those of every endpoint whose MME_ENDPOINT_NAME is "
             "not set; SageMaker does not tell its containers"
         )
+
+
+def _check_traces(reading: Reading) -> None:
+    if "MME_TRACE_URL" in reading.parsed and "MME_TRACE_FILE" in reading.parsed:
+        labels = f"{reading.label('MME_TRACE_URL')} and {reading.label('MME_TRACE_FILE')}"
+        reading.problems.append(f"{labels}: traces are sent or written, not both; keep one of them")
 
 
 def _check_load_timeout(reading: Reading) -> None:

@@ -311,6 +311,21 @@ MME_VARIABLES = (
         "--trace-rate",
     ),
     Variable(
+        "MME_TRACE_FILE",
+        "trace_file",
+        v.file,
+        "Write traces of requests there when the server ends, in Triton's own format.",
+        "--trace-file",
+        "none",
+    ),
+    Variable(
+        "MME_TRACE_LOG_FREQUENCY",
+        "trace_log_frequency",
+        v.integer(0, 1_000_000),
+        "Write so many traces at a time, to that file with .0, .1, … behind its name; 0 writes all at the end.",
+        "--trace-log-frequency",
+    ),
+    Variable(
         "MME_DASHBOARD",
         "dashboard",
         v.boolean,

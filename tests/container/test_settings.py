@@ -702,7 +702,17 @@ def test_tritons_way_to_ask_for_traces_is_understood():
     assert (settings.trace_url, settings.trace_rate) == ("http://collector:4318/v1/traces", 100)
 
 
-@pytest.mark.parametrize("flag", ["mode=triton", "triton,file=/tmp/t", "level=TENSORS", "rate=", "opentelemetry,x=1"])
+def test_tritons_own_traces_are_understood():
+    """A file, and how many traces are written to it at a time; not beside a collector."""
+    flags = "mode=triton level=TIMESTAMPS rate=1 triton,file=/t/t.json triton,log-frequency=5"
+    arguments = " ".join(f"--trace-config={flag}" for flag in flags.split())
+    settings = Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": arguments})
+    assert (settings.trace_file, settings.trace_rate, settings.trace_log_frequency) == (Path("/t/t.json"), 1, 5)
+    (sentence,) = problems(MME_TRACE_FILE="/t", MME_TRACE_URL="http://localhost:4318")
+    assert "traces are sent or written, not both" in sentence
+
+
+@pytest.mark.parametrize("flag", ["triton,file=", "mode=both", "level=TENSORS", "rate=", "opentelemetry,x=1"])
 def test_other_ways_to_trace_are_refused(flag):
     """With those that are understood."""
     (sentence,) = problems(SAGEMAKER_TRITON_ADDITIONAL_ARGS=f"--trace-config {flag}")

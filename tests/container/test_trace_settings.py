@@ -52,6 +52,16 @@ def test_what_can_not_be_is_refused_in_tritons_words(wanted, kind, words):
     assert words in raised.value.message
 
 
+def test_traces_in_files_are_written_as_often_as_clients_want():
+    """And are told with their file; neither it nor the mode can be changed."""
+    first = TraceSettings(on=True, mode="triton", file="/t.json", frequency=5)
+    told = first.changed({"log_frequency": "7", "trace_mode": "triton", "trace_file": "/t.json"}, first).as_document()
+    assert (told["log_frequency"], told["trace_mode"], told["trace_file"]) == ("7", "triton", "/t.json")
+    assert first.changed({"log_frequency": None}, first).frequency == 5
+    with pytest.raises(MmeError, match="trace_mode is 'triton' here"):
+        first.changed({"trace_mode": "opentelemetry"}, first)
+
+
 def test_a_model_has_what_the_server_has_but_for_what_it_has_itself():
     """Also when the server's changes later; null gives it back."""
     control = TraceControl(FIRST, sends=True)

@@ -1,0 +1,128 @@
+"""Traces in Triton's own format, as its flags ask for them, from a server that has ended."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+
+from tests.contract import models
+from tests.contract.server import Server
+
+X = {"inputs": [{"name": "X", "shape": [1, 4], "datatype": "FP32", "data": [0] * 4}]}
+BATCHED = "max_batch_size: 4\n"
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 4
+input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }
+ensemble_scheduling { step {
+  model_name: "plus" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "between" }
+} step {
+  model_name: "plus" model_version: -1 input_map { key: "X" value: "between" } output_map { key: "Y" value: "Y" }
+} }
+"""
+INSIDE = ["REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
+
+
+def around(protocol):
+    """The names of a request's timestamps, in their order."""
+    head, tail = [f"{protocol}_RECV_START", f"{protocol}_RECV_END"], [f"{protocol}_SEND_START", f"{protocol}_SEND_END"]
+    return [*head, *INSIDE, "INFER_RESPONSE_COMPLETE", "REQUEST_END", *tail]
+
+
+def read(path):
+    """Traces of a file: what they say of themselves, and their timestamps by name."""
+    about, times = {}, {}
+    for entry in json.loads(path.read_bytes()):
+        if "timestamps" in entry:
+            times[entry["id"]] = {stamp["name"]: stamp["ns"] for stamp in entry["timestamps"]}
+        else:
+            about[entry["id"]] = entry
+    assert about.keys() == times.keys()
+    return about, times
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A model, and an ensemble that asks it twice."""
+    models.lay_out(tmp_path / "models" / "plus", models.plus(1), BATCHED)
+    (tmp_path / "models" / "twice" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "twice" / "config.pbtxt").write_text(ENSEMBLE)
+    return tmp_path / "models"
+
+
+def serve(tmp_path, repository, flags):
+    """A server with these of Triton's flags."""
+    arguments = " ".join(f"--trace-config={flag}" for flag in ("mode=triton", "level=TIMESTAMPS", "rate=1", *flags))
+    environ = {
+        "MME_MODEL_REPOSITORY": str(repository),
+        "MME_PING_MODE": "ready",
+        "MME_GRPC_PORT": "0",
+        "SAGEMAKER_TRITON_ADDITIONAL_ARGS": arguments,
+    }
+    return Server(tmp_path / "server", environ)
+
+
+def test_all_traces_are_written_when_the_server_ends(tmp_path, repository):
+    """Of HTTP, gRPC and an ensemble with its steps; times are in their order. Failures and what is switched off are none."""
+    path = tmp_path / "traces.json"
+    with serve(tmp_path, repository, [f"triton,file={path}"]) as server:
+        assert server.ask("POST", "/v2/models/plus/infer", {**X, "id": "a"}).status == 200
+        assert server.ask("POST", "/v2/models/plus/infer", {"inputs": []}).status == 400
+        assert server.ask("POST", "/v2/models/twice/infer", X).status == 200
+        with tritonclient.http.InferenceServerClient(server.address) as client:
+            settings = client.get_trace_settings()
+            assert (settings["trace_mode"], settings["trace_file"]) == ("triton", str(path))
+            client.update_trace_settings("twice", {"trace_level": ["OFF"]})
+        assert server.ask("POST", "/v2/models/twice/infer", X).status == 200
+        port = re.search(r"gRPC listening at port ([0-9]+)", server.log)[1]
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            x = tritonclient.grpc.InferInput("X", [1, 4], "FP32")
+            x.set_data_from_numpy(np.zeros((1, 4), np.float32))
+            client.infer("plus", [x], request_id="b")
+        assert not path.exists()
+
+    about, times = read(path)
+    (first,) = [number for number, entry in about.items() if entry.get("request_id") == "a"]
+    assert about[first] == {"id": first, "model_name": "plus", "model_version": 1, "request_id": "a"}
+    assert list(times[first]) == around("HTTP")
+    (over_grpc,) = [number for number, entry in about.items() if entry.get("request_id") == "b"]
+    assert list(times[over_grpc]) == around("GRPC")
+    (whole,) = [number for number, entry in about.items() if entry["model_name"] == "twice"]
+    steps = [number for number, entry in about.items() if entry.get("parent_id") == whole]
+    assert [about[step]["model_name"] for step in steps] == ["twice:plus", "twice:plus"]
+    assert list(times[whole]) == [name for name in around("HTTP") if not name.startswith("COMPUTE")]
+    assert len(about) == 5
+    for step in (first, over_grpc, *steps):
+        inside = [times[step][name] for name in INSIDE]
+        assert inside == sorted(inside)
+    for number in (first, over_grpc, whole):
+        assert (
+            times[number][next(iter(times[number]))] <= times[number]["REQUEST_START"] <= times[number]["REQUEST_END"]
+        )
+
+
+def test_so_many_traces_are_written_at_a_time(tmp_path, repository):
+    """Into files with numbers, what is left into the file itself; a client may change how many."""
+    path = tmp_path / "traces.json"
+    with serve(tmp_path, repository, [f"triton,file={path}", "triton,log-frequency=2"]) as server:
+        for _ in range(4):
+            assert server.ask("POST", "/v2/models/plus/infer", X).status == 200
+        with tritonclient.http.InferenceServerClient(server.address) as client:
+            assert client.update_trace_settings(settings={"log_frequency": "3"})["log_frequency"] == "3"
+        for _ in range(4):
+            assert server.ask("POST", "/v2/models/plus/infer", X).status == 200
+
+    assert [len(read(path.with_name(f"traces.json{end}"))[0]) for end in (".0", ".1", ".2", "")] == [2, 2, 3, 1]
+
+
+def test_a_file_that_can_not_be_written_is_told(tmp_path, repository):
+    """The server ends as ever."""
+    with serve(tmp_path, repository, [f"triton,file={tmp_path}/none/traces.json"]) as server:
+        assert server.ask("POST", "/v2/models/plus/infer", X).status == 200
+    assert "none/traces.json: No such file or directory" in server.log
