@@ -108,6 +108,11 @@ class Child:
         """Its id, 0 until known."""
         return self._leash.pid
 
+    @property
+    def exit_code(self) -> int | None:
+        """How a process ended that is over, -n for signal n; None where its fork server ended before it could tell."""
+        return self._leash.code
+
     def drop(self) -> None:
         """Have it ended, without waiting for that."""
         self._leash.wait(0)

@@ -36,7 +36,7 @@ def try_file(handler_class: type[Handler], config: ModelConfig, model_file: Path
 
     Raises:
         MmeError: what `try_load` raised; INVALID_MODEL when the process died or hung of the file, OUT_OF_MEMORY when
-            the system ended it for want of memory, UNAVAILABLE when no process can be had.
+            the system ended it for want of memory, UNAVAILABLE when no process can be had, or all are ended.
     """
     message = {
         "do": "try",
@@ -55,7 +55,12 @@ def try_file(handler_class: type[Handler], config: ModelConfig, model_file: Path
         if "error" in reply:
             raise _fault(error_from(reply["error"]))
     except ChildDiedError as death:
-        raise death if death.kind is Kind.OUT_OF_MEMORY else invalid_model(death.message) from death
+        if death.kind is Kind.OUT_OF_MEMORY:
+            raise
+        if child.exit_code is None:  # whatever ended its fork server, it was not this file
+            sentence = f"model '{config.name}': its file could not be tried; load it again"
+            raise MmeError(Kind.UNAVAILABLE, sentence) from death
+        raise invalid_model(death.message) from death
     except NONSENSE as nonsense:
         raise invalid_model(f"model '{config.name}': a process sent nonsense {doing}: {nonsense}") from nonsense
     finally:

@@ -5,6 +5,8 @@ from isolated_models import Tried
 
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation import process
+from model_handlers.isolation.fork_client import ForkClient
 from model_handlers.isolation.trial import try_file
 
 
@@ -62,3 +64,17 @@ def test_a_process_that_hangs_is_ended(attempt):
 
     assert error.kind is Kind.INVALID_MODEL
     assert "was ended, since it gave no answer within 0.5 s, while it read 'model.txt'" in error.message
+
+
+def test_the_end_of_the_fork_server_is_not_the_files_fault(attempt, monkeypatch):
+    """Nothing is known of the file then, which is tried by the next fork server."""
+    forks = ForkClient()
+    monkeypatch.setattr(process, "FORKS", forks)
+    try:
+        error = attempt("end all")
+
+        assert error.kind is Kind.UNAVAILABLE
+        assert "its file could not be tried; load it again" in error.message
+        assert attempt("tell") is None
+    finally:
+        forks.stop()
