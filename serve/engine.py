@@ -22,6 +22,7 @@ from model_handlers.base import Footprint
 from model_handlers.body import takes_body
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
+from model_handlers.priority import lower_priority
 from serve import footprints, proofs
 from serve.cache_events import CacheEvent, CacheTimes, Deed
 from serve.control import Control
@@ -35,7 +36,6 @@ from serve.loop_poll import LoopPoll
 from serve.model_cache import ModelCache
 from serve.origins import Origins, unknown
 from serve.outside import EngineOutside
-from serve.priority import lower_priority
 from serve.proofs import Proofs
 from serve.register import Register
 from serve.rescue import Rescue

@@ -6,7 +6,6 @@ Runs on the threads that load.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from model_handlers import devices
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
+from model_handlers.priority import usual_priority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,5 +76,4 @@ def _restore_priority(before: set[int]) -> None:
     """
     begun = _threads() - before
     for thread in begun - {thread.native_id for thread in threading.enumerate()}:
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            os.setpriority(os.PRIO_PROCESS, thread, 0)
+        usual_priority(thread)

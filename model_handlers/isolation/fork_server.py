@@ -40,6 +40,7 @@ from typing import NoReturn, TextIO
 
 from model_handlers.isolation import child
 from model_handlers.isolation.program import MAX_ORDER, Order
+from model_handlers.priority import usual_priority
 from model_handlers.registry import BACKENDS
 
 REPORT = struct.Struct("<q")  # on the leash: the pid, then the exit code (-n for signal n)
@@ -56,6 +57,7 @@ def main(command_fd: int, preload: str = "") -> NoReturn:
 
     `preload` is `module:function`, to be called before the first fork; "" for nothing.
     """
+    usual_priority()  # not that of the load that needed it first
     _libc.prctl(_PR_SET_NAME, b"mme-forks", 0, 0, 0)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -215,8 +217,7 @@ def _reset_process(name: bytes, server: int) -> None:
         os._exit(1)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _libc.prctl(_PR_SET_NAME, name[:15], 0, 0, 0)
-    with contextlib.suppress(OSError):  # whoever may not raise its priority keeps the loader's
-        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    usual_priority()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     sys.stdout = _line_writer(1)  # the fork server's own may have been files
     sys.stderr = _line_writer(2)

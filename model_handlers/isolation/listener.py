@@ -14,6 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from model_handlers.isolation.channel import FrameReader
+from model_handlers.priority import usual_priority
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -205,6 +206,7 @@ class _Listener:
                 self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if wants else 0))
 
     def _main(self, epoll: select.epoll) -> None:
+        usual_priority()  # not that of the load that was the first to need it
         while True:
             for fd, events in epoll.poll():
                 channel = self._channels.get(fd)

@@ -15,6 +15,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
+from model_handlers.priority import usual_priority
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -129,6 +131,7 @@ class Output:
             self._wake = -1
 
     def _read(self) -> None:
+        usual_priority()  # it lives as long as the process, not as long as the load
         poll = select.poll()
         for fd in (*self._streams, self._wake):
             poll.register(fd, select.POLLIN)

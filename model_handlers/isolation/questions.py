@@ -19,6 +19,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.channel import Frame
 from model_handlers.isolation.framing import Packing, ProtocolError, error_fields, unpack
 from model_handlers.outside import ModelCall, Override
+from model_handlers.priority import usual_priority
 from model_handlers.tensor import BY_NAME
 
 if TYPE_CHECKING:
@@ -194,6 +195,7 @@ class _Writer:
                 threading.Thread(target=self._main, name="model replies", daemon=True).start()
 
     def _main(self) -> None:
+        usual_priority()  # not that of the load that was the first to need it
         while True:
             try:
                 self._works.get()()
