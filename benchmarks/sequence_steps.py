@@ -25,7 +25,7 @@ from model_handlers.sequence_config import (
     SequenceState,
 )
 from model_handlers.tensor import FP32, TensorSpec
-from serve.model import Model
+from serve.models.model import Model
 from serve.request import InferenceRequest, Layout
 from serve.stats import ModelStats
 

@@ -24,14 +24,14 @@ from urllib.parse import quote
 
 import orjson
 
-from serve.cache_events import Deed
+from serve.cache.cache_events import Deed
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
     from container.settings import Settings
-    from serve.cache_events import CacheEvent
+    from serve.cache.cache_events import CacheEvent
     from serve.engine import Engine
 
 _log = logging.getLogger("mme.emf")

@@ -8,7 +8,7 @@ from container.load_parameters import check_name, load_error, unload_dependents
 from container.version import installed_version
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.registry import platform_of
-from serve.lifecycle import State
+from serve.cache.lifecycle import State
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from container.logs import configure, logging_config
 from container.settings import Settings
 from serve.life import life_of
-from serve.override import forget_overrides
+from serve.sources.override import forget_overrides
 
 if TYPE_CHECKING:
     from typing import Any

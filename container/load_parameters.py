@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.outside import Override
-from serve.override import FILE
+from serve.sources.override import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

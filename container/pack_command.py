@@ -24,16 +24,16 @@ from model_handlers.config import DynamicBatching
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.pbtxt import config_text
 from model_handlers.registry import find_backend, handler_for
-from serve.archive import pack
-from serve.repository import open_model, open_target
-from serve.store import ARCHIVE_SUFFIX
+from serve.sources.archive import pack
+from serve.sources.repository import open_model, open_target
+from serve.sources.store import ARCHIVE_SUFFIX
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
     from model_handlers.config import ModelConfig
-    from serve.repository import ModelDirectory
+    from serve.sources.repository import ModelDirectory
 
 _MOST_COPIES = 10_000
 

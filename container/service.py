@@ -27,11 +27,11 @@ from container.trace_settings import TraceControl, TraceSettings
 from model_handlers.busy_poll import BusyPoll
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.segments import SIZES
+from serve.cache.eviction import Rules
 from serve.control import Control
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
-from serve.eviction import Rules
-from serve.polling import Poller
+from serve.sources.polling import Poller
 
 if TYPE_CHECKING:
     from container.settings import SingleModel

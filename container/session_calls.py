@@ -22,7 +22,7 @@ from model_handlers.body import takes_body
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.sequence_config import ControlKind
 from model_handlers.tensor import BYTES
-from serve.cache_events import CacheEvent, Deed
+from serve.cache.cache_events import CacheEvent, Deed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from serve.source import InRepository, origin
+from serve.sources.source import InRepository, origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from serve.cache_entry import Entry
+    from serve.cache.cache_entry import Entry
 
 
 def wholes_of(name: str, entries: Mapping[str, Entry[Any]]) -> list[str]:

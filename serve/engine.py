@@ -23,28 +23,29 @@ from model_handlers.body import takes_body
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
 from model_handlers.priority import lower_priority
-from serve import footprints, proofs
-from serve.cache_events import CacheEvent, CacheTimes, Deed
+from serve.cache import footprints
+from serve.cache.cache_events import CacheEvent, CacheTimes, Deed
+from serve.cache.footprints import Footprints
+from serve.cache.lifecycle import State
+from serve.cache.model_cache import ModelCache
 from serve.control import Control
 from serve.dependents import parts_of, wholes_of
-from serve.footprints import Footprints
 from serve.index import index_rows
 from serve.journal import Journal
-from serve.lifecycle import State
-from serve.limited_lanes import Limits
-from serve.loop_poll import LoopPoll
-from serve.model_cache import ModelCache
-from serve.origins import Origins, unknown
+from serve.models.limited_lanes import Limits
+from serve.models.loop_poll import LoopPoll
+from serve.models.rescue import Rescue
 from serve.outside import EngineOutside
-from serve.proofs import Proofs
 from serve.register import Register
-from serve.rescue import Rescue
 from serve.scheduling.response_cache import ResponseCache
-from serve.shared_script import SharedScript
-from serve.source import Archived, InRepository, Overridden, Unpacked, origin, source_of
+from serve.sources.origins import Origins, unknown
+from serve.sources.shared_script import SharedScript
+from serve.sources.source import Archived, InRepository, Overridden, Unpacked, origin, source_of
+from serve.sources.store import ARCHIVE_SUFFIX
 from serve.state_file import LazyFile, StateFile
-from serve.store import ARCHIVE_SUFFIX
-from serve.target_loader import ModelLoader
+from serve.targets import proofs
+from serve.targets.proofs import Proofs
+from serve.targets.target_loader import ModelLoader
 from serve.threads import ThreadPerTask
 from serve.weights.store import WeightStore
 from serve.weights.tiering import Tiering
@@ -55,16 +56,16 @@ if TYPE_CHECKING:
 
     from model_handlers.config import ModelConfig
     from model_handlers.outside import Override
-    from serve.cache_entry import Entry
-    from serve.disk_room import DiskRoom
+    from serve.cache.cache_entry import Entry
+    from serve.cache.eviction import Rules
     from serve.engine_options import EngineOptions
-    from serve.eviction import Rules
-    from serve.labels import Labels
-    from serve.prepared import PreparedTarget
+    from serve.models.labels import Labels
     from serve.request import InferenceRequest, InferenceResponse, LoadReport
-    from serve.source import Source
+    from serve.sources.disk_room import DiskRoom
+    from serve.sources.source import Source
     from serve.stats import ModelStats
-    from serve.target import AnyModel, Target
+    from serve.targets.prepared import PreparedTarget
+    from serve.targets.target import AnyModel, Target
 
 _log = logging.getLogger("mme.engine")
 _GRACE_SECONDS = 5.0  # SageMaker waits for 360, of which a load may take 350

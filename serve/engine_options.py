@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from serve.cache.eviction import DEFAULT_RULES, Rules
 from serve.control import Control
-from serve.eviction import DEFAULT_RULES, Rules
 from serve.latencies import DEFAULT_LATENCIES, Latencies
-from serve.scripts import DEFAULT_SCRIPTS, Scripts
+from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 from serve.weights.mode import Weights
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from serve.lifecycle import State
+from serve.cache.lifecycle import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from serve.cache_entry import Entry
+    from serve.cache.cache_entry import Entry
     from serve.stats import TargetStats
-    from serve.target import Target
+    from serve.targets.target import Target
 
 _CLOCK = time.time() - time.monotonic()  # one for all rows: the same use is always the same time
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from serve.cache_entry import Entry
+    from serve.cache.cache_entry import Entry
 
 FORM = "mme journal 1"
 _PREFIX = "journal-"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from model_handlers.base import FLAGS_TOLD, ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BF16
-from serve.open_request import OpenRequest
+from serve.models.open_request import OpenRequest
 from serve.request import Called, DecoupledError, InferenceRequest, InferenceResponse, layout_of
 
 if TYPE_CHECKING:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import MmeError, invalid_argument
 from serve.journal import Row, clock
-from serve.origins import Origins, unavailable, unknown
-from serve.source import Archived, Overridden, Source, Unpacked, origin, source_of
+from serve.sources.origins import Origins, unavailable, unknown
+from serve.sources.source import Archived, Overridden, Source, Unpacked, origin, source_of
 from serve.stats import TargetStats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serve.cache_entry import Entry
+    from serve.cache.cache_entry import Entry
+    from serve.cache.model_cache import ModelCache
     from serve.journal import Journal
-    from serve.model_cache import ModelCache
 
 _log = logging.getLogger("mme.engine")
 _USE_SECONDS = 60.0

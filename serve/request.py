@@ -93,7 +93,7 @@ class InferenceRequest:
         on_cancel: who else is to be told that it left.
         answered: whether it was resolved.
         lease: keeps the model in memory until the answer was handed over. Set by the engine.
-        batch_size, order, signature: what the model's check of the layout found (`serve/layout_check.py`).
+        batch_size, order, signature: what the model's check of the layout found (`serve/models/layout_check.py`).
         arrival_ns, deadline_ns: `time.perf_counter_ns()` when the model accepted it and when its time in the queue
             is over (0: never). Set by the model and by its queue.
     """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from container.config.check import check
 from container.config.fields import field_rows
 from container.config.report import document, lines
-from serve.scripts import Scripts
+from serve.sources.scripts import Scripts
 
 if TYPE_CHECKING:
     import argparse

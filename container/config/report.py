@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from container.config.check import Report
     from model_handlers.config import ModelConfig
     from model_handlers.config_problems import Finding
-    from serve.model_check import Examined, Located
+    from serve.targets.model_check import Examined, Located
 
 # The style of a line on a terminal, by what it says.
 PROBLEM, MEND, NOTE, HEAD, PLAIN, GOOD = "bold red", "yellow", "cyan", "bold", "", "green"

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from container.dashboard.watcher import Happening, Watcher
     from container.settings import Settings
-    from serve.cache_entry import Entry
+    from serve.cache.cache_entry import Entry
     from serve.engine import Engine
-    from serve.target import Target
+    from serve.targets.target import Target
 
 BARS = 60  # models with a bar of their own in a budget
 ROWS = 50  # models with a row of their own

@@ -10,12 +10,12 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from container.dashboard.history import History, Totals
-from serve.cache_events import Deed
+from serve.cache.cache_events import Deed
 
 if TYPE_CHECKING:
     import asyncio
 
-    from serve.cache_events import CacheEvent
+    from serve.cache.cache_events import CacheEvent
     from serve.engine import Engine
 
 _INTERVAL = 1.0  # seconds

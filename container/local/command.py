@@ -32,8 +32,8 @@ from container.local.upstream import Container
 from container.ship.aws import aws_errors
 from container.ship.flags import pairs
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from serve.archive import extract
-from serve.store import ARCHIVE_SUFFIX, open_store
+from serve.sources.archive import extract
+from serve.sources.store import ARCHIVE_SUFFIX, open_store
 
 if TYPE_CHECKING:
     import argparse
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from flask import Flask
 
-    from serve.store import Store
+    from serve.sources.store import Store
 
 _LOOK_SECONDS, _HEALTH_SECONDS = 0.2, 5.0
 _URL = re.compile(r"https?://[^/]")

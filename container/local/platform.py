@@ -25,14 +25,14 @@ from container.local.faults import RuntimeApiError, model_error, not_ready, time
 from container.local.residency import Resident, State, least_used, may_give_way
 from container.local.upstream import TARGET_MODEL, Answer, SilentError
 from model_handlers.errors import Kind, MmeError
-from serve.archive import extract
+from serve.sources.archive import extract
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from container.local.upstream import Container
-    from serve.store import Store
+    from serve.sources.store import Store
 
 _LOADS_AT_ONCE = 8
 _LOOK_SECONDS = 10.0

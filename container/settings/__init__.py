@@ -41,10 +41,10 @@ from container.settings.values import (
     to_text,
 )
 from container.targets import InferenceType
+from serve.cache.eviction import Policy
 from serve.control import Control
-from serve.eviction import Policy
 from serve.latencies import DEFAULT_LATENCIES, Latencies
-from serve.scripts import Scripts
+from serve.sources.scripts import Scripts
 from serve.weights.mode import Weights
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from container.settings.azureml import choose_azureml
 from container.settings.tls import choose_tls
 from container.settings.values import DEFAULT_GRPC_PORT, DEFAULT_MAX_BODY, DEFAULT_PORT, Mode, SettingsError
 from serve.control import Control
-from serve.scripts import DEFAULT_SCRIPTS, Scripts
+from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 
 if TYPE_CHECKING:
     from container.settings.reading import Reading

@@ -13,8 +13,8 @@ from container.settings.azureml import AZUREML_VARIABLES
 from container.settings.table_protocol import PROTOCOL_VARIABLES
 from container.settings.table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIABLES
 from container.settings.values import Variable
+from serve.cache.eviction import Policy
 from serve.control import Control
-from serve.eviction import Policy
 from serve.weights.mode import Weights
 
 _PORT = v.integer(0, 65535)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from container.ship.aws import code_of, split_uri
 from model_handlers.errors import MmeError, invalid_argument
-from serve.store import ARCHIVE_SUFFIX
+from serve.sources.store import ARCHIVE_SUFFIX
 
 if TYPE_CHECKING:
     from container.ship.aws import Aws

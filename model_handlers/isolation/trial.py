@@ -4,7 +4,7 @@ Readers written in C++ trust what they read. A file that is damaged has them wri
 ever, or ask for more memory than there is, and neither a signal nor an abort can be caught: whoever called them is
 gone, and with it every model that it served. So a file that was never loaded is loaded first where nobody is hurt,
 and then once more where it is to serve, at the full speed of the serving process. That costs a fork, and the load
-twice, once in the life of a file: see `serve/proofs.py`.
+twice, once in the life of a file: see `serve/targets/proofs.py`.
 
 Called on load threads. The process's own side is `Handler.try_load`, and `restraint`.
 """

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from serve.disk import directory_size
-from serve.warm_up import warm_up
+from serve.models.warm_up import warm_up
+from serve.sources.disk import directory_size
 from serve.weights.mode import Tier, Weights
 from serve.weights.store import Reference, reference_to
 

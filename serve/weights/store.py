@@ -39,7 +39,7 @@ from model_handlers.disk import fsync_directory, own_directory
 from model_handlers.errors import Kind, MmeError
 from model_handlers.file_span import identity_of
 from model_handlers.mapped import Trial
-from serve.disk import remove_staging, staging_directory
+from serve.sources.disk import remove_staging, staging_directory
 from serve.weights.draft import Draft, appear
 
 if TYPE_CHECKING:

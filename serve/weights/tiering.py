@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from model_handlers import devices
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
-from serve.lifecycle import State
-from serve.model import Model
-from serve.room import megabytes
+from serve.cache.lifecycle import State
+from serve.cache.room import megabytes
+from serve.models.model import Model
 from serve.weights.heat import Heat
 from serve.weights.mode import Tier, Weights
 from serve.weights.refining import Refiner
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from model_handlers.base import Handler
-    from serve.instance import Retired
-    from serve.measuring import Scales
-    from serve.model_cache import ModelCache
-    from serve.prepared import PreparedTarget
-    from serve.target import Target
+    from serve.cache.model_cache import ModelCache
+    from serve.models.instance import Retired
+    from serve.targets.measuring import Scales
+    from serve.targets.prepared import PreparedTarget
+    from serve.targets.target import Target
     from serve.weights.forms import TargetForms
     from serve.weights.store import WeightStore
 

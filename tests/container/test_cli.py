@@ -20,9 +20,9 @@ from container import cli
 from container.settings import Settings
 from container.ship.flags import COMMANDS
 from container.ship.invoke import server_timing
-from serve.archive import extract
-from serve.eviction import Policy
-from serve.repository import open_model, open_target
+from serve.cache.eviction import Policy
+from serve.sources.archive import extract
+from serve.sources.repository import open_model, open_target
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ import pytest
 from container.emf import EmfReporter, dimension
 from container.settings import Mode
 from model_handlers.base import Footprint
-from serve.cache_events import CacheEvent, Deed
+from serve.cache.cache_events import CacheEvent, Deed
 from tests.contract import models
 
 UNITS = {

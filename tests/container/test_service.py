@@ -13,8 +13,8 @@ import pytest
 from container.service import Service, engine_options
 from container.settings import Mode, PingMode, Settings, SettingsError
 from model_handlers.base import Footprint
+from serve.cache.eviction import Policy, Rules
 from serve.control import Control
-from serve.eviction import Policy, Rules
 
 
 def infer(running, path, json_inputs):

@@ -26,7 +26,7 @@ from container.settings import values as v
 from container.settings.table import VARIABLES
 from container.targets import InferenceType
 from serve.control import Control
-from serve.scripts import Scripts
+from serve.sources.scripts import Scripts
 
 MIB = 1024 * 1024
 

@@ -19,8 +19,8 @@ from examples import build_models, call_counter, call_embedder, demo, demo_secti
 from examples.demo_client import Endpoint  # noqa: E402
 from examples.demo_servers import DemoError  # noqa: E402
 from examples.sentences import QUERIES, SENTENCES  # noqa: E402
-from serve.archive import extract  # noqa: E402
-from serve.repository import open_target  # noqa: E402
+from serve.sources.archive import extract  # noqa: E402
+from serve.sources.repository import open_target  # noqa: E402
 from tests.contract.server import Server  # noqa: E402
 
 pytestmark = pytest.mark.slow

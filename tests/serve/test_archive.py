@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
-from serve.archive import extract, pack
-from serve.disk import remove_staging
-from serve.tar_member import ExtractLimits
+from serve.sources.archive import extract, pack
+from serve.sources.disk import remove_staging
+from serve.sources.tar_member import ExtractLimits
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -504,7 +504,7 @@ def test_killed_in_the_middle(tmp_path, targz_bytes):
     """A process that dies while it unpacks leaves staging alone, which the next start removes."""
     (tmp_path / "half").write_bytes(targz_bytes(("first", b"1"), ("big", os.urandom(2_000_000)))[:1_500_000])
     program = (
-        "import os, sys, io; from pathlib import Path; from serve.archive import extract\n"
+        "import os, sys, io; from pathlib import Path; from serve.sources.archive import extract\n"
         "half = Path(sys.argv[1])\n"
         "class Dies(io.FileIO):\n"
         "    def read(self, size):\n"

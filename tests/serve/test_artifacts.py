@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from serve.artifacts import Artifacts
-from serve.store import LocalStore, S3Store
-from serve.tar_member import ExtractLimits
+from serve.sources.artifacts import Artifacts
+from serve.sources.store import LocalStore, S3Store
+from serve.sources.tar_member import ExtractLimits
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -7,7 +7,7 @@ import pytest
 
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
-from serve.cache_events import CacheEvent, CacheTimes, Deed
+from serve.cache.cache_events import CacheEvent, CacheTimes, Deed
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
 

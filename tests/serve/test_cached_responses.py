@@ -9,7 +9,7 @@ import pytest
 from model_handlers.config import DynamicBatching
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32
-from serve.model import Model
+from serve.models.model import Model
 from serve.request import Layout
 from serve.scheduling.response_cache import ResponseCache
 from serve.stats import ModelStats

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from serve.repository import open_model
+from serve.sources.repository import open_model
 
 AGENT = 'model_repository_agents {{ agents {{ name: "checksum" parameters {{ key: "MD5:{}" value: "{}" }} }} }}'
 

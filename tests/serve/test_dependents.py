@@ -13,7 +13,7 @@ from serve.control import Control
 from serve.dependents import parts_of, wholes_of
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
-from serve.source import InRepository, Unpacked
+from serve.sources.source import InRepository, Unpacked
 
 
 def entry(path, *members, resident=True, registered=True):

@@ -13,11 +13,11 @@ import pytest
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
+from serve.cache.eviction import Plan, Rules
+from serve.cache.lifecycle import State
 from serve.control import Control
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
-from serve.eviction import Plan, Rules
-from serve.lifecycle import State
 
 PLENTY = Footprint(1 << 30)
 HEAVY = Footprint(100_000_000)
@@ -1094,9 +1094,9 @@ def test_an_archive_whose_load_failed_is_not_held(run, toys, tmp_path, store, st
         async with engine_of(tmp_path, budget, store=str(store)) as engine:
             if step != "reserve":
                 place = (
-                    "serve.target_loader.placement_of"
+                    "serve.targets.target_loader.placement_of"
                     if step == "prepare"
-                    else "serve.target_loader.ModelLoader._load_version"
+                    else "serve.targets.target_loader.ModelLoader._load_version"
                 )
 
                 def fail(*_):

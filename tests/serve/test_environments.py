@@ -14,8 +14,8 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.fork_client import FORKS
 from model_handlers.pbtxt import parse_config
 from model_handlers.python.handler import PythonHandler
-from serve.source import InRepository
-from serve.target_loader import ModelLoader
+from serve.sources.source import InRepository
+from serve.targets.target_loader import ModelLoader
 from tests.environments import another_interpreter, facts_of, pack, too_old, venv, version_of, write_model
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.estimates import REMEMBERED, SMALLEST, learned_factor, ratio
+from serve.cache.estimates import REMEMBERED, SMALLEST, learned_factor, ratio
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_handlers.base import Footprint
-from serve.eviction import FOR_EVER, Plan, Policy, Resident, Rules, plan, relief, worth
+from serve.cache.eviction import FOR_EVER, Plan, Policy, Resident, Rules, plan, relief, worth
 
 NOTHING = Footprint()
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from model_handlers.base import Footprint
-from serve.eviction import Policy, Resident, plan
+from serve.cache.eviction import Policy, Resident, plan
 
 NOBODY = Footprint()
 WARM_UP = 2_000

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from serve.artifacts import Artifacts
-from serve.store import S3Store, UnreachableError
+from serve.sources.artifacts import Artifacts
+from serve.sources.store import S3Store, UnreachableError
 from tests.serve import faulty_s3
 from tests.serve.faulty_s3 import FaultyS3
 
@@ -166,7 +166,7 @@ def test_what_is_on_disk_is_served_while_the_store_is_away(setup, fault, caplog)
 
 def test_when_the_store_is_back_it_is_believed_again(setup, monkeypatch, caplog):
     """After a while it is asked again, and an archive that was replaced meanwhile is downloaded."""
-    monkeypatch.setattr("serve.artifacts._OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr("serve.sources.artifacts._OUTAGE_SECONDS", 0.0)
     setup.fetch()
     setup.put(b"2")
     setup.s3.faults["HEAD"] = faulty_s3.status(500)

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from model_handlers.base import Footprint
-from serve import footprints
-from serve.footprints import Footprints
+from serve.cache import footprints
+from serve.cache.footprints import Footprints
 
 MB = 1_000_000
 DISK = Footprint(100 * MB, 50 * MB)

@@ -9,11 +9,11 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, TensorSpec
-from serve.execution import execute_batch
-from serve.instance import Instance
-from serve.layout_check import check_layout
+from serve.models.execution import execute_batch
+from serve.models.instance import Instance
+from serve.models.layout_check import check_layout
+from serve.models.signature import Signature, collate
 from serve.request import InferenceRequest, InferenceResponse, Layout
-from serve.signature import Signature, collate
 
 
 class TwoOutputs:

@@ -5,7 +5,7 @@ import pytest
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, FP32, INT32, INT64, TensorSpec
-from serve.layout_check import KNOWN_LAYOUTS, CheckedLayouts, check_layout
+from serve.models.layout_check import KNOWN_LAYOUTS, CheckedLayouts, check_layout
 from serve.request import Layout
 from serve.stats import ModelStats
 

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from serve.lifecycle import TRANSITIONS, Event, State, step
+from serve.cache.lifecycle import TRANSITIONS, Event, State, step
 
 WAYS = {
     (State.UNAVAILABLE, Event.LOAD): State.LOADING,

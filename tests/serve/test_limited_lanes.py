@@ -9,8 +9,8 @@ import pytest
 from model_handlers.base import CPU, Device
 from model_handlers.config import DynamicBatching, InstanceGroup, Resource
 from model_handlers.errors import MmeError
-from serve.limited_lanes import Limits
-from serve.model import Model
+from serve.models.limited_lanes import Limits
+from serve.models.model import Model
 from serve.stats import ModelStats
 
 BATCHING = DynamicBatching((8,))

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from model_handlers.busy_poll import BusyPoll
-from serve.loop_poll import LoopPoll
+from serve.models.loop_poll import LoopPoll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,7 +113,7 @@ def test_a_thread_that_gets_work_ends_it(loop: asyncio.AbstractEventLoop) -> Non
 
 def test_nothing_begins_right_behind_a_hold(loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread has only just begun."""
-    monkeypatch.setattr("serve.loop_poll._HOLD_NS", 3_600_000_000_000)
+    monkeypatch.setattr("serve.models.loop_poll._HOLD_NS", 3_600_000_000_000)
     poll = poll_on(loop)
     poll.hold()
     poll.expect()

@@ -6,7 +6,7 @@ import pytest
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from serve.measuring import Scales
+from serve.targets.measuring import Scales
 
 
 def test_what_a_load_takes_is_measured():

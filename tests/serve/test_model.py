@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from model_handlers.config import DynamicBatching, QueuePolicy, TimeoutAction
 from model_handlers.errors import Kind, MmeError
-from serve.costs import Costs
-from serve.model import Model
+from serve.models.costs import Costs
+from serve.models.model import Model
 from serve.stats import ModelStats
 
 FOR_EVER_US = 3_600_000_000

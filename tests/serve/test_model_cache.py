@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from serve.eviction import Policy, Rules
-from serve.lifecycle import State
-from serve.model_cache import ModelCache
+from serve.cache.eviction import Policy, Rules
+from serve.cache.lifecycle import State
+from serve.cache.model_cache import ModelCache
 from serve.stats import TargetStats
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from serve.model_check import examine, examine_ensembles
-from serve.scripts import DEFAULT_SCRIPTS, Scripts
+from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
+from serve.targets.model_check import examine, examine_ensembles
 
 ENSEMBLE = """
 platform: "ensemble" max_batch_size: 8

@@ -18,8 +18,8 @@ from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.sequence_config import DirectStrategy, OldestStrategy, SequenceBatching, SequenceState
 from model_handlers.tensor import FP32, TensorSpec
-from serve.limited_lanes import Limits
-from serve.model import Model
+from serve.models.limited_lanes import Limits
+from serve.models.model import Model
 from serve.request import InferenceRequest, Layout
 from serve.stats import ModelStats
 

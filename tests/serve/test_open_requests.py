@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from model_handlers.base import Handler, ModelResponse
 from model_handlers.config import DynamicBatching
 from model_handlers.errors import Kind, MmeError
-from serve.model import Model
-from serve.open_request import Posts
+from serve.models.model import Model
+from serve.models.open_request import Posts
 from serve.request import InferenceResponse
 from serve.stats import ModelStats
 

@@ -14,8 +14,8 @@ from model_handlers.outside import Override
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
 from serve.life import life_of
-from serve.override import Overrides, check_override, forget_overrides, inner_path
-from serve.source import InRepository
+from serve.sources.override import Overrides, check_override, forget_overrides, inner_path
+from serve.sources.source import InRepository
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
 from serve.control import Control
-from serve.polling import Changes, Poller, changes
+from serve.sources.polling import Changes, Poller, changes
 
 PRINTS = st.dictionaries(st.sampled_from("abc"), st.sampled_from("123"))
 

@@ -10,9 +10,9 @@ import pytest
 from model_handlers.base import Handler
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
-from serve import proofs
-from serve.proofs import Proofs
 from serve.state_file import StateFile
+from serve.targets import proofs
+from serve.targets.proofs import Proofs
 
 
 class Reader(Handler):

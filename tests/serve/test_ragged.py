@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from model_handlers.config import BatchInput, BatchInputKind, BatchOutput, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, INT32, TensorSpec, element_count
-from serve.execution import execute_batch
-from serve.layout_check import check_layout
-from serve.ragged import batch_input, flat, split
+from serve.models.execution import execute_batch
+from serve.models.layout_check import check_layout
+from serve.models.ragged import batch_input, flat, split
+from serve.models.signature import Signature
 from serve.request import InferenceRequest, Layout
-from serve.signature import Signature
 
 SHAPES = [(2, 1, 3), (1, 2, 2)]  # two items of [1, 3], and one of [2, 2]
 

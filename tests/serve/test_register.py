@@ -10,10 +10,10 @@ import pytest
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
+from serve.cache.lifecycle import State
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
 from serve.life import life_of
-from serve.lifecycle import State
 
 PLENTY = Footprint(10**9)
 

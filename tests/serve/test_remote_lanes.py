@@ -19,7 +19,7 @@ from model_handlers.isolation.start import start_isolated
 from model_handlers.onnx import OnnxHandler
 from model_handlers.python.handler import PythonHandler
 from model_handlers.tensor import FP32, TensorSpec
-from serve.model import Model
+from serve.models.model import Model
 from serve.request import InferenceRequest, Layout
 from serve.stats import ModelStats
 

@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from serve.repositories import Repositories, print_of
-from serve.scripts import DEFAULT_SCRIPTS
-from serve.source import InRepository
+from serve.sources.repositories import Repositories, print_of
+from serve.sources.scripts import DEFAULT_SCRIPTS
+from serve.sources.source import InRepository
 
 
 @pytest.fixture

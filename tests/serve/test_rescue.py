@@ -8,10 +8,10 @@ import pytest
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, out_of_memory
 from model_handlers.onnx import OnnxHandler
+from serve.cache.eviction import Rules
+from serve.cache.lifecycle import State
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
-from serve.eviction import Rules
-from serve.lifecycle import State
 
 PLENTY = Footprint(10**9)
 

@@ -8,8 +8,8 @@ import pytest
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from serve.eviction import FOR_EVER, Policy, Resident
-from serve.room import Room, megabytes
+from serve.cache.eviction import FOR_EVER, Policy, Resident
+from serve.cache.room import Room, megabytes
 
 
 def mb(number, device=0):

@@ -8,9 +8,9 @@ import pytest
 from model_handlers.body import takes_body
 from model_handlers.config import InstanceGroup
 from model_handlers.errors import Kind, MmeError
-from serve.repository import list_models, open_model, open_target
-from serve.scripts import Scripts
-from serve.shared_script import SharedScript
+from serve.sources.repository import list_models, open_model, open_target
+from serve.sources.scripts import Scripts
+from serve.sources.shared_script import SharedScript
 
 
 @pytest.fixture

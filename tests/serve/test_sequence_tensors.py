@@ -21,10 +21,10 @@ from model_handlers.sequence_config import (
     SequenceState,
 )
 from model_handlers.tensor import BYTES, FP32, INT32, INT64, UINT32, UINT64, TensorSpec, encode_bytes_elements
-from serve.initial_states import initial_states
+from serve.models.initial_states import initial_states
+from serve.models.sequence_tensors import signature_for
 from serve.request import InferenceRequest, Layout
 from serve.scheduling.sequence import Sequence, SequenceBatch
-from serve.sequence_tensors import signature_for
 
 READY = ControlInput("READY", (Control(ControlKind.CONTROL_SEQUENCE_READY, bool_false_true=(False, True)),))
 CONTROLS = (

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from serve.shared_bytes import SharedBytes
+from serve.cache.shared_bytes import SharedBytes
 
 BACKBONE = {"b1": 100, "b2": 50}
 HEAD = {"h": 7}

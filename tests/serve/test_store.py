@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
-from serve.ranged_download import RangedDownload
-from serve.store import LocalStore, S3Store, StoredObject, open_store, validate_name
+from serve.sources.ranged_download import RangedDownload
+from serve.sources.store import LocalStore, S3Store, StoredObject, open_store, validate_name
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

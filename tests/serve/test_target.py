@@ -13,12 +13,12 @@ import pytest
 from model_handlers import onnx, registry
 from model_handlers.base import CPU, Device, Footprint, Placement
 from model_handlers.errors import Kind, MmeError
-from serve import measuring
-from serve.model import Model
-from serve.source import InRepository, Unpacked
+from serve.models.model import Model
+from serve.sources.source import InRepository, Unpacked
 from serve.stats import ModelStats
-from serve.target import Target
-from serve.target_loader import ModelLoader
+from serve.targets import measuring
+from serve.targets.target import Target
+from serve.targets.target_loader import ModelLoader
 
 
 def loaded(loader, source, name="m"):

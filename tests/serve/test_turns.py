@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from serve.turns import Turns
+from serve.cache.turns import Turns
 
 
 class Line:

@@ -11,7 +11,7 @@ from model_handlers.config import WarmupData, WarmupInput, WarmupSample
 from model_handlers.errors import Kind, MmeError
 from model_handlers.sequence_config import Control, ControlInput, ControlKind, SequenceBatching, SequenceState
 from model_handlers.tensor import BYTES, DATA_TYPES, FP32, INT64, TensorSpec, encode_bytes_elements
-from serve.warmup_samples import Warmup
+from serve.models.warmup_samples import Warmup
 
 
 def sample(given=None, *, name="s", batch_size=1, count=1, **inputs):

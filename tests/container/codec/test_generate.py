@@ -16,7 +16,7 @@ from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BY_NAME, TensorSpec, shape_matches
-from serve.layout_check import check_layout
+from serve.models.layout_check import check_layout
 from serve.request import InferenceResponse
 
 JSON_TYPES = [name for name, data_type in BY_NAME.items() if data_type.json]

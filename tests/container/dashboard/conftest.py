@@ -14,7 +14,7 @@ from selenium.webdriver.chrome.service import Service
 
 from container.settings import Mode
 from model_handlers.base import Footprint
-from serve.archive import pack
+from serve.sources.archive import pack
 
 PATIENCE = 60  # seconds until a test gives up on something that takes a moment on an idle machine
 MB = 1_000_000

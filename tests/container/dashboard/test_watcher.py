@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from container.settings import Mode
-from serve.cache_events import CacheEvent, Deed
+from serve.cache.cache_events import CacheEvent, Deed
 from serve.request import Timings
 from serve.stats import ModelStats
 

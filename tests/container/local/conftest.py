@@ -23,7 +23,7 @@ from container.local.front import make_front
 from container.local.platform import Limits, Platform
 from container.local.throttle import Throttle
 from container.local.upstream import Container
-from serve.store import open_store
+from serve.sources.store import open_store
 
 PATIENCE = 60.0
 

@@ -12,8 +12,8 @@ from container.ship.wiring import ensemble_of
 from model_handlers.config import ModelConfig
 from model_handlers.errors import MmeError
 from model_handlers.tensor import FP32, INT64, TensorSpec
-from serve.archive import extract
-from serve.repository import open_target
+from serve.sources.archive import extract
+from serve.sources.repository import open_target
 from tests.contract import models
 
 

@@ -1,0 +1,1 @@
+"""All models in memory, within a budget: leases, single-flight loads, eviction."""

@@ -1,0 +1,180 @@
+"""One model that the cache knows, in memory or not, and the lease that requests hold on it. On the event loop only."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from model_handlers.base import Footprint
+from model_handlers.errors import Kind, MmeError
+from serve.cache.lifecycle import Event, State, step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serve.cache.loader import Prepared
+    from serve.request import LoadReport
+    from serve.stats import TargetStats
+
+
+class Resident(Protocol):
+    """What is kept in memory: started on the loop, closed on a thread."""
+
+    def start(self) -> None:
+        """Begin to execute; called on the event loop when the model is committed."""
+
+    def refuse_waiting(self) -> None:
+        """Tell every queued request that the model goes; called on the event loop."""
+
+    def close(self) -> None:
+        """Give the memory back; called on a thread, when no lease is left."""
+
+
+T = TypeVar("T", bound=Resident)
+
+
+class Entry(Generic[T]):
+    """A model the cache knows, in memory or not. An entry is the lease that requests hold.
+
+    Attributes:
+        name, source: which model, and where it comes from.
+        state, reason: where it stands, and why it is UNAVAILABLE.
+        resident: what was loaded; None unless READY or UNLOADING.
+        prepared: what it was loaded from, as long as that is needed.
+        footprint: bytes it takes; zero unless `resident`.
+        leases: requests that use it now.
+        loaded_at, last_used: `time.monotonic()` of its last load and of its last use.
+        reload_ns, download_ns: what its last load took without waiting, and its last download.
+        pinned: whether it stays in memory whoever needs the room.
+        age: see `serve/cache/ranking.py`.
+        stats: what the cache did for it.
+        successor: the one that is being loaded to take its place.
+        predecessor: the one whose place it is to take, until it has.
+        task, waiters: the load under way, and who is owed a lease when it is done.
+        loading_since: `time.monotonic()` when the last load was asked for.
+        orphan: a load that was given up and has not ended; no other begins meanwhile.
+        closing: the unload under way, or the removal of what was unpacked; a load waits for it.
+        abandoned: whether it is being unloaded for good.
+        evicted: whether it left memory for another, and comes back with its next request.
+    """
+
+    __slots__ = (
+        "_drained",
+        "_lease_ended",
+        "_used_before",
+        "abandoned",
+        "age",
+        "closing",
+        "download_ns",
+        "evicted",
+        "footprint",
+        "last_used",
+        "leases",
+        "loaded_at",
+        "loading_since",
+        "name",
+        "orphan",
+        "pinned",
+        "predecessor",
+        "prepared",
+        "reason",
+        "reload_ns",
+        "resident",
+        "source",
+        "state",
+        "stats",
+        "successor",
+        "task",
+        "waiters",
+    )
+
+    def __init__(self, name: str, source: Any, stats: TargetStats, lease_ended: Callable[[], None]) -> None:
+        self._lease_ended = lease_ended
+        self._drained: asyncio.Future[None] | None = None
+        self.name = name
+        self.source = source
+        self.state = State.UNAVAILABLE
+        self.reason = ""
+        self.resident: T | None = None
+        self.prepared: Prepared | None = None
+        self.footprint = Footprint()
+        self.leases = 0
+        self.loaded_at = 0.0
+        self.last_used = 0.0
+        self.reload_ns = 0
+        self.download_ns = 0
+        self.pinned = False
+        self.age = 0.0
+        self.stats = stats
+        self._used_before = stats.hits + stats.misses
+        self.abandoned = False
+        self.evicted = False
+        self.successor: Entry[T] | None = None
+        self.predecessor: Entry[T] | None = None
+        self.task: asyncio.Task[LoadReport] | None = None
+        self.orphan: asyncio.Task[None] | None = None
+        self.waiters: list[asyncio.Future[LoadReport]] = []
+        self.loading_since = 0.0
+        self.closing: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        megabytes = (self.footprint.host + self.footprint.device) / 1e6
+        return f"<Entry {self.name}: {self.state.value}, {megabytes:.1f} MB, {self.leases} leases>"
+
+    @property
+    def registered(self) -> bool:
+        """Whether its next request is answered: it is in memory, or was and comes back."""
+        return not self.abandoned and (self.resident is not None or self.evicted)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is in memory, or on its way there or out of it."""
+        return self.task is not None or self.closing is not None or self.state is not State.UNAVAILABLE
+
+    @property
+    def uses(self) -> int:
+        """Requests since it was last out of memory; those that waited for its load are among them."""
+        return self.stats.hits + self.stats.misses - self._used_before
+
+    def left(self, reason: str) -> None:
+        """It is out of memory."""
+        if self.prepared is not None:
+            self.prepared.release()
+        self.closing = None
+        self.resident, self.prepared, self.footprint = None, None, Footprint()
+        self.state, self.reason = step(self.state, Event.UNLOADED), reason
+        self._used_before = self.stats.hits + self.stats.misses - len(self.waiters)
+
+    def leased(self) -> T:
+        """What the holder of a lease may use."""
+        if self.resident is None:
+            raise MmeError(Kind.INTERNAL, f"model '{self.name}' is used without a lease")
+        return self.resident
+
+    def share(self) -> None:
+        """One more lease, for whoever works for the holder of one, or of one on the model whose place it took.
+
+        Raises:
+            MmeError: UNAVAILABLE when nobody holds one and the model is on its way out of memory.
+        """
+        if not self.leases and self.state is not State.READY:
+            raise MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again")
+        self.leases += 1
+
+    def release(self) -> None:
+        """End one lease."""
+        self.leases -= 1
+        self.last_used = time.monotonic()
+        if self.leases == 0:
+            if self._drained is not None and not self._drained.done():
+                self._drained.set_result(None)
+            self._lease_ended()
+
+    def drained(self) -> asyncio.Future[None]:
+        """Done when no lease is left."""
+        if self._drained is None or self._drained.done():
+            self._drained = asyncio.get_running_loop().create_future()
+            if self.leases == 0:
+                self._drained.set_result(None)
+        return self._drained

@@ -1,0 +1,36 @@
+"""What models are charged for: bytes of their own, and files that they are the first to map. On the event loop only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.base import Footprint
+from serve.cache.shared_bytes import SharedBytes
+
+if TYPE_CHECKING:
+    from serve.cache.cache_entry import Entry
+
+
+class Charges:
+    """The footprints of entries, files that several of them map being counted once.
+
+    Attributes:
+        shared: those files.
+    """
+
+    def __init__(self) -> None:
+        self.shared: SharedBytes[Entry[Any]] = SharedBytes()
+
+    def counted(self, footprint: Footprint) -> Footprint:
+        """What a model would be charged for: files that others map already cost nothing."""
+        return Footprint(footprint.host + self.shared.beyond(footprint.shared), footprint.device)
+
+    def charge(self, entry: Entry[Any], footprint: Footprint) -> None:
+        """A model takes this from now on."""
+        charge = self.shared.map(entry, footprint.shared)
+        entry.footprint = Footprint(footprint.host + charge, footprint.device)
+
+    def discharge(self, entry: Entry[Any]) -> None:
+        """It takes nothing any more; what it was charged for and others map still, they are charged for."""
+        for heir, size in self.shared.unmap(entry).items():
+            heir.footprint += Footprint(size)

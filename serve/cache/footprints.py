@@ -1,0 +1,102 @@
+"""What models took when they were measured, kept over restarts: the estimate for their next load, and for others'.
+
+A footprint is remembered by what was loaded and how, never by a name: the same bytes under another name, or in the
+next life of the server, are known. Thread-safe: load threads ask and tell, the event loop takes snapshots.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from cachetools import LRUCache
+
+from model_handlers.base import Footprint
+from serve.cache.estimates import REMEMBERED, learned_factor, ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FORM = "mme footprints 1"
+_ARTIFACTS = 10_000  # one more forgets the one unused for longest
+_KINDS = ("host", "device")
+_FIELDS = tuple(field.name for field in fields(Footprint) if field.compare)
+
+
+class Footprints:
+    """The memory of all measurements.
+
+    Args:
+        document: what `snapshot` made once; anything in it that is none of ours is left out.
+    """
+
+    def __init__(self, document: Mapping[str, Any] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._seen: LRUCache[str, Footprint] = LRUCache(_ARTIFACTS)
+        self._ratios: dict[str, deque[float]] = {}
+        document = document or {}
+        for identity, row in _items(document.get("seen")):
+            footprint = _footprint(row)
+            if footprint is not None:
+                self._seen[identity] = footprint
+        for key, row in _items(document.get("ratios")):
+            if isinstance(row, list) and all(isinstance(number, int | float) for number in row):
+                self._ratios[key] = deque(map(float, row), REMEMBERED)
+
+    def __repr__(self) -> str:
+        return f"<Footprints of {len(self._seen)} artifacts, by {len(self._ratios)} kinds of handlers>"
+
+    def expected(self, identity: str, backend: str, on_disk: Footprint, factor: float) -> Footprint:
+        """What an artifact is going to take.
+
+        Args:
+            identity: what is to be loaded, and how.
+            backend: whose handler loads it.
+            on_disk: bytes of its files, as often as each kind of memory is to hold them.
+            factor: the handler's own idea of bytes in memory per byte on disk.
+        """
+        with self._lock:
+            seen = self._seen.pop(identity, None)
+            if seen is not None:
+                self._seen[identity] = seen  # to the end: a snapshot is in the order of use
+                return seen
+            host, device = (learned_factor(self._ratios.get(f"{backend} {kind}", ()), factor) for kind in _KINDS)
+        return Footprint(int(on_disk.host * host), int(on_disk.device * device))
+
+    def measured(self, identity: str, backend: str, on_disk: Footprint, taken: Footprint) -> None:
+        """Remember what an artifact took, and learn from it."""
+        with self._lock:
+            self._seen.pop(identity, None)
+            self._seen[identity] = taken
+            for kind in _KINDS:
+                learned = ratio(getattr(taken, kind), getattr(on_disk, kind))
+                if learned is not None:
+                    self._ratios.setdefault(f"{backend} {kind}", deque(maxlen=REMEMBERED)).append(learned)
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it as a document for JSON, the artifact unused for longest first."""
+        with self._lock:
+            return {
+                "seen": {identity: _row(footprint) for identity, footprint in self._seen.items()},
+                "ratios": {key: list(ratios) for key, ratios in self._ratios.items()},
+            }
+
+
+def _row(footprint: Footprint) -> dict[str, int]:
+    return {name: getattr(footprint, name) for name in _FIELDS}
+
+
+def _items(document: Any) -> list[tuple[str, Any]]:
+    return list(document.items()) if isinstance(document, dict) else []
+
+
+def _footprint(row: Any) -> Footprint | None:
+    """A footprint out of a file that a later version, or nobody we know, may have written."""
+    if not isinstance(row, dict):
+        return None
+    known = {name: row.get(name, 0) for name in _FIELDS}
+    if not all(isinstance(number, int) and number >= 0 for number in known.values()):
+        return None
+    return Footprint(**known)

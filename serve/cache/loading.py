@@ -1,0 +1,285 @@
+"""One load: fetch, equip, reserve, load, measure; whatever goes wrong, all is given back. On the event loop only.
+
+A load has its turn to fetch, another to be equipped and one to load. It waits for memory with none of them in hand, and
+with nothing of its own in memory, so that no two loads can wait for each other. A model whose warm-up calls one that is
+to be loaded first lends its turn.
+
+It also has a deadline, which does not run while it waits for a turn or for memory. A thread that is inside a framework
+can't be stopped, so a load whose time is over leaves its thread behind, as an *orphan*: whoever waits is told, and the
+turns are free. Only what the orphan may have taken, its reservation and its files, stays taken until it comes back, if
+it ever does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Generic
+
+from model_handlers.base import Footprint
+from model_handlers.errors import Kind, MmeError
+from serve.cache.loader import P, T
+from serve.cache.turns import Turns
+from serve.request import LoadReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from concurrent.futures import Executor
+    from contextlib import AbstractContextManager
+
+    from serve.cache.cache_entry import Entry
+    from serve.cache.charges import Charges
+    from serve.cache.eviction import Rules
+    from serve.cache.loader import Loader
+    from serve.cache.room import Room
+
+    GiveWay = Callable[[Entry[Any]], None]
+
+_log = logging.getLogger("mme.cache")
+_now = time.perf_counter_ns
+_ATTEMPTS = 3  # at a load whose model turns out larger than was reserved for it
+
+
+class Loading(Generic[P, T]):
+    """Loads models into a room.
+
+    Args:
+        loader: fetches and loads.
+        room: where bytes are reserved.
+        charges: what models are charged for.
+        rules: whom the operator pins.
+        pool: threads for the loader.
+        closers: threads for closing.
+        turns: fetches at a time, equipments at a time, and loads at a time.
+        patience: seconds that fetching and loading may take.
+        give_way: has the model begin to leave whose place the one it is given is to take.
+    """
+
+    def __init__(
+        self,
+        loader: Loader[P, T],
+        room: Room,
+        charges: Charges,
+        rules: Rules,
+        *,
+        pool: Executor,
+        closers: Executor,
+        turns: int,
+        patience: float,
+        give_way: GiveWay,
+    ) -> None:
+        self._loader = loader
+        self._room = room
+        self._charges = charges
+        self._rules = rules
+        self._pool = pool
+        self._closers = closers
+        self._fetch_turns = asyncio.Semaphore(turns)
+        self._equip_turns = Turns(turns)
+        self._load_turns = Turns(turns)
+        self._trial_turns = asyncio.Semaphore(turns)
+        self._alone = asyncio.Lock()
+        self._patience = patience
+        self._give_way = give_way
+
+    async def run(self, entry: Entry[T]) -> LoadReport:
+        """Load a model; it is in its entry when this returns.
+
+        Raises:
+            MmeError: why it can't be loaded; nothing of it is in memory then.
+        """
+        if entry.orphan is not None:
+            if not entry.orphan.done():
+                raise MmeError(
+                    Kind.UNAVAILABLE, f"a load of model '{entry.name}' that was given up has not ended; try again later"
+                )
+            entry.orphan = None  # it was another load's
+        evicted: list[str] = []
+        async with self._fetch_turns:
+            began = _now()
+            must_go_on(entry)
+            prepared = await self._in_time(entry, self._patience, self._fetch(entry))
+            left = self._patience - (_now() - began) / 1e9
+        try:
+            if not prepared.equipped:
+                prepared = await self._equip(entry, prepared)
+            await self._load_prepared(entry, prepared, left, evicted)
+        except BaseException:
+            if entry.orphan is None:
+                prepared.release()
+            raise
+        entry.prepared = prepared
+        entry.download_ns = prepared.download_ns or entry.download_ns
+        return LoadReport(prepared.download_ns, _now() - began - prepared.download_ns, tuple(evicted))
+
+    def lent_turn(self) -> AbstractContextManager[None]:
+        """While a load that has its turn waits for another one, which then may have one, too."""
+        return self._load_turns.lent()
+
+    def refuse(self, name: str, error: MmeError) -> None:
+        """End the wait of model `name` for its turn to be equipped, if it waits, with an error."""
+        self._equip_turns.refuse(name, error)
+
+    async def close(self, entry: Entry[T], resident: T) -> None:
+        """Have it give its memory back; it is gone for us whatever happens."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._closers, resident.close)
+        except Exception:  # noqa: BLE001 - whatever a framework has against it, whoever waits for its room must go on
+            _log.exception("closing failed; it may still hold memory", extra={"target_model": entry.name})
+
+    async def _in_time(self, entry: Entry[T], seconds: float, work: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            async with asyncio.timeout(seconds) as timer:
+                return await work
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise MmeError(
+                Kind.UNAVAILABLE,
+                f"model '{entry.name}' did not load within {self._patience:.0f} s: make it smaller, or raise "
+                "MME_LOAD_TIMEOUT",
+            ) from None
+
+    async def _fetch(self, entry: Entry[T]) -> P:
+        def late(fetching: asyncio.Future[P]) -> None:
+            fetching.add_done_callback(_release)
+
+        prepare = functools.partial(self._loader.prepare, entry.name, entry.source)
+        prepared: P = await self._on_thread(entry, late, prepare)
+        return prepared
+
+    async def _equip(self, entry: Entry[T], prepared: P) -> P:
+        """What the model brings has a deadline of its own, and is there for the next load if this one is given up."""
+        equip = functools.partial(self._loader.equip, prepared)
+        async with self._equip_turns.taken(entry.name):
+            must_go_on(entry)
+            equipped: P = await self._on_thread(entry, lambda _: None, equip)
+        return equipped
+
+    async def _load_prepared(self, entry: Entry[T], prepared: P, left: float, evicted: list[str]) -> None:
+        """Reserve, load, measure. A model that takes more than was reserved, and finds the rest taken, begins again."""
+        need = prepared.estimate
+        for _ in range(_ATTEMPTS):
+            claimed = self._charges.counted(need)
+            self._make_way(entry, claimed)
+            evicted += await self._room.reserve(entry.name, claimed)
+            taken = await self._load_reserved(entry, prepared, claimed, left, evicted)
+            if taken is None:
+                return
+            need = taken
+        raise MmeError(
+            Kind.UNAVAILABLE,
+            f"model '{entry.name}' takes more memory each time it is loaded, and other models hold the rest; try again",
+        )
+
+    def _make_way(self, entry: Entry[T], need: Footprint) -> None:
+        """A model that takes another's place is loaded beside it, unless only its leaving makes the room for that."""
+        if entry.predecessor is None or self._room.fits_beside(entry.name, need):
+            return
+        if self._room.fits_instead(entry.name, need):
+            self._give_way(entry)
+
+    async def _load_reserved(
+        self, entry: Entry[T], prepared: P, need: Footprint, left: float, evicted: list[str]
+    ) -> Footprint | None:
+        """Load within a reservation; commit, or give everything back. What it takes, when that was too small."""
+        reserved = need
+
+        def late(loading: asyncio.Future[tuple[T, Footprint]]) -> None:
+            nonlocal reserved
+            orphan = self._await_orphan(entry, prepared, loading, reserved)
+            entry.orphan = asyncio.get_running_loop().create_task(orphan, name=f"orphan {entry.name}")
+            reserved = Footprint()
+            self._loader.overrule()
+
+        footprint: Footprint
+        try:
+            if prepared.tried_first:
+                await self._try_files(entry, prepared, left)
+            async with self._alone if prepared.alone else contextlib.nullcontext(), self._load_turns.taken(entry):
+                must_go_on(entry)
+                began = _now()
+                load = functools.partial(self._loader.load, prepared)
+                resident, footprint = await self._in_time(entry, left, self._on_thread(entry, late, load))
+                entry.reload_ns = _now() - began
+            try:
+                must_go_on(entry)
+                whole = self._charges.counted(footprint)
+                more = await self._room.extend(entry.name, need, whole)
+                if more is not None:
+                    reserved = need + whole.beyond(need)
+                    resident.start()
+            except BaseException:
+                await self.close(entry, resident)
+                raise
+            if more is None:
+                await self.close(entry, resident)
+                return footprint
+            evicted += more
+            entry.resident = resident
+            self._charges.charge(entry, footprint)
+            entry.pinned = prepared.pinned or self._rules.pins_name(entry.name)
+            return None
+        finally:
+            self._room.give_back(reserved)
+
+    async def _try_files(self, entry: Entry[T], prepared: P, left: float) -> None:
+        """Within the reservation, since it takes the memory that is reserved, but in nobody's way who loads."""
+        trial = functools.partial(self._loader.try_files, prepared)
+        async with self._trial_turns:
+            must_go_on(entry)
+            await self._in_time(entry, left, self._on_thread(entry, lambda _: None, trial))
+
+    async def _on_thread(
+        self,
+        entry: Entry[T],
+        late: Callable[[asyncio.Future[Any]], None],
+        function: Callable[[Callable[[], bool]], Any],
+    ) -> Any:
+        """Have a load thread do it, and tell it when nobody wants it any more; who leaves early hands it to `late`."""
+        left = False
+        work = asyncio.get_running_loop().run_in_executor(self._pool, function, lambda: left or entry.abandoned)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            left = True
+            late(work)
+            raise
+
+    async def _await_orphan(
+        self, entry: Entry[T], prepared: P, loading: asyncio.Future[tuple[T, Footprint]], reserved: Footprint
+    ) -> None:
+        """What a load that was given up took is given back when it ends."""
+        _log.warning("a load was given up and has not ended", extra={"target_model": entry.name})
+        try:
+            resident, _ = await loading
+            await self.close(entry, resident)
+        except MmeError as error:
+            _log.info("a load that was given up ended: %s", error, extra={"target_model": entry.name})
+        except Exception:  # noqa: BLE001 - nobody awaits this task, and what follows must be done
+            _log.exception("a load that was given up ended", extra={"target_model": entry.name})
+        finally:
+            prepared.release()
+            self._room.give_back(reserved)
+            entry.orphan = None
+            self._room.settle()
+
+
+def must_go_on(entry: Entry[Any]) -> None:
+    """Stop a load that was unloaded meanwhile."""
+    if entry.abandoned:
+        raise unloaded(entry.name)
+
+
+def unloaded(name: str) -> MmeError:
+    """What those are told who wait for a model that somebody unloads."""
+    return MmeError(Kind.UNAVAILABLE, f"model '{name}' was unloaded while it was loading; load it again")
+
+
+def _release(fetching: asyncio.Future[Any]) -> None:
+    """A fetch that nobody waited for came back."""
+    if not fetching.cancelled() and fetching.exception() is None:
+        fetching.result().release()

@@ -1,0 +1,441 @@
+"""Who is in memory: leases, single-flight loads, reserve → commit or abort, and eviction.
+
+Theory of operation. All state here is touched on the event loop only, so nothing is locked; whatever takes time
+(fetching, loading, closing) runs on the loader's threads while the loop goes on. The cache decides on the loop and
+acts off it:
+
+    acquire ── resident ────────────────────────────────► leased
+       │ not resident: one load per name, everybody who asks meanwhile waits for that one
+       ▼
+    prepare (thread) ─► reserve ─► load (thread) ─► commit: the measured footprint replaces the estimate
+    equip   (thread)    (room.py)  (loading.py)  └─► abort:  the bytes are given back, everybody gets the error
+
+A *lease* keeps a model in memory while a request uses it: a leased model is never a victim. Whoever waited for a load
+holds a lease before anybody else can evict the model again, so two models that fit only one at a time take turns.
+
+A model that is *loaded anew* has a successor: an entry of its own, loaded beside the one that serves. When it is ready
+it takes the name, in one step of the loop, and the other is *retiring*: nobody leases it any more, and it closes after
+the last lease. Whoever holds a lease holds it on one of the two. A successor that fails leaves everything as it was.
+Only where memory has no room for both, the old one goes first, and requests wait for the new one as for any load.
+
+In platform-managed mode (`evicts=False`) the platform chooses victims: what does not fit is out of memory at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Generic
+
+from model_handlers.base import Footprint
+from model_handlers.errors import Kind, MmeError
+from serve.cache import eviction
+from serve.cache.cache_entry import Entry
+from serve.cache.cache_events import CacheEvent, CacheEvents, Deed
+from serve.cache.charges import Charges
+from serve.cache.lifecycle import Event, State, step
+from serve.cache.loader import P, T
+from serve.cache.loading import Loading, unloaded
+from serve.cache.ranking import Ranking
+from serve.cache.room import Room, megabytes
+from serve.request import LoadReport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Executor
+    from contextlib import AbstractContextManager
+
+    from serve.cache.loader import Loader
+    from serve.cache.shared_bytes import SharedBytes
+    from serve.stats import TargetStats
+
+_log = logging.getLogger("mme.cache")
+_now = time.perf_counter_ns
+
+
+class ModelCache(Generic[P, T]):
+    """Models in memory, within a budget.
+
+    Args:
+        loader: fetches and loads.
+        budget: bytes for all models together.
+        rules: whom to evict, and whom never.
+        evicts: whether models make room for others (self-managed), or a full cache is an error (platform).
+        pool: threads for the loader.
+        closers: threads for closing, those of the loader if None.
+        turns: preparations at a time, equipments at a time, and loads at a time; who waits for one of them, or for
+            room, holds up no other.
+        load_patience: seconds that fetching and loading may take.
+        memory_patience: seconds that a load waits for leased models to become free before it gives up.
+        drain_patience: seconds that an unload waits for requests under way.
+    """
+
+    def __init__(
+        self,
+        loader: Loader[P, T],
+        budget: Footprint,
+        pool: Executor,
+        *,
+        closers: Executor | None = None,
+        turns: int = 2,
+        rules: eviction.Rules = eviction.DEFAULT_RULES,
+        evicts: bool = True,
+        load_patience: float = 350.0,
+        memory_patience: float = 60.0,
+        drain_patience: float = 25.0,
+    ) -> None:
+        self.entries: dict[str, Entry[T]] = {}
+        self.events = CacheEvents()
+        self._rules = rules
+        self._retiring: set[Entry[T]] = set()
+        self._ranking = Ranking(self._everybody, rules)
+        self.room = Room(
+            budget,
+            self._ranking.residents,
+            self._evict,
+            policy=rules.policy,
+            evicts=evicts,
+            patience=memory_patience,
+        )
+        self._ready: dict[str, Entry[T]] = {}  # the READY ones, for one look-up a request
+        self._charges = Charges()
+        self._loading = Loading(
+            loader,
+            self.room,
+            self._charges,
+            rules,
+            pool=pool,
+            closers=closers or pool,
+            turns=turns,
+            patience=load_patience,
+            give_way=self._take_place,
+        )
+        self._closed = False
+        self._drain_patience = drain_patience
+
+    def __repr__(self) -> str:
+        return f"<ModelCache {len(self._ready)} ready of {len(self.entries)} known, {self.room!r}>"
+
+    @property
+    def shared(self) -> SharedBytes[Entry[T]]:
+        """Files that several models map."""
+        return self._charges.shared
+
+    @property
+    def resident_count(self) -> int:
+        """Models ready in memory."""
+        return len(self._ready)
+
+    def add(self, name: str, source: Any, stats: TargetStats) -> Entry[T]:
+        """Make a model known, not loaded."""
+        entry = self.entries[name] = Entry(name, source, stats, self.room.lease_ended)
+        return entry
+
+    def _everybody(self) -> Iterator[Entry[T]]:
+        """Every entry that may be in memory: those that names mean, and those whose names mean others by now."""
+        yield from self.entries.values()
+        yield from self._retiring
+
+    def lease(self, name: str) -> Entry[T] | None:
+        """The model if it is in memory, leased; else None. The one look-up of a request for a resident model."""
+        entry = self._ready.get(name)
+        if entry is not None:
+            entry.leases += 1
+            entry.stats.hits += 1
+        return entry
+
+    async def acquire(self, entry: Entry[T]) -> LoadReport:
+        """Lease a model, loading it first if need be; whoever asks while it loads waits for the same load.
+
+        Returns:
+            what the load cost. The caller holds a lease on `entry` and must release it.
+
+        Raises:
+            MmeError: what went wrong; the same error for everybody who waits.
+        """
+        if entry.state is State.READY:
+            entry.stats.hits += 1
+            entry.leases += 1
+            return LoadReport()
+        entry.stats.misses += 1
+        self._start_load(entry)
+        waiter: asyncio.Future[LoadReport] = asyncio.get_running_loop().create_future()
+        entry.waiters.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                entry.release()  # the lease came in the very moment the caller left
+            raise
+
+    async def load(self, entry: Entry[T]) -> LoadReport:
+        """Bring a model into memory without leasing it. The load goes on though its caller be cancelled."""
+        return await asyncio.shield(self._start_load(entry))
+
+    async def reload(self, entry: Entry[T], source: Any) -> LoadReport:
+        """Load a model from a source, anew if it is in memory; it serves until it is replaced. See `load`.
+
+        A load from that source that is under way will do; one from another is waited for.
+
+        Raises:
+            MmeError: why it can't be loaded. If it was in memory it goes on as it was, but for where the new one had
+                room only in its place.
+        """
+        while (loading := entry.successor or entry).task is not None and loading.source != source:
+            await asyncio.wait([loading.task])
+            entry = self.entries.setdefault(entry.name, entry)
+        if loading.task is None:
+            if entry.state is State.READY:
+                loading = self._successor(entry, source)
+            entry.source = source if loading is entry else entry.source
+        return await self.load(loading)
+
+    def _successor(self, entry: Entry[T], source: Any) -> Entry[T]:
+        successor: Entry[T] = Entry(entry.name, source, entry.stats, self.room.lease_ended)
+        successor.predecessor, entry.successor = entry, successor
+        successor.orphan = entry.orphan
+        return successor
+
+    def _start_load(self, entry: Entry[T]) -> asyncio.Task[LoadReport]:
+        if self._closed:
+            raise MmeError(Kind.UNAVAILABLE, f"model '{entry.name}' can't be loaded: this server is shutting down")
+        if entry.task is None:
+            entry.abandoned = False
+            entry.loading_since = time.monotonic()
+            entry.task = asyncio.get_running_loop().create_task(self._load(entry), name=f"load {entry.name}")
+            entry.task.add_done_callback(functools.partial(self._load_ended, entry))
+        return entry.task
+
+    def _load_ended(self, entry: Entry[T], task: asyncio.Task[LoadReport]) -> None:
+        if entry.task is task:  # it was cancelled before it began, so that nothing of it ever ran
+            self._failed(entry, _as_ours(entry, asyncio.CancelledError()))
+        _observe(task)
+
+    def lent_turn(self, name: str) -> AbstractContextManager[None]:
+        """While a model that is being loaded, if it is, waits for another one to be loaded."""
+        entry = self.entries.get(name)
+        if entry is None or (entry.successor or entry).task is None:
+            return contextlib.nullcontext()
+        return self._loading.lent_turn()
+
+    async def unload(self, entry: Entry[T]) -> None:
+        """Take a model out of memory after the requests that use it; return when its memory was given back.
+
+        A load under way is abandoned, and whoever waits for it is told.
+        """
+        loading = entry.successor or entry
+        entry.abandoned, entry.evicted, loading.abandoned = True, False, True
+        if loading.task is not None:
+            self.room.refuse(entry.name, unloaded(entry.name))
+            self._loading.refuse(entry.name, unloaded(entry.name))
+            await asyncio.wait([loading.task])
+        retiring = [one for one in self._retiring if one.name == entry.name]
+        for one in {entry, loading}:
+            if one.state is State.READY:
+                self._start_closing(one, "unloaded")
+        await asyncio.gather(*(self._refuse_in_time(one) for one in retiring))
+        for closing in [one.closing for one in {entry, loading, *retiring} if one.closing is not None]:
+            await asyncio.shield(closing)
+
+    async def relieve(self, name: str, need: Footprint, reason: str) -> tuple[str, ...]:
+        """Put out others that hold about so much memory, for a model that is short of what no budget here counts.
+
+        Returns:
+            their names, when their memory was given back; () if there is nobody who may go.
+        """
+        residents = self._ranking.residents(and_from_disk=reason == "disk")
+        victims = self.room.relieve(name, residents, need, reason)
+        closings = [closing for name in victims if (closing := self.entries[name].closing) is not None]
+        if closings:
+            await asyncio.wait(closings)
+        return victims
+
+    def forget(self, entry: Entry[T]) -> None:
+        """Drop an entry that is not in memory, and that nobody has begun to load."""
+        if self.entries.get(entry.name) is entry and not entry.busy:
+            del self.entries[entry.name]
+
+    def check_integrity(self) -> None:
+        """Prove that the bookkeeping adds up.
+
+        Raises:
+            AssertionError: it does not.
+        """
+        for entry in self._everybody():
+            held = entry.state in {State.READY, State.UNLOADING}
+            assert (entry.resident is not None) == held, entry  # noqa: S101
+            assert held or entry.footprint == Footprint(), entry  # noqa: S101
+            assert entry.leases >= 0, entry  # noqa: S101
+            assert entry.footprint.host >= self.shared.charge(entry), entry  # noqa: S101
+            assert (self._ready.get(entry.name) is entry) == (entry.state is State.READY), entry  # noqa: S101
+        assert Footprint().fits(self.room.reserved), self.room  # noqa: S101
+
+    async def close(self) -> None:
+        """Unload everything; from now on nothing is loaded."""
+        self._closed = True
+        await asyncio.gather(*(self.unload(entry) for entry in self.entries.values()))
+        await asyncio.gather(*(self._refuse_in_time(entry) for entry in self._retiring))
+        await asyncio.gather(*(entry.closing for entry in self._retiring if entry.closing is not None))
+
+    # -- one load ------------------------------------------------------------------------------------------------
+
+    async def _load(self, entry: Entry[T]) -> LoadReport:
+        try:
+            if entry.closing is not None:
+                await asyncio.wait([entry.closing])  # however that ends
+            entry.state, entry.reason = step(entry.state, Event.LOAD), ""
+            report = await self._loading.run(entry)
+        except BaseException as error:
+            failure = _as_ours(entry, error)
+            self._failed(entry, failure)
+            if isinstance(error, asyncio.CancelledError) or failure is error:
+                raise
+            raise failure from error
+        self._loaded(entry, report)
+        return report
+
+    def _loaded(self, entry: Entry[T], report: LoadReport) -> None:
+        """Everybody who waits has a lease before anybody else can evict the model again."""
+        self._take_place(entry)
+        entry.task = None
+        entry.evicted = False
+        entry.state = step(entry.state, Event.LOADED)
+        entry.loaded_at = entry.last_used = time.monotonic()
+        self._ready[entry.name] = entry
+        waiters, entry.waiters = entry.waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                entry.leases += 1
+                waiter.set_result(report)
+        self._report(entry, report)
+        self.room.settle()
+
+    def _take_place(self, entry: Entry[T]) -> None:
+        """From here on the name means this entry; the one that it meant closes, if it is in memory."""
+        before = entry.predecessor
+        if before is None:
+            return
+        entry.predecessor, before.successor = None, None
+        entry.evicted = True  # registered all the time
+        self.entries[entry.name] = entry
+        if before.state is State.READY:
+            self._start_closing(before, "loaded anew", hurries=entry.resident is None)
+        if before.closing is not None:
+            self._retiring.add(before)
+
+    def remeasured(self, entry: Entry[T], footprint: Footprint) -> None:
+        """A resident takes more or less than before."""
+        self._charges.discharge(entry)
+        self._charges.charge(entry, footprint)
+        self.room.settle()
+
+    def _failed(self, entry: Entry[T], error: MmeError) -> None:
+        entry.task = None
+        if entry.predecessor is not None:
+            entry.predecessor.successor, entry.predecessor.orphan = None, entry.orphan
+        if entry.state is State.LOADING:  # else it was cancelled before it began
+            entry.state, entry.reason = step(entry.state, Event.FAILED), str(error)
+        entry.stats.load_failures += 1
+        self.events.tell(CacheEvent(Deed.FAILED, entry.name, why=str(error)))
+        _log.warning("load failed: %s", error, extra={"target_model": entry.name})
+        waiters, entry.waiters = entry.waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self.room.settle()
+
+    def _report(self, entry: Entry[T], report: LoadReport) -> None:
+        entry.stats.loads += 1
+        entry.stats.load.add(report.load)
+        if report.download:
+            entry.stats.download.add(report.download)
+        self.events.tell(CacheEvent(Deed.LOADED, entry.name, report.load, report.download, entry.footprint))
+        _log.info(
+            "loaded in %.0f ms (download %.0f ms), %s",
+            report.load / 1e6,
+            report.download / 1e6,
+            megabytes(entry.footprint),
+            extra={"target_model": entry.name, "evicted": list(report.evicted)},
+        )
+
+    # -- leaving -------------------------------------------------------------------------------------------------
+
+    def _evict(self, plan: eviction.Plan, beneficiary: str, reason: str) -> None:
+        self._ranking.grows_to(plan.age)
+        for name in plan.victims:
+            entry = self.entries[name]
+            entry.evicted = True
+            entry.stats.evictions[reason] += 1
+            entry.stats.evicted += entry.footprint
+            self.events.tell(CacheEvent(Deed.EVICTED, name, footprint=entry.footprint, why=beneficiary))
+            _log.info(
+                "evicted for '%s' (%s), %s, %s",
+                beneficiary,
+                reason,
+                self._rules.policy.reason,
+                megabytes(entry.footprint),
+                extra={
+                    "target_model": name,
+                    "beneficiary": beneficiary,
+                    "reason": reason,
+                    "host_bytes": entry.footprint.host,
+                    "device_bytes": entry.footprint.device,
+                },
+            )
+            self._start_closing(entry, f"evicted for '{beneficiary}'")
+
+    def _start_closing(self, entry: Entry[T], reason: str, *, hurries: bool = True) -> None:
+        """From here on nobody gets a lease. Who does not hurry waits for all requests that it has, however long."""
+        entry.state = step(entry.state, Event.UNLOAD)
+        if self._ready.get(entry.name) is entry:
+            del self._ready[entry.name]
+        entry.closing = asyncio.get_running_loop().create_task(
+            self._close(entry, reason, hurries=hurries), name=f"close {entry.name}"
+        )
+
+    async def _refuse_in_time(self, entry: Entry[T]) -> None:
+        """Tell those who are still queued after a while that the model goes."""
+        done, _ = await asyncio.wait([entry.drained()], timeout=self._drain_patience)
+        if not done and entry.resident is not None:
+            entry.resident.refuse_waiting()
+
+    async def _close(self, entry: Entry[T], reason: str, *, hurries: bool) -> None:
+        began = _now()
+        resident = entry.resident
+        if resident is None:
+            return
+        if hurries:
+            await self._refuse_in_time(entry)
+        await entry.drained()
+        await self._loading.close(entry, resident)
+        self._charges.discharge(entry)
+        footprint = entry.footprint
+        entry.left(reason)
+        self._retiring.discard(entry)
+        took = _now() - began
+        entry.stats.unload.add(took)
+        self.events.tell(CacheEvent(Deed.UNLOADED, entry.name, took, footprint=footprint, why=reason))
+        self.room.settle()
+
+
+def _as_ours(entry: Entry[Any], error: BaseException) -> MmeError:
+    """What those who wait for a load are told about its end."""
+    if entry.abandoned:
+        return unloaded(entry.name)
+    if isinstance(error, MmeError):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return MmeError(
+            Kind.UNAVAILABLE, f"the load of model '{entry.name}' was cut short: this server is shutting down"
+        )
+    _log.error("load failed in a way we do not know", exc_info=error, extra={"target_model": entry.name})
+    return MmeError(Kind.INTERNAL, f"model '{entry.name}' failed to load: {type(error).__name__}: {error}")
+
+
+def _observe(task: asyncio.Task[LoadReport]) -> None:
+    """Somebody looked at the error: a load whose waiters all left must not warn about it."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,280 @@
+"""The memory budget: what is promised, to whom, and who has to go for it. On the event loop only.
+
+Bytes are counted in two places that never overlap: residents (until they are closed) and reservations of loads under
+way. A load claims its bytes before it touches memory. A claim that does not fit evicts, if that makes enough room,
+or waits: it is looked at again whenever a lease ends, an unload finishes or a reservation is given back. What is
+freed for a claim is set aside for it, so that small claims that keep coming cannot starve a large one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from model_handlers.base import Footprint
+from model_handlers.errors import Kind, MmeError, out_of_memory
+from serve.cache import eviction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+_CROWD = 32  # residents; with more of them a plan takes longer than a request may
+_SECONDS_EACH = 30e-6  # ten times what a plan takes for one resident
+
+
+class _Claim:
+    """A load that waits for room. `patient` ones wait for models in use, the others ask for more than they have."""
+
+    __slots__ = ("evicted", "granted", "name", "need", "patient")
+
+    def __init__(self, name: str, need: Footprint, *, patient: bool) -> None:
+        self.name = name
+        self.need = need
+        self.patient = patient
+        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.evicted: list[str] = []
+
+
+class _NotNowError(Exception):
+    """An impatient claim does not fit."""
+
+
+class Room:
+    """Reservations within a budget.
+
+    Attributes:
+        budget: bytes for all models together.
+        reserved: bytes promised to loads under way.
+
+    Args:
+        residents: everybody in memory, as the eviction plan wants to know them.
+        evict: begins to carry out a plan, for the model named second and the reason of `stats.EVICTION_REASONS` named
+            third; the victims' bytes come back later.
+        policy: the order in which residents go.
+        evicts: whether anybody is put out at all, or what does not fit is out of memory at once.
+        patience: seconds that a claim waits.
+    """
+
+    def __init__(
+        self,
+        budget: Footprint,
+        residents: Callable[[], Iterable[eviction.Resident]],
+        evict: Callable[[eviction.Plan, str, str], None],
+        *,
+        policy: eviction.Policy = eviction.Policy.LRU,
+        evicts: bool,
+        patience: float,
+    ) -> None:
+        self.budget = budget
+        self.reserved = Footprint()
+        self._residents = residents
+        self._evict = evict
+        self._policy = policy
+        self._evicts = evicts
+        self._patience = patience
+        self._claims: list[_Claim] = []
+        self._crowd = 0
+        self._look_again: asyncio.TimerHandle | None = None
+        self._lease_ended: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Room {megabytes(self.used())} of {megabytes(self.budget)} taken, {len(self._claims)} claims waiting>"
+
+    def used(self) -> Footprint:
+        """Bytes of everything in memory and of everything promised."""
+        return sum((resident.footprint for resident in self._residents()), self.reserved)
+
+    async def reserve(self, name: str, need: Footprint) -> list[str]:
+        """Have `need` bytes promised to model `name`, evicting whom it takes, waiting for models in use.
+
+        Returns:
+            the names of those evicted.
+
+        Raises:
+            MmeError: OUT_OF_MEMORY when it can never fit, or does not fit and nobody may be evicted; UNAVAILABLE when
+                models that may not leave yet did not make room in time.
+        """
+        return await self._reserve(_Claim(name, need, patient=True), need)
+
+    async def extend(self, name: str, promised: Footprint, whole: Footprint) -> list[str] | None:
+        """Have more promised to a model that has `promised` bytes already and turned out to take `whole`.
+
+        It may evict, but it does not wait for models in use: two that hold what the other waits for would wait for
+        ever.
+
+        Returns:
+            the names of those evicted; None when the rest is not to be had now.
+
+        Raises:
+            MmeError: OUT_OF_MEMORY as `reserve`.
+        """
+        try:
+            return await self._reserve(_Claim(name, whole.beyond(promised), patient=False), whole)
+        except _NotNowError:
+            return None
+
+    def fits_beside(self, name: str, need: Footprint) -> bool:
+        """Whether there could be room for `need` bytes while the model of that name that is in memory stays there."""
+        stays = [resident.footprint for resident in self._residents() if resident.name == name and not resident.leaving]
+        return need.fits(self.budget - self._kept(name) - sum(stays, Footprint()))
+
+    def fits_instead(self, name: str, need: Footprint) -> bool:
+        """Whether there could be if it left."""
+        return need.fits(self.budget - self._kept(name))
+
+    def _kept(self, name: str) -> Footprint:
+        """Bytes that nobody gives back for the model of that name, itself not counted."""
+        others = [resident for resident in self._residents() if resident.name != name and not resident.leaving]
+        if not self._evicts:
+            return sum((resident.footprint for resident in others), self.reserved)
+        return sum((other.footprint for other in others if other.keep_until == eviction.FOR_EVER), Footprint())
+
+    def spare(self, need: Footprint) -> bool:
+        """Have `need` bytes promised if they are free and nobody waits for them; to be given back."""
+        if self._claims or not need.fits(self.budget - self.used()):
+            return False
+        self.reserved += need
+        return True
+
+    async def _reserve(self, claim: _Claim, whole: Footprint) -> list[str]:
+        if claim.need == Footprint():
+            return []
+        if not whole.fits(self.budget):
+            raise out_of_memory(self._too_big(claim.name, whole))
+        self._claims.append(claim)
+        self.settle()
+        try:
+            async with asyncio.timeout(self._patience):
+                await claim.granted
+        except BaseException as error:
+            self._withdraw(claim)
+            if isinstance(error, TimeoutError):
+                raise MmeError(Kind.UNAVAILABLE, self._in_use(claim)) from None
+            raise
+        return claim.evicted
+
+    def relieve(
+        self, name: str, residents: Iterable[eviction.Resident], need: Footprint, reason: str
+    ) -> tuple[str, ...]:
+        """Begin to put out those residents that hold `need` bytes together, or all who may go if they hold less.
+
+        It is for model `name`, which is short of what no budget here counts. Where nobody is put out, nobody is.
+        """
+        if not self._evicts:
+            return ()
+        plan = eviction.relief(residents, need, self.budget, self._policy, time.monotonic())
+        if plan.victims:
+            self._evict(plan, name, reason)
+        return plan.victims
+
+    def give_back(self, bytes_promised: Footprint) -> None:
+        """End a reservation: the bytes are free, or counted as a resident's from now on."""
+        self.reserved -= bytes_promised
+
+    def lease_ended(self) -> None:
+        """A resident may leave now. Among many, plans must not take the time of the requests that end their leases."""
+        if self._crowd <= _CROWD:
+            self.settle()
+        elif self._claims and self._lease_ended is None:
+            delay = self._crowd * _SECONDS_EACH
+            self._lease_ended = asyncio.get_running_loop().call_later(delay, self._settle_crowd)
+
+    def _settle_crowd(self) -> None:
+        self._lease_ended = None
+        self.settle()
+
+    def settle(self) -> None:
+        """Look at every claim again, first come first: grant it, evict for it, or refuse it."""
+        if not self._claims:
+            return
+        set_aside = Footprint()
+        again_at = eviction.FOR_EVER
+        for claim in list(self._claims):
+            if not claim.granted.done():
+                again_at = min(again_at, self._attempt(claim, set_aside) or again_at)
+            if not claim.granted.done() and claim.evicted:
+                set_aside += claim.need
+        self._claims = [claim for claim in self._claims if not claim.granted.done()]
+        self._settle_again(again_at)
+
+    def _settle_again(self, at: float) -> None:
+        """Look once more when the first resident may leave that may not yet."""
+        if self._look_again is not None:
+            self._look_again.cancel()
+            self._look_again = None
+        if at < eviction.FOR_EVER and self._claims:
+            seconds = max(at - time.monotonic(), 0.0)
+            self._look_again = asyncio.get_running_loop().call_later(seconds, self.settle)
+
+    def refuse(self, name: str, error: MmeError) -> None:
+        """End the wait of model `name`, if it waits, with an error."""
+        for claim in self._claims:
+            if claim.name == name and not claim.granted.done():
+                claim.granted.set_exception(error)
+        self.settle()
+
+    def _attempt(self, claim: _Claim, set_aside: Footprint) -> float:
+        """Grant a claim, evict for it or refuse it; else when to try again, 0 if time alone changes nothing."""
+        if claim.need.fits(self.budget - self.used() - set_aside):
+            self.reserved += claim.need
+            claim.granted.set_result(None)
+            return 0.0
+        residents = list(self._residents())
+        self._crowd = len(residents)
+        plan = eviction.plan(
+            residents, self.reserved + set_aside, claim.need, self.budget, self._policy, time.monotonic()
+        )
+        if not self._evicts and (plan.victims or not plan.fits):
+            claim.granted.set_exception(out_of_memory(self._full(claim)))
+        elif not plan.possible:
+            claim.granted.set_exception(out_of_memory(self._pinned(claim)))
+        elif not plan.fits and not claim.patient:
+            claim.granted.set_exception(_NotNowError())
+        elif plan.victims:
+            claim.evicted += plan.victims
+            self._evict(plan, claim.name, "load" if claim.patient else "growth")
+        return plan.again_at
+
+    def _withdraw(self, claim: _Claim) -> None:
+        """The claimant left: what was granted in that very moment, or set aside, is for the next."""
+        granted = claim.granted
+        if granted.done() and not granted.cancelled() and granted.exception() is None:
+            self.give_back(claim.need)
+        self.settle()
+
+    def _too_big(self, name: str, need: Footprint) -> str:
+        return (
+            f"model '{name}' needs {megabytes(need)}, more than the whole memory budget of "
+            f"{megabytes(self.budget)}: raise MME_MEMORY_BUDGET or serve it on a larger instance"
+        )
+
+    def _full(self, claim: _Claim) -> str:
+        return (
+            f"model '{claim.name}' needs {megabytes(claim.need)}, but {megabytes(self.used())} of "
+            f"{megabytes(self.budget)} are taken: unload a model first"
+        )
+
+    def _pinned(self, claim: _Claim) -> str:
+        pinned = [r.footprint for r in self._residents() if r.keep_until == eviction.FOR_EVER]
+        return (
+            f"model '{claim.name}' needs {megabytes(claim.need)}, but {megabytes(sum(pinned, Footprint()))} of "
+            f"{megabytes(self.budget)} are taken by {len(pinned)} pinned models: pin fewer of them (MME_PIN), or raise "
+            "MME_MEMORY_BUDGET"
+        )
+
+    def _in_use(self, claim: _Claim) -> str:
+        now = time.monotonic()
+        kept = any(now < resident.keep_until < eviction.FOR_EVER for resident in self._residents())
+        whose = "in use or loaded too recently to leave (MME_MIN_RESIDENCY)" if kept else "in use"
+        return (
+            f"model '{claim.name}' waited {self._patience:.0f} s for {megabytes(claim.need)} of memory held by models "
+            f"{whose}; try again, or give the server a larger memory budget"
+        )
+
+
+def megabytes(footprint: Footprint) -> str:
+    """A footprint for people."""
+    host = f"{footprint.host / 1e6:.1f} MB"
+    return f"{host} and {footprint.device / 1e6:.1f} MB of device memory" if footprint.device else host

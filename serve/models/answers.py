@@ -1,0 +1,218 @@
+"""What becomes of the requests that a model accepted: each is counted, and gets exactly one end.
+
+Most are answered with their batch. Those of models that answer unasked are *open* from the end of their batch until
+their last response has come. On the event loop only, but for what is posted.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from model_handlers.errors import Kind, MmeError
+from serve.models.open_request import Posts
+from serve.request import InferenceResponse, Timings
+from serve.stats import Outcome
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from model_handlers.base import ModelResponse
+    from serve.models.execution import Execution
+    from serve.models.open_request import OpenRequest, Post
+    from serve.models.signature import Signature
+    from serve.request import InferenceRequest
+    from serve.scheduling.batch_queue import Take
+    from serve.stats import ModelStats
+
+    Rescued = Callable[[InferenceRequest, MmeError], bool]
+
+_now = time.perf_counter_ns
+
+
+class Answers:
+    """The accepted requests of one model version.
+
+    Attributes:
+        outstanding: those that are not answered yet.
+        open: those that were executed, and are to be answered unasked.
+
+    Args:
+        signature: the model's.
+        stats: where to count.
+        loop: the event loop.
+        expiry: what requests are told whose time in the queue is over.
+        rescue: asked about a request that ran out of memory; True takes it back. None where nobody is asked.
+        decoupled: whether requests get any number of responses.
+        unasked: whether any answer may come unasked.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        stats: ModelStats,
+        loop: asyncio.AbstractEventLoop,
+        expiry: str,
+        rescue: Rescued | None,
+        *,
+        decoupled: bool,
+        unasked: bool,
+    ) -> None:
+        self.outstanding = 0
+        self.open: set[InferenceRequest] = set()
+        self._name = signature.name
+        self._signature = signature
+        self._stats = stats
+        self._expiry = expiry
+        self._rescue = rescue
+        self._decoupled = decoupled
+        self._unasked = unasked
+        self._going = False
+        self._posts = Posts(loop, self._respond)
+
+    def __repr__(self) -> str:
+        return f"<Answers of {self._name}: {self.outstanding} outstanding, {len(self.open)} open>"
+
+    @property
+    def post(self) -> Post:
+        """Takes what the model answers unasked; on any thread."""
+        return self._posts.post
+
+    def resolve(self, execution: Execution) -> None:
+        """Count, then answer everybody in the batch."""
+        batch, timings = execution.batch, execution.timings
+        done = _now()
+        if self._unasked:
+            self._posts.take_all()  # what a model sent comes before the end of the batch that sent it
+        answered = list(zip(batch, execution.results, strict=True))
+        good, size, executed = batch, execution.size, True
+        if not execution.uniform or (self._unasked and any(request.answered for request in batch)):
+            executed = not all(isinstance(result, MmeError) for result in execution.results)
+            answered = [pair for pair in answered if not pair[0].answered]
+            again = self._signature.put_back(batch)
+            self._leave_open([request for request, result in answered if result is None and request not in again])
+            answered = [pair for pair in answered if pair[1] is not None]
+            good = [request for request, result in answered if not isinstance(result, MmeError)]
+            size = sum([request.batch_size for request in good])
+        self.outstanding -= len(answered)
+        if executed:
+            self._stats.executed(execution.size, timings)
+        if good:
+            arrivals = sum([request.arrival_ns for request in good])
+            count = len(good)
+            self._stats.succeeded(count, size, timings.start * count - arrivals, done * count - arrivals, timings)
+            if self._stats.first_response is not None:
+                for request in good:
+                    self._stats.began_to_answer(done - request.arrival_ns)
+            if self._stats.summaries is not None and count > 1:
+                for request in good:
+                    self._stats.summarise(timings.start - request.arrival_ns, done - request.arrival_ns, timings)
+        for request, result in answered:
+            if isinstance(result, MmeError):
+                if result.kind is Kind.OUT_OF_MEMORY and self._is_rescued(request, result):
+                    continue
+                self._stats.failed(result.kind, done - request.arrival_ns)
+            if self._decoupled:
+                outcome = Outcome.FAIL if isinstance(result, MmeError) else Outcome.SUCCESS
+                self._stats.responded(0, outcome, timings.compute_infer, timings.compute_output)
+            if self._decoupled and isinstance(result, InferenceResponse):
+                result.final = True
+                request.respond(result)
+                request.resolve(None)
+            else:
+                request.resolve(result)
+
+    def _is_rescued(self, request: InferenceRequest, error: MmeError) -> bool:
+        """Whether somebody takes the request back, to submit it again; one that changes what comes after it stays."""
+        again = not self._decoupled and not request.correlation_id
+        return again and self._rescue is not None and self._rescue(request, error)
+
+    def fail(self, request: InferenceRequest, error: MmeError) -> None:
+        """Count and answer a request that was taken back and not submitted again."""
+        self._stats.failed(error.kind, _now() - request.arrival_ns)
+        request.resolve(error)
+
+    def _leave_open(self, requests: list[InferenceRequest]) -> None:
+        """These have no answer yet, and no lane owes them one."""
+        self.open.update(requests)
+        if self._going:
+            self._refuse_open()
+
+    def _respond(self, opened: OpenRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see Post
+        """A model has answered unasked."""
+        request = opened.request
+        if request.answered:
+            return
+        if self._decoupled:
+            self._count_response(opened, response)
+        result: InferenceResponse | MmeError | None = None
+        if isinstance(response, MmeError):
+            result = response
+        elif response is not None:
+            result = self._signature.response(request, response)
+            result.timings = Timings(opened.began_ns, 0, _now() - opened.began_ns, 0, calls=opened.calls)
+        elif not self._decoupled:
+            result = MmeError(Kind.EXECUTION_FAILED, f"model '{self._name}' ended a request without a response to it")
+        if self._decoupled and isinstance(result, InferenceResponse):
+            result.final = final
+            request.respond(result)
+            result = None
+        if final or result is not None:
+            self._finish(opened, result)
+
+    def _count_response(self, opened: OpenRequest, response: ModelResponse | MmeError | None) -> None:
+        outcome = Outcome.SUCCESS if response is not None else Outcome.EMPTY
+        if isinstance(response, MmeError):
+            cancelled = opened.request.cancelled or response.kind is Kind.CANCELLED
+            outcome = Outcome.CANCEL if cancelled else Outcome.FAIL
+        now = _now()
+        if not opened.responses and outcome is Outcome.SUCCESS:
+            self._stats.began_to_answer(now - opened.request.arrival_ns)
+        self._stats.responded(opened.responses, outcome, now - opened.responded_ns)
+        opened.responses += 1
+        opened.responded_ns = now
+
+    def _finish(self, opened: OpenRequest, result: InferenceResponse | MmeError | None) -> None:
+        """An open request has got its last response, or none, or an error."""
+        request, done = opened.request, _now()
+        self.open.discard(request)
+        self.outstanding -= 1
+        total = done - request.arrival_ns
+        if isinstance(result, MmeError):
+            self._stats.failed(result.kind, total)
+        else:
+            timings = Timings(opened.began_ns, 0, done - opened.began_ns, 0)
+            self._stats.succeeded(1, request.batch_size, opened.began_ns - request.arrival_ns, total, timings)
+            if not self._decoupled:
+                self._stats.began_to_answer(total)
+        request.resolve(result)
+
+    def drop(self, take: Take[InferenceRequest]) -> None:
+        """Tell those whom the queue let go."""
+        for request in take.expired:
+            self.refuse(request, MmeError(Kind.QUEUE_TIMEOUT, f"{self._expiry} for model '{self._name}'"))
+        for request in take.cancelled:
+            left = MmeError(Kind.CANCELLED, f"the client of model '{self._name}' left")
+            self.refuse(request, left if not self._going else self.going())
+
+    def refuse(self, request: InferenceRequest, error: MmeError) -> None:
+        """Count and answer a request that will not be executed."""
+        self.outstanding -= 1
+        self._stats.failed(error.kind, _now() - request.arrival_ns)
+        request.resolve(error)
+
+    def refuse_open(self) -> None:
+        """The model goes: tell everybody who waits for what it will send unasked, from now on."""
+        self._going = True
+        self._refuse_open()
+
+    def going(self) -> MmeError:
+        """What those are told who come too late."""
+        return MmeError(Kind.UNAVAILABLE, f"model '{self._name}' is being unloaded; try again")
+
+    def _refuse_open(self) -> None:
+        while self.open:
+            request = self.open.pop()
+            request.cancel()
+            self.refuse(request, self.going())

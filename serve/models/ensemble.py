@@ -1,0 +1,310 @@
+"""One version of an ensemble in memory: requests that go through the models of its steps. On the event loop.
+
+To the engine it is a model like any other; it has no lanes, for its steps run on those of their models, each of which
+batches what comes from wherever it comes. Tensors pass from step to step by reference. Which step runs when is decided
+by `scheduling/ensemble.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import TYPE_CHECKING
+
+from model_handlers.base import Footprint
+from model_handlers.errors import MmeError
+from serve.models.batch_dimension import fitted, with_batch
+from serve.models.cached_responses import cached_responses
+from serve.models.layout_check import KNOWN_LAYOUTS, CheckedLayouts
+from serve.models.straight_journey import Route, StraightJourney
+from serve.request import DecoupledError, InferenceRequest, InferenceResponse, Timings, layout_of
+from serve.scheduling.ensemble import Graph, Progress, Ready, Run
+from serve.scheduling.ensemble_sequence import belonging, overridden
+from serve.scheduling.held_back import LimitedRun
+from serve.scheduling.straight import Plan
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    from model_handlers.config import EnsembleStep, ModelConfig
+    from model_handlers.tensor import Array, DataType
+    from serve.models.model import Model
+    from serve.scheduling.ensemble_sequence import Belongs
+    from serve.scheduling.response_cache import ResponseCache
+    from serve.stats import ModelStats
+
+    # Its type, its elements, whether the first dimension is the batch's, and which sequence who reads it belongs to.
+    Passed = tuple[DataType, Array, bool, Belongs]
+
+_now = time.perf_counter_ns
+
+
+class EnsembleModel:
+    """One version of an ensemble, ready to be asked.
+
+    Attributes:
+        config, stats, outstanding, queued: see `serve.models.model.Model`.
+        parts: its steps; graph: how they hang together.
+        batches, kinds, version_text: whether it has a batch dimension, the type of each output, and what responses say.
+
+    Args:
+        name, version: what responses carry.
+        config: the ensemble's, checked against its models'.
+        members: for each step the model that runs it.
+        stats: where to count.
+        loop: the event loop.
+        responses: see `serve.models.model.Model`.
+    """
+
+    queued = 0  # requests wait with the models of the steps
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        config: ModelConfig,
+        members: Sequence[Model | EnsembleModel],
+        stats: ModelStats,
+        loop: asyncio.AbstractEventLoop,
+        responses: ResponseCache[InferenceResponse] | None = None,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.config = config
+        self.stats = stats
+        self.outstanding = 0
+        decoupled = [member.config.decoupled for member in members]
+        self.graph = Graph(name, config.ensemble, [spec.name for spec in config.inputs], decoupled)
+        self.parts = [Part(*pair) for pair in zip(config.ensemble, members, strict=True)]
+        self.batches = config.max_batch_size > 0
+        self.kinds = {spec.name: spec.data_type for spec in config.outputs}
+        self.version_text = str(version)
+        self._routes: dict[tuple[str, ...], Route] = {}
+        self._journey = _Journey if config.decoupled else StraightJourney
+        self._checked = CheckedLayouts(config, stats)
+        stats.keep_first_responses(config)
+        self._cached = cached_responses(config, responses, stats, loop, reads_parameters=True)
+
+    def __repr__(self) -> str:
+        return f"<EnsembleModel {self.name}/{self.version}: {self.outstanding} under way>"
+
+    def route(self, outputs: tuple[str, ...]) -> Route:
+        """The way to these outputs, () for all, through steps that each answer once."""
+        route = self._routes.get(outputs)
+        if route is None:
+            wanted = [spec.name for spec in self.config.outputs if not outputs or spec.name in outputs]
+            plan = Plan(self.graph, [spec.name for spec in self.config.inputs], wanted)
+            if len(self._routes) >= KNOWN_LAYOUTS:
+                self._routes.clear()
+            route = self._routes[outputs] = Route(plan, self.parts, self.config)
+        return route
+
+    def submit(self, request: InferenceRequest) -> None:
+        """Accept a request, which from now on gets exactly one answer.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT when it does not fit the ensemble. Then it was not accepted.
+        """
+        if self.config.decoupled and request.on_response is None:
+            raise DecoupledError(f"ensemble '{self.name}'")
+        checked = self._checked[request.layout]
+        request.batch_size = checked.batch_size
+        request.order = checked.order
+        request.arrival_ns = _now()
+        if self._cached is not None and self._cached.answered(request):
+            return
+        self.outstanding += 1
+        self._journey(self, request).begin()
+
+    def end_sequence(self, correlation_id: int | str) -> None:
+        """The models of its steps have sequences; see there."""
+
+    def refuse_waiting(self) -> None:
+        """Whoever waits, waits with the models of the steps."""
+
+    def memory(self) -> Footprint:
+        """Nothing beside its models."""
+        return Footprint()
+
+    def close(self) -> None:
+        """Drop the responses that were kept."""
+        if self._cached is not None:
+            self._cached.close()
+
+
+class Part:
+    """A step, as every request of it needs to know it.
+
+    Attributes:
+        step: as the configuration has it; model, config: what runs it.
+        batches, decoupled: what that is.
+        outputs: those of the model that the ensemble has names for, () where that is all of them.
+    """
+
+    __slots__ = ("batches", "config", "decoupled", "model", "outputs", "step")
+
+    def __init__(self, step: EnsembleStep, model: Model | EnsembleModel) -> None:
+        self.model = model
+        self.config = model.config
+        self.batches = model.config.max_batch_size > 0
+        self.decoupled = model.config.decoupled
+        self.step = step
+        everything = step.outputs.keys() >= {spec.name for spec in model.config.outputs}
+        self.outputs = () if everything else tuple(step.outputs)
+
+
+class _Journey:
+    """One request on its way through the steps."""
+
+    def __init__(self, ensemble: EnsembleModel, request: InferenceRequest) -> None:
+        self._ensemble = ensemble
+        self._request = request
+        self._batches = ensemble.config.max_batch_size > 0
+        self._belongs = request.correlation_id, request.flags
+        self._wanted = request.layout.outputs or tuple(spec.name for spec in ensemble.config.outputs)
+        tensors, absent = self._received()
+        most = ensemble.config.max_inflight
+        self._run: Run[Passed] = (
+            LimitedRun(ensemble.graph, tensors, absent, self._wanted, most)
+            if most
+            else Run(ensemble.graph, tensors, absent, self._wanted)
+        )
+        self._steps: set[InferenceRequest] = set()
+        self._callers = (*request.callers, ensemble.name)
+        self._error: MmeError | None = None
+        self._response: InferenceResponse | None = None
+        self._timings = Timings.of_steps(request.arrival_ns)
+        self._waited = 0
+        self._has_answered = False
+
+    def begin(self) -> None:
+        """Run the first steps."""
+        self._request.on_cancel = self._cancel
+        self._go_on(self._run.begin())
+        self._finish_if_over()
+
+    def _received(self) -> tuple[dict[str, Passed], list[str]]:
+        request = self._request
+        tensors: dict[str, Passed] = {}
+        absent = []
+        for spec, position in zip(self._ensemble.config.inputs, request.order, strict=True):
+            if position < 0:
+                absent.append(spec.name)
+            else:
+                tensors[spec.name] = (spec.data_type, request.inputs[position], self._batches, self._belongs)
+        return tensors, absent
+
+    def _go_on(self, progress: Progress[Passed]) -> None:
+        for response in progress.responses:
+            self._respond(response)
+        for ready in progress.ready:
+            if self._error is None:
+                self._submit(ready)
+            else:
+                self._run.ended(ready)
+
+    def _submit(self, ready: Ready[Passed]) -> None:
+        request, part = self._request, self._ensemble.parts[ready.step]
+        arrays, tensors = [], []
+        for name, (kind, array, batched, _) in ready.inputs.items():
+            if batched is not part.batches:
+                array = fitted(part.config, name, array, batched=batched)  # noqa: PLW2901 - as the model takes it
+            arrays.append(array)
+            tensors.append((name, kind, array.shape))
+        belongs = belonging(self._belongs, (tensor[3] for tensor in ready.inputs.values()))
+        complete = functools.partial(self._complete, ready, belongs)
+        layout = layout_of(tuple(tensors), part.outputs)
+        step = InferenceRequest(layout, arrays, complete, request.id, request.parameters, request.timeout_us)
+        step.priority = request.priority
+        step.correlation_id, step.flags = belongs
+        step.callers = self._callers
+        if part.decoupled:
+            step.on_response = functools.partial(self._came, ready, belongs)
+        self._steps.add(step)
+        try:
+            part.model.submit(step)
+        except MmeError as error:
+            complete(step, error)
+
+    def _complete(
+        self,
+        ready: Ready[Passed],
+        belongs: Belongs,
+        step: InferenceRequest,
+        result: InferenceResponse | MmeError | None,
+    ) -> None:
+        self._steps.discard(step)
+        if isinstance(result, MmeError):
+            self._fail(result)
+        elif result is not None:
+            self._came(ready, belongs, step, result)
+        self._go_on(self._run.ended(ready))
+        self._finish_if_over()
+
+    def _came(
+        self, ready: Ready[Passed], belongs: Belongs, step: InferenceRequest, response: InferenceResponse
+    ) -> None:
+        if response.timings is not None:
+            self._waited += self._timings.add(response.model_name, step.arrival_ns, response.timings)
+        if self._error is None:
+            batched = self._ensemble.parts[ready.step].batches
+            self._go_on(self._run.came(ready, self._passed(belongs, response, batched=batched)))
+
+    def _passed(self, belongs: Belongs, response: InferenceResponse, *, batched: bool) -> dict[str, Passed]:
+        """What a response of a step gives to those behind it; nothing, if it is wrong."""
+        try:
+            belongs = overridden(belongs, response.parameters)
+        except MmeError as error:
+            self._fail(error)
+            return {}
+        return {name: (kind, array, batched, belongs) for name, kind, array in response.outputs}
+
+    def _respond(self, tensors: dict[str, Passed]) -> None:
+        config = self._ensemble.config
+        outputs = [
+            (spec.name, spec.data_type, with_batch(array, batched=batched, wanted=self._batches))
+            for spec, (_, array, batched, _) in (
+                (spec, tensors[spec.name]) for spec in config.outputs if spec.name in tensors
+            )
+        ]
+        response = InferenceResponse(
+            self._ensemble.name, str(self._ensemble.version), outputs, self._request.id, self._timings
+        )
+        if config.decoupled:
+            if not self._has_answered:
+                self._has_answered = True
+                self._ensemble.stats.began_to_answer(_now() - self._request.arrival_ns)
+            self._request.respond(response)
+        else:
+            self._response = response
+
+    def _fail(self, error: MmeError) -> None:
+        """The first error is the request's; what runs is not waited for longer than it takes to notice."""
+        if self._error is None:
+            self._error = MmeError(error.kind, f"in ensemble '{self._ensemble.name}', {error.message}")
+            self._run.drop()
+            self._cancel()
+
+    def _cancel(self) -> None:
+        for step in list(self._steps):
+            step.cancel()
+
+    def _finish_if_over(self) -> None:
+        request = self._request
+        if not self._run.over or request.answered:
+            return
+        if self._error is None:
+            try:
+                self._run.check_answered()
+            except MmeError as error:
+                self._error = error
+        ensemble = self._ensemble
+        ensemble.outstanding -= 1
+        total = _now() - request.arrival_ns
+        if self._error is not None:
+            ensemble.stats.failed(self._error.kind, total)
+        else:
+            ensemble.stats.executed(request.batch_size, self._timings)
+            ensemble.stats.succeeded(1, request.batch_size, self._waited, total, self._timings)
+        request.resolve(self._error or self._response)

@@ -1,0 +1,183 @@
+"""One execution of a batch, at once or begun ahead: collate, execute, scatter, and what the time went into.
+
+`execute_batch` is the whole of an execution and touches nothing but its arguments; it runs on a lane's own thread, or
+on the event loop for models so quick that a thread hand-off would cost more than the work. `begin_batch` and
+`finish_batch` are its halves, for handlers whose process is given a batch before it has answered the last one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from model_handlers.errors import Kind, MmeError, out_of_memory
+from serve.models.open_request import OpenRequest
+from serve.request import InferenceResponse, Timings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from model_handlers.base import Handler, ModelRequest
+    from model_handlers.tensor import Array
+    from serve.models.open_request import Post
+    from serve.models.signature import Batch, Signature
+    from serve.request import Called
+
+_log = logging.getLogger("mme.instance")
+_now = time.perf_counter_ns
+_BRIEF_NS = 50_000  # below it nobody asks who used the time: the system call costs half a microsecond
+
+
+class Execution:
+    """One batch and what became of each request in it.
+
+    Attributes:
+        batch: the requests.
+        results: a response or an error for each, in the batch's order; None for one that is answered unasked.
+        size: the rows that were executed: the sum of their batch dimensions, and rows that are nobody's.
+        timings: where the time went.
+        processor_ns: processor time of the executing thread, which no other thread's turn makes longer; the time on
+            the wall where that was brief anyhow.
+        uniform: whether every result is a response, and every row somebody's.
+    """
+
+    __slots__ = ("batch", "processor_ns", "results", "size", "timings", "uniform")
+
+    def __init__(
+        self,
+        batch: Batch,
+        results: Sequence[InferenceResponse | MmeError | None],
+        size: int,
+        timings: Timings,
+        processor_ns: int,
+        *,
+        uniform: bool,
+    ) -> None:
+        self.batch = batch
+        self.results = results
+        self.size = size
+        self.timings = timings
+        self.processor_ns = processor_ns
+        self.uniform = uniform
+
+
+def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Post | None = None) -> Execution:
+    """Run one batch. Never raises: what goes wrong becomes the error of every request in the batch."""
+    start = collated = executed = _now()
+    processor = time.thread_time_ns()
+    size = signature.rows(batch)
+    uniform = False
+    calls: Sequence[Called] | None = None
+    try:
+        results: Sequence[InferenceResponse | MmeError | None]
+        if handler.sees_requests:
+            requests = signature.present(batch, post)
+            collated = executed = _now()
+            answers = handler.execute_requests(requests)
+            executed = _now()
+            calls = calls_of(requests)
+            results = signature.collect(batch, answers)
+            uniform = signature.whole(batch) and all_responses(results)
+        else:
+            inputs, names = signature.gather(batch)
+            collated = executed = _now()
+            arrays = handler.execute(inputs, names)
+            executed = _now()
+            results = signature.hand_out(batch, names, arrays, size)
+            uniform = signature.whole(batch)
+    except Exception as error:  # noqa: BLE001 - a lane must survive whatever a framework throws, or its model stands still
+        results = [failure(signature, error)] * len(batch)
+    done = _now()
+    timings = Timings(start, collated - start, executed - collated, done - executed, size, calls=calls)
+    stamp(results, timings)
+    took = done - start
+    if took > _BRIEF_NS:
+        took = time.thread_time_ns() - processor
+    return Execution(batch, results, size, timings, took, uniform=uniform)
+
+
+def calls_of(requests: Sequence[ModelRequest]) -> Sequence[Called] | None:
+    """What the model called while it executed them: noted with each of them, of whatever it was for."""
+    opened = (request.responder for request in requests)
+    return next((each.calls for each in opened if isinstance(each, OpenRequest)), None)
+
+
+class BegunBatch:
+    """A batch that a handler has begun.
+
+    Attributes:
+        batch: the requests.
+        names: the outputs that are to come.
+        start, collated: when it was begun (ns), and when its arrays were made.
+        begun: what the handler gave for it, or what went wrong.
+    """
+
+    __slots__ = ("batch", "begun", "collated", "names", "start")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.names: tuple[str, ...] = ()
+        self.start = self.collated = _now()
+        self.begun: object = None
+
+
+def begin_batch(handler: Handler, signature: Signature, batch: Batch) -> BegunBatch:
+    """Have a batch begun by a handler that works ahead. Never raises: `finish_batch` tells what goes wrong."""
+    begun = BegunBatch(batch)
+    try:
+        inputs, begun.names = signature.gather(batch)
+        begun.collated = _now()
+        begun.begun = handler.begin(inputs, begun.names)
+    except Exception as error:  # noqa: BLE001 - as in `execute_batch`
+        begun.begun = error
+    return begun
+
+
+def finish_batch(handler: Handler, signature: Signature, begun: BegunBatch, ended: int) -> Execution:
+    """The execution of a batch that was begun; the one before it had `ended` then (ns). Never raises."""
+    batch = begun.batch
+    gathered = begun.collated - begun.start
+    start = max(begun.start, ended - gathered)
+    executed = start + gathered
+    size = signature.rows(batch)
+    uniform = False
+    results: Sequence[InferenceResponse | MmeError | None]
+    try:
+        arrays = _finished(handler, begun)
+        executed = _now()
+        results = signature.hand_out(batch, begun.names, arrays, size)
+        uniform = signature.whole(batch)
+    except Exception as error:  # noqa: BLE001 - as in `execute_batch`
+        results = [failure(signature, error)] * len(batch)
+    timings = Timings(start, gathered, executed - start - gathered, _now() - executed, size)
+    stamp(results, timings)
+    return Execution(batch, results, size, timings, 0, uniform=uniform)
+
+
+def _finished(handler: Handler, begun: BegunBatch) -> list[Array]:
+    if isinstance(begun.begun, Exception):
+        raise begun.begun
+    return handler.finish(begun.begun)
+
+
+def all_responses(results: Sequence[InferenceResponse | MmeError | None]) -> bool:
+    """Whether everybody gets a response now."""
+    return all(isinstance(result, InferenceResponse) for result in results)
+
+
+def stamp(results: Sequence[InferenceResponse | MmeError | None], timings: Timings) -> None:
+    """Say in each response where the time went."""
+    for result in results:
+        if isinstance(result, InferenceResponse):
+            result.timings = timings
+
+
+def failure(signature: Signature, error: Exception) -> MmeError:
+    """What the requests of a batch are told of an exception."""
+    if isinstance(error, MmeError):
+        return error
+    if isinstance(error, MemoryError):  # numpy's too, when a batch is joined
+        return out_of_memory(f"model '{signature.name}' ran out of memory: {error}")
+    _log.error("model '%s' failed in a way its handler does not know", signature.name, exc_info=error)
+    return MmeError(Kind.INTERNAL, f"model '{signature.name}' failed: {type(error).__name__}: {error}")

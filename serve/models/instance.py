@@ -1,0 +1,196 @@
+"""One execution lane of a model: take a batch, have it executed, report; on a thread of its own where that takes long.
+
+Where the handler's process can be sent batches from the event loop, or ahead of the last answer, the lane does that.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from serve.models.execution import (
+    Execution,
+    all_responses,
+    begin_batch,
+    calls_of,
+    execute_batch,
+    failure,
+    finish_batch,
+    stamp,
+)
+from serve.request import Timings
+from serve.threads import STARTER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from model_handlers.base import Handler, ModelRequest, ModelResponse, Watch
+    from model_handlers.errors import MmeError
+    from serve.models.open_request import Post
+    from serve.models.signature import Batch, Signature
+    from serve.request import InferenceResponse
+
+_now = time.perf_counter_ns
+_POLL_SECONDS = 0.005
+# A batch that was sent, as requests, when it began, and when it was sent.
+_NOTHING: tuple[Batch, Sequence[ModelRequest], int, int] = ([], (), 0, 0)
+
+
+class Instance:
+    """A lane with a thread of its own, from the first batch on that needs one.
+
+    Where the handler can send batches to another process, they are sent and received on the event loop (`send`,
+    `receive`), and the thread has what would take long.
+
+    Args:
+        name: `<model>_<group>_<index>`, the thread's name too.
+        handler: what executes; may be shared with other lanes on the same device.
+        signature: the model's.
+        pull: asks for the next batch; marks the lane idle and returns [] when there is none.
+        pull_ahead: asks for one behind the batch that is executed; [] where there is none to be had so early.
+        report: takes a finished execution; called on the lane's thread.
+        post: takes what the model answers unasked; called on any thread. None where nobody would take it.
+        number: which of its model's lanes it is.
+
+    Attributes:
+        handler: may be replaced at any time; an execution under way goes on with the one it began with.
+        turn: counts the beginnings and ends of executions, so that it is odd during one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        handler: Handler,
+        signature: Signature,
+        pull: Callable[[Instance], Batch],
+        pull_ahead: Callable[[Instance], Batch],
+        report: Callable[[Execution], None],
+        post: Post | None = None,
+        number: int = 0,
+    ) -> None:
+        self.name = name
+        self.number = number
+        self.handler = handler
+        self.turn = 0
+        self._signature = signature
+        self._pull = pull
+        self._pull_ahead = pull_ahead
+        self._report = report
+        self._post = post
+        self._inbox: SimpleQueue[Callable[[], Execution] | None] = SimpleQueue()
+        self._sent = _NOTHING
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._has_thread = False
+        self._ended = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"<Instance {self.name}>"
+
+    def run(self, batch: Batch) -> None:
+        """Have the idle lane execute a batch, then whatever it can pull. On the event loop."""
+        self._hand(functools.partial(self._work, batch))
+
+    def _hand(self, work: Callable[[], Execution]) -> None:
+        self._inbox.put(work)
+        if not self._has_thread:  # many lanes never need one
+            STARTER.start(self._thread)
+            self._has_thread = True
+
+    def execute(self, batch: Batch) -> Execution:
+        """Execute a batch on the calling thread, while the lane is idle."""
+        self.turn += 1  # before the handler is looked up: see Retired
+        execution = execute_batch(self.handler, self._signature, batch, self._post)
+        self.turn += 1
+        return execution
+
+    def _work(self, batch: Batch) -> Execution:
+        """Execute a batch, and those behind it that may be begun before it has ended; returns the last one's."""
+        if not self.handler.ahead:
+            return self.execute(batch)
+        self.turn += 1
+        handler, ended = self.handler, 0
+        begun = begin_batch(handler, self._signature, batch)
+        while following := self._pull_ahead(self):
+            behind = begin_batch(handler, self._signature, following)
+            execution = finish_batch(handler, self._signature, begun, ended)
+            ended = _now()
+            self._report(execution)
+            begun = behind
+        execution = finish_batch(handler, self._signature, begun, ended)
+        self.turn += 1
+        return execution
+
+    def send(self, batch: Batch, watch: Watch) -> bool:
+        """Send a batch to the handler's process, whose answers `receive` takes; False where it is not sent so."""
+        start = _now()
+        requests = self._signature.present(batch, self._post)
+        if not self.handler.send_requests(requests, watch):
+            return False
+        self._sent = batch, requests, start, _now()
+        return True
+
+    def receive(self) -> Execution | None:
+        """The execution of the batch that was sent; None where it is for the thread to wait for it: see `wait`."""
+        began = _now()
+        try:
+            answers = self.handler.take_answers()
+        except Exception as error:  # noqa: BLE001 - as in `execute_batch`
+            return self._answered(error, began)
+        return None if answers is None else self._answered(answers, began)
+
+    def wait(self) -> None:
+        """Have the thread wait for the batch that was sent, and report its execution."""
+        self._hand(self._awaited)
+
+    def _awaited(self) -> Execution:
+        try:
+            answers = self.handler.await_answers()
+        except Exception as error:  # noqa: BLE001 - as in `execute_batch`
+            return self._answered(error, _now())
+        return self._answered(answers, _now())
+
+    def _answered(self, answers: list[ModelResponse | MmeError | None] | Exception, executed: int) -> Execution:
+        (batch, requests, start, sent), self._sent = self._sent, _NOTHING
+        results: Sequence[InferenceResponse | MmeError | None]
+        if isinstance(answers, Exception):
+            results = [failure(self._signature, answers)] * len(batch)
+        else:
+            results = self._signature.collect(batch, answers)
+        size = self._signature.rows(batch)
+        timings = Timings(start, sent - start, executed - sent, _now() - executed, size, calls=calls_of(requests))
+        stamp(results, timings)
+        uniform = self._signature.whole(batch) and all_responses(results)
+        return Execution(batch, results, size, timings, 0, uniform=uniform)
+
+    def stop(self) -> None:
+        """End the thread after what it is doing, and wait for it. Never called on the event loop."""
+        self._inbox.put(None)
+        if self._has_thread:
+            self._ended.wait()  # it may have yet to be started
+            self._thread.join()
+
+    def _main(self) -> None:
+        while work := self._inbox.get():
+            self._report(work())
+            while batch := self._pull(self):
+                self._report(self._work(batch))
+        self._ended.set()
+
+
+class Retired:
+    """Handlers that lanes were given others for; the executions that had begun by then still use them."""
+
+    def __init__(self, handlers: Sequence[Handler], lanes: Sequence[Instance]) -> None:
+        self._handlers = handlers
+        self._turns = [(lane, lane.turn) for lane in lanes]
+
+    def close(self) -> None:
+        """Close them when those executions have ended. On a thread that may wait."""
+        for lane, turn in self._turns:
+            while turn % 2 and lane.turn == turn:
+                time.sleep(_POLL_SECONDS)
+        for handler in self._handlers:
+            handler.close()

@@ -1,0 +1,215 @@
+"""One request on its way through the models of an ensemble whose steps each answer once. On the event loop.
+
+The same as any journey (see `ensemble`), for most ensembles that there are, and with as little as possible to do
+between two steps: tensors pass by reference, and what can be known before a request comes is known. Which step runs
+when is decided by `scheduling/straight.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import TYPE_CHECKING
+
+from model_handlers.errors import MmeError
+from serve.models.batch_dimension import fitted, with_batch
+from serve.models.layout_check import KNOWN_LAYOUTS
+from serve.request import InferenceRequest, InferenceResponse, Timings, layout_of
+from serve.scheduling.ensemble import ABSENT, Absent
+from serve.scheduling.ensemble_sequence import belonging, overridden
+from serve.scheduling.straight import Course, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from model_handlers.config import ModelConfig
+    from model_handlers.tensor import Array, DataType
+    from serve.models.ensemble import EnsembleModel, Part
+    from serve.request import Layout
+    from serve.scheduling.ensemble_sequence import Belongs
+    from serve.scheduling.straight import PlannedStep
+
+    Tensor = tuple[str, DataType, Array]  # as a response has it
+
+_now = time.perf_counter_ns
+
+
+class Route:
+    """A plan, and the form of its tensors.
+
+    Attributes:
+        plan: what runs.
+        batched: for each place, whether the first dimension of its tensor is the batch's.
+    """
+
+    def __init__(self, plan: Plan, parts: Sequence[Part], config: ModelConfig) -> None:
+        self.plan = plan
+        self.batched = [config.max_batch_size > 0] * len(plan.places)
+        for part in parts:
+            for tensor in part.step.outputs.values():
+                if tensor in plan.places:
+                    self.batched[plan.places[tensor]] = part.batches
+        self._layouts: dict[tuple[int, tuple[tuple[int, ...], ...]], Layout] = {}
+        self._usual: dict[int, tuple[tuple[int, ...], Layout]] = {}  # of steps with one input: its last shape
+
+    def layout(self, step: PlannedStep, part: Part, held: Sequence[Tensor | Absent], arrays: list[Array]) -> Layout:
+        """The layout of a request of a step; the same for the same shapes, where no input is absent."""
+        usual = self._usual.get(step.index)
+        if usual is not None and arrays and usual[0] == arrays[0].shape:
+            return usual[1]
+        shapes = tuple([array.shape for array in arrays])
+        layout = self._layouts.get((step.index, shapes))
+        if layout is None:
+            there = [(name, held[place]) for name, place in step.inputs]
+            kinds = [(name, tensor[1]) for name, tensor in there if not isinstance(tensor, Absent)]
+            layout = layout_of(
+                tuple((name, kind, shape) for (name, kind), shape in zip(kinds, shapes, strict=True)), part.outputs
+            )
+            if len(arrays) == len(step.inputs):
+                if len(self._layouts) >= KNOWN_LAYOUTS:
+                    self._layouts.clear()
+                self._layouts[step.index, shapes] = layout
+        if len(arrays) == len(step.inputs) == 1:
+            self._usual[step.index] = shapes[0], layout
+        return layout
+
+
+class StraightJourney:
+    """One request. See `ensemble`."""
+
+    __slots__ = (
+        "_belongs",
+        "_callers",
+        "_course",
+        "_ensemble",
+        "_error",
+        "_request",
+        "_route",
+        "_running",
+        "_timings",
+        "_told",
+        "_waited",
+    )
+
+    def __init__(self, ensemble: EnsembleModel, request: InferenceRequest) -> None:
+        self._ensemble = ensemble
+        self._request = request
+        self._route = ensemble.route(request.layout.outputs)
+        self._course: Course[Tensor] = Course(
+            self._route.plan,
+            [
+                ABSENT if position < 0 else (spec.name, spec.data_type, request.inputs[position])
+                for spec, position in zip(ensemble.config.inputs, request.order, strict=True)
+            ],
+        )
+        self._callers = (*request.callers, ensemble.name)
+        self._running: set[InferenceRequest] = set()
+        self._error: MmeError | None = None
+        self._timings = Timings.of_steps(request.arrival_ns)
+        self._waited = 0
+        self._belongs: Belongs = request.correlation_id, request.flags
+        self._told: dict[int, Belongs] = {}  # of places whose readers belong to another sequence
+
+    def begin(self) -> None:
+        """Run the first steps."""
+        self._request.on_cancel = self._cancel
+        for step in self._route.plan.first:
+            if self._error is None:
+                self._submit(step)
+        if not self._running and not self._request.answered:
+            self._finish()
+
+    def _submit(self, step: PlannedStep) -> None:
+        request, part = self._request, self._ensemble.parts[step.index]
+        held, batched = self._course.tensors, self._route.batched
+        arrays = []
+        for name, place in step.inputs:
+            tensor = held[place]
+            if not isinstance(tensor, Absent):
+                array = tensor[2]
+                if batched[place] is not part.batches:
+                    array = fitted(part.config, name, array, batched=batched[place])
+                arrays.append(array)
+        sent = InferenceRequest(
+            self._route.layout(step, part, held, arrays),
+            arrays,
+            functools.partial(self._complete, step),
+            request.id,
+            request.parameters,
+            request.timeout_us,
+        )
+        sent.priority = request.priority
+        sent.correlation_id, sent.flags = self._belonging(step) if self._told else self._belongs
+        sent.callers = self._callers
+        self._running.add(sent)
+        try:
+            part.model.submit(sent)
+        except MmeError as error:
+            self._running.discard(sent)
+            self._fail(error)
+
+    def _complete(self, step: PlannedStep, sent: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
+        self._running.discard(sent)
+        if isinstance(result, InferenceResponse):
+            if result.timings is not None:
+                self._waited += self._timings.add(result.model_name, sent.arrival_ns, result.timings)
+            if result.parameters or self._told:
+                self._note_sequence(step, sent, result)
+            if self._error is None:
+                for ready in self._course.came(step, result.outputs):
+                    if self._error is None:
+                        self._submit(ready)
+        elif result is not None:
+            self._fail(result)
+        if not self._running and not self._request.answered:
+            self._finish()
+
+    def _note_sequence(self, step: PlannedStep, sent: InferenceRequest, result: InferenceResponse) -> None:
+        """What the steps behind one belong to, if not to the request's own sequence."""
+        try:
+            belongs = overridden((sent.correlation_id, sent.flags), result.parameters)
+        except MmeError as error:
+            self._fail(error)
+            return
+        if belongs != self._belongs:
+            self._told |= dict.fromkeys((place for place, _ in step.outputs.values()), belongs)
+
+    def _belonging(self, step: PlannedStep) -> Belongs:
+        held, own = self._course.tensors, self._belongs
+        there = (place for _, place in step.inputs if not isinstance(held[place], Absent))
+        return belonging(own, (self._told.get(place, own) for place in there))
+
+    def _fail(self, error: MmeError) -> None:
+        """The first error is the request's; what runs is not waited for longer than it takes to notice."""
+        if self._error is None:
+            self._error = MmeError(error.kind, f"in ensemble '{self._ensemble.name}', {error.message}")
+            self._cancel()
+
+    def _cancel(self) -> None:
+        for sent in list(self._running):
+            sent.cancel()
+
+    def _finish(self) -> None:
+        ensemble, request = self._ensemble, self._request
+        ensemble.outstanding -= 1
+        total = _now() - request.arrival_ns
+        if self._error is not None:
+            ensemble.stats.failed(self._error.kind, total)
+            request.resolve(self._error)
+            return
+        ensemble.stats.executed(request.batch_size, self._timings)
+        ensemble.stats.succeeded(1, request.batch_size, self._waited, total, self._timings)
+        ensemble.stats.began_to_answer(total)
+        request.resolve(self._response())
+
+    def _response(self) -> InferenceResponse:
+        ensemble, tensors, batched = self._ensemble, self._course.tensors, self._route.batched
+        outputs = []
+        for name, place in self._route.plan.wanted:
+            tensor = tensors[place]
+            if not isinstance(tensor, Absent):
+                array = tensor[2]
+                if batched[place] is not ensemble.batches:
+                    array = with_batch(array, batched=batched[place], wanted=ensemble.batches)
+                outputs.append((name, ensemble.kinds[name], array))
+        return InferenceResponse(ensemble.name, ensemble.version_text, outputs, self._request.id, self._timings)

@@ -1,0 +1,60 @@
+"""The first execution of a model, with made-up data, so that the first request finds buffers allocated."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from model_handlers.errors import MmeError
+from model_handlers.sequence_config import all_inputs
+from model_handlers.tensor import BYTES
+from serve.models.ragged import batch_input, flat
+
+if TYPE_CHECKING:
+    from model_handlers.base import Handler
+    from model_handlers.config import ModelConfig
+    from model_handlers.tensor import Array
+
+_log = logging.getLogger("mme.load")
+
+
+def warm_up(handler: Handler) -> bool:
+    """Execute once with zeros; whether the model took them.
+
+    It may refuse them; that is no reason to refuse the model. One that fails in any other way is closed.
+    """
+    if not (handler.inline or handler.warms):  # code of the model's author: it is not ours to call with made-up data
+        return True
+    config = handler.config
+    try:
+        handler.execute(zeros(config), [spec.name for spec in config.outputs])
+    except MmeError as error:
+        _log.debug("warm-up with zeros failed: %s", error, extra={"target_model": config.name})
+        return False
+    except BaseException:
+        handler.close()
+        raise
+    return True
+
+
+def zeros(config: ModelConfig) -> dict[str, Array]:
+    """One element of every input, variable dimensions at 1."""
+    made = {}
+    shapes = {}
+    for spec in all_inputs(config):
+        dims = spec.dims if spec.reshape is None else spec.reshape
+        shape = [max(dim, 1) for dim in dims]
+        array = np.zeros([1, *shape] if config.max_batch_size > 0 else shape, dtype=spec.data_type.dtype)
+        shapes[spec.name] = array.shape
+        array = flat([array]) if spec.ragged else array
+        if spec.data_type is BYTES:
+            array.fill(b"")
+        made[spec.name] = array
+    for given in config.batch_inputs:
+        told = batch_input(
+            given.kind, [shapes[given.sources[0]]], given.data_type.dtype, batches=config.max_batch_size > 0
+        )
+        made |= dict.fromkeys(given.targets, told)
+    return made

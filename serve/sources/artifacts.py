@@ -1,0 +1,288 @@
+"""The disk tier: archives of a store, unpacked once per etag and found again by later runs.
+
+A directory's name is made of the archive's place and its etag, so that a directory that is there is complete, and
+needs no index that could disagree with it. The store is asked each time for the etag that is current; when it can't
+be reached, what is on disk has to do. An archive that is good for nothing is remembered for a while instead of being
+downloaded for every request.
+
+It refuses to know what is inside: whoever fetches an archive holds it, and it stays on disk until it is released.
+Synchronous and thread-safe; runs on load threads, which wait for each other only when they want the same archive.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cachetools import TTLCache
+
+from model_handlers.disk import disk_errors, is_disk_full, own_directory
+from model_handlers.errors import Kind, MmeError
+from serve.sources.archive import extract
+from serve.sources.disk import directory_size, remove_staging, staging_directory
+from serve.sources.disk_room import DiskRoom
+from serve.sources.store import UnreachableError, validate_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from serve.sources.disk_room import Derived, Hold, Unpacking
+    from serve.sources.store import Store, StoredObject
+    from serve.sources.tar_member import ExtractLimits
+
+_log = logging.getLogger("mme.artifacts")
+_POLL_SECONDS = 0.05
+_BROKEN = 1024  # archives remembered as good for nothing
+_BROKEN_SECONDS = 60.0
+_OUTAGE_SECONDS = 60.0  # after the store could not be reached, before it is asked again for what is on disk
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """An unpacked archive.
+
+    Attributes:
+        name: in its store.
+        path: the directory that holds its content.
+        downloaded: whether this fetch got it from the store.
+        seconds: that download and unpacking took, 0 without.
+        hold: keeps it on disk until it is released.
+    """
+
+    name: str
+    path: Path
+    downloaded: bool
+    seconds: float
+    hold: Hold
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files, counted each time."""
+        return directory_size(self.path)
+
+    @property
+    def identity(self) -> str:
+        """A name for its content, which stands for the etag."""
+        return self.path.name.rpartition("-")[2]
+
+
+class _NameLock:
+    """The lock of one name, and how many threads hold it or wait for it."""
+
+    __slots__ = ("lock", "users")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+
+
+class Artifacts:
+    """The unpacked archives of one store in one directory.
+
+    Attributes:
+        room: what they take of the disk.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        directory: Path,
+        limits: ExtractLimits | None = None,
+        *,
+        budget: int | None = None,
+        let_go: Callable[[str], bool] = lambda _: False,
+        derived: Derived | None = None,
+    ) -> None:
+        """Take the directory over; what a crashed run left half unpacked goes.
+
+        Args:
+            store: where archives come from.
+            directory: where they are unpacked.
+            limits: what each may unpack to.
+            budget: bytes for all together; see `DiskRoom`.
+            let_go: see `DiskRoom`.
+            derived: see `DiskRoom`.
+
+        Raises:
+            MmeError: INTERNAL or OUT_OF_MEMORY when the directory cannot be made, INVALID_ARGUMENT when another user
+                could have filled it.
+        """
+        self.store = store
+        self._directory = directory
+        self._limits = limits
+        self._guard = threading.Lock()  # of the dictionary, held for no longer than a look-up
+        self._locks: dict[str, _NameLock] = {}
+        self._fetched: dict[str, Path] = {}  # by name, what the last fetch found; guarded by that name's lock
+        self._broken: TTLCache[str, MmeError] = TTLCache(_BROKEN, _BROKEN_SECONDS)  # by directory name
+        self._outage_until = 0.0
+        with disk_errors(f"{directory} cannot hold unpacked models"):
+            own_directory(directory)
+            remove_staging(directory)
+            self.room = DiskRoom(directory, budget, let_go, derived)
+
+    def __repr__(self) -> str:
+        return f"<Artifacts of {self.store!r} in {self._directory}>"
+
+    def fetch(self, name: str, cancelled: Callable[[], bool] = lambda: False) -> Artifact:
+        """The archive's current content on disk, downloaded unless that etag is there already.
+
+        Threads that want the same name at once share one download. When the store can't be reached, it is what was
+        used last. Older etags stay for as long as somebody holds them or there is room.
+
+        Raises:
+            MmeError: what the store, the archive or the disk have to say; CANCELLED.
+        """
+        validate_name(name)
+        with self._locked(name, cancelled):
+            self._fetched.pop(name, None)
+            obj, path = self._find(name)
+            self._refuse_broken(path)
+            hold = self.room.hold(path)
+            if hold is not None:
+                artifact = Artifact(name, path, downloaded=False, seconds=0.0, hold=hold)
+            else:
+                obj = obj or self.store.stat(name)
+                artifact = self._download(obj, self._path(name, obj.etag), cancelled)
+            self._fetched[name] = artifact.path
+            return artifact
+
+    def discard(self, name: str) -> None:
+        """Remove the unpacked copies of an archive, but for those that somebody holds."""
+        problem = f"what was unpacked of '{name}' cannot be removed"
+        with self._locked(name, lambda: False), disk_errors(problem), staging_directory(self._directory) as staging:
+            self._fetched.pop(name, None)
+            for path in self._copies(name):
+                self.room.remove(path, staging)
+
+    def condemn(self, name: str, error: MmeError) -> None:
+        """What was fetched last under that name is good for nothing, for that reason: remove it, and remember why.
+
+        An archive whose fetch failed left nothing to condemn, and what older etags left is not to blame.
+        """
+        problem = f"what was unpacked of '{name}' cannot be removed"
+        with self._locked(name, lambda: False), disk_errors(problem), staging_directory(self._directory) as staging:
+            path = self._fetched.pop(name, None)
+            if path is not None:
+                self._remember_broken(path, error)
+                self.room.remove(path, staging)
+
+    def used(self, name: str, seconds: float) -> None:
+        """What is unpacked of an archive was used at that time of the wall clock, as somebody else noted."""
+        for path in self._copies(name)[-1:]:
+            if path.stat().st_mtime < seconds:
+                self.room.touch(path, seconds)
+
+    def _find(self, name: str) -> tuple[StoredObject | None, Path]:
+        """What the store has, and its directory; only what was used last, when the store can't be reached."""
+        copies = self._copies(name)
+        if copies and self._outage_until:
+            if time.monotonic() < self._outage_until:
+                return None, copies[-1]
+            self._postpone()  # others need not wait until this one knows
+        try:
+            obj = self.store.stat(name)
+        except UnreachableError as error:
+            if not copies:
+                raise
+            if not self._outage_until:
+                _log.warning("archives are served from disk, current or not, until the store can be asked: %s", error)
+            self._postpone()
+            return None, copies[-1]
+        if self._outage_until:
+            _log.info("the store %s can be asked again", self.store.uri)
+            self._outage_until = 0.0
+        return obj, self._path(name, obj.etag)
+
+    def _postpone(self) -> None:
+        self._outage_until = time.monotonic() + _OUTAGE_SECONDS
+
+    def _download(self, obj: StoredObject, path: Path, cancelled: Callable[[], bool]) -> Artifact:
+        """Unpack the archive; where the disk turns out to be full, once more after others have left it."""
+        start = time.perf_counter()
+        while True:
+            with self.room.unpacking(obj.name, obj.size) as unpacking:
+                full = self._unpack(obj, path, unpacking, cancelled)
+                hold = self.room.hold(path) if full is None else None
+                if hold is not None:
+                    seconds = time.perf_counter() - start
+                    return Artifact(obj.name, path, downloaded=True, seconds=seconds, hold=hold)
+            if full is not None and not self.room.make_way(obj.name, unpacking.claimed):
+                raise full
+
+    def _unpack(
+        self, obj: StoredObject, path: Path, unpacking: Unpacking, cancelled: Callable[[], bool]
+    ) -> MmeError | None:
+        """Download an archive into its directory; the error when the disk is full."""
+        claim = functools.partial(self.room.claim, unpacking)
+        stream = self.store.open(obj)
+        try:
+            size = extract(stream, path, name=obj.name, limits=self._limits, claim=claim, cancelled=cancelled).bytes
+        except MmeError as error:
+            if is_disk_full(error):
+                return error
+            if error.kind is Kind.INVALID_MODEL:
+                self._remember_broken(path, error)
+            if error.kind is not Kind.ALREADY_EXISTS:
+                raise
+            size = directory_size(path)  # another process was faster; same etag, same content
+        self.room.published(path, size)
+        return None
+
+    def _remember_broken(self, path: Path, error: MmeError) -> None:
+        with self._guard:
+            self._broken[path.name] = error
+
+    def _refuse_broken(self, path: Path) -> None:
+        with self._guard:
+            error = self._broken.get(path.name)
+        if error is not None:
+            raise MmeError(
+                error.kind,
+                f"{error.message} (so it was found within the last {_BROKEN_SECONDS:.0f} s; until they are over, only "
+                "another archive in its place is downloaded)",
+            )
+
+    def _copies(self, name: str) -> list[Path]:
+        """What is unpacked of an archive, the one used last at the end."""
+        found = []
+        for path in self._directory.glob(f"{self._key(name)}-*"):
+            with suppress(FileNotFoundError):  # it leaves for another
+                found.append((path.stat().st_mtime_ns, path))
+        return [path for _, path in sorted(found)]
+
+    def _path(self, name: str, etag: str) -> Path:
+        return self._directory / f"{self._key(name)}-{_digest(etag, 16)}"
+
+    def _key(self, name: str) -> str:
+        return _digest(f"{self.store.uri}\0{name}", 24)
+
+    @contextmanager
+    def _locked(self, name: str, cancelled: Callable[[], bool]) -> Iterator[None]:
+        """Hold the lock of that name, which exists as long as somebody wants it."""
+        with self._guard:
+            entry = self._locks.setdefault(name, _NameLock())
+            entry.users += 1
+        try:
+            while not entry.lock.acquire(timeout=_POLL_SECONDS):
+                if cancelled():
+                    raise MmeError(Kind.CANCELLED, f"the load of archive '{name}' was cancelled")
+            try:
+                yield
+            finally:
+                entry.lock.release()
+        finally:
+            with self._guard:
+                entry.users -= 1
+                if not entry.users:
+                    del self._locks[name]
+
+
+def _digest(text: str, length: int) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:length]

@@ -1,0 +1,191 @@
+"""Models that are loaded with another configuration than their own, or with files of the client's, for that one load.
+
+An `Override` is a request; what becomes of it is a source like any other (`source.Overridden`). Files lie in a folder
+of their own under the cache directory, and nowhere near those that they stand for; it is removed when nobody refers to
+it any more. All of them together may take as much of the disk as archives may.
+
+A folder outlives a worker that dies, since the journal names it: the next worker of the same master restores it, and
+removes those that nobody named. What a whole server leaves behind is removed by its master, or by the next server. A
+folder is called `<life of the master>~<life of the worker that made it>~…`. Folders are made on load threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from model_handlers.disk import disk_errors
+from model_handlers.errors import Kind, MmeError, invalid_argument, out_of_memory
+from serve.life import goes_on, life_of
+from serve.sources.disk import directory_size
+from serve.sources.source import InRepository, Overridden, origin
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from model_handlers.outside import Override
+    from serve.sources.source import Source
+
+FOLDER = "overrides"  # in the cache directory
+FILE = "file:"
+_DEFAULT_SHARE = 0.8  # of what is free, where no budget is set
+_SHOWN = 200  # characters of a client's path in a message
+
+
+def inner_path(key: str) -> str:
+    """The path inside a model's directory that a file parameter names, normalised.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when it leads out of it, or names no file.
+    """
+    path = posixpath.normpath(key.removeprefix(FILE))
+    if path in {".", ".."} or path.startswith(("/", "../")) or key.endswith("/") or "\0" in path:
+        raise invalid_argument(
+            f"Invalid file parameter '{key[:_SHOWN]}' with normalized path '{path[:_SHOWN]}' must stay within model "
+            "directory."
+        )
+    return path
+
+
+def check_override(override: Override) -> dict[str, bytes]:
+    """The files of an override by their paths.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when it is none that can be loaded.
+    """
+    for key in override.files:
+        if not key.startswith(FILE):
+            raise invalid_argument(f"Unrecognized load parameter '{key[:_SHOWN]}' with type 'BYTES'")
+    if override.files and not override.config:
+        raise invalid_argument("Load parameter 'config' must be specified for model file override")
+    files = {inner_path(key): content for key, content in override.files.items()}
+    for path in files:
+        inside = [other for other in files if other.startswith(f"{path}/")]
+        if inside:
+            raise invalid_argument(f"file parameters name '{path}' as a file, and as the folder of '{inside[0]}'")
+    return files
+
+
+def digest_of(config: str) -> str:
+    """What an overridden configuration adds to the name of a model's content; nothing if there is none."""
+    return f"+{hashlib.sha256(config.encode()).hexdigest()[:16]}" if config else ""
+
+
+class OverrideFolder:
+    """A folder that is there as long as this object is.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._removal = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+
+    def __repr__(self) -> str:
+        return f"<OverrideFolder {self.path}>"
+
+    def leave(self) -> None:
+        """Have it outlive this process: the next one is going to restore it."""
+        self._removal.detach()
+
+
+class Overrides:
+    """Makes sources of overrides.
+
+    Args:
+        directory: where the folders of files lie; those that servers left there which ended are removed.
+        life: of the process that starts workers, whose next one restores what this one made; "" for no such thing.
+        budget: bytes that all files may take together; None for a share of what is free.
+    """
+
+    def __init__(self, directory: Path, life: str = "", budget: int | None = None) -> None:
+        self._directory = directory
+        self._own = life_of(os.getpid())
+        self._life = life or self._own
+        self._budget = budget
+        self._folders: weakref.WeakSet[OverrideFolder] = weakref.WeakSet()
+        for left in directory.glob("*~*"):
+            if not goes_on(left.name.partition("~")[0]):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def source(self, name: str, base: Source | None, override: Override) -> Overridden:
+        """Where model `name` comes from under an override.
+
+        Args:
+            name: the model's.
+            base: where it comes from otherwise; None for a model that is nowhere else, which must bring all files.
+            override: what it is to be loaded with.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT for an override that makes no sense; OUT_OF_MEMORY for a full disk.
+        """
+        files = check_override(override)
+        if not files:
+            if base is None:
+                raise ValueError(f"model '{name}' has no files")
+            return Overridden(origin(base), override.config)
+        with disk_errors(f"the files that model '{name}' is to be loaded with can't be written"):
+            folder = self._folder(name, files)
+        there = InRepository(folder.path) if base is None else origin(base)
+        return Overridden(there, override.config, folder)
+
+    def restored(self, name: str, base: Source | None, config: str, folder: str) -> Overridden:
+        """What `source` made in the worker before, by its configuration and the name of its folder ("" for none).
+
+        Raises:
+            MmeError: UNAVAILABLE when the folder is gone.
+        """
+        if not folder:
+            if base is None:
+                raise ValueError(f"model '{name}' has no files")
+            return Overridden(origin(base), config)
+        path = self._directory / folder
+        if not path.is_dir():
+            sentence = f"model '{name}' was loaded with files of a client's that are gone: load it with them again"
+            raise MmeError(Kind.UNAVAILABLE, sentence)
+        there = OverrideFolder(path)
+        self._folders.add(there)
+        return Overridden(InRepository(path) if base is None else origin(base), config, there)
+
+    def sweep(self) -> None:
+        """Remove what dead workers of this server made, and nobody restored."""
+        kept = {folder.path for folder in self._folders}
+        for left in self._directory.glob(f"{self._life}~*"):
+            if left not in kept and not goes_on(left.name.split("~")[1]):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def _check_room(self, name: str, size: int) -> None:
+        taken = sum(directory_size(folder.path) for folder in list(self._folders) if folder.path.is_dir())
+        budget = self._budget
+        if budget is None:
+            budget = int((shutil.disk_usage(self._directory).free + taken) * _DEFAULT_SHARE)
+        if taken + size > budget:
+            raise out_of_memory(
+                f"the files that model '{name}' is to be loaded with find no room on disk: those of other models hold "
+                f"{taken} of {budget} bytes; unload one of those, or raise MME_DISK_BUDGET"
+            )
+
+    def _folder(self, name: str, files: Mapping[str, bytes]) -> OverrideFolder:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._check_room(name, sum(map(len, files.values())))
+        prefix = f"{self._life}~{self._own}~"
+        folder = OverrideFolder(Path(tempfile.mkdtemp(prefix=prefix, dir=self._directory)))
+        self._folders.add(folder)
+        for path, content in files.items():
+            file = folder.path / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        return folder
+
+
+def forget_overrides(cache_directory: Path, life: str) -> None:
+    """Remove all that the workers of a server made: it ends, and no other worker comes."""
+    for left in (cache_directory / FOLDER).glob(f"{life}~*"):
+        shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,425 @@
+"""From a directory on disk to what can be loaded: which model it is, which versions, which file of each.
+
+The layouts are Triton's: `config.pbtxt` beside directories of versions, each with a model file; and SageMaker's, an
+inference script (see `scripts`). It reads the configuration and looks at names; it opens no model file and knows no
+framework. Runs on load threads; holds no state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from model_handlers.body import BACKEND, SUBMIT_DIRECTORY
+from model_handlers.config import ModelConfig
+from model_handlers.config_override import parse_config_json
+from model_handlers.disk import disk_errors
+from model_handlers.ensemble_checks import PLATFORM
+from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.pbtxt import parse_config
+from model_handlers.registry import Backend, detect_backend, find_backend, told_by_file
+from serve.sources.checksums import checksum_errors
+from serve.sources.disk import directory_size
+from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Container, Iterator
+
+    from model_handlers.config import EnsembleStep
+
+_log = logging.getLogger("mme.load")
+CONFIG_NAME = "config.pbtxt"
+ENTRY = "MME_ENTRY"  # a parameter of the model that an archive of several is asked for
+_MAX_CONFIG_SIZE = 1 << 20
+_SHOWN_FILES = 12
+CONFIGS = "configs"  # a directory of configurations that a server may be told to read instead
+_RESERVED = ("warmup", "initial_state", CONFIGS)  # directories of a model that are no versions
+_EXPECTED = f"{CONFIG_NAME} and 1/model.onnx, or one directory that holds them; or code/inference.py beside a model"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDirectory:
+    """One model on disk, with everything that its files and its configuration leave open decided.
+
+    Attributes:
+        name: that it is served under.
+        path: the directory of its configuration and versions.
+        config: with backend, platform and model file named.
+        versions: number to directory, of those that the version policy selects, ascending.
+        members: the other models of its archive, which only it may call; their names begin with its own.
+        counted_as: the model of a repository whose requests its own are counted with, "" for none.
+    """
+
+    name: str
+    path: Path
+    config: ModelConfig
+    versions: dict[int, Path]
+    members: tuple[ModelDirectory, ...] = ()
+    counted_as: str = ""
+
+    @property
+    def first(self) -> Path:
+        """The directory of the lowest version."""
+        return next(iter(self.versions.values()))
+
+    def model_file(self, version: int) -> Path:
+        """The file (or directory, for some backends) that the handler of that version loads."""
+        return self.versions[version] / self.config.default_model_filename
+
+    def size(self) -> int:
+        """Bytes on disk of the selected versions."""
+        return sum(directory_size(path) for path in self.versions.values())
+
+    def fingerprint(self) -> str:
+        """A name for what these files are, wherever they lie: another one when any of them was written anew."""
+        files = sorted(file for file in self.path.rglob("*") if file.is_file())
+        digest = hashlib.sha256()
+        for file in files:
+            status = file.stat()
+            digest.update(os.fsencode(f"{file.relative_to(self.path)}\0{status.st_size}\0{status.st_mtime_ns}\0"))
+        if files and (self.path / CONFIG_NAME) in files:  # archives packed alike have files of one size and one time
+            digest.update((self.path / CONFIG_NAME).read_bytes())
+        return digest.hexdigest()[:32]
+
+
+def open_target(path: Path, name: str, scripts: Scripts = DEFAULT_SCRIPTS, *, override: str = "") -> ModelDirectory:
+    """The model in an unpacked archive: at its root, or in its one model directory, or the one of several to be asked.
+
+    Whatever the configuration calls it, it is served as `name`. Where there are several, the one that requests are for
+    is the ensemble of the others, or has the archive's name or the parameter MME_ENTRY; the others are its members.
+    An `override` is that model's configuration, as JSON, in place of its own.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when `path` is no directory; INVALID_MODEL when there is no model in it, several
+            and none to be asked, or a broken one.
+    """
+    if not path.is_dir():
+        raise invalid_argument(f"model '{name}' should be in {path}, which is not a directory")
+    with disk_errors(f"model '{name}' cannot be read from {path}"):
+        entry, *others = models_in(path, name, scripts)
+        model = _open(entry, name, scripts, strict_name=False, override=override)
+        members = [_open(other, f"{name}:{other.name}", scripts, strict_name=False) for other in others]
+        for error in (error for each in (model, *members) for error in namespace_errors(each.config)):
+            raise error
+        return replace(model, members=tuple(members))
+
+
+def list_models(path: Path, scripts: Scripts = DEFAULT_SCRIPTS) -> list[str]:
+    """The names of the models in a repository of several, in order: its directories that hold a model.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when the repository is not a directory.
+    """
+    if not path.is_dir():
+        raise invalid_argument(f"model repository '{path}' is not a directory: create it, or name another")
+    with disk_errors(f"model repository {path} cannot be read"):
+        return [child.name for child in _directories(path) if is_model(child) or scripts.serves(child)]
+
+
+def open_model(
+    path: Path,
+    name: str,
+    scripts: Scripts = DEFAULT_SCRIPTS,
+    *,
+    strict_name: bool = True,
+    override: str = "",
+    others: tuple[Path, ...] = (),
+) -> ModelDirectory:
+    """The model whose own directory is `path`, such as a repository of several holds.
+
+    Args:
+        path: the directory of config.pbtxt and versions, or of an inference script.
+        name: that the model is served under.
+        scripts: what is the same for all inference scripts.
+        strict_name: refuse a configuration that calls the model something else.
+        override: a configuration, as JSON, in place of the model's own; "" for that.
+        others: further repositories, in which the parts of an ensemble may be that are not beside it.
+
+    Raises:
+        MmeError: UNKNOWN_MODEL when there is no such directory; INVALID_MODEL, UNSUPPORTED.
+    """
+    if not path.is_dir():
+        reason = f"model '{name}' is not in the repository {path.parent}: make {name}/{CONFIG_NAME} and {name}/1/"
+        raise MmeError(Kind.UNKNOWN_MODEL, reason)
+    with disk_errors(f"model '{name}' cannot be read from {path}"):
+        if not is_model(path) and not scripts.serves(path):
+            raise _no_model(path, name)
+        model = _open(path, name, scripts, strict_name=strict_name, override=override)
+        repositories = (path.parent, *others)
+        members = [
+            replace(
+                _open(part, f"{name}:{part.name}", scripts, strict_name=False), counted_as=_known_as(part, repositories)
+            )
+            for part in _parts(repositories, model, scripts)
+        ]
+        return replace(model, members=tuple(members))
+
+
+def _known_as(part: Path, repositories: tuple[Path, ...]) -> str:
+    """What clients call a model of one of several repositories: by its repository too, where its name is not enough."""
+    alone = sum((repository / part.name).is_dir() for repository in repositories) == 1
+    return part.name if alone else f"{part.parent.name}/{part.name}"
+
+
+def _parts(repositories: tuple[Path, ...], ensemble: ModelDirectory, scripts: Scripts) -> list[Path]:
+    """The models that an ensemble consists of, those of its ensembles too: beside it, or in another repository."""
+    waiting = list(ensemble.config.ensemble)
+    places = [(place, set(_directories(place))) for place in repositories] if waiting else []
+    found: dict[str, Path] = {}
+    while waiting:
+        step = waiting.pop()
+        part = next((place / step.model for place, there in places if _is_meant(step, place, there)), ensemble.path)
+        if part == ensemble.path:
+            continue
+        if found.get(step.model, part) != part:
+            raise invalid_model(
+                f"ensemble {ensemble.name} contains models that are not available or ambiguous: {step.model}, which it "
+                "takes from two repositories; give one of them another name"
+            )
+        if step.model not in found:
+            found[step.model] = part
+            waiting += _read_config(part, step.model, scripts, strict_name=False).ensemble
+    return list(found.values())
+
+
+def _is_meant(step: EnsembleStep, repository: Path, there: Collection[Path]) -> bool:
+    return step.namespace in {"", repository.name, str(repository)} and repository / step.model in there
+
+
+def namespace_errors(config: ModelConfig) -> Iterator[MmeError]:
+    """An error for each step of an archive's ensemble that names a repository."""
+    for index, step in enumerate(config.ensemble):
+        if step.namespace:
+            yield invalid_model(
+                f"model_namespace '{step.namespace}' in step {index} of ensemble '{config.name}': the models of an "
+                "archive are a namespace of their own, leave it out"
+            )
+
+
+def candidates_in(path: Path, scripts: Scripts) -> list[Path]:
+    """The model directories of an unpacked archive."""
+    if is_model(path):
+        return [path]
+    return [child for child in _directories(path) if is_model(child)] or _scripts_in(path, scripts)
+
+
+def models_in(path: Path, name: str, scripts: Scripts) -> list[Path]:
+    """The model directories of an unpacked archive, the one that requests are for first.
+
+    Raises:
+        MmeError: INVALID_MODEL when there is none, or none of several that requests are for.
+    """
+    candidates = candidates_in(path, scripts)
+    if not candidates:
+        raise _no_model(path, name)
+    entries = candidates if len(candidates) == 1 else _entries(candidates, name, scripts)
+    if len(entries) != 1:
+        found = ", ".join(f"'{candidate.name}'" for candidate in candidates)
+        raise invalid_model(
+            f"archive '{name}' holds two models or more and no ensemble ({found}): pack each into an archive of its "
+            f"own, or say in one config.pbtxt that requests are for that model, which may call the others: "
+            f'parameters {{ key: "{ENTRY}" value: {{ string_value: "true" }} }}'
+        )
+    return entries + [candidate for candidate in candidates if candidate not in entries]
+
+
+def _entries(candidates: list[Path], name: str, scripts: Scripts) -> list[Path]:
+    """Who says that requests are for it; else the ensemble of which no other is made; else the archive's namesake."""
+    configs = {candidate: _read_config(candidate, name, scripts, strict_name=False) for candidate in candidates}
+    chosen = [path for path, config in configs.items() if config.parameters.get(ENTRY, "").strip().lower() == "true"]
+    parts = {step.model for config in configs.values() for step in config.ensemble}
+    whole = [path for path, config in configs.items() if config.ensemble and path.name not in parts]
+    archive = PurePosixPath(name).name.removesuffix(".tar.gz")
+    return chosen or whole or [candidate for candidate in candidates if candidate.name == archive]
+
+
+def _scripts_in(path: Path, scripts: Scripts) -> list[Path]:
+    """The model of an archive without configuration and versions, which an inference script may serve."""
+    if scripts.own(path):
+        return [path]
+    children = [child for child in _directories(path) if scripts.own(child)]
+    return children or ([path] if scripts.serves(path) else [])
+
+
+def _open(path: Path, name: str, scripts: Scripts, *, strict_name: bool, override: str = "") -> ModelDirectory:
+    if override:
+        config = parse_config_json(override, model=name, strict_name=strict_name)
+    else:
+        config = _read_config(path, name, scripts, strict_name=strict_name)
+    available = versions_in(path)
+    for directory in ignored_versions(path):
+        why = "contains leading zeros in its directory name" if directory.isdigit() else "is no number"
+        _log.warning("ignore version directory '%s' which %s", directory, why, extra={"target_model": name})
+    if config.platform == PLATFORM:  # it has no files: archives may have lost its empty version
+        available = available or {1: path}
+        return ModelDirectory(name, path, replace(config, name=name), selected_versions(config, available, name))
+    backend = backend_of(path, config, available, scripts)
+    if backend.name == BACKEND:
+        available = {version: where for version, where in available.items() if scripts.own(where)} or {1: path}
+        config = scripts.completed(replace(config, name=name), next(iter(available.values())))
+    if not backend.filename:  # it loads no file: archives may have lost its empty version
+        available = available or {1: path}
+    config = scripts.ruled(with_backend(replace(config, name=name), backend, available))
+    model = ModelDirectory(name, path, config, selected_versions(config, available, name))
+    for error in (*missing_files(model), *checksum_errors(config, path)):
+        raise error
+    return model
+
+
+def with_backend(config: ModelConfig, backend: Backend, available: dict[int, Path]) -> ModelConfig:
+    """The configuration with what it leaves out of backend, platform and model file."""
+    return replace(
+        config,
+        backend=backend.name,
+        platform=config.platform or next(iter(backend.platforms), ""),
+        default_model_filename=config.default_model_filename or _default_file(backend, config, available),
+    )
+
+
+def _default_file(backend: Backend, config: ModelConfig, available: dict[int, Path]) -> str:
+    """The model file of a configuration that names none, judged by the first version."""
+    first = next(iter(available.values()), None)
+    return backend.filename if first is None else backend.filename_in(first, config.parameters)
+
+
+def selected_versions(config: ModelConfig, available: dict[int, Path], name: str) -> dict[int, Path]:
+    """The versions that the version policy selects."""
+    for version in absent_versions(config, available):
+        _log.warning("version %d is specified for model '%s', but the version directory is not present", version, name)
+    selected = config.version_policy.select(tuple(available))
+    if not selected:
+        raise invalid_model(
+            f"at least one version must be available under the version policy of model '{name}': "
+            f"found {', '.join(map(str, available)) or 'no version directory'}"
+        )
+    return {version: available[version] for version in selected}
+
+
+def absent_versions(config: ModelConfig, available: Container[int]) -> list[int]:
+    """Those that the version policy names and that are not there."""
+    return [version for version in config.version_policy.specific if version not in available]
+
+
+def ignored_versions(path: Path) -> list[str]:
+    """Directories that are called almost as versions are, and are none."""
+    versions = versions_in(path).values()
+    return [child.name for child in _directories(path) if child.name[:1].isdigit() and child not in versions]
+
+
+def _read_config(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> ModelConfig:
+    file = config_file(path, scripts)
+    if not file.is_file():
+        if scripts.strict and not scripts.serves(path):
+            raise invalid_model(
+                f"model '{name}' has no {CONFIG_NAME}, and nothing is taken from model files here "
+                "(MME_DISABLE_AUTO_COMPLETE_CONFIG): write one"
+            )
+        return ModelConfig(name=name)
+    return parse_config(config_text(file, name), model=name, strict_name=strict_name)
+
+
+def config_file(path: Path, scripts: Scripts) -> Path:
+    """Where the configuration of the model in a directory is, if it has one."""
+    named = path / CONFIGS / f"{scripts.config_name}.pbtxt"
+    return named if scripts.config_name and named.is_file() else path / CONFIG_NAME
+
+
+def config_text(file: Path, name: str) -> str:
+    """What a configuration says.
+
+    Raises:
+        MmeError: INVALID_MODEL when it is no text, or too long for one.
+    """
+    if file.stat().st_size > _MAX_CONFIG_SIZE:
+        raise invalid_model(f"{file.name} of model '{name}' is larger than {_MAX_CONFIG_SIZE} bytes")
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise invalid_model(f"{file.name} of model '{name}' is not UTF-8 text: {error}") from error
+
+
+def backend_of(path: Path, config: ModelConfig, available: dict[int, Path], scripts: Scripts) -> Backend:
+    """The backend that the configuration names, or that the first version's file or an inference script gives away."""
+    if config.backend or config.platform:
+        first = next(iter(available.values()), None)
+        named = find_backend(config.backend, config.platform, config.name, first)
+        alone = not (config.platform or config.default_model_filename)
+        return told_by_file(named, first) if alone and first is not None else named
+    for directory in list(available.values())[:1]:  # Triton, too, looks at the first one alone
+        detected = detect_backend(directory)
+        if detected is not None:
+            return detected
+    if scripts.serves(path):
+        return find_backend(BACKEND, "", config.name)
+    custom = path.name.partition(".")[2]
+    if custom and not config.default_model_filename:  # a backend of one's own may be named by the directory
+        with contextlib.suppress(MmeError):
+            return find_backend(custom, "", config.name, next(iter(available.values()), None))
+    error = _no_model(path, config.name)
+    if not (path / CONFIG_NAME).is_file():
+        raise error
+    raise invalid_model(
+        f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model "
+        f"configuration. Expected model name of the form 'model.<backend_name>'. Name one: {error.message}"
+    )
+
+
+def missing_files(model: ModelDirectory) -> Iterator[MmeError]:
+    """Every selected version has to have the model file, inside its directory; an error for each that has not."""
+    if not model.config.default_model_filename:  # its backend loads none
+        return
+    filename = PurePosixPath(model.config.default_model_filename)
+    # Names are what is checked, not where links lead: archives hold none, and a folder of its owner may.
+    if filename.is_absolute() or ".." in filename.parts or not filename.parts:
+        yield invalid_model(
+            f"default_model_filename '{filename}' of model '{model.name}' lies outside of its version directory"
+        )
+        return
+    for version, inside in model.versions.items():
+        directory = Path(model.config.parameters.get(SUBMIT_DIRECTORY, inside))
+        names = (str(filename), *model.config.cc_filenames.values())  # of which a device has one: see devices.file_for
+        if not any((directory / name).exists() for name in names):
+            yield invalid_model(
+                f"model '{model.name}' has no file '{filename}' in version {version}, which backend "
+                f"'{model.config.backend}' loads: found {_shown_tree(directory)}; name it in default_model_filename"
+            )
+
+
+def is_model(path: Path) -> bool:
+    """Whether a directory is that of a model with a configuration or with versions."""
+    return (path / CONFIG_NAME).is_file() or bool(versions_in(path))
+
+
+def versions_in(path: Path) -> dict[int, Path]:
+    """The version directories by their numbers, ascending. Other names, and 01 for 1, are no versions to Triton."""
+    names = [child.name for child in _directories(path) if child.name.isascii() and child.name.isdigit()]
+    return {int(name): path / name for name in sorted(names, key=int) if str(int(name)) == name}
+
+
+def _directories(path: Path) -> list[Path]:
+    """The directories inside, by name, without hidden and reserved ones."""
+    with os.scandir(path) as entries:
+        names = [entry.name for entry in entries if entry.is_dir()]
+    return [path / name for name in sorted(names) if not name.startswith(".") and name not in _RESERVED]
+
+
+def _no_model(path: Path, name: str) -> MmeError:
+    return invalid_model(f"no model found in '{name}': found {_shown_tree(path)}; expected {_EXPECTED}")
+
+
+def _shown_tree(path: Path) -> str:
+    """What lies below, in one bounded line."""
+    found = []
+    for base, directories, files in os.walk(path):
+        directories.sort()
+        below = Path(base).relative_to(path)
+        found += [(below / file).as_posix() for file in sorted(files)]
+        found += [f"{below.as_posix()}/"] * (not files and not directories and below != Path())
+        if len(found) > _SHOWN_FILES:
+            return f"{', '.join(found[:_SHOWN_FILES])} and more"
+    return ", ".join(found) or "nothing"

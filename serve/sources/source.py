@@ -1,0 +1,113 @@
+"""Where a target model comes from: an archive in a store, a folder that somebody unpacked, a repository of several."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from model_handlers.errors import invalid_argument
+
+if TYPE_CHECKING:
+    from serve.sources.artifacts import Artifacts
+    from serve.sources.override import OverrideFolder
+
+_FORBIDDEN_ROOTS = tuple(Path(root) for root in ("/dev", "/proc", "/sys"))
+_SHOWN_URL = 200  # characters of a url in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """A source: an archive in a store, by its name there."""
+
+    artifacts: Artifacts
+    name: str
+
+    @property
+    def url(self) -> str:
+        """As a person would write it."""
+        return f"{self.artifacts.store.uri.rstrip('/')}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """A source: a folder that somebody else unpacked. `url` is what they called it."""
+
+    path: Path
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class InRepository:
+    """A source: a model's folder in a repository of several, which its configuration must be named after.
+
+    Attributes:
+        path: the folder.
+        others: further repositories, in which the models may be of which an ensemble consists.
+    """
+
+    path: Path
+    others: tuple[Path, ...] = ()
+
+    @property
+    def url(self) -> str:
+        """The folder."""
+        return str(self.path)
+
+
+Origin = Archived | Unpacked | InRepository
+
+
+@dataclass(frozen=True, slots=True)
+class Overridden:
+    """A source: what there is somewhere, under another configuration. See `serve/sources/override.py`.
+
+    Attributes:
+        base: where it comes from.
+        config: its configuration for once, as JSON.
+        folder: the files that stand for its own; None for its own.
+    """
+
+    base: Origin
+    config: str
+    folder: OverrideFolder | None = None
+
+    @property
+    def url(self) -> str:
+        """That of what is overridden."""
+        return self.base.url
+
+
+Source = Origin | Overridden
+
+
+def origin(source: Source) -> Origin:
+    """Where a model comes from when nothing is overridden."""
+    return source.base if isinstance(source, Overridden) else source
+
+
+def source_of(url: str) -> Source:
+    """What a load request's url means: a folder of this container.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when it is none, or one that no model belongs into.
+    """
+    shown = url[:_SHOWN_URL]
+    if url.startswith("s3://"):
+        raise invalid_argument(f"url '{shown}' is not a folder of this container; serve S3 archives with --model-store")
+    path = Path(url)
+    if not path.is_absolute() or ".." in path.parts or "\0" in url:
+        raise invalid_argument(f"url '{shown}' must be an absolute path without '..', like /opt/ml/models/<name>/model")
+    path = Path("/", *path.parts[1:])  # two leading slashes are a root of their own to pathlib
+    resolved = path.resolve()
+    if any(either.is_relative_to(root) for either in (path, resolved) for root in _FORBIDDEN_ROOTS):
+        raise invalid_argument(f"url '{shown}' points into a system folder; models live under /opt/ml/models")
+    if not os.path.isdir(resolved):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
+        raise invalid_argument(f"url '{shown}' is not a folder; the platform unpacks the archive there before it loads")
+    return Unpacked(resolved, url)
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name can be that of one folder inside another, and of nothing else."""
+    return bool(name) and "/" not in name and name not in {".", ".."} and "\0" not in name

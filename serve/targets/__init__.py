@@ -1,0 +1,1 @@
+"""A target model, from its files to its memory: understood, loaded, measured."""

@@ -1,0 +1,100 @@
+"""The environments that a target's models bring: which they want, which are there, and the making of the others.
+
+Runs on load threads. What an environment is and how it is made is the business of `model_handlers.environments`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from model_handlers.base import Placement
+from model_handlers.environments.patience import Patience
+from model_handlers.environments.wanted import Given
+from model_handlers.errors import invalid_model
+from model_handlers.isolation.parameters import PLACEMENT, Deadlines
+from serve.sources.disk import directory_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from model_handlers.base import Handler
+    from model_handlers.environments.cache import Environments
+    from model_handlers.environments.environment import Environment
+    from model_handlers.environments.wanted import Wanted
+    from serve.sources.repository import ModelDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What environments a model's versions bring, by their model files.
+
+    Attributes:
+        wanted: what they ask for.
+        there: those that were made.
+    """
+
+    wanted: dict[Path, Wanted] = field(default_factory=dict)
+    there: dict[Path, Environment] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether none is yet to be made."""
+        return len(self.there) == len(self.wanted)
+
+    def size_in(self, directory: ModelDirectory) -> int:
+        """Bytes that they take in the directories of the model's versions, whose other bytes go into memory."""
+        paths = {wanted.path if isinstance(wanted, Given) else wanted.wheels for wanted in self.wanted.values()}
+        inside = (
+            path
+            for path in paths
+            if path is not None and any(path.is_relative_to(version) for version in directory.versions.values())
+        )
+        return sum(directory_size(path) if path.is_dir() else path.stat().st_size for path in inside)
+
+
+def look(
+    environments: Environments | None,
+    directory: ModelDirectory,
+    handler: type[Handler],
+    placement: Placement,
+    cancelled: Callable[[], bool],
+) -> Brought:
+    """What a model's versions want, and what of it is there. Nothing is made.
+
+    Raises:
+        MmeError: INVALID_MODEL when the model can't have an environment, or names what is none; CANCELLED.
+    """
+    files = [directory.model_file(version) for version in directory.versions]
+    wanted = {file: asked for file in files if (asked := handler.environment(directory.config, file)) is not None}
+    if not wanted:
+        return Brought()
+    if placement is Placement.INLINE:
+        raise invalid_model(
+            f"model '{directory.name}' asks for an environment of its own, which only a process of its own can have: "
+            f"remove its parameter '{PLACEMENT}'"
+        )
+    assert environments is not None  # noqa: S101 - an engine has them
+    patience = _patience(directory, cancelled)
+    found = {file: environments.find(asked, patience) for file, asked in wanted.items()}
+    return Brought(wanted, {file: environment for file, environment in found.items() if environment is not None})
+
+
+def make(
+    environments: Environments, brought: Brought, directory: ModelDirectory, cancelled: Callable[[], bool]
+) -> Brought:
+    """Make those that are not there yet.
+
+    Raises:
+        MmeError: INVALID_MODEL when one can't be made, or not in the time that a load may take; OUT_OF_MEMORY when the
+            disk is full; CANCELLED.
+    """
+    patience = _patience(directory, cancelled)
+    return Brought(
+        brought.wanted, {file: environments.provide(asked, patience) for file, asked in brought.wanted.items()}
+    )
+
+
+def _patience(directory: ModelDirectory, cancelled: Callable[[], bool]) -> Patience:
+    return Patience(directory.name, Deadlines.of(directory.config).load, cancelled)

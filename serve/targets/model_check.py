@@ -1,0 +1,256 @@
+"""Everything that is wrong with a model's directory, and not only the first of it.
+
+What a load does up to the point where memory is taken, with every problem told where it is: the configuration, the
+versions, the model files held against it, labels, warm-up and initial states, and an ensemble against its models. It
+runs no code of models. Synchronous: for commands, not for the server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from model_handlers.body import BACKEND
+from model_handlers.config import ModelConfig
+from model_handlers.config_problems import Finding, Understood, understand
+from model_handlers.ensemble_checks import PLATFORM
+from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.trial import try_file
+from model_handlers.registry import find_backend, handler_for
+from serve.models.initial_states import initial_states
+from serve.models.warmup_samples import Warmup
+from serve.scheduling.ensemble_check import member_problems
+from serve.sources.checksums import checksum_errors
+from serve.sources.repository import (
+    CONFIG_NAME,
+    ModelDirectory,
+    absent_versions,
+    backend_of,
+    config_file,
+    config_text,
+    ignored_versions,
+    missing_files,
+    namespace_errors,
+    selected_versions,
+    versions_in,
+    with_backend,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from serve.sources.scripts import Scripts
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A finding, and the file that it is about, relative to the model's directory."""
+
+    file: str
+    finding: Finding
+
+
+@dataclass(slots=True)
+class Examined:
+    """A model's directory and what is to be said of it.
+
+    Attributes:
+        path: the directory; name: what its model is called there.
+        config: as far as it could be understood; completed from the model file where nothing is wrong.
+        versions: those that would be served.
+        problems: what keeps it from being loaded.
+        notes: what does not.
+    """
+
+    path: Path
+    name: str
+    config: ModelConfig | None = None
+    versions: dict[int, Path] = field(default_factory=dict)
+    problems: list[Located] = field(default_factory=list)
+    notes: list[Located] = field(default_factory=list)
+
+    def attempt(self, file: str, field: str, action: Callable[[], object]) -> bool:
+        """Do what may show a problem; whether it did not."""
+        try:
+            action()
+        except MmeError as error:
+            self.problems.append(Located(file, Finding(field, error.message)))
+            return False
+        return True
+
+
+def examine(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> Examined:
+    """Look at one model.
+
+    Args:
+        path: its directory.
+        name: what it is called.
+        scripts: what is the same for all inference scripts.
+        strict_name: whether its configuration may call it nothing else, as in a repository.
+    """
+    found = Examined(path, name)
+    file = config_file(path, scripts)
+    found.attempt(file.name, "", lambda: _understand(found, file, strict_name=strict_name))
+    if found.config is None:
+        return found
+    available = versions_in(path)
+    _note_versions(found, available)
+    if found.config.platform == PLATFORM:
+        _select(found, available or {1: path})
+        for error in namespace_errors(found.config) if not strict_name else ():
+            found.problems.append(Located(file.name, Finding("ensemble_scheduling.step", error.message)))
+        return found
+    if not found.attempt(file.name, "backend", lambda: _complete(found, available, scripts)):
+        return found
+    available = _script_versions(found, available, scripts)
+    _select(found, available)
+    for error in missing_files(ModelDirectory(name, path, found.config, found.versions)):
+        found.problems.append(Located(file.name, Finding("default_model_filename", error.message)))
+    _look_for_labels(found)
+    found.problems += [
+        Located(file.name, Finding("model_repository_agents", error.message))
+        for error in checksum_errors(found.config, path)
+    ]
+    if not found.problems:
+        _hold_against_files(found)
+    return found
+
+
+def _understand(found: Examined, file: Path, *, strict_name: bool) -> None:
+    understood = Understood(ModelConfig(name=found.name))
+    if file.is_file():
+        understood = understand(config_text(file, found.name), model=found.name, strict_name=strict_name)
+    else:
+        found.notes.append(Located(CONFIG_NAME, Finding("", "there is none: all is taken from the model's files")))
+    found.config = understood.config
+    found.problems += [Located(file.name, finding) for finding in understood.problems]
+    found.notes += [Located(file.name, finding) for finding in understood.notes]
+
+
+def _complete(found: Examined, available: dict[int, Path], scripts: Scripts) -> None:
+    assert found.config is not None  # noqa: S101 - it was understood
+    backend = backend_of(found.path, found.config, available, scripts)
+    if backend.name == BACKEND:
+        found.config = scripts.completed(found.config, next(iter(available.values()), found.path))
+    found.config = scripts.ruled(with_backend(found.config, backend, available))
+    handler_for(backend, found.name)
+
+
+def _script_versions(found: Examined, available: dict[int, Path], scripts: Scripts) -> dict[int, Path]:
+    """An inference script's archive need have no versions, nor need one whose backend loads no file."""
+    if found.config is not None and not found.config.default_model_filename:
+        return available or {1: found.path}
+    if found.config is None or found.config.backend != BACKEND:
+        return available
+    return {version: path for version, path in available.items() if scripts.own(path)} or {1: found.path}
+
+
+def _select(found: Examined, available: dict[int, Path]) -> None:
+    config = found.config
+
+    def select() -> None:
+        assert config is not None  # noqa: S101 - it was understood
+        found.versions = selected_versions(config, available, found.name)
+
+    found.attempt(CONFIG_NAME, "version_policy", select)
+
+
+def _note_versions(found: Examined, available: dict[int, Path]) -> None:
+    """What looks like a version and is none, and the other way round."""
+    for name in ignored_versions(found.path):
+        why = "a version is a number without leading zeros"
+        found.notes.append(Located(f"{name}/", Finding("", f"is not served: {why}")))
+    for version in absent_versions(found.config, available) if found.config is not None else ():
+        sentence = f"names version {version}, whose directory is not there"
+        found.notes.append(Located(CONFIG_NAME, Finding("version_policy", sentence)))
+
+
+def _look_for_labels(found: Examined) -> None:
+    for index, spec in enumerate(found.config.outputs if found.config is not None else ()):
+        if spec.labels and not (found.path / spec.labels).is_file():
+            sentence = f"there is no file '{spec.labels}' in the model's directory, which output '{spec.name}' names"
+            found.problems.append(Located(CONFIG_NAME, Finding(f"output[{index}].label_filename", sentence)))
+
+
+def _hold_against_files(found: Examined) -> None:
+    """The model's files have to agree with its configuration; what that leaves out is completed from them."""
+    config = found.config
+    assert config is not None  # noqa: S101 - it was understood
+    first = next(iter(found.versions.values()), None)
+    handler = handler_for(find_backend(config.backend, config.platform, found.name, first), found.name)
+    directory = ModelDirectory(found.name, found.path, config, found.versions)
+    for version in found.versions:
+        model_file = directory.model_file(version)
+        shown = _relative(model_file, found.path)
+        try:
+            if handler.tried_first:  # the command would die of it, and tell nothing of the rest
+                try_file(handler, config, model_file)
+            found.config = handler.autocomplete(config, model_file)
+        except MmeError as error:
+            is_unknown = error.kind is Kind.UNSUPPORTED  # without the framework, or without running the model's code
+            findings = found.notes if is_unknown else found.problems
+            findings.append(Located(shown, Finding("", f"{'not checked: ' if is_unknown else ''}{error.message}")))
+    for index, sample in enumerate(found.config.warmup if found.config is not None else ()):
+        alone = replace(found.config or config, warmup=(sample,))
+        found.attempt(CONFIG_NAME, f"model_warmup[{index}]", partial(Warmup, alone, found.path))
+    found.attempt(CONFIG_NAME, "sequence_batching.state", lambda: initial_states(found.config or config, found.path))
+
+
+def _relative(file: Path, directory: Path) -> str:
+    return file.relative_to(directory).as_posix() if file.is_relative_to(directory) else str(file)
+
+
+def examine_ensembles(models: Sequence[Examined]) -> None:
+    """Hold the ensembles among models that lie beside one another against the others."""
+    by_name = {model.path.name: model for model in models}
+    for model in models:
+        if model.config is None or not model.config.ensemble:
+            continue
+        members: list[ModelConfig | None] = []
+        for index, step in enumerate(model.config.ensemble):
+            if step.namespace not in {"", model.path.parent.name, str(model.path.parent)}:
+                where = f"ensemble_scheduling.step[{index}].model_namespace"
+                model.notes.append(Located(CONFIG_NAME, Finding(where, "not checked: it is another repository")))
+                members.append(None)
+                continue
+            part = by_name.get(step.model)
+            if part is None:
+                _add(
+                    model, f"step[{index}].model_name", _missing(model.name, step.model), f"put {step.model}/ beside it"
+                )
+            elif step.version is not None and step.version not in part.versions:
+                which = f"ensemble '{model.name}' depends on '{step.model}' whose required version {step.version} is"
+                _add(model, f"step[{index}].model_version", f"{which} not loaded", "see its version_policy")
+            sound = part is not None and not part.problems and part.config is not None and part.config.outputs
+            members.append(part.config if part is not None and sound else None)
+        for field_name, error in member_problems(model.config, members):
+            model.problems.append(Located(CONFIG_NAME, Finding(field_name, error.message)))
+        circle = _circle(model.path.name, by_name)
+        if circle:
+            _add(model, "step", f"circular dependency between ensembles: {' -> '.join(circle)}")
+
+
+def _missing(name: str, member: str) -> str:
+    return f"ensemble {name} contains models that are not available or ambiguous: {member}"
+
+
+def _add(model: Examined, where: str, sentence: str, mend: str = "") -> None:
+    model.problems.append(Located(CONFIG_NAME, Finding(f"ensemble_scheduling.{where}", sentence, mend)))
+
+
+def _circle(start: str, models: dict[str, Examined]) -> list[str]:
+    """The way from an ensemble back to itself, if there is one."""
+    waiting = [[start]]
+    seen: set[str] = set()
+    while waiting:
+        way = waiting.pop()
+        config = models[way[-1]].config
+        for step in config.ensemble if config is not None else ():
+            if step.model == start:
+                return [*way, start]
+            if step.model in models and step.model not in seen:
+                seen.add(step.model)
+                waiting.append([*way, step.model])
+    return []

@@ -1,0 +1,154 @@
+"""A target model whose files are found and understood, before anything of it is loaded. Made on load threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from model_handlers import devices
+from model_handlers.base import CPU, Footprint, Handler, Placement
+from model_handlers.errors import invalid_model
+from model_handlers.isolation.start import start_isolated
+from serve.models.warm_up import warm_up
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from model_handlers.base import Device
+    from model_handlers.config import ModelConfig
+    from serve.sources.disk_room import Hold
+    from serve.sources.repository import ModelDirectory
+    from serve.targets.environments import Brought
+    from serve.weights.forms import TargetForms
+
+PIN = "MME_PIN"  # the parameter by which a model's configuration asks never to be evicted
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTarget:
+    """A model's files, found and understood, and where each of its lanes is to run. See `model_cache.Prepared`.
+
+    Attributes:
+        target: the name of the target model, which a member only begins with.
+        brought: the environments of its versions.
+        forms: that it is loaded from; None where that is the model's files.
+        members: the other models of the archive.
+        hold: keeps the files on disk, where they came out of an archive.
+    """
+
+    target: str
+
+    directory: ModelDirectory
+    handler: type[Handler] | None  # None for an ensemble
+    lanes: list[tuple[str, Device]]
+    placement: Placement
+    brought: Brought
+    identity: str
+    on_disk: Footprint
+    estimate: Footprint
+    pinned: bool
+    forms: TargetForms | None = None
+    download_ns: int = 0
+    members: tuple[PreparedTarget, ...] = ()
+    hold: Hold | None = None
+
+    @property
+    def equipped(self) -> bool:
+        """Whether every environment is there that the target's models bring."""
+        return self.brought.complete and all(member.equipped for member in self.members)
+
+    @property
+    def alone(self) -> bool:
+        """Whether any of its models is measured by what the process or the GPUs take more."""
+        inside = self.handler is not None and self.placement is Placement.INLINE
+        on_gpu = any(device != CPU for _, device in self.lanes)
+        return inside or on_gpu or any(member.alone for member in self.members)
+
+    @property
+    def is_delicate(self) -> bool:
+        """Whether its own files are loaded into this process only with a proof: see `serve/targets/proofs.py`."""
+        return self.handler is not None and self.handler.tried_first and self.placement is Placement.INLINE
+
+    @property
+    def tried_first(self) -> bool:
+        """Whether there have to be such proofs of any of the target's models."""
+        return self.is_delicate or any(member.tried_first for member in self.members)
+
+    def release(self) -> None:
+        """The files may go."""
+        if self.hold is not None:
+            self.hold.release()
+
+    def start(self, version: int, config: ModelConfig, device: Device, lane: str) -> Handler:
+        """Load one instance where it is to execute, from its form if it has one; warm up what names no samples."""
+        handler = self.forms.start(version) if self.forms is not None else None
+        if handler is None:
+            handler = self._start(version, config, device, lane)
+            if not config.warmup:
+                warm_up(handler)
+        return handler
+
+    def _start(self, version: int, config: ModelConfig, device: Device, lane: str) -> Handler:
+        assert self.handler is not None  # noqa: S101 - ensembles have no instances
+        model_file = self.file(version, config, device)
+        if self.placement is Placement.PROCESS:
+            environment = self.brought.there.get(self.directory.model_file(version))
+            return start_isolated(self.handler, config, model_file, device, lane, environment)
+        return self.handler.load(config, model_file, device, lane)
+
+    def file(self, version: int, config: ModelConfig, device: Device) -> Path:
+        """The model file of a version for a device."""
+        if config.cc_filenames:
+            return devices.file_for(device, config, self.directory.versions[version])
+        return self.directory.model_file(version)
+
+
+def in_order(target: PreparedTarget) -> list[PreparedTarget]:
+    """The members of a target, ensembles behind those that they consist of.
+
+    Raises:
+        MmeError: INVALID_MODEL when ensembles consist of one another.
+    """
+    models = {model.directory.path.name: model for model in (target, *target.members)}
+    for name in models:
+        circle = _circle(name, models)
+        if circle:
+            raise invalid_model(f"circular dependency between ensembles: {' -> '.join(circle)}")
+    ordered: list[PreparedTarget] = []
+    left = {member.directory.path.name: member for member in target.members}
+    while left:
+        ready = [name for name, member in left.items() if not any(step in left for step in _steps(member))]
+        ordered += [left.pop(name) for name in ready]
+    return ordered
+
+
+def _circle(start: str, models: Mapping[str, PreparedTarget]) -> list[str]:
+    """A way from an ensemble back to itself, if one can be reached from `start` on."""
+    waiting = [[start]]
+    seen: set[str] = set()
+    while waiting:
+        way = waiting.pop()
+        steps = _steps(models[way[-1]]) if way[-1] not in seen else []
+        seen.add(way[-1])
+        for step in steps:
+            if step in way:
+                return [*way[way.index(step) :], step]
+            if step in models:
+                waiting.append([*way, step])
+    return []
+
+
+def _steps(model: PreparedTarget) -> list[str]:
+    return [step.model for step in model.directory.config.ensemble]
+
+
+def is_pinned(config: ModelConfig) -> bool:
+    """Whether the model's own configuration wants it to stay in memory once it is there."""
+    text = config.parameters.get(PIN, "false")
+    try:
+        return {"true": True, "false": False}[text.strip().lower()]
+    except KeyError:
+        raise invalid_model(
+            f"model '{config.name}': parameter '{PIN}' must be 'true' or 'false', got '{text}'"
+        ) from None

@@ -1,0 +1,108 @@
+"""A target model in memory: what one archive or one repository folder turned into, all its served versions."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from model_handlers import devices
+from model_handlers.base import Footprint
+from model_handlers.errors import Kind, MmeError
+from serve.models.ensemble import EnsembleModel
+from serve.models.model import Model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from serve.models.labels import Labels
+    from serve.weights.forms import TargetForms
+
+AnyModel = Model | EnsembleModel
+
+
+class Target:
+    """The loaded versions of one target model.
+
+    Attributes:
+        name: the name it is served under.
+        versions: version number → model.
+        members: the other models of its archive, by the names that it calls them by.
+        forms: what it was loaded from; None where that is the models' files.
+        footprint: what it takes, without its members.
+        labels: output → the names of its classes, where there are any.
+
+    Args:
+        started: told when it serves.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        versions: dict[int, AnyModel],
+        members: dict[str, Target] | None = None,
+        *,
+        forms: TargetForms | None = None,
+        footprint: Footprint | None = None,
+        labels: Labels | None = None,
+        started: Callable[[Target], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.labels = labels or {}
+        self.versions = versions
+        self.members = members or {}
+        self.latest = versions[max(versions)]
+        self.forms = forms
+        self.footprint = footprint or Footprint()
+        self._started = started
+
+    def __repr__(self) -> str:
+        return f"<Target {self.name}: versions {sorted(self.versions)}>"
+
+    def version(self, number: int | None) -> AnyModel:
+        """One version, the latest if none is named.
+
+        Raises:
+            MmeError: UNKNOWN_VERSION.
+        """
+        if number is None:
+            return self.latest
+        model = self.versions.get(number)
+        if model is None:
+            raise MmeError(
+                Kind.UNKNOWN_VERSION,
+                f"Request for unknown model: '{self.name}' version {number} is not found; "
+                f"served versions are {', '.join(map(str, sorted(self.versions)))}",
+            )
+        return model
+
+    def start(self) -> None:
+        """Tell whoever wants to know that it serves."""
+        if self._started is not None:
+            self._started(self)
+
+    def refuse_waiting(self) -> None:
+        """Tell everybody who waits for any version."""
+        for model in self.models():
+            model.refuse_waiting()
+
+    def parts(self) -> Iterator[Target]:
+        """Itself, and its members."""
+        yield self
+        for member in self.members.values():
+            yield from member.parts()
+
+    def models(self) -> Iterator[AnyModel]:
+        """Every version of it and of its members."""
+        for part in self.parts():
+            yield from part.versions.values()
+
+    def takes(self) -> Footprint:
+        """What it takes with its members."""
+        return sum((part.footprint for part in self.parts()), Footprint())
+
+    def close(self) -> None:
+        """Give all memory back to the system."""
+        with contextlib.ExitStack() as versions:  # each is closed, though another raises
+            versions.callback(devices.trim_host_memory)
+            for model in self.models():
+                versions.callback(model.close)
