@@ -22,7 +22,7 @@ def calls(request):
         return
     tracing = pytest.importorskip("container.tracing")
     tracer = tracing.Tracer("http://127.0.0.1:9/v1/traces", 1, "test")
-    tracer.change({"trace_level": ["OFF"]})  # nobody is there to take spans
+    tracer.control.change("", {"trace_level": ["OFF"]})  # nobody is there to take spans
     yield tracer.calls(CALLS)
     tracer.close()
 

@@ -116,5 +116,5 @@ def test_a_route_of_one_answer_refuses_the_model(server):
 
     answer = server.ask("POST", "/v2/models/model/infer", request)
 
-    assert answer.status == 400
+    assert answer.status == 501
     assert "/invocations" in answer.error

@@ -52,8 +52,13 @@ def test_a_load_under_way_is_in_the_data(served, ask, until):
         [load] = until(lambda: data(running)["loading"], "the load")
         assert (load["name"], load["waiting"]) == ("b", 1)
         assert 0 <= load["seconds"] < 60
-        [row] = [row for row in data(running)["models"] if row["name"] == "b"]
-        assert (row["state"], row["waiting"]) == ("LOADING", 1)
+        row = until(
+            lambda: next(
+                (row for row in data(running)["models"] if (row["name"], row["state"]) == ("b", "LOADING")), None
+            ),
+            "the state",
+        )
+        assert row["waiting"] == 1
     assert answer.result().status == 200
     until(lambda: not data(running)["loading"], "the end of the load")
 
