@@ -188,6 +188,7 @@ def measure_mlp(server: Server, repository: Path, seconds: int, repeats: int) ->
 def measure_encoder(server: Server, repository: Path, seconds: int, repeats: int) -> None:
     """At saturation, in turn with the bare loop at the batch size that the server reached."""
     request = load.binary_request("minilm", encoder_inputs(1))
+    load.wrk(server.url, request, server.pid, connections=1, seconds=1)  # it may have yet to be loaded
     ratios, rates, loops, batches = [], [], [], []
     for _ in range(repeats):
         before = server.metric("minilm")
