@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from container.shared_memory import Regions
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -30,6 +32,13 @@ class SharedObject(NamedTuple):
 def new_key() -> str:
     """A key that nobody else has."""
     return f"/{PREFIX}{secrets.token_hex(6)}"
+
+
+def registered(name: str, shared: SharedObject) -> Regions:
+    """Regions of which one is all of an object."""
+    regions = Regions(allowed=True)
+    regions.register(name, {"key": shared.key, "byte_size": len(shared.buf)})
+    return regions
 
 
 @contextmanager

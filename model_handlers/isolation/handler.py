@@ -191,7 +191,7 @@ class IsolatedHandler(Handler):
         return segment
 
     def _answered(self, segment: Segment) -> tuple[Message, Array]:
-        """Wait for the answer to the batch in a segment: see `_run`."""
+        """Wait for the answer to the batch in a segment: the reply, and the bytes in which its places lie."""
         try:
             reply = self._child.answer(EXECUTING, self._deadlines.execution)
         except ChildDiedError as death:
@@ -224,20 +224,14 @@ class IsolatedHandler(Handler):
         return unpack(shared, place, name, self.config.name)
 
     def _run(self, message: Message, packing: Packing) -> tuple[Message, Array]:
-        """Write the inputs, have the batch executed: the reply, and the bytes in which its places lie."""
+        """Write the inputs, have the batch executed: see `_answered`."""
         segment, fds = self._write(message, packing)
         try:
-            reply = self._child.call(message, fds, self._deadlines.execution, EXECUTING)
-        except ChildDiedError as death:
-            self._bury(death)
-            raise
+            self._child.prepare(message, fds, self._deadlines.execution)
         except MmeError:
             self._unwrite(message, segment, fds)
             raise
-        try:
-            return reply, self._accept(reply, segment)
-        except NONSENSE as error:
-            self._broke(error)
+        return self._answered(segment)
 
     def _write(self, message: Message, packing: Packing) -> tuple[Segment, list[int]]:
         """Write the inputs, and into the message where: the segment, and the descriptors to be sent with it."""

@@ -134,8 +134,17 @@ class Child:
             ChildDiedError: there will be no answer. EXECUTION_FAILED; OUT_OF_MEMORY where the system ended it for that.
             MmeError: the message can't be sent; the process is as it was.
         """
-        self._prepare(message, fds, seconds)
+        self.prepare(message, fds, seconds)
         return self.answer(doing)
+
+    def prepare(self, message: Message, fds: Sequence[int], seconds: float) -> None:
+        """Have a message sent when its answer is waited for, which then may take so long.
+
+        Raises:
+            MmeError: the message can't be sent at all.
+        """
+        self._unsent, self._unsent_fds = memoryview(encode_message(message)), fds
+        self._seconds, self._deadline = seconds, time.monotonic() + seconds
 
     def begin(self, message: Message, fds: Sequence[int], seconds: float) -> bool:
         """Send a message as `call` does, but wait for nothing; False where it can't be sent so, and was not.
@@ -143,7 +152,7 @@ class Child:
         Raises:
             MmeError: the message can't be sent at all.
         """
-        self._prepare(message, fds, seconds)
+        self.prepare(message, fds, seconds)
         size = len(self._unsent)
         if size <= _AT_ONCE:
             with contextlib.suppress(OSError):
@@ -215,7 +224,7 @@ class Child:
         if self.alive:
             self.alive = False
             with contextlib.suppress(OSError):
-                self._prepare({"do": "close"}, (), seconds)
+                self.prepare({"do": "close"}, (), seconds)
                 self._send()
                 self._leash.wait(seconds)
         self._leash.let_go()
@@ -232,10 +241,6 @@ class Child:
         return sum(
             int(line.split()[1]) << 10 for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:"))
         )
-
-    def _prepare(self, message: Message, fds: Sequence[int], seconds: float) -> None:
-        self._unsent, self._unsent_fds = memoryview(encode_message(message)), fds
-        self._seconds, self._deadline = seconds, time.monotonic() + seconds
 
     def _send_some(self) -> None:
         flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from container.read_ahead import read_ahead
-from container.shared_memory import Regions, Unread
+from container.shared_memory import Unread
 from model_handlers.errors import Kind, MmeError
-from tests.shared_objects import shared_object
+from tests.shared_objects import registered, shared_object
 
 SIZE = 3 << 20
 LARGE = (1 << 20) + 1
@@ -27,9 +27,7 @@ def shared():
 @pytest.fixture
 def regions(shared):
     """All of it as the region "r"."""
-    regions = Regions(allowed=True)
-    regions.register("r", {"key": shared.key, "byte_size": SIZE})
-    return regions
+    return registered("r", shared)
 
 
 def test_a_small_tensor_is_read_at_once(regions):

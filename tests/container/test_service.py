@@ -225,16 +225,21 @@ def test_mode_explicit_serves_what_was_asked_for(start, tmp_path, put, json_inpu
     assert status(running, json_inputs, "nobody") == 400
 
 
+def polling(folder):
+    """The settings of a server that serves what is in a folder, and looks often."""
+    return {
+        "mode": Mode.REPOSITORY,
+        "model_repository": folder,
+        "model_control_mode": Control.POLL,
+        "poll_seconds": 0.02,
+        "ping_mode": PingMode.READY,
+    }
+
+
 def test_mode_poll_serves_what_the_folder_holds(start, tmp_path, put, json_inputs):
     """What is added, changed and removed is noticed; what fails leaves the old one serving; nobody else may load."""
     put["multiple"](tmp_path / "r", "one", 2.0)
-    running = start(
-        mode=Mode.REPOSITORY,
-        model_repository=tmp_path / "r",
-        model_control_mode=Control.POLL,
-        poll_seconds=0.02,
-        ping_mode=PingMode.READY,
-    )
+    running = start(**polling(tmp_path / "r"))
     wait_until(lambda: running.http("GET", "/ping").status == 200)
     assert infer(running, "/models/one/invoke", json_inputs) == [2, 4, 6, 8]
 
@@ -259,13 +264,7 @@ def test_a_server_that_polls_is_healthy_when_what_was_broken_is_mended(start, tm
     """And not before, however often it has looked in between."""
     put["multiple"](tmp_path / "r", "one", 2.0)
     (tmp_path / "r" / "one" / "config.pbtxt").write_text("max_batch_size: -1")
-    running = start(
-        mode=Mode.REPOSITORY,
-        model_repository=tmp_path / "r",
-        model_control_mode=Control.POLL,
-        poll_seconds=0.02,
-        ping_mode=PingMode.READY,
-    )
+    running = start(**polling(tmp_path / "r"))
     put["multiple"](tmp_path / "new", "two", 3.0)
     (tmp_path / "new" / "two").rename(tmp_path / "r" / "two")
     wait_until(lambda: states(running).get("two", ("",))[0] == "READY")

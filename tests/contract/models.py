@@ -160,6 +160,21 @@ def _model(
     return model.SerializeToString()
 
 
+def one_behind_the_other(first: str, second: str) -> str:
+    """The configuration of an ensemble of two models of X [4] -> Y [4], for batches of up to 4."""
+    return f"""
+platform: "ensemble"
+max_batch_size: 4
+input {{ name: "X" data_type: TYPE_FP32 dims: [ 4 ] }}
+output {{ name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }}
+ensemble_scheduling {{ step {{
+  model_name: "{first}" model_version: -1 input_map {{ key: "X" value: "X" }} output_map {{ key: "Y" value: "between" }}
+}} step {{
+  model_name: "{second}" model_version: -1 input_map {{ key: "X" value: "between" }} output_map {{ key: "Y" value: "Y" }}
+}} }}
+"""
+
+
 def lay_out(folder: Path, model: bytes, config: str = "", version: int = 1) -> Path:
     """Write a Triton model directory; without a configuration the server completes it."""
     (folder / str(version)).mkdir(parents=True)

@@ -15,17 +15,6 @@ from tests.contract.server import Server
 
 X = {"inputs": [{"name": "X", "shape": [1, 4], "datatype": "FP32", "data": [0] * 4}]}
 BATCHED = "max_batch_size: 4\n"
-ENSEMBLE = """
-platform: "ensemble"
-max_batch_size: 4
-input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }
-ensemble_scheduling { step {
-  model_name: "plus" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "between" }
-} step {
-  model_name: "plus" model_version: -1 input_map { key: "X" value: "between" } output_map { key: "Y" value: "Y" }
-} }
-"""
 INSIDE = ["REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
 
 
@@ -52,7 +41,7 @@ def repository(tmp_path):
     """A model, and an ensemble that asks it twice."""
     models.lay_out(tmp_path / "models" / "plus", models.plus(1), BATCHED)
     (tmp_path / "models" / "twice" / "1").mkdir(parents=True)
-    (tmp_path / "models" / "twice" / "config.pbtxt").write_text(ENSEMBLE)
+    (tmp_path / "models" / "twice" / "config.pbtxt").write_text(models.one_behind_the_other("plus", "plus"))
     return tmp_path / "models"
 
 

@@ -14,7 +14,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.contract.models import ONE, lay_out, pack, plus, y
+from tests.contract.models import ONE, lay_out, one_behind_the_other, pack, plus, y
 from tests.contract.server import PATIENCE, Server, eventually
 
 trace_service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
@@ -32,17 +32,6 @@ class TritonPythonModel:
             for number in range(3):
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([number], np.int32))]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-ENSEMBLE = """
-platform: "ensemble"
-max_batch_size: 4
-input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }
-ensemble_scheduling { step {
-  model_name: "one" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "between" }
-} step {
-  model_name: "two" model_version: -1 input_map { key: "X" value: "between" } output_map { key: "Y" value: "Y" }
-} }
 """
 CALLER = """
 import numpy as np
@@ -145,7 +134,7 @@ def server(collector, tmp_path_factory):
     pack(folder / "call", folder / "store" / "call.tar.gz")
     pack(lay_out(folder / "called", plus(1)), folder / "store" / "called.tar.gz")
     (folder / "both" / "whole" / "1").mkdir(parents=True)
-    (folder / "both" / "whole" / "config.pbtxt").write_text(ENSEMBLE)
+    (folder / "both" / "whole" / "config.pbtxt").write_text(one_behind_the_other("one", "two"))
     for name, number in {"one": 1, "two": 2}.items():
         lay_out(folder / "both" / name, plus(number), "max_batch_size: 4")
     pack(folder / "both", folder / "store" / "both.tar.gz")

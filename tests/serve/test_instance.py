@@ -260,19 +260,24 @@ def test_an_output_that_is_not_what_its_reshape_says_fails(toys, dims, reshape, 
     assert error.message == f"model 'm' returned output 'y' with shape {list(shape)}, not {[-1, *reshape]}"
 
 
-def lane_of(toys, batches, script=None):
-    """A lane that is handed the given batches when it asks, and the queue of what it reports."""
-    config = toys.config()
+def lane_on(handler, batches):
+    """A lane that is handed the given batches when it asks, in its handler's way, and the queue of what it reports."""
     reports, pending = SimpleQueue(), list(batches)
-    handler = toys.Scripted(config, script)
-    lane = Instance(
-        "lane",
-        handler,
-        Signature("m", 1, config),
-        lambda _: pending.pop(0) if pending else [],
-        lambda _: [],
-        reports.put,
-    )
+
+    def some(_):
+        return pending.pop(0) if pending else []
+
+    def none(_):
+        return []
+
+    pull, pull_ahead = (none, some) if handler.ahead else (some, none)
+    return Instance("lane", handler, Signature("m", 1, handler.config), pull, pull_ahead, reports.put), reports
+
+
+def lane_of(toys, batches, script=None):
+    """A lane of a model that follows a script, its handler and the queue of what it reports."""
+    handler = toys.Scripted(toys.config(), script)
+    lane, reports = lane_on(handler, batches)
     return lane, handler, reports
 
 
@@ -329,8 +334,7 @@ def test_a_lane_that_never_started_can_be_stopped(toys):
 
 def ahead_lane(toys, batches, refused=()):
     """A lane whose handler works ahead on the given batches, what befell that handler, and the queue of reports."""
-    config = toys.config()
-    reports, pending, log = SimpleQueue(), list(batches), []
+    log = []
 
     class Ahead(toys.Scripted):
         ahead = True
@@ -347,14 +351,7 @@ def ahead_lane(toys, batches, refused=()):
             log.append(f"finish {number}")
             return self.execute(inputs, outputs)
 
-    lane = Instance(
-        "lane",
-        Ahead(config),
-        Signature("m", 1, config),
-        lambda _: [],
-        lambda _: pending.pop(0) if pending else [],
-        reports.put,
-    )
+    lane, reports = lane_on(Ahead(toys.config()), batches)
     return lane, log, reports
 
 

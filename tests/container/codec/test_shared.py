@@ -9,10 +9,10 @@ import pytest
 
 from container.codec.decode import Decoder
 from container.codec.encode import encode, encode_line
-from container.shared_memory import DISABLED, Regions
+from container.shared_memory import DISABLED
 from model_handlers.errors import Kind
 from model_handlers.tensor import BY_NAME, encode_bytes_elements
-from tests.shared_objects import shared_object
+from tests.shared_objects import registered, shared_object
 
 SIZE = 256
 F4 = np.array([1.5, -2], "<f4")
@@ -28,9 +28,7 @@ def shared():
 @pytest.fixture
 def regions(shared):
     """All of it as the region "r"."""
-    regions = Regions(allowed=True)
-    regions.register("r", {"key": shared.key, "byte_size": SIZE})
-    return regions
+    return registered("r", shared)
 
 
 @pytest.fixture

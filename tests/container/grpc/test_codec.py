@@ -9,11 +9,10 @@ from tritonclient.grpc import service_pb2 as published
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import PLAIN, Decoder
 from container.grpc.encode import Encoder, error_in_stream, final_response, in_stream, placed
-from container.shared_memory import Regions
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BY_NAME
 from serve.request import InferenceResponse
-from tests.shared_objects import shared_object
+from tests.shared_objects import registered, shared_object
 
 Tensor = pb.ModelInferRequest.InferInputTensor
 Contents = pb.InferTensorContents
@@ -131,9 +130,7 @@ def shared():
 @pytest.fixture
 def regions(shared):
     """All of it as the region "r"."""
-    regions = Regions(allowed=True)
-    regions.register("r", {"key": shared.key, "byte_size": 64})
-    return regions
+    return registered("r", shared)
 
 
 def there(offset=0, size=8):
