@@ -37,12 +37,14 @@ if TYPE_CHECKING:
     from model_handlers.mapped import MappedHandler
 
 _log = logging.getLogger("mme.weights")
+_NAME = "mme-refine"
 _NICENESS = 10
 _SECONDS = 600.0
 _IDLE_SECONDS = 5.0
 _MOST_TASKS = 64  # of one process
 _SHOWN = 500  # characters of a process's last words
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 
 
 class Refiner:
@@ -123,7 +125,7 @@ class _Process:
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         program = f"import sys; sys.path[:] = {sys.path!r}; from serve.weights.refining import main; main()"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", program, "mme-refine", str(os.getpid()), str(store.directory)],
+            [sys.executable, "-c", program, _NAME, str(os.getpid()), str(store.directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._words,
@@ -196,7 +198,9 @@ def _refine(store: WeightStore, handler: type[MappedHandler], config: ModelConfi
 
 def _subordinate(server: int) -> None:
     """Come after everybody else, and end with the server."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    prctl(_PR_SET_NAME, _NAME.encode(), 0, 0, 0)
     if os.getppid() != server:  # it died before
         os._exit(1)
     os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)

@@ -189,6 +189,16 @@ class Server:
         assert len(workers) == 1, workers
         return workers[0]
 
+    @property
+    def processes(self) -> dict[psutil.Process, str]:
+        """The processes below the worker that live, its fork server's too, with their names."""
+        names = {}
+        for process in self.worker.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it ends while we look
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    names[process] = process.name()
+        return names
+
     def metric(self, name: str, **labels: str) -> float:
         """The value of a sample, 0 if there is none."""
         samples = (

@@ -99,7 +99,7 @@ def below(pid):
 
 def sleepers(server):
     """The ends of chains of processes that tests begin."""
-    return [process for process in below(server.process.pid) if process.name() == "sleep"]
+    return [process for process, name in server.processes.items() if name == "sleep"]
 
 
 def test_a_model_is_answered_from_the_environment_that_it_brings(server, tmp_path, archive):

@@ -120,8 +120,7 @@ def test_the_example_answers(server, rows):
 
 def test_the_example_lives_in_a_process_that_ends_with_it(server):
     """Code of an archive is not run in the serving process, and its process goes when the model does."""
-    names = {process: process.name() for process in server.worker.children(recursive=True)}
-    (process,) = [process for process, name in names.items() if name.startswith("nearest")]
+    (process,) = [process for process, name in server.processes.items() if name.startswith("nearest")]
     assert server.ask("POST", "/v2/repository/models/nearest/unload", {}).status == 200
 
     eventually(lambda: not process.is_running(), "the process to end")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import tarfile
 import textwrap
 
-import psutil
 import pytest
 
 from tests.contract import models
-from tests.contract.server import eventually
 
 ENTRY = 'parameters { key: "MME_ENTRY" value: { string_value: "true" } }\n'
 TENSORS = """backend: "python"
@@ -156,20 +154,24 @@ def test_a_member_that_can_not_be_loaded_fails_the_whole(server):
     assert answer.status == 400
     assert "broken.tar.gz:bad" in answer.error
     assert "no such luck" in answer.error
-    assert not [p for p in server.worker.children(recursive=True) if "broken" in p.name()]
+    assert not [name for name in server.processes.values() if "broken" in name]
+
+
+def members(server):
+    """The processes of the archive's members."""
+    return [process for process, name in server.processes.items() if name.startswith("a.tar.gz")]
 
 
 def test_members_come_and_go_with_their_archive(server):
     """One target model: the index has no members, and an unload ends their processes too."""
     ask(server, "a.tar.gz")
-    children = {process.pid for process in server.worker.children(recursive=True)}
+    running = members(server)
     index = server.ask("POST", "/v2/repository/index", {}).json
     memory = server.metric("mme_model_memory_bytes", model="a.tar.gz", kind="host")
 
     assert server.ask("POST", "/v2/repository/models/a.tar.gz/unload").status == 200
-    gone = children - {process.pid for process in server.worker.children(recursive=True)}
-    assert len(gone) == 2  # the two Python models; the ONNX one lives in the server
-    eventually(lambda: not any(psutil.pid_exists(pid) for pid in gone), "the processes to end")
+    assert len(running) == 2, server.processes  # the two Python models; the ONNX one lives in the server
+    assert members(server) == []
     assert not [entry["name"] for entry in index if ":" in entry["name"]]
     assert memory > 0
     assert row(ask(server, "a.tar.gz")) == [20, 30, 40, 50]

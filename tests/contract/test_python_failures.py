@@ -162,11 +162,7 @@ class Neighbour(threading.Thread):
 
 def processes(server):
     """The processes below the server's worker and its fork server, by name."""
-    return sorted(
-        process.name()
-        for process in server.worker.children(recursive=True)
-        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    )
+    return sorted(server.processes.values())
 
 
 @pytest.mark.parametrize("deed", EXECUTIONS)

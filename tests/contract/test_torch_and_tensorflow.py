@@ -83,8 +83,7 @@ def test_a_model_is_unloaded_and_loaded_again(server, expected, model):
 
 def unloaded(server, model):
     """Unload it: how many processes it had, which are gone."""
-    names = {process: process.name() for process in server.worker.children(recursive=True)}
-    processes = [process for process, name in names.items() if name.startswith(f"{model}_")]
+    processes = [process for process, name in server.processes.items() if name.startswith(f"{model}_")]
     assert server.ask("POST", f"/v2/repository/models/{model}/unload", {}).status == 200
     eventually(lambda: not any(process.is_running() for process in processes), "the processes to end")
     assert server.metric("mme_model_memory_bytes", model=model, kind="host") == 0
