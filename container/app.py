@@ -6,8 +6,10 @@ routes to the same functions. Views run on the server's threads and reach the en
 
 from __future__ import annotations
 
-import atexit
+import asyncio
+import contextlib
 import os
+import threading
 from typing import TYPE_CHECKING
 from urllib.parse import quote_from_bytes
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from wsgiref.types import WSGIEnvironment
 
     from container.views import View
+
+_END_SECONDS = 20.0  # for models that still execute when the process ends
 
 
 def make_app(service: Service, on_loop: OnLoop) -> Flask:
@@ -85,7 +89,7 @@ def _restrict(app: Flask, settings: Settings) -> None:
 def create_app() -> Flask:
     """The application with an engine of its own, for any WSGI server; settings come from the environment.
 
-    The engine's thread starts here, so a server that forks must not preload.
+    The engine's thread starts here, so a server that forks must not preload; it ends with the main thread.
     """
     settings = Settings.from_environ(os.environ)
     configure(settings.log_level, settings.log_format)
@@ -93,7 +97,15 @@ def create_app() -> Flask:
     on_loop = OnLoop(thread.loop)
     service = on_loop.call(Service, settings, thread.loop)
     on_loop.call(service.start)
-    atexit.register(thread.stop)  # Python has ended its thread pools before it calls this: models go with the process
+
+    def end() -> None:
+        with contextlib.suppress(TimeoutError):
+            on_loop.run(asyncio.wait_for(service.close(), _END_SECONDS))
+        thread.stop()
+
+    # `atexit` would be too late: Python has ended its thread pools by then, with which models are unloaded. This is
+    # how the pools themselves are told, right after the main thread's end.
+    threading._register_atexit(end)  # type: ignore[attr-defined]  # noqa: SLF001
     return make_app(service, on_loop)
 
 

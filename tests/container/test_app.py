@@ -15,6 +15,7 @@ import pytest
 
 from container.codec.framing import BINARY_TYPE
 from container.settings import Mode
+from tests.contract import models
 
 ANY = {"date", "server", "connection", "server-timing", "x-amzn-requestid"}  # differ by server or by request
 X = np.array([1, 2, 3, 4], dtype="<f4")
@@ -284,23 +285,51 @@ server.server_close()
 """
 
 
-def test_create_app_brings_its_own_engine_and_takes_it_away(repository, tmp_path, raw_http):
+@pytest.fixture
+def foreign_server(tmp_path):
+    """Starts a foreign server that loads models of a repository, configured by its environment alone."""
+
+    def start(repository, model):
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(("MME_", "SAGEMAKER_"))}
+        environ |= {
+            "MME_MODEL_REPOSITORY": str(repository),
+            "MME_LOAD_MODEL": model,
+            "MME_CACHE_DIR": str(tmp_path / "cache"),
+        }
+        return subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ,
+        )
+
+    return start
+
+
+@pytest.mark.parametrize("seconds", [0, 0.05, 0.2])
+def test_a_process_that_ends_while_models_load_ends_in_order(foreign_server, tmp_path, seconds):
+    """No thread is left in a framework when the interpreter goes, and nobody asks for what is gone."""
+    for number in range(4):
+        models.lay_out(tmp_path / "large" / f"m{number}", models.plus(number, megabytes=20))
+    with foreign_server(tmp_path / "large", "*") as process:
+        assert process.stdout.readline()
+        time.sleep(seconds)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    assert "Warning" not in errors
+
+
+def test_create_app_brings_its_own_engine_and_takes_it_away(foreign_server, repository, raw_http):
     """Under a foreign server, from the environment alone: it serves, and its process ends in order."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MME_", "SAGEMAKER_"))}
-    environ |= {"MME_MODEL_REPOSITORY": str(repository), "MME_LOAD_MODEL": "twice", "MME_CACHE_DIR": str(tmp_path)}
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environ,
-    ) as process:
+    with foreign_server(repository, "twice") as process:
         port = int(process.stdout.readline() or process.stderr.read())
         reply = raw_http(port, "POST", "/models/thrice/invoke", {}, json_request())
         assert reply.json["outputs"][0]["data"] == [3, 6, 9, 12]
         assert raw_http(port, "GET", "/ping").status == 200
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
     with socket.socket() as probe:
