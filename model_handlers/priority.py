@@ -18,9 +18,13 @@ import os
 import platform
 import resource
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _NICENESS = 10  # a tenth of the processor time of threads at 0, where there is not enough for all
-_STATUS = Path("/proc/self/status")
+_PROCESSES = Path("/proc")
 _CAP_SYS_NICE = 1 << 23
 _RANGE = 20  # RLIMIT_NICE counts from the other end: 20 allows 0
 _LONG_TURNS = 100_000_000  # ns, the longest there are
@@ -50,6 +54,20 @@ def lower_priority() -> None:
     _take_turns(0, _LONG_TURNS)
 
 
+@contextlib.contextmanager
+def standing_back() -> Iterator[None]:
+    """Do something at that priority; what it leaves behind, threads and processes, has the usual one in the end."""
+    before = _threads("self")
+    lower_priority()
+    try:
+        yield
+    finally:
+        usual_priority()
+        begun = _threads("self") - before
+        for thread in begun.union(*map(_threads, _descendants())):
+            _recall(thread)
+
+
 def usual_priority(thread: int = 0) -> None:
     """Give a thread, by default the calling one, the priority of those that serve, as far as that is allowed."""
     with contextlib.suppress(OSError):
@@ -57,14 +75,50 @@ def usual_priority(thread: int = 0) -> None:
     _take_turns(thread, _USUAL_TURNS)
 
 
+def _recall(thread: int) -> None:
+    """Take from a thread what it has inherited of a load's priority, and nothing that it chose itself."""
+    with contextlib.suppress(OSError):
+        if os.getpriority(os.PRIO_PROCESS, thread) == _NICENESS:
+            os.setpriority(os.PRIO_PROCESS, thread, 0)
+    attributes = _attributes(thread)
+    if attributes is not None and attributes.runtime == _LONG_TURNS:
+        _take_turns(thread, _USUAL_TURNS)
+
+
 def _take_turns(thread: int, nanoseconds: int) -> None:
-    """Have a thread keep a core for so long, at least, once it has it. Where that can't be had all is as it was."""
-    if not _SCHED_SETATTR:
-        return
-    attributes, libc = _Attributes(), ctypes.CDLL(None)
-    if libc.syscall(_SCHED_GETATTR, thread, ctypes.byref(attributes), ctypes.sizeof(attributes), 0) == 0:
+    """Have a thread keep a core for so long once it has it. Where that can't be had all is as it was."""
+    attributes = _attributes(thread)
+    if attributes is not None:
         attributes.runtime = nanoseconds
-        libc.syscall(_SCHED_SETATTR, thread, ctypes.byref(attributes), 0)
+        ctypes.CDLL(None).syscall(_SCHED_SETATTR, thread, ctypes.byref(attributes), 0)
+
+
+def _attributes(thread: int) -> _Attributes | None:
+    attributes = _Attributes()
+    asked = _SCHED_GETATTR, thread, ctypes.byref(attributes), ctypes.sizeof(attributes), 0
+    return attributes if _SCHED_GETATTR and ctypes.CDLL(None).syscall(*asked) == 0 else None
+
+
+def _threads(process: int | str) -> set[int]:
+    try:
+        return {int(entry.name) for entry in (_PROCESSES / str(process) / "task").iterdir()}
+    except OSError:  # it has ended
+        return set()
+
+
+def _descendants() -> set[int]:
+    """The processes below this one."""
+    children: dict[int, list[int]] = {}
+    for process in _PROCESSES.iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(process.name))
+    found, parents = set(), [os.getpid()]
+    while parents:
+        below = children.get(parents.pop(), [])
+        found.update(below)
+        parents += below
+    return found
 
 
 @functools.cache
@@ -73,7 +127,7 @@ def may_raise_priority() -> bool:
     if resource.getrlimit(resource.RLIMIT_NICE)[0] >= _RANGE:
         return True
     try:
-        lines = _STATUS.read_text().splitlines()
+        lines = (_PROCESSES / "self/status").read_text().splitlines()
     except OSError:
         return False
     effective = next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0")

@@ -40,6 +40,7 @@ from model_handlers.isolation.reports import Reports
 from model_handlers.isolation.restraint import restrain
 from model_handlers.isolation.segments import SIZES, Segment
 from model_handlers.metrics import METRICS
+from model_handlers.priority import standing_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,7 +184,8 @@ def _load(message: Message, side: _Side) -> Handler | None:
         device = Device(*message["device"])
         SIZES.growth = message["growth"]
         BusyPoll.longest = message["busy_poll"]
-        handler: Handler = handler_class.load(config, Path(message["model_file"]), device, message["lane"])
+        with standing_back():
+            handler: Handler = handler_class.load(config, Path(message["model_file"]), device, message["lane"])
         answer = {"loaded": config_fields(handler.config)}
     except BaseException as error:  # noqa: BLE001 - the model's code may raise anything, SystemExit included
         side.send(_refusal(error, message))

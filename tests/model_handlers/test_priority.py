@@ -5,6 +5,27 @@ import subprocess
 import sys
 from pathlib import Path
 
+STAND_BACK = """
+import os, subprocess, threading
+from model_handlers.priority import standing_back
+
+def has(*begun):
+    return [os.getpriority(os.PRIO_PROCESS, each) for each in (0, *begun)]
+
+done = threading.Event()
+with standing_back():
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    shell = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; nice -n 2 sleep 60 & echo $!; wait"], stdout=subprocess.PIPE)
+    sleeps = [int(shell.stdout.readline()) for _ in range(2)]
+    begun = thread.native_id, shell.pid, sleeps[0]
+    while has(sleeps[1])[1] != 12:
+        pass
+    print(has(*begun))
+print(has(*begun), has(sleeps[1])[1])
+done.set()
+subprocess.run(["kill", *map(str, sleeps)])
+"""
 ASK = """
 import os, pathlib, re, threading
 from model_handlers.priority import lower_priority, may_raise_priority, usual_priority
@@ -33,9 +54,9 @@ print(here())
 WITHOUT_THE_RIGHT = ("setpriv", "--bounding-set", "-sys_nice", "--inh-caps", "-sys_nice")
 
 
-def told(*before):
+def told(*before, program=ASK):
     """What a process says of its threads."""
-    command = [*before, sys.executable, "-c", ASK]
+    command = [*before, sys.executable, "-c", program]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
     return done.stdout.splitlines()
 
@@ -56,3 +77,10 @@ def test_nobody_has_a_smaller_share_who_could_not_be_recalled():
     """As root in a container: frameworks' threads, and models' processes, would execute at that priority for good."""
     low, usual = (0, longest_turn()), (0, "usual")
     assert told(*WITHOUT_THE_RIGHT) == ["False", str([low, [low, usual]]), str(usual)]
+
+
+def test_what_a_load_leaves_behind_does_not_stand_back():
+    """Its threads and processes, and theirs, have the usual priority; but for those who chose another themselves."""
+    during, after = told(program=STAND_BACK)
+    assert during == "[10, 10, 10, 10]"
+    assert after == "[0, 0, 0, 0] 12"

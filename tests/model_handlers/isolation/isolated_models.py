@@ -50,6 +50,32 @@ class Echo(Model):
         return [inputs["x"] if name == "y" else np.array(inputs["x"]) for name in outputs]
 
 
+class LoadsAside(Model):
+    """Returns the priorities of its load, and of a thread and of a process that its load started."""
+
+    @classmethod
+    def load(cls, config, model_file, device, lane):
+        model = super().load(config, model_file, device, lane)
+        model.done = threading.Event()
+        model.thread = threading.Thread(target=model.done.wait, daemon=True)
+        model.thread.start()
+        model.process = subprocess.Popen(["sleep", "60"])
+        model.loaded_at = model.priorities()
+        return model
+
+    def priorities(self):
+        """Its own, and those of what it started."""
+        return [os.getpriority(os.PRIO_PROCESS, each) for each in (0, self.thread.native_id, self.process.pid)]
+
+    def execute(self, inputs, outputs):
+        return [np.array([self.loaded_at, self.priorities()])]
+
+    def close(self):
+        self.done.set()
+        self.process.kill()
+        self.process.wait()
+
+
 class Refuses(Echo):
     """Can't be loaded."""
 

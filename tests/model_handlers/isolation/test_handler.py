@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from isolated_models import Echo, HoldsMemory, Misbehaves, Requests, TooFewAnswers
+from isolated_models import Echo, HoldsMemory, LoadsAside, Misbehaves, Requests, TooFewAnswers
 
 from model_handlers.base import CPU, ModelRequest, Placement
 from model_handlers.config import ModelConfig
@@ -293,6 +293,13 @@ def test_surroundings(start):
     assert nice == 0
     assert stdin == Path("/dev/null").stat().st_rdev
     assert do(handler, "stdin").tolist() == [b""]
+
+
+def test_a_load_stands_back_and_the_model_does_not(start):
+    """Nor does anything that it has started, thread or process: they are what executes later."""
+    loading, executing = start(LoadsAside).execute({"x": np.zeros(1, "f4")}, ["y"])[0].tolist()
+    assert loading == [10, 10, 10]
+    assert executing == [0, 0, 0]
 
 
 def test_main_is_not_imported(start):
