@@ -54,6 +54,13 @@ def lower_priority() -> None:
     _take_turns(0, _LONG_TURNS)
 
 
+def lower_priority_for_good() -> None:
+    """The same for the calling process, whose only thread this is, and for good: it takes no right to give it up."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+    _take_turns(0, _LONG_TURNS)
+
+
 @contextlib.contextmanager
 def standing_back() -> Iterator[None]:
     """Do something at that priority; what it leaves behind, threads and processes, has the usual one in the end."""

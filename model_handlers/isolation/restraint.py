@@ -12,19 +12,19 @@ import os
 import resource
 from pathlib import Path
 
+from model_handlers.priority import lower_priority_for_good
+
 _PROC = Path("/proc/self")
 _ALWAYS = 512 << 20  # bytes that a file of any size may take
 _TIMES_FILE = 64  # XGBoost takes up to 24 bytes for one of JSON
 _STACK = 8 << 20  # bytes of a thread's, where there is no limit
-_NICENESS = 10
 _FIRST_TO_GO = "1000"
 
 
 def restrain(size: int) -> None:
     """Hold this process to what a file of `size` bytes may take."""
     faulthandler.disable()  # whoever is told of its death can do nothing with a stack
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+    lower_priority_for_good()
     with contextlib.suppress(OSError):
         (_PROC / "oom_score_adj").write_text(_FIRST_TO_GO)
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.config_fields import config_fields, config_from
+from model_handlers.priority import lower_priority_for_good
 from serve.weights.store import Form, WeightStore
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.weights")
 _NAME = "mme-refine"
-_NICENESS = 10
 _SECONDS = 600.0
 _IDLE_SECONDS = 5.0
 _MOST_TASKS = 64  # of one process
@@ -203,6 +203,6 @@ def _subordinate(server: int) -> None:
     prctl(_PR_SET_NAME, _NAME.encode(), 0, 0, 0)
     if os.getppid() != server:  # it died before
         os._exit(1)
-    os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+    lower_priority_for_good()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
