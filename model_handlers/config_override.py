@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
     from model_handlers.config import ModelConfig
+    from model_handlers.errors import MmeError
 
 _SHOWN = 300  # characters of the parser's sentence, which may quote the document
 
@@ -32,12 +33,18 @@ def parse_config_json(text: str, *, model: str, strict_name: bool = False) -> Mo
     try:
         document = orjson.loads(text)
         if not isinstance(document, dict):
-            raise invalid_argument("Invalid config override: it must be a JSON object")
+            raise _no_config(model, "it must be a JSON object")
         message = json_format.ParseDict(_known_enums(document, pb.ModelConfig.DESCRIPTOR), pb.ModelConfig())
     except (orjson.JSONDecodeError, json_format.ParseError) as error:
-        what = str(error).replace("mme.", "")[:_SHOWN]
-        raise invalid_argument(f"Invalid config override: {what}") from None
+        raise _no_config(model, str(error).replace("mme.", "")[:_SHOWN]) from None
     return config_of(message, model=model, strict_name=strict_name)
+
+
+def _no_config(model: str, what: str) -> MmeError:
+    """An error that begins as Triton's, which its clients look for."""
+    return invalid_argument(
+        f"failed to load '{model}', failed to poll from model repository: Invalid config override: {what}"
+    )
 
 
 def _known_enums(document: dict[str, Any], descriptor: Descriptor) -> dict[str, Any]:

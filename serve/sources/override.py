@@ -36,19 +36,26 @@ FOLDER = "overrides"  # in the cache directory
 FILE = "file:"
 _DEFAULT_SHARE = 0.8  # of what is free, where no budget is set
 _SHOWN = 200  # characters of a client's path in a message
+_MOST_NAME = 255  # bytes, of file systems
+_MOST_PATH = 1024  # bytes, as S3's for a key
 
 
 def inner_path(key: str) -> str:
     """The path inside a model's directory that a file parameter names, normalised.
 
     Raises:
-        MmeError: INVALID_ARGUMENT when it leads out of it, or names no file.
+        MmeError: INVALID_ARGUMENT when it leads out of it, names no file, or is longer than a path can be.
     """
     path = posixpath.normpath(key.removeprefix(FILE))
     if path in {".", ".."} or path.startswith(("/", "../")) or key.endswith("/") or "\0" in path:
         raise invalid_argument(
             f"Invalid file parameter '{key[:_SHOWN]}' with normalized path '{path[:_SHOWN]}' must stay within model "
             "directory."
+        )
+    if len(path.encode()) > _MOST_PATH or any(len(name.encode()) > _MOST_NAME for name in path.split("/")):
+        raise invalid_argument(
+            f"Invalid file path '{path[:_SHOWN]}…': a name in it has at most {_MOST_NAME} bytes, and all of it "
+            f"{_MOST_PATH}"
         )
     return path
 

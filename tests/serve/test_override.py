@@ -56,6 +56,16 @@ def test_nothing_leads_out_of_the_model(key, normalised):
     )
 
 
+@pytest.mark.parametrize("path", ["a" * 256, "1/" + "é" * 128, "/".join(["a" * 200] * 6)])
+def test_a_path_that_no_disk_has_room_for_is_refused(path):
+    """By what is wrong with it, before anything is written; one that is just short enough is none."""
+    with pytest.raises(MmeError, match=f"^Invalid file path '{path[:100]}") as caught:
+        inner_path(f"file:{path}")
+    assert caught.value.kind is Kind.INVALID_ARGUMENT
+    assert len(caught.value.message) < 400
+    assert inner_path("file:1/" + "a" * 255) == "1/" + "a" * 255
+
+
 @given(st.lists(st.sampled_from(["..", ".", "a", "b", "", "c.d", "/"]), max_size=8))
 def test_no_path_escapes(tmp_path_factory, parts):
     """Whatever is made of dots and slashes lies inside the folder, or is refused."""
@@ -199,7 +209,11 @@ def test_a_configuration_holds_for_one_load(play):
 @pytest.mark.parametrize(
     ("config", "kind", "words"),
     [
-        ("{", Kind.INVALID_ARGUMENT, "Invalid config override: "),
+        (
+            "{",
+            Kind.INVALID_ARGUMENT,
+            "failed to load 'a', failed to poll from model repository: Invalid config override: ",
+        ),
         ("[]", Kind.INVALID_ARGUMENT, "Invalid config override: it must be a JSON object"),
         ('{"no_field": 1}', Kind.INVALID_ARGUMENT, 'Invalid config override: Message type "ModelConfig" has no field'),
         ('{"max_batch_size": "many"}', Kind.INVALID_ARGUMENT, "Invalid config override: "),
