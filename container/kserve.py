@@ -16,11 +16,11 @@ from container.extensions import (
     statistics,
     unload,
 )
-from container.load_parameters import load_override
+from container.load_parameters import load_override, repository_error
 from container.targets import parse_version
-from container.views import json_answer, json_body
+from container.views import empty_answer, json_answer, json_body
 from model_handlers.config_json import config_json
-from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
     from container.on_loop import OnLoop
@@ -42,10 +42,10 @@ def _add_server_routes(routes: Blueprint, service: Service) -> None:
         return json_answer(server_metadata(service.settings.server_id, shared_memory=service.regions.allowed))
 
     def live() -> Response:
-        return Response(status=200)
+        return empty_answer()
 
     def ready() -> Response:
-        return Response(status=200 if service.ready else 400)
+        return empty_answer(200 if service.ready else 400)
 
     routes.add_url_rule("", "metadata", metadata)
     routes.add_url_rule("/health/live", "live", live)
@@ -63,7 +63,7 @@ def _add_model_routes(routes: Blueprint, service: Service, on_loop: OnLoop, hot:
 
     def ready(name: str, version: str = "") -> Response:
         if on_loop.call(engine.is_ready, engine.canonical(name), parse_version(version)):
-            return Response(status=200)
+            return empty_answer()
         return json_answer({"error": f"Model version not ready: '{name}'"}, 400)
 
     def stats(name: str = "", version: str = "") -> Response:
@@ -93,11 +93,11 @@ def _add_repository_routes(routes: Blueprint, service: Service, on_loop: OnLoop)
     def load_model(name: str) -> Response:
         override = load_override(_parameters())  # here: files in base64 can be large
         on_loop.run(load(engine, name, override))
-        return Response(status=200)
+        return empty_answer()
 
     def unload_model(name: str) -> Response:
         on_loop.run(unload(engine, name, _parameters()))
-        return Response(status=200)
+        return empty_answer()
 
     routes.add_url_rule("/repository/index", "index", index, methods=["GET", "POST"])
     routes.add_url_rule("/repository/models/<path:name>/load", "load", load_model, methods=["POST"])
@@ -114,7 +114,7 @@ def _only_posted(**_names: str) -> Response:
 
 
 def _named_repository(**_names: str) -> Response:
-    raise MmeError(Kind.UNSUPPORTED, "'repository_name' specification is not supported")
+    raise repository_error()
 
 
 def _only_ready() -> bool:

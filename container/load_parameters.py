@@ -38,6 +38,11 @@ def check_name(name: str) -> None:
         raise invalid_argument(f"Model name cannot be empty or a way to another directory, got '{name[:_SHOWN]}'")
 
 
+def repository_error() -> MmeError:
+    """A request says which repository it means."""
+    return MmeError(Kind.UNSUPPORTED, "'repository_name' specification is not supported")
+
+
 def load_override(parameters: Mapping[str, Any]) -> Override | None:
     """What a load request has a model loaded with; None for what the model has itself.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from flask import Blueprint, Response
 
-from container.views import json_answer, json_body
+from container.views import empty_answer, json_answer, json_body
 
 if TYPE_CHECKING:
     from container.on_loop import OnLoop
@@ -36,11 +36,11 @@ def _add_routes(routes: Blueprint, kind: str, regions: Regions | CudaRegions, on
 
     def register(name: str = "") -> Response:
         on_loop.call(regions.register, name, json_body())
-        return Response(status=200)
+        return empty_answer()
 
     def unregister(name: str = "") -> Response:
         on_loop.call(regions.unregister, name)
-        return Response(status=200)
+        return empty_answer()
 
     for view, method in ((status, "GET"), (register, "POST"), (unregister, "POST")):
         deed = view.__name__

@@ -1,4 +1,4 @@
-"""What the blueprints share: reading a JSON body, writing a JSON answer."""
+"""What the blueprints share: reading a JSON body, writing a JSON answer, or one that its status says all of."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ View = Callable[..., Response]
 def json_answer(document: Any, status: int = 200) -> Response:
     """A JSON response."""
     return Response(orjson.dumps(document), status, content_type="application/json")
+
+
+def empty_answer(status: int = 200) -> Response:
+    """A response without a body, of the type that Triton gives it."""
+    return Response(status=status, content_type="text/plain")
 
 
 def json_body(*, required: bool = False) -> dict[str, Any]:

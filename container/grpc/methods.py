@@ -25,7 +25,7 @@ from container.extensions import (
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.messages import parsed, values
 from container.grpc.regions import cuda_methods, system_methods
-from container.load_parameters import load_override
+from container.load_parameters import load_override, repository_error
 from container.targets import parse_version
 from model_handlers.config_json import config_json
 from model_handlers.errors import invalid_argument
@@ -144,7 +144,9 @@ class Methods:
     # -- the repository --------------------------------------------------------------------------------------------
 
     async def _index(self, data: bytes, _context: Any) -> bytes:
-        if parsed(pb.RepositoryIndexRequest, data).ready:
+        request = parsed(pb.RepositoryIndexRequest, data)
+        _check_repository(request.repository_name)
+        if request.ready:
             rows = ready_index(self._engine)
         else:
             rows = self._engine.index(await asyncio.to_thread(self._engine.find_all))
@@ -152,11 +154,13 @@ class Methods:
 
     async def _load(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.RepositoryModelLoadRequest, data)
+        _check_repository(request.repository_name)
         await load(self._engine, request.model_name, load_override(values(request.parameters)))
         return b""
 
     async def _unload(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.RepositoryModelUnloadRequest, data)
+        _check_repository(request.repository_name)
         await unload(self._engine, _named(request.model_name), values(request.parameters))
         return b""
 
@@ -189,6 +193,11 @@ def _named(name: str) -> str:
     if not name:
         raise invalid_argument("the request must name a model")
     return name
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise repository_error()
 
 
 def _setting(given: list[str]) -> list[str] | str | None:

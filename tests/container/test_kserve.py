@@ -286,7 +286,7 @@ def test_an_unknown_model_is_unloaded_without_a_word(own):
     [
         ("index", {"ready": 1}, 400, "Invalid value for 'ready': expected a boolean"),
         ("index", [], 400, "the body must be a JSON object"),
-        ("models/twice/load", {"parameters": {"config": "{"}}, 400, "Invalid config override"),
+        ("models/twice/load", {"parameters": {"config": "{"}}, 400, "failed to load 'twice', failed to poll"),
         ("models/%2E%2E%2Ftwice/load", None, 400, "Model name cannot be empty or a way to another directory"),
         ("models/twice/load", {"parameters": {"conf": "{}"}}, 400, "Unrecognized load parameter 'conf' with type"),
         ("models/twice/load", {"parameters": {"file:1/model.onnx": "AA=="}}, 400, "'config' must be specified"),
@@ -295,6 +295,12 @@ def test_an_unknown_model_is_unloaded_without_a_word(own):
             {"parameters": {"config": "{}", "file:../x": "AA=="}},
             400,
             "Invalid file parameter 'file:../x' with normalized path '../x' must stay within model directory.",
+        ),
+        (
+            "models/twice/load",
+            {"parameters": {"config": "{}", f"file:{'A' * 256}": "AA=="}},
+            400,
+            "Invalid file path 'AAA",
         ),
         ("models/twice/load", {"parameters": []}, 200, ""),
         ("models/twice/load", {"parameters": "x"}, 400, "'parameters' must be an object"),

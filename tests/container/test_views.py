@@ -5,7 +5,7 @@ import json
 import pytest
 from flask import Flask
 
-from container.views import json_answer, json_body
+from container.views import empty_answer, json_answer, json_body
 from model_handlers.errors import Kind, MmeError
 
 APP = Flask("test")
@@ -61,3 +61,9 @@ def test_an_answer_is_compact_json_in_utf_8():
     assert (answer.status_code, answer.content_type) == (409, "application/json")
     assert answer.data == '{"a":"é","b":[1,2]}'.encode()
     assert json.loads(answer.data)["b"] == [1, 2]
+
+
+def test_an_answer_without_a_body_is_no_page():
+    """Its status says all; the type is Triton's."""
+    answer = empty_answer(400)
+    assert (answer.status_code, answer.headers["Content-Type"], answer.get_data()) == (400, "text/plain", b"")

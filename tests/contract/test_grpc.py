@@ -581,6 +581,32 @@ def test_the_repository(client, repository):
     assert raised.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
+@pytest.mark.parametrize(
+    ("method", "request_of"),
+    [
+        ("RepositoryIndex", pb.RepositoryIndexRequest),
+        ("RepositoryModelLoad", pb.RepositoryModelLoadRequest),
+        ("RepositoryModelUnload", pb.RepositoryModelUnloadRequest),
+    ],
+)
+def test_a_repository_can_not_be_named(bare, method, request_of):
+    """Refused in Triton's words, and nothing is loaded or unloaded."""
+    with pytest.raises(grpc.RpcError) as raised:
+        getattr(bare, method)(request_of(repository_name="other"))
+    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert raised.value.details() == "'repository_name' specification is not supported"
+
+
+def test_a_load_that_can_not_be_is_told_as_triton_does(client):
+    """Its clients look for these words; the model that is there serves on."""
+    with pytest.raises(InferenceServerException, match="failed to load 'plus', failed to poll from model repository"):
+        client.load_model("plus", config='"max_batch_size": 16')
+    with pytest.raises(InferenceServerException, match="Invalid file path 'AAA") as raised:
+        client.load_model("plus", config="{}", files={f"file:{'A' * 256}": b"a"})
+    assert raised.value.status() == "StatusCode.INVALID_ARGUMENT"
+    assert client.is_model_ready("plus")
+
+
 def test_traces_go_nowhere_here(client):
     """Settings are told, and changed but for the one that needs somewhere to send traces."""
     assert client.get_trace_settings(as_json=True)["settings"]["trace_level"] == {"value": ["OFF"]}
