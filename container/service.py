@@ -180,13 +180,16 @@ class Service:
 def _tracer(settings: Settings) -> Tracing | None:
     """What traces requests, if anything is to."""
     if settings.trace_file is not None:
-        return FileTracer(str(settings.trace_file), settings.trace_rate, settings.trace_log_frequency)
+        return FileTracer(
+            str(settings.trace_file), settings.trace_rate, settings.trace_log_frequency, settings.trace_count
+        )
     if not settings.trace_url:
         return None
     from container.tracing import Tracer  # noqa: PLC0415 - optional, and 200 ms
 
     name = settings.endpoint_name
-    return Tracer(settings.trace_url, settings.trace_rate, "mme" if name == "unknown" else name)
+    called = "mme" if name == "unknown" else name
+    return Tracer(settings.trace_url, settings.trace_rate, called, settings.trace_count)
 
 
 def engine_options(settings: Settings) -> EngineOptions:

@@ -39,10 +39,11 @@ class FileTracer(Tracing):
         path: of the file.
         rate: one request of so many is traced, of those whose client does not say.
         frequency: traces that are written at a time, 0 for all of them at the end.
+        count: how many requests are traced, -1 for all.
     """
 
-    def __init__(self, path: str, rate: int, frequency: int) -> None:
-        super().__init__(TraceSettings(on=True, rate=rate, mode="triton", file=path, frequency=frequency))
+    def __init__(self, path: str, rate: int, frequency: int, count: int = -1) -> None:
+        super().__init__(TraceSettings(on=True, rate=rate, count=count, mode="triton", file=path, frequency=frequency))
         self._path = path
         self._ids = itertools.count(1)
         self._files = itertools.count()

@@ -1,7 +1,7 @@
 """What is traced at the moment, in the words of Triton's trace extension: of the server, and of models apart. PURE.
 
     trace_level    ["TIMESTAMPS"] or ["OFF"]; tensors are not traced
-    trace_rate     one request of so many, of those whose client does not say
+    trace_rate     one request of so many, of those whose client does not say; 0 for none of them
     trace_count    so many more requests, -1 for all
 
 Values are texts, as Triton has them; null means what the server was started with, or of a model what the server has.
@@ -30,7 +30,7 @@ class TraceSettings:
 
     Attributes:
         on: whether anything is.
-        rate: one request of so many.
+        rate: one request of so many, 0 for none but those whose client says so.
         count: how many more requests, -1 for all.
         mode: `triton`, where traces are written, or `opentelemetry`, where they are sent.
         file: where they are written, or "".
@@ -72,7 +72,7 @@ class TraceSettings:
             if name == "trace_level":
                 new = replace(new, on=first.on if value is None else _level(value))
             elif name == "trace_rate":
-                new = replace(new, rate=first.rate if value is None else _number(name, value, 1))
+                new = replace(new, rate=first.rate if value is None else _number(name, value, 0))
             elif name == "trace_count":
                 new = replace(new, count=first.count if value is None else _number(name, value, -1))
             elif name == "log_frequency":
@@ -161,6 +161,8 @@ class TraceControl:
         return True
 
     def _is_next(self, whose: str, rate: int) -> bool:
+        if not rate:
+            return False
         untraced = self._untraced.get(whose, 0) + 1
         self._untraced[whose] = 0 if untraced >= rate else untraced
         return untraced >= rate

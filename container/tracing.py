@@ -89,10 +89,11 @@ class Tracer(Tracing):
         url: where spans go: OTLP over HTTP.
         rate: one request of so many is traced, of those whose client does not say; see `begin`.
         service_name: what they are said to come from.
+        count: how many requests are traced, -1 for all.
     """
 
-    def __init__(self, url: str, rate: int, service_name: str) -> None:
-        super().__init__(TraceSettings(on=True, rate=rate))
+    def __init__(self, url: str, rate: int, service_name: str, count: int = -1) -> None:
+        super().__init__(TraceSettings(on=True, rate=rate, count=count))
         self._ids = _Ids()
         resource = Resource.create({"service.name": service_name})
         self._provider = TracerProvider(

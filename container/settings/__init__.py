@@ -48,7 +48,7 @@ from serve.sources.scripts import Scripts
 from serve.weights.mode import Weights
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from container.restrictions import Restriction
 
@@ -126,6 +126,7 @@ class Settings:
         emf_namespace, emf_period, emf_top_models: their namespace; seconds between them; models with their own.
         endpoint_name, variant_name: how the metrics name this endpoint.
         trace_url, trace_rate: where traces of requests go, "" for nowhere; one of so many requests is traced.
+        trace_count: how many are traced, -1 for all.
         trace_file, trace_log_frequency: where traces are written instead, and how many at a time.
         dashboard: whether there is a page at /dashboard.
         server_id: what the server's metadata call it.
@@ -206,6 +207,7 @@ class Settings:
     variant_name: str = "AllTraffic"
     trace_url: str = ""
     trace_rate: int = 1000
+    trace_count: int = -1
     trace_file: Path | None = None
     trace_log_frequency: int = 0
     dashboard: bool = True
@@ -233,15 +235,19 @@ class Settings:
         )
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> Settings:
+    def from_environ(cls, environ: Mapping[str, str], arguments: Sequence[str] = ()) -> Settings:
         """Read and check the settings.
+
+        Args:
+            environ: the variables.
+            arguments: flags of tritonserver with their values, as if they stood in its variable.
 
         Raises:
             SettingsError: with one sentence for every variable that is unknown, malformed or in conflict.
         """
         reading = Reading()
         reading.collect(environ)
-        expand_arguments(reading)
+        expand_arguments(reading, arguments)
         reading.parse()
         apply_rules(reading)
         if reading.problems:

@@ -6,7 +6,7 @@
 
 They come in SAGEMAKER_TRITON_ADDITIONAL_ARGS, and behind a SAGEMAKER_TRITON_LOG_ value: Triton pastes that value
 unquoted into a command line, and `false --load-model=encoder` was the only way to load a second model. Any other flag
-refuses to start, with what there is in its place.
+refuses to start, with what there is in its place. People may give them to `mme serve` as well.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import shlex
 from typing import TYPE_CHECKING
 
 from container.settings.reading import Given
-from container.settings.trace_config import trace_variable
+from container.settings.trace_config import COLLECTOR, sends_traces
+from container.settings.trace_config import FLAGS as TRACE_FLAGS
 from container.settings.values import boolean, fraction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container, Sequence
 
     from container.settings.reading import Reading
 
@@ -109,9 +110,13 @@ _INSTEAD = {
     "--host-policy": "threads are not bound to NUMA nodes",
     "--http-address": "MME_HOST",
     "--http-port": "KServe's routes are on the main port, MME_PORT",
+    "--log-file": "lines go to standard error",
     "--model-repository": "MME_MODEL_REPOSITORY, where models do not come from SageMaker",
     "--model-store": "MME_MODEL_REPOSITORY, where models do not come from SageMaker",
     "--repoagent-directory": "checksums are checked without an agent, and there are no others",
+    "--vertex-ai-default-model": "Vertex AI's routes are not served",
+    "--vertex-ai-port": "Vertex AI's routes are not served",
+    "--vertex-ai-thread-count": "Vertex AI's routes are not served",
 }
 _LISTS = frozenset(  # what is given several times adds up
     {
@@ -176,7 +181,7 @@ def _keepalive(name: str) -> Callable[[str], Meaning]:
 
 
 SEVERAL: dict[str, Callable[[str], Meaning]] = {
-    "--trace-config": trace_variable,
+    **TRACE_FLAGS,
     "--backend-config": _backend_config,
     "--model-load-gpu-limit": _gpu_limit,
     "--strict-readiness": _strict_readiness,
@@ -186,8 +191,41 @@ SEVERAL: dict[str, Callable[[str], Meaning]] = {
 # -- from words to variables -----------------------------------------------------------------------------------------
 
 
-def expand_arguments(reading: Reading) -> None:
-    """Turn flags of tritonserver into the variables that say the same; refuse others by name."""
+_COMMAND = "command line"
+_OF_MAIN_PORT = {"--http-port": "--port", "--http-address": "--host"}  # which people may choose, and SageMaker does not
+
+
+def tritons_words(words: Sequence[str], ours: Container[str]) -> tuple[list[str], list[str]]:
+    """A command line apart: flags that only tritonserver has, with their values, and what is left, in flags of ours.
+
+    Args:
+        words: of the command line.
+        ours: flags that `mme serve` has itself.
+    """
+    theirs: list[str] = []
+    left: list[str] = []
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        flag, has_value, value = word.partition("=")
+        if flag in _OF_MAIN_PORT:
+            left.append(f"{_OF_MAIN_PORT[flag]}{has_value}{value}")
+        elif flag in ours or flag not in ARGUMENTS.keys() | SEVERAL.keys() | IDLE_ARGUMENTS.keys() | _INSTEAD.keys():
+            left.append(word)
+        else:
+            theirs.append(word)
+            if not has_value and waiting and not waiting[0].startswith("--"):
+                theirs.append(waiting.pop(0))
+    return theirs, left
+
+
+def expand_arguments(reading: Reading, given: Sequence[str] = ()) -> None:
+    """Turn flags of tritonserver into the variables that say the same; refuse others by name.
+
+    Args:
+        reading: what has them in its variables.
+        given: those of the command line.
+    """
     words: list[tuple[str, str]] = []
     for name in (*LOG_VARIABLES, _ADDITIONAL_ARGS):
         if name not in reading.given:
@@ -200,7 +238,11 @@ def expand_arguments(reading: Reading) -> None:
         if name != _ADDITIONAL_ARGS and parts:
             reading.given[name] = Given(reading.label(name), parts.pop(0))
         words += [(name, part) for part in parts]
+    words += [(_COMMAND, word) for word in given]
+    sends = sends_traces([word for _, word in words])
     _take_words(reading, words)
+    if sends and "MME_TRACE_URL" not in reading.given:
+        reading.given["MME_TRACE_URL"] = Given("--trace-config mode", COLLECTOR)
 
 
 def _take_words(reading: Reading, words: list[tuple[str, str]]) -> None:
@@ -209,10 +251,17 @@ def _take_words(reading: Reading, words: list[tuple[str, str]]) -> None:
         flag, has_value, value = word.partition("=")
         if flag not in ARGUMENTS.keys() | SEVERAL.keys() | IDLE_ARGUMENTS.keys():
             reading.problems.append(f"{origin}: {_refusal(flag)}")
+            if flag in _INSTEAD and not has_value:
+                _next_value(words)
             continue
-        if not has_value and words and not words[0][1].startswith("--"):
-            value = words.pop(0)[1]
+        if not has_value:
+            value = _next_value(words)
         _take_flag(reading, f"{origin} ({flag})", flag, value or "true")
+
+
+def _next_value(words: list[tuple[str, str]]) -> str:
+    """The value that comes in a word of its own, "" where another flag comes."""
+    return words.pop(0)[1] if words and not words[0][1].startswith("--") else ""
 
 
 def _refusal(flag: str) -> str:

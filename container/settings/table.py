@@ -306,9 +306,16 @@ MME_VARIABLES = (
     Variable(
         "MME_TRACE_RATE",
         "trace_rate",
-        v.integer(1, 1_000_000_000),
-        "Trace one request of so many, of those whose client does not say whether it is traced.",
+        v.integer(0, 1_000_000_000),
+        "Trace one request of so many, of those whose client does not say whether it is traced; 0: none of those.",
         "--trace-rate",
+    ),
+    Variable(
+        "MME_TRACE_COUNT",
+        "trace_count",
+        v.integer(-1, 1_000_000_000),
+        "Trace so many requests, and then no more; -1: all.",
+        "--trace-count",
     ),
     Variable(
         "MME_TRACE_FILE",

@@ -279,6 +279,9 @@ def directories(text: str) -> tuple[Path, ...]:
     if not all(parts) or "\0" in text:
         msg = "folders between commas, none of them empty"
         raise ValueError(msg)
+    if any("://" in part for part in parts):
+        msg = "folders of this machine; archives under an S3 prefix are served with --model-store"
+        raise ValueError(msg)
     return tuple(dict.fromkeys(directory(part) for part in parts))
 
 

@@ -91,6 +91,13 @@ def test_a_flag_that_is_refused_names_what_there_is_instead(flag):
     assert problems(f"{flag}=1") == (f"SAGEMAKER_TRITON_ADDITIONAL_ARGS: '{flag}' is not understood; {_INSTEAD[flag]}",)
 
 
+@pytest.mark.parametrize("flag", sorted(_INSTEAD))
+def test_the_value_of_a_refused_flag_is_no_flag(flag):
+    """Also where it is a word of its own."""
+    assert len(problems(f"{flag} 1")) == 1
+    assert len(problems(f"{flag} --log-info=true")) == 1
+
+
 def test_no_flag_means_two_things():
     """Nor is one refused that is understood."""
     kinds = [set(kind) for kind in (ARGUMENTS, SEVERAL, IDLE_ARGUMENTS, _INSTEAD)]

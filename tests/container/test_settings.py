@@ -694,20 +694,37 @@ def test_additional_args_translate_the_flags_that_mean_something():
     assert (settings.max_body_bytes, settings.load_threads, settings.drain_seconds) == (MIB, 4, 20)
 
 
+def test_a_repository_is_no_prefix_of_a_store():
+    """Somebody else's scheme is not taken for a folder of that name."""
+    for uri in ("s3://bucket/models", "gs://bucket", "/r, as://account/container"):
+        (sentence,) = problems(MME_MODEL_REPOSITORY=uri)
+        assert "expected folders of this machine; archives under an S3 prefix are served with --model-store" in sentence
+
+
 def test_tritons_way_to_ask_for_traces_is_understood():
-    """To OpenTelemetry, with a rate; a URL without a scheme, as Triton's is; what is so anyway changes nothing."""
-    flags = "mode=opentelemetry level=TIMESTAMPS rate=100 opentelemetry,url=collector:4318/v1/traces count=-1"
+    """To OpenTelemetry, so many at a rate; a URL without a scheme, as Triton's is; what is so anyway changes nothing."""
+    flags = "mode=opentelemetry level=TIMESTAMPS rate=0 opentelemetry,url=collector:4318/v1/traces count=7"
     arguments = " ".join(f"--trace-config={flag}" for flag in flags.split())
     settings = Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": arguments})
-    assert (settings.trace_url, settings.trace_rate) == ("http://collector:4318/v1/traces", 100)
+    traces = (settings.trace_url, settings.trace_rate, settings.trace_count)
+    assert traces == ("http://collector:4318/v1/traces", 0, 7)
+    for flags, url in (
+        ("--trace-config mode=opentelemetry --trace-config=level=TIMESTAMPS", "http://localhost:4318/v1/traces"),
+        ("--trace-config mode=opentelemetry", ""),
+        ("--trace-config=level=TIMESTAMPS", ""),
+    ):
+        assert Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": flags}).trace_url == url
 
 
 def test_tritons_own_traces_are_understood():
     """A file, and how many traces are written to it at a time; not beside a collector."""
-    flags = "mode=triton level=TIMESTAMPS rate=1 triton,file=/t/t.json triton,log-frequency=5"
+    flags = "mode=triton level=TIMESTAMPS rate=1 triton,file=/t/t.json triton,log-frequency=5 count=-1"
     arguments = " ".join(f"--trace-config={flag}" for flag in flags.split())
-    settings = Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": arguments})
-    assert (settings.trace_file, settings.trace_rate, settings.trace_log_frequency) == (Path("/t/t.json"), 1, 5)
+    older = "--trace-level TIMESTAMPS --trace-rate=1 --trace-file /t/t.json --trace-log-frequency=5 --trace-count=-1"
+    for each in (arguments, older):
+        settings = Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": each})
+        assert (settings.trace_file, settings.trace_rate, settings.trace_log_frequency) == (Path("/t/t.json"), 1, 5)
+        assert settings.trace_count == -1
     (sentence,) = problems(MME_TRACE_FILE="/t", MME_TRACE_URL="http://localhost:4318")
     assert "traces are sent or written, not both" in sentence
 
@@ -738,10 +755,10 @@ def test_additional_args_yield_to_our_variables_and_beat_tritons():
 
 def test_additional_args_refuse_other_flags_and_bad_values_by_name():
     """A flag we do not understand, and a value that does not parse, are each named with their origin."""
-    found = problems(SAGEMAKER_TRITON_ADDITIONAL_ARGS="--vertex-ai-port=1 --log-info=maybe loose")
+    found = problems(SAGEMAKER_TRITON_ADDITIONAL_ARGS="--model-control=1 --log-info=maybe loose")
 
     assert any(
-        "'--vertex-ai-port' is not understood; of tritonserver's flags only --id, --load" in sentence
+        "'--model-control' is not understood; of tritonserver's flags only --id, --load" in sentence
         for sentence in found
     )
     assert any("(--log-info)='maybe'" in sentence for sentence in found)

@@ -31,7 +31,7 @@ def test_what_is_wanted_is_changed_and_the_rest_stays(wanted, expected):
     ("wanted", "kind", "words"),
     [
         ({"trace_rate": "x"}, Kind.INVALID_ARGUMENT, "Unable to parse 'trace_rate', got: x"),
-        ({"trace_rate": "0"}, Kind.INVALID_ARGUMENT, "value is out of range"),
+        ({"trace_rate": "-1"}, Kind.INVALID_ARGUMENT, "value is out of range"),
         ({"trace_count": "-2"}, Kind.INVALID_ARGUMENT, "value is out of range"),
         ({"trace_count": []}, Kind.INVALID_ARGUMENT, "Unable to parse 'trace_count'"),
         ({"trace_level": ["TENSORS"]}, Kind.UNSUPPORTED, "no tensors are traced"),
@@ -105,6 +105,16 @@ def test_rates_and_counts_are_of_whoever_has_them():
     assert control.on
     assert control.traces("m", None)
     assert not control.traces("other", True)
+
+
+def test_a_rate_of_nothing_leaves_those_whose_clients_say_so():
+    """As Triton's has it for those that bring a context."""
+    control = TraceControl(TraceSettings(on=True, rate=2, count=-1), sends=True)
+    control.change("", {"trace_rate": "0"})
+    assert control.server.as_document()["trace_rate"] == "0"
+    assert [control.traces("", None) for _ in range(3)] == [False] * 3
+    assert control.traces("", True)
+    assert not control.traces("", False)
 
 
 def test_a_server_that_sends_no_traces_refuses_to_trace():
