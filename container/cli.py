@@ -22,6 +22,7 @@ from container.config.flags import COMMAND as CONFIG
 from container.engines.flags import COMMAND as BUILD
 from container.logs import configure
 from container.settings import Mode, Settings, choose_single_model, settings_table
+from container.settings.arguments import tritons_words
 from container.settings.protocol_values import keepalive, latencies, restrictions
 from container.settings.table import MME_VARIABLES
 from container.settings.values import batch_sizes, boolean, directories, names, resource_limits
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _LISTS = frozenset({names, directories, resource_limits, batch_sizes, restrictions, keepalive, latencies})
+_FLAGS = frozenset(row.flag for row in MME_VARIABLES if row.flag)
 _log = logging.getLogger("mme.start")
 
 COMMANDS = (*SHIP, CONFIG, BUILD)
@@ -51,7 +53,8 @@ examples:
   mme serve --model-dir ./model
       one model, as SageMaker mounts it on /opt/ml/model
 
-Every flag is also a variable (in brackets); a flag wins. `mme settings` lists all variables.
+Every flag is also a variable (in brackets); a flag wins. `mme settings` lists all variables. Flags of tritonserver are
+understood as well, as far as they mean something here.
 """
 _MODELS_EXAMPLES = """\
 examples:
@@ -64,7 +67,8 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command of `mme`; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = _serve_arguments(_parser(), words) if words[:1] == ["serve"] else _parser().parse_args(words)
     return _guarded(arguments.command, arguments)
 
 
@@ -72,7 +76,13 @@ def serve_command(argv: Sequence[str] | None = None) -> int:
     """Start the server as SageMaker does: the environment says everything, flags are allowed."""
     parser = argparse.ArgumentParser(prog="serve", description="Start the server; the same as `mme serve`.")
     _add_serve_flags(parser)
-    return _guarded("serve", parser.parse_args(argv))
+    return _guarded("serve", _serve_arguments(parser, sys.argv[1:] if argv is None else argv))
+
+
+def _serve_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Flags of ours, each under its field; those of tritonserver's as words, under `theirs`."""
+    theirs, ours = tritons_words(words, _FLAGS)
+    return parser.parse_args(ours, argparse.Namespace(theirs=theirs))
 
 
 def _guarded(command: str, arguments: argparse.Namespace) -> int:
@@ -110,7 +120,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
     """Check the settings and become gunicorn; returns only when that fails."""
     given = {row.name: getattr(arguments, row.field) for row in MME_VARIABLES if row.flag}
     flags = {name: ",".join(text) if isinstance(text, list) else text for name, text in given.items() if text}
-    settings = Settings.from_environ({**os.environ, **flags})
+    settings = Settings.from_environ({**os.environ, **flags}, arguments.theirs)
     settings.check_paths()
     settings.check_tracing()
     settings.check_grpc()

@@ -98,6 +98,27 @@ def test_repositories_and_their_control_mode_are_flags(became, tmp_path):
     assert (settings.model_namespacing, settings.model_config_name) == (True, "gpu")
 
 
+def test_flags_of_tritonserver_start_it_too(became, tmp_path):
+    """As its users write them: beside ours, with and without =; its port is the main one."""
+    run("serve", f"--model-repository={tmp_path}", "--http-port", "8000", "--http-address=127.0.0.1", "--grpc-port", "0",
+        "--exit-on-error", "false", "--log-verbose=1", "--strict-readiness=false", "--exit-timeout-secs", "5",
+        "--trace-config", "rate=0", "--id", "triton")  # fmt: skip
+
+    settings = Settings.from_environ(became["environ"])
+    assert (settings.model_repository, settings.host, settings.port) == (tmp_path, "127.0.0.1", 8000)
+    assert (settings.grpc_port, settings.log_level, settings.ping_mode.value) == (0, "debug", "live")
+    assert (settings.drain_seconds, settings.trace_rate, settings.server_id) == (5, 0, "triton")
+
+
+def test_a_flag_of_tritonserver_that_is_refused_says_what_there_is(capsys, tmp_path):
+    """As it is said of its variable; what nobody knows is an unknown flag of ours."""
+    assert run("serve", f"--model-repository={tmp_path}", "--log-file", "x", "--rate-limit=maybe") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "serve: command line: '--log-file' is not understood; lines go to standard error" in lines
+    assert run("serve", "--model-reposytory", "x") == 2
+    assert "unrecognized arguments: --model-reposytory" in capsys.readouterr().err
+
+
 def test_a_flag_wins_over_its_variable(became, monkeypatch):
     """A flag that sets the default back beats a variable that says otherwise."""
     monkeypatch.setenv("MME_PORT", "9000")
