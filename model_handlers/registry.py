@@ -113,7 +113,7 @@ def find_backend(name: str, platform: str, model: str, version_directory: Path |
             the backend can't be imported.
     """
     if platform and not any(platform in b.platforms for b in BACKENDS):
-        raise invalid_model(f"unexpected platform type '{platform}' for {model}")
+        raise invalid_model(f"unexpected platform type '{platform}' for {model}{_instead(platform)}")
     matches = [b for b in BACKENDS if (not name or b.name == name) and (not platform or platform in b.platforms)]
     if matches:
         return matches[0]
@@ -126,8 +126,23 @@ def find_backend(name: str, platform: str, model: str, version_directory: Path |
     raise invalid_model(
         f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration. "
         f"Model '{model}': the backends served here are {', '.join(served_backends())}; another one is a package that "
-        f"registers it, or a {HANDLER_FILE} beside the model."
+        f"registers it, or a {HANDLER_FILE} beside the model.{_meant(name)}"
     )
+
+
+def _instead(platform: str) -> str:
+    """What to write for a platform that there is not."""
+    if any(platform == b.name for b in BACKENDS):
+        return f'; that is a backend: write backend: "{platform}" instead'
+    return (
+        f"; there are {', '.join(dict.fromkeys(p for b in BACKENDS for p in b.platforms))}, or name a backend instead"
+    )
+
+
+def _meant(name: str) -> str:
+    """What to write where the backend that there is not is a platform."""
+    is_platform = any(name in b.platforms for b in BACKENDS)
+    return f" '{name}' is a platform: write platform: \"{name}\" instead." if is_platform else ""
 
 
 def _brought(name: str, version_directory: Path) -> Backend | None:

@@ -114,8 +114,10 @@ class Settings:
         busy_poll_microseconds: how long the loop and models' processes stay awake for their next work, 0 for never.
         ping_mode: what a 200 from /ping means.
         default_accept: content type of answers to requests without an Accept header.
+        booster_accept: the same of models that are a file of SageMaker's XGBoost and no script.
         script_program, script_directory, script_workers: file name of inference scripts; where one for all models is
             that bring none (a folder, an archive's s3:// URL, or ""); processes of each.
+        script_task: what models of Hugging Face are for that bring no script, "" for what each is made for.
         inference_type: what bodies of /invocations mean.
         shared_memory_bytes, shared_memory_growth_bytes: what is first shared with a model's process, and by how much
             that grows at least.
@@ -187,9 +189,11 @@ class Settings:
     busy_poll_microseconds: int = 200
     ping_mode: PingMode = PingMode.READY
     default_accept: str = "application/json"
+    booster_accept: str = "text/csv"
     script_program: str = "inference.py"
     script_directory: str = ""
     script_workers: int = 1
+    script_task: str = ""
     inference_type: InferenceType = InferenceType.INFER
     shared_memory_bytes: int = 64 << 10
     shared_memory_growth_bytes: int = 0
@@ -232,6 +236,9 @@ class Settings:
             self.model_config_name,
             self.strict_config,
             tuple((each.backend, each.size) for each in self.default_batch_sizes),
+            self.booster_accept,
+            self.batch_transform,
+            self.script_task,
         )
 
     @classmethod

@@ -16,7 +16,9 @@ from container.settings.arguments import LOG_VARIABLES
 from container.settings.azureml import choose_azureml
 from container.settings.tls import choose_tls
 from container.settings.values import DEFAULT_GRPC_PORT, DEFAULT_MAX_BODY, DEFAULT_PORT, Mode, SettingsError
+from model_handlers.body import DEFAULT_TYPE
 from serve.control import Control
+from serve.sources.misplaced import advice
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ def apply_rules(reading: Reading) -> None:
     _check_drain(reading)
     _check_load_timeout(reading)
     _choose_emf(reading)
+    _choose_booster_accept(reading)
     _check_traces(reading)
 
 
@@ -191,6 +194,15 @@ def _choose_emf(reading: Reading) -> None:
         )
 
 
+def _choose_booster_accept(reading: Reading) -> None:
+    """SageMaker's XGBoost answers a lone model's clients in CSV, and those of many models in JSON."""
+    name = "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT"
+    if name in reading.parsed and not reading.given[name].text.startswith("*"):
+        reading.fields["booster_accept"] = reading.parsed[name]
+    elif reading.fields["mode"] is not Mode.SINGLE:
+        reading.fields["booster_accept"] = DEFAULT_TYPE
+
+
 def _check_traces(reading: Reading) -> None:
     if "MME_TRACE_URL" in reading.parsed and "MME_TRACE_FILE" in reading.parsed:
         labels = f"{reading.label('MME_TRACE_URL')} and {reading.label('MME_TRACE_FILE')}"
@@ -247,7 +259,7 @@ def choose_single_model(model_dir: Path, default_name: str, scripts: Scripts = D
     if not found:
         raise SettingsError(
             f"ERROR: No model found in model repository: {model_dir} holds no directory of a model with its versions, "
-            f"and no code/{scripts.program}"
+            f"and no code/{scripts.program}{advice(model_dir)}"
         )
     warning = (
         "WARNING: No SAGEMAKER_TRITON_DEFAULT_MODEL_NAME provided. "

@@ -121,6 +121,13 @@ SAGEMAKER_VARIABLES = (
         default="none",
     ),
     Variable(
+        "HF_TASK",
+        "script_task",
+        v.task,
+        "What a model of Hugging Face's libraries is asked that brings no inference script.",
+        default="what its architecture is made for",
+    ),
+    Variable(
         "SAGEMAKER_ENABLE_STATEFUL_SESSIONS",
         "sessions",
         v.boolean,
@@ -228,7 +235,7 @@ TRITON_VARIABLES = (
         default="0",
     ),
     Variable(
-        "SAGEMAKER_TRITON_TENSORFLOW_VERSION", "", v.integer(1, 2), "no effect: TensorFlow models are not served here."
+        "SAGEMAKER_TRITON_TENSORFLOW_VERSION", "", v.integer(1, 2), "no effect: TensorFlow 2 serves models of either."
     ),
     Variable(
         "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",

@@ -392,6 +392,14 @@ def script_name(text: str) -> str:
     return name
 
 
+def task(text: str) -> str:
+    """A task of Hugging Face's libraries."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", text):
+        msg = "a task of Hugging Face's, such as text-classification"
+        raise ValueError(msg)
+    return text
+
+
 def submit_directory(text: str) -> str:
     """A folder of scripts outside of the models, or an archive of it in S3; "" for the place inside of each model."""
     if text.rstrip("/") == _CODE:

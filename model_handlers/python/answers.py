@@ -109,7 +109,7 @@ def _outputs(config: ModelConfig, request: ModelRequest, response: InferenceResp
         if returned is not None:
             expected += 1
             if spec.name in request.outputs:
-                outputs[spec.name] = _outside(config, spec, returned)
+                outputs[spec.name] = _outside(config, spec, returned, whole_numbers=True)
     for spec in hidden_outputs(config.sequence_batching):
         returned = tensors.get(spec.name)
         if returned is not None:
@@ -136,12 +136,13 @@ def _warn_once(model: str, what: str) -> None:
     _log.warning("model '%s' %s", model, printable(what), extra={"target_model": model})
 
 
-def _outside(config: ModelConfig, spec: TensorSpec, tensor: Tensor) -> Array:
-    """An output as the client sees it."""
+def _outside(config: ModelConfig, spec: TensorSpec, tensor: Tensor, *, whole_numbers: bool = False) -> Array:
+    """An output as the client sees it: where floats were declared, whole numbers may stay what they are."""
     data_type, array = tensor.carried()
     if data_type is not spec.data_type and not _same_bits(data_type, spec.data_type):
         what = f"returned output '{spec.name}' as {data_type.name}, expected {spec.data_type.name}"
-        cast = _cast(array, data_type, spec.data_type)
+        kept = whole_numbers and data_type.dtype.kind in "biu" and spec.data_type.dtype.kind == "f"
+        cast = array if kept else _cast(array, data_type, spec.data_type)
         if cast is None:
             raise _wrong(config, what)
         _warn_once(config.name, what)

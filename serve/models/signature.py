@@ -11,6 +11,7 @@ import numpy as np
 
 from model_handlers.base import FLAGS_TOLD, ModelRequest, ModelResponse
 from model_handlers.errors import Kind, MmeError
+from model_handlers.tensor import BY_DTYPE
 from serve.models import ragged
 from serve.models.open_request import OpenRequest
 from serve.request import InferenceRequest, InferenceResponse
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from model_handlers.config import ModelConfig
-    from model_handlers.tensor import Array, TensorSpec
+    from model_handlers.tensor import Array, DataType, TensorSpec
     from serve.models.open_request import Post
 
 Batch: TypeAlias = list[InferenceRequest]
@@ -83,11 +84,22 @@ class Signature:
     def response(self, request: InferenceRequest, answer: ModelResponse) -> InferenceResponse:
         """What a handler that sees requests answered to one of them."""
         outputs = [
-            (name, spec.data_type, answer.outputs[name])
+            (name, *_told(spec, answer.outputs[name], request))
             for name, spec in self.outputs.items()
             if name in answer.outputs
         ]
         return InferenceResponse(self.name, self.version, outputs, request.id, parameters=answer.parameters or None)
+
+
+def _told(spec: TensorSpec, array: Array, request: InferenceRequest) -> tuple[DataType, Array]:
+    """An output and its type: the declared one, but that a client is told of whole numbers where floats were declared.
+
+    A model that asks gets what was declared: it may be an ensemble, whose next step takes nothing else.
+    """
+    declared = spec.data_type
+    if array.dtype == declared.dtype or array.dtype.kind not in "biu" or declared.dtype.kind != "f":
+        return declared, array
+    return (declared, array.astype(declared.dtype)) if request.callers else (BY_DTYPE[array.dtype], array)
 
 
 def wanted(signature: Signature, batch: Batch) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from model_handlers.pbtxt import parse_config
 from model_handlers.registry import Backend, detect_backend, find_backend, told_by_file
 from serve.sources.checksums import checksum_errors
 from serve.sources.disk import directory_size
+from serve.sources.misplaced import advice
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ def _open(path: Path, name: str, scripts: Scripts, *, strict_name: bool, overrid
         _log.warning("ignore version directory '%s' which %s", directory, why, extra={"target_model": name})
     if config.platform == PLATFORM:  # it has no files: archives may have lost its empty version
         available = available or {1: path}
-        return ModelDirectory(name, path, replace(config, name=name), selected_versions(config, available, name))
+        return ModelDirectory(name, path, replace(config, name=name), selected_versions(config, available, name, path))
     backend = backend_of(path, config, available, scripts)
     if backend.name == BACKEND:
         available = {version: where for version, where in available.items() if scripts.own(where)} or {1: path}
@@ -265,7 +266,7 @@ def _open(path: Path, name: str, scripts: Scripts, *, strict_name: bool, overrid
     if not backend.filename:  # it loads no file: archives may have lost its empty version
         available = available or {1: path}
     config = scripts.ruled(with_backend(replace(config, name=name), backend, available))
-    model = ModelDirectory(name, path, config, selected_versions(config, available, name))
+    model = ModelDirectory(name, path, config, selected_versions(config, available, name, path))
     for error in (*missing_files(model), *checksum_errors(config, path)):
         raise error
     return model
@@ -287,15 +288,15 @@ def _default_file(backend: Backend, config: ModelConfig, available: dict[int, Pa
     return backend.filename if first is None else backend.filename_in(first, config.parameters)
 
 
-def selected_versions(config: ModelConfig, available: dict[int, Path], name: str) -> dict[int, Path]:
-    """The versions that the version policy selects."""
+def selected_versions(config: ModelConfig, available: dict[int, Path], name: str, path: Path) -> dict[int, Path]:
+    """The versions in a model's directory that the version policy selects."""
     for version in absent_versions(config, available):
         _log.warning("version %d is specified for model '%s', but the version directory is not present", version, name)
     selected = config.version_policy.select(tuple(available))
     if not selected:
+        found = ", ".join(map(str, available)) or f"no version directory{advice(path)}"
         raise invalid_model(
-            f"at least one version must be available under the version policy of model '{name}': "
-            f"found {', '.join(map(str, available)) or 'no version directory'}"
+            f"at least one version must be available under the version policy of model '{name}': found {found}"
         )
     return {version: available[version] for version in selected}
 
@@ -409,7 +410,7 @@ def _directories(path: Path) -> list[Path]:
 
 
 def _no_model(path: Path, name: str) -> MmeError:
-    return invalid_model(f"no model found in '{name}': found {_shown_tree(path)}; expected {_EXPECTED}")
+    return invalid_model(f"no model found in '{name}': found {_shown_tree(path)}; expected {_EXPECTED}{advice(path)}")
 
 
 def _shown_tree(path: Path) -> str:

@@ -2,6 +2,7 @@
 
     model.joblib  code/inference.py           the script in `code/`, or beside the model
     model.joblib                              a script for all models, in a folder outside of their archives
+    xgboost-model                             no script: one of those that are built in
 
 Looks at names alone, on load threads; says what a configuration would have said.
 """
@@ -14,6 +15,9 @@ from typing import TYPE_CHECKING
 
 from model_handlers.body import BACKEND, DEFAULT_ACCEPT, DEFAULT_TYPE, SUBMIT_DIRECTORY
 from model_handlers.config import InstanceGroup
+from model_handlers.python.script.boosters import LINES
+from model_handlers.python.script.no_script import BOOSTER, FOLDER, script_for
+from model_handlers.python.script.pipelines import TASK
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +38,9 @@ class Scripts:
             model has one of that name; "" for none.
         strict: whether a configuration has to say everything itself.
         batch_sizes: (backend, "" for all others; what its models get that do not say how much they batch).
+        booster_accept: the same as `default_accept` of models that are a booster and no script.
+        lines: whether their answers are put together line by line.
+        task: what models of Hugging Face are for that bring no script, "" for what each is made for.
     """
 
     program: str = "inference.py"
@@ -43,6 +50,9 @@ class Scripts:
     config_name: str = ""
     strict: bool = False
     batch_sizes: tuple[tuple[str, int], ...] = ()
+    booster_accept: str = "text/csv"
+    lines: bool = False
+    task: str = ""
 
     def own(self, path: Path) -> str:
         """The script that a model's directory holds, relative to it; "" for none."""
@@ -50,19 +60,23 @@ class Scripts:
         return next((place for place in places if (path / place).is_file()), "")
 
     def serves(self, path: Path) -> bool:
-        """Whether the directory can be a model, by the script that it holds or by the shared one."""
-        return bool(self.shared) or bool(self.own(path))
+        """Whether the directory can be a model, by the script that it holds, by the shared one or a built-in one."""
+        return bool(self.shared) or bool(self.own(path)) or bool(script_for(path))
 
     def completed(self, config: ModelConfig, path: Path) -> ModelConfig:
         """What the configuration of the model in that directory leaves out."""
         own = self.own(path)
-        said = {} if self.default_accept == DEFAULT_TYPE else {DEFAULT_ACCEPT: self.default_accept}
-        if not own and self.shared:
-            said[SUBMIT_DIRECTORY] = self.shared
+        built_in = "" if own or self.shared else script_for(path)
+        accept = self.booster_accept if built_in == BOOSTER else self.default_accept
+        said = {} if accept == DEFAULT_TYPE else {DEFAULT_ACCEPT: accept}
+        said |= {LINES: "true"} if self.lines and built_in == BOOSTER else {}
+        said |= {TASK: self.task} if self.task else {}
+        if not own and (self.shared or built_in):
+            said[SUBMIT_DIRECTORY] = self.shared or str(FOLDER)
         return replace(
             config,
             backend=BACKEND,
-            default_model_filename=config.default_model_filename or own or self.program,
+            default_model_filename=config.default_model_filename or own or built_in or self.program,
             instance_groups=config.instance_groups or (InstanceGroup(config.name, count=self.workers),),
             parameters=MappingProxyType({**said, **config.parameters}),
         )

@@ -152,7 +152,7 @@ def _select(found: Examined, available: dict[int, Path]) -> None:
 
     def select() -> None:
         assert config is not None  # noqa: S101 - it was understood
-        found.versions = selected_versions(config, available, found.name)
+        found.versions = selected_versions(config, available, found.name, found.path)
 
     found.attempt(CONFIG_NAME, "version_policy", select)
 

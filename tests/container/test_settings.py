@@ -296,6 +296,7 @@ BAD_VALUES = [
     ("SAGEMAKER_MODEL_SERVER_WORKERS", "65"),
     ("SAGEMAKER_PROGRAM", "code/inference.py"),
     ("SAGEMAKER_PROGRAM", "..py"),
+    ("HF_TASK", "text classification"),
     ("SAGEMAKER_SUBMIT_DIRECTORY", "https://bucket/sourcedir.tar.gz"),
     ("SAGEMAKER_SUBMIT_DIRECTORY", "s3://bucket/sourcedir"),
     ("SAGEMAKER_SUBMIT_DIRECTORY", "s3://sourcedir.tar.gz"),
@@ -348,6 +349,15 @@ def test_limits_are_inclusive(name, text):
         ({"SAGEMAKER_MODEL_SERVER_WORKERS": "4"}, Scripts(workers=4)),
         ({"SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "text/csv"}, Scripts(default_accept="text/csv")),
         ({"SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "*/*"}, Scripts()),
+        ({"SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "application/json"}, Scripts(booster_accept="application/json")),
+        ({"SAGEMAKER_MULTI_MODEL": "true"}, Scripts(booster_accept="application/json")),
+        ({"MME_MODEL_STORE": "/archives"}, Scripts(booster_accept="application/json")),
+        (
+            {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "text/csv"},
+            Scripts(default_accept="text/csv"),
+        ),
+        ({"SAGEMAKER_BATCH": "true"}, Scripts(lines=True)),
+        ({"HF_TASK": "text-classification"}, Scripts(task="text-classification")),
     ],
 )
 def test_scripts_are_told_by_the_variables_of_amazons_containers(environ, scripts):
@@ -903,7 +913,7 @@ def test_every_field_has_a_variable_and_every_variable_a_field():
     named = {row.field for row in VARIABLES if row.field}
 
     assert named <= fields
-    assert fields - named == {"mode", "more_repositories", "notices"}
+    assert fields - named == {"booster_accept", "mode", "more_repositories", "notices"}
 
 
 def test_the_table_for_people_is_complete():

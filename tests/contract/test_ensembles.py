@@ -41,6 +41,8 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * 10)])
 """
 
+PIXELS = PYTHON.replace("x * 10", "(x * 10).astype(np.uint8)")
+
 REPEAT = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -87,6 +89,7 @@ def repository(tmp_path_factory):
     models.lay_out(root / "bare", models.plus(100))
     python_model(root / "ten", PYTHON)
     python_model(root / "plain", PYTHON, "max_batch_size: 0")
+    python_model(root / "pixels", PIXELS)
     python_model(root / "repeat", REPEAT, "max_batch_size: 8 model_transaction_policy { decoupled: true }")
     ensemble(root / "chain", "one IN a", "ten a b", "two b OUT")
     ensemble(root / "fork", "one IN a", "two IN SIDE", "two a OUT", more=SIDE)
@@ -97,6 +100,7 @@ def repository(tmp_path_factory):
     )
     ensemble(root / "streamed", "repeat IN a", "one a OUT")
     ensemble(root / "unbatched", "one IN a", "plain a OUT")
+    ensemble(root / "shown", "pixels IN a", "one a OUT")
     return root
 
 
@@ -162,6 +166,20 @@ def test_requests_of_an_ensemble_are_batched_in_its_steps(server):
 def test_a_batch_dimension_comes_and_goes(server):
     """Between a step that batches and one that does not, for one row."""
     assert out(ask(server, "unbatched", [1, 2, 3, 4])) == [[20, 30, 40, 50]]
+
+
+def test_whole_numbers_for_floats_are_shown_as_they_are_and_passed_on_as_declared(server):
+    """A client makes an image of UINT8 that config.pbtxt calls FP32; the next step of an ensemble wants FP32."""
+    (told,) = ask(server, "pixels", [1, 2, 3, 25], name="X").json["outputs"]
+    assert (told["datatype"], told["data"]) == ("UINT8", [10, 20, 30, 250])
+    (told,) = ask(server, "shown", [1, 2, 3, 25]).json["outputs"]
+    assert (told["datatype"], told["data"]) == ("FP32", [11, 21, 31, 251])
+
+    client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.port}")
+    given = tritonclient.http.InferInput("X", [1, 4], "FP32").set_data_from_numpy(np.ones((1, 4), np.float32))
+    seen = client.infer("pixels", [given]).as_numpy("Y")
+    client.close()
+    assert (seen.dtype, seen.tolist()) == (np.uint8, [[10] * 4])
 
 
 def test_each_response_of_a_decoupled_step_is_one_of_the_ensemble(server):

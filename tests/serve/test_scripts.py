@@ -8,6 +8,7 @@ import pytest
 from model_handlers.body import takes_body
 from model_handlers.config import InstanceGroup
 from model_handlers.errors import Kind, MmeError
+from model_handlers.python.script.no_script import FOLDER
 from serve.sources.repository import list_models, open_model, open_target
 from serve.sources.scripts import Scripts
 from serve.sources.shared_script import SharedScript
@@ -117,6 +118,52 @@ def test_two_scripts_in_one_archive_are_refused(tree):
     """Nobody could say which of them requests are for."""
     with pytest.raises(MmeError, match="'a', 'b'"):
         open_target(tree("a/" + CODE, "b/" + CODE), "m")
+
+
+@pytest.mark.parametrize(
+    ("paths", "script", "parameters"),
+    [
+        (["xgboost-model"], "booster.py", {"SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "text/csv"}),
+        (["config.json", "model.safetensors", "1_Pooling/config.json"], "pipeline.py", {}),
+        (["config.json", "pytorch_model-00001-of-00002.bin"], "pipeline.py", {}),
+    ],
+)
+def test_a_model_that_needs_no_script_gets_one(tree, paths, script, parameters):
+    """XGBoost's file, and what Hugging Face's libraries save, are models by themselves."""
+    root = tree(*paths)
+    model = open_target(root, "m")
+
+    assert model.config.default_model_filename == script
+    assert dict(model.config.parameters) == {"SAGEMAKER_SUBMIT_DIRECTORY": str(FOLDER), **parameters}
+    assert (FOLDER / script).is_file()
+    assert model.versions == {1: root}
+
+
+def test_a_script_of_its_own_or_a_shared_one_comes_before_a_built_in_one(tree, tmp_path):
+    """A built-in one is for models that have no other."""
+    (tmp_path / ROOT).touch()
+    bare = open_target(tree("xgboost-model"), "m", Scripts(shared=str(tmp_path)))
+    assert dict(bare.config.parameters) == {"SAGEMAKER_SUBMIT_DIRECTORY": str(tmp_path)}
+    assert bare.config.default_model_filename == ROOT
+    own = open_target(tree(CODE), "m")
+    assert (own.config.default_model_filename, dict(own.config.parameters)) == (CODE, {})
+
+
+def test_what_is_set_for_models_without_scripts_is_said_to_them(tree):
+    """The type of answers, whether they are put together by lines, and the task."""
+    scripts = Scripts(booster_accept="application/json", lines=True, task="fill-mask")
+    booster = open_target(tree("xgboost-model"), "m", scripts)
+    said = {"SAGEMAKER_BATCH": "true", "HF_TASK": "fill-mask", "SAGEMAKER_SUBMIT_DIRECTORY": str(FOLDER)}
+    assert dict(booster.config.parameters) == said
+    own = open_target(tree(CODE), "m", scripts)
+    assert dict(own.config.parameters) == {"HF_TASK": "fill-mask"}
+
+
+@pytest.mark.parametrize("paths", [["config.json"], ["model.safetensors"], ["config.json", "optimizer.pt"]])
+def test_half_of_a_saved_model_is_none(tree, paths):
+    """There have to be both, its description and weights."""
+    with pytest.raises(MmeError, match="no model found in 'm'"):
+        open_target(tree(*paths), "m")
 
 
 def test_a_named_backend_without_a_script_is_refused(tree):

@@ -6,12 +6,17 @@ type, accept, custom attributes and the id of its session. What a function asks 
 
 from __future__ import annotations
 
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from model_handlers.body import DEFAULT_TYPE
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 _CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 _SESSION_ID = "X-Amzn-SageMaker-Session-Id"
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Context:
@@ -22,11 +27,13 @@ class Context:
         manifest: a description of the archive, which ours do not have: its model's name alone.
         system_properties: `model_dir`, `gpu_id` (None without one), `batch_size` and `server_name`.
         request_processor: a list of the one request's properties.
+        parameters: those of the model's configuration.
         metrics: takes what a function wants to be measured, to no effect.
     """
 
-    def __init__(self, model: str, model_dir: str, gpu_id: int | None) -> None:
+    def __init__(self, model: str, model_dir: str, gpu_id: int | None, parameters: Mapping[str, str] = _NONE) -> None:
         self.model_name = model
+        self.parameters = parameters
         self.manifest: dict[str, Any] = {"model": {"modelName": model}}
         self.system_properties: dict[str, Any] = {
             "model_dir": model_dir,

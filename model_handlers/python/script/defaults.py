@@ -1,8 +1,9 @@
 """What is done for a function that a script does not define, as Amazon's containers do it for each framework.
 
-A TorchScript file is loaded by torch; models of torch get and answer tensors, in inference mode; those of scikit-learn
-get floats and are asked to predict; pipelines of Hugging Face get `inputs` and `parameters` of a JSON object. Which
-framework it is, the model tells: none is imported but torch, for a file of its own.
+A TorchScript file is loaded by torch, `xgboost-model` by xgboost, and what transformers saved by transformers. Models
+of torch get and answer tensors, in inference mode; boosters get matrices of their own; those of scikit-learn get floats
+and are asked to predict; pipelines of Hugging Face get `inputs` and `parameters` of a JSON object. Which framework it
+is, the model tells: none is imported but for a file of its own.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model_handlers.errors import invalid_model
+from model_handlers.python.script import boosters, pipelines
 from model_handlers.python.script.accept import preferred
 from model_handlers.python.script.failures import not_acceptable
-from model_handlers.python.script.formats import CSV, JSON, WRITES, decode, encode, media_type
+from model_handlers.python.script.formats import CSV, JSON, WRITES, decode, media_type
+from model_handlers.python.script.no_script import BOOSTER_FILE, is_saved_pipeline
 
 if TYPE_CHECKING:
     from model_handlers.base import Device
@@ -35,21 +38,29 @@ class Defaults:
         script: the file that leaves them out, for messages.
         device: where a model of torch computes.
         default_accept: the type of an answer to a client that likes all alike.
+        task: what a model of Hugging Face is for, "" for what its architecture is made for.
     """
 
-    def __init__(self, model: str, script: Path, device: Device, default_accept: str) -> None:
+    def __init__(self, model: str, script: Path, device: Device, default_accept: str, task: str = "") -> None:
         self._model = model
         self._script = script
+        self._on = device
+        self._task = task
         self._device = "cpu" if device.kind == "cpu" else f"cuda:{device.index}"
         self._default_accept = default_accept
 
     def model_fn(self, model_dir: str) -> Any:
-        """The one TorchScript file in the directory, loaded.
+        """The directory's booster or pipeline, or its one TorchScript file, loaded.
 
         Raises:
-            MmeError: INVALID_MODEL when there is none, more than one, or no torch.
+            MmeError: INVALID_MODEL when there is none of these, more than one file, or no such library.
         """
-        file = self._torchscript(Path(model_dir))
+        directory = Path(model_dir)
+        if (directory / BOOSTER_FILE).is_file():
+            return boosters.load(directory / BOOSTER_FILE)
+        if not (directory / _TORCHSCRIPT).is_file() and is_saved_pipeline(directory):
+            return pipelines.load(self._model, directory, self._task, self._on)
+        file = self._torchscript(directory)
         try:
             torch = importlib.import_module("torch")
         except ImportError:
@@ -58,6 +69,10 @@ class Defaults:
 
     def input_fn(self, model: Any, body: bytes | str, content_type: str) -> Any:
         """What the body says, in the form that `predict_fn` and the model want."""
+        if boosters.is_booster(model):
+            return boosters.matrix(body, content_type, model.num_features())
+        if pipelines.is_pipeline(model):
+            return pipelines.decoded(body, content_type)
         data = decode(body, content_type)
         text = media_type(content_type) in {JSON, CSV}
         torch = sys.modules.get("torch")
@@ -74,6 +89,8 @@ class Defaults:
         if torch is not None and isinstance(model, torch.nn.Module):
             with torch.inference_mode():
                 return model.to(self._device).eval()(data)
+        if boosters.is_booster(model):
+            return boosters.predict(model, data)
         if isinstance(data, dict) and "inputs" in data and callable(model):
             return model(data["inputs"], **(data.get("parameters") or {}))
         if callable(getattr(model, "predict", None)):
@@ -102,7 +119,7 @@ class Defaults:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(prediction, torch.Tensor):
             prediction = prediction.detach().cpu().numpy()
-        return encode(prediction, content_type), content_type
+        return pipelines.encoded(prediction, content_type), content_type
 
     def _torchscript(self, model_dir: Path) -> Path:
         if (model_dir / _TORCHSCRIPT).is_file():

@@ -32,6 +32,7 @@ from model_handlers.python.script.defaults import Defaults
 from model_handlers.python.script.failures import failed_call
 from model_handlers.python.script.formats import TEXT, MalformedBodyError
 from model_handlers.python.script.functions import ScriptFunctions
+from model_handlers.python.script.pipelines import TASK
 from model_handlers.python.script.returned import Returned
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ class ScriptHost:
         self._default_accept = config.parameters.get(DEFAULT_ACCEPT, DEFAULT_TYPE)
         self._one_at_a_time = threading.Lock()
         gpu = device.index if device.kind == "gpu" else None
-        self._context = Context(config.name, str(file.model_directory), gpu)
-        self._defaults = Defaults(config.name, file.path, device, self._default_accept)
+        self._context = Context(config.name, str(file.model_directory), gpu, config.parameters)
+        self._defaults = Defaults(config.name, file.path, device, self._default_accept, config.parameters.get(TASK, ""))
         # INFO and more, as Amazon's containers have it; no effect in a process that keeps a log of its own.
         logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         self._script = file.imported(config.name)

@@ -311,6 +311,7 @@ TAKEN = {
     "no rows at all": ('pb_utils.Tensor("SUM", np.array(5, np.float32))', {"SUM": 5}),
     "FP64": ('pb_utils.Tensor("SUM", np.array([[0.5, 1]]))', {"SUM": [[0.5, 1]]}),
     "integers": ('pb_utils.Tensor("SUM", np.array([[2, 1]]))', {"SUM": [[2, 1]]}),
+    "pixels": ('pb_utils.Tensor("SUM", np.array([[2, 255]], np.uint8))', {"SUM": [[2, 255]]}),
     "every other element of an array": (
         'pb_utils.Tensor("SUM", np.arange(8, dtype=np.float32).reshape(2, 4)[:1, ::2])',
         {"SUM": [[0, 2]]},
@@ -318,13 +319,16 @@ TAKEN = {
 }
 
 
+WHOLE = {"integers": np.int64, "pixels": np.uint8}  # which stay what they are
+
+
 @pytest.mark.parametrize("what", TAKEN)
 def test_a_model_may_be_careless_where_it_may_in_triton(answers, what):
-    """Outputs that it leaves out are left out; unknown ones go nowhere; numbers get the type that was declared."""
+    """Outputs that it leaves out are left out; unknown ones go nowhere; floats get the precision that was declared."""
     returned, outputs = TAKEN[what]
     for answer in answers(f"return pb_utils.InferenceResponse([{returned}])"):
         assert {name: array.tolist() for name, array in answer.outputs.items()} == outputs
-        assert {array.dtype for array in answer.outputs.values()} <= {np.dtype(np.float32)}
+        assert {array.dtype for array in answer.outputs.values()} <= {np.dtype(WHOLE.get(what, np.float32))}
 
 
 def test_an_output_that_there_is_not_is_logged_once(answers, caplog):

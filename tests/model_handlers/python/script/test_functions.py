@@ -355,6 +355,49 @@ def output_fn(prediction, accept):
     assert (error.kind, error.message) == (Kind.INVALID_ARGUMENT, "model 'm': nothing to predict")
 
 
+def test_what_scripts_import_and_hardly_use_is_there(scripts):
+    """Helpers of sagemaker_inference, and the handler whose functions are the default ones."""
+    source = """
+from sagemaker_inference import content_types, decoder, default_inference_handler, encoder, errors, utils
+handler = default_inference_handler.DefaultInferenceHandler()
+def input_fn(body, content_type, context):
+    given = context.request_processor[0].get_request_properties()
+    assert utils.retrieve_content_type_header(given) == utils.retrieve_content_type_header({"ContentType": content_type})
+    assert utils.retrieve_content_type_header({}) is None
+    assert utils.parse_accept("text/csv, */*") == ["text/csv", "*/*"]
+    return handler.default_input_fn(body, content_type)
+def predict_fn(data, model): return data * 2
+def output_fn(prediction, accept): return handler.default_output_fn(prediction, accept)
+"""
+    assert scripts.load(scripts.tells(source)).ask("[1]", accept="text/csv") == (b"2\n", {"content_type": "text/csv"})
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "arguments"),
+    [
+        ("sagemaker_inference.default_inference_handler", "DefaultInferenceHandler", "().default_model_fn('d')"),
+        ("sagemaker_inference.default_inference_handler", "DefaultInferenceHandler", "().default_predict_fn(1, 2)"),
+        ("sagemaker_xgboost_container.data_utils", "get_dmatrix", "('train.csv', 'csv')"),
+    ],
+)
+def test_what_a_stand_in_cannot_do_it_says(scripts, module, name, arguments):
+    """Where a script calls what a server has no use for."""
+    source = f"from {module} import {name}\ndef model_fn(model_dir):\n    return {name}{arguments}\n"
+
+    assert "NotImplementedError" in scripts.refused(source).message
+
+
+def test_files_are_read_and_written_by_the_toolkits_names(scripts, tmp_path):
+    """There are two functions for that."""
+    source = f"""
+from sagemaker_inference import utils
+def transform_fn(model, body, content_type, accept):
+    utils.write_file({str(tmp_path / "f")!r}, body)
+    return utils.read_file({str(tmp_path / "f")!r}, "rb")
+"""
+    assert scripts.load(scripts.tells(source)).body("text") == b"text"
+
+
 def test_a_status_set_on_the_context_is_the_answers(scripts):
     """From 400 on it is an error, whose text is the body."""
     source = "def transform_fn(model, body, content_type, accept, context):\n context.set_response_status(415, 'no')\n return 'not this'"

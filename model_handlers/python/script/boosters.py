@@ -1,0 +1,156 @@
+"""Models of XGBoost as SageMaker's own container takes them: their file, bodies as its matrices, and answers.
+
+Bodies are rows of features without a label. The library is imported when the first of them is needed, by the process
+that the model is in. PURE, but for the reading of a model's file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model_handlers.python.script.accept import preferred
+from model_handlers.python.script.formats import (
+    CSV,
+    JSON,
+    MalformedBodyError,
+    UnsupportedFormatError,
+    decode,
+    encode,
+    media_type,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+LIBSVM = ("text/libsvm", "text/x-libsvm")
+LINES = "SAGEMAKER_BATCH"  # a parameter of models whose answers are put together line by line
+
+_PICKLED = b"\x80"  # how a pickle begins, and none of XGBoost's own formats
+_SEPARATORS = ",;\t| "
+
+
+def load(file: Path) -> Any:
+    """The booster in a file, which is of one of XGBoost's formats, or pickled as older containers have it.
+
+    Raises:
+        Exception: what the library or pickle says of it.
+    """
+    content = file.read_bytes()
+    if content.startswith(_PICKLED):
+        return pickle.loads(content)  # noqa: S301 - the customer's own, as the code beside a model would be
+    booster = _xgboost().Booster()
+    booster.load_model(bytearray(content))  # a path it would judge by its suffix, and there is none
+    return booster
+
+
+def is_booster(model: Any) -> bool:
+    """Whether a model is one, and no estimator in scikit-learn's style."""
+    xgboost = sys.modules.get("xgboost")
+    return xgboost is not None and isinstance(model, xgboost.Booster)
+
+
+def matrix(body: bytes | str, content_type: object, features: int = 0) -> Any:
+    """The rows of a body, as XGBoost's matrix: of CSV and LIBSVM, or of an array in JSON or numpy's format.
+
+    Args:
+        body: what the client sent.
+        content_type: what that is.
+        features: how many the model has, 0 where that is not known.
+
+    Raises:
+        UnsupportedFormatError: no such content type is read.
+        MalformedBodyError: it can't be read as that, or a row has not as many numbers as the model has features.
+    """
+    kind = media_type(content_type)
+    try:
+        rows = _rows(body, kind, content_type, features)
+        columns = rows.shape[1]
+    except MalformedBodyError:
+        raise
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise MalformedBodyError(f"the body is not rows of numbers in {content_type}: {error}") from error
+    if features and not features - 1 <= columns <= features:  # as the container: a column for a label may be absent
+        raise MalformedBodyError(f"a row of the body has {columns} numbers, and the model {features} features")
+    return _xgboost().DMatrix(rows)
+
+
+def predict(booster: Any, rows: Any) -> Any:
+    """What the booster predicts, by the trees up to its best round where it knows one."""
+    best = booster.attr("best_iteration")
+    rounds = (0, int(best) + 1) if best is not None else (0, 0)
+    return booster.predict(rows, iteration_range=rounds, validate_features=False)
+
+
+def answer(prediction: Any, accept: str, *, lines: bool) -> tuple[str | memoryview, str]:
+    """The body of an answer and its content type: in CSV a value for each row, between commas or on lines.
+
+    Raises:
+        UnsupportedFormatError: the client accepts neither CSV nor JSON.
+    """
+    content_type = preferred(accept, (CSV, JSON), CSV)
+    if content_type is None:
+        raise UnsupportedFormatError(accept)
+    if content_type == JSON:
+        return encode(prediction, JSON), JSON
+    values = map(str, np.asarray(prediction).tolist())
+    return ("".join(f"{value}\n" for value in values) if lines else ",".join(values)), CSV
+
+
+def csv_to_dmatrix(body: bytes | str, dtype: Any = None) -> Any:  # noqa: ARG001 - its interface: XGBoost's is float32
+    """Rows of CSV as XGBoost's matrix, where nothing between two separators is a missing value."""
+    return _xgboost().DMatrix(_table(_text(body)))
+
+
+def libsvm_to_dmatrix(body: bytes | str) -> Any:
+    """Rows of LIBSVM as XGBoost's matrix, with or without a label in front."""
+    return _xgboost().DMatrix(_sparse(_text(body), 0))
+
+
+def _rows(body: bytes | str, kind: str, content_type: object, features: int) -> Any:
+    if kind == CSV:
+        return _table(_text(body))
+    if kind in LIBSVM:
+        return _sparse(_text(body), features)
+    rows = decode(body, content_type)
+    return np.atleast_2d(rows) if isinstance(rows, np.ndarray) else rows
+
+
+def _table(text: str) -> NDArray[np.float32]:
+    lines = text.strip("\r\n").splitlines()
+    separator = next((each for each in _SEPARATORS if lines and each in lines[0]), ",")
+    rows = [[float(word.strip(' "') or "nan") for word in line.split(separator)] for line in lines]
+    if len({len(row) for row in rows}) != 1:
+        raise ValueError("its rows are not all of one length" if rows else "it holds no row")
+    return np.array(rows, np.float32)
+
+
+def _sparse(text: str, features: int) -> Any:
+    """Absent values are missing ones; a word without a colon is a label, or a comment's."""
+    lines = text.strip().splitlines()
+    if not lines:
+        raise ValueError("it holds no row")
+    pairs = [
+        (row, int(column), float(value))
+        for row, line in enumerate(lines)
+        for column, colon, value in (word.partition(":") for word in line.partition("#")[0].split())
+        if colon and column != "qid"
+    ]
+    width = max([features, *(column + 1 for _, column, _ in pairs)])
+    rows, columns, values = zip(*pairs, strict=True) if pairs else ((), (), ())
+    sparse = importlib.import_module("scipy.sparse")
+    return sparse.csr_matrix((np.array(values, np.float32), (rows, columns)), shape=(len(lines), width))
+
+
+def _text(body: bytes | str) -> str:
+    return body if isinstance(body, str) else bytes(body).decode()
+
+
+def _xgboost() -> Any:
+    return importlib.import_module("xgboost")

@@ -1,0 +1,15 @@
+"""A model of SageMaker's XGBoost algorithm, which is `xgboost-model` and nothing else, answers as that does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.python.script import boosters
+
+if TYPE_CHECKING:
+    from model_handlers.python.script.context import Context
+
+
+def output_fn(prediction: Any, accept: str, context: Context) -> tuple[str | memoryview, str]:
+    """The predictions, in CSV between commas, or each on a line of its own for a batch transform."""
+    return boosters.answer(prediction, accept, lines=boosters.LINES in context.parameters)

@@ -1,0 +1,144 @@
+"""Models as Hugging Face's libraries save them: the pipeline of their task, and bodies and answers of it.
+
+The library is imported when such a model is loaded, by the process that it is in. PURE, but for that and for reading
+the model's config.json.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.errors import invalid_model
+from model_handlers.python.script.formats import CSV, JSON, MalformedBodyError, decode, encode, media_type
+from model_handlers.python.script.no_script import CONFIG_FILE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from model_handlers.base import Device
+
+TASK = "HF_TASK"  # a parameter of models, by the variable that Amazon's container has for it
+
+# How the name of an architecture ends, and what it is for.
+_TASKS = {
+    "TapasForQuestionAnswering": "table-question-answering",
+    "ForQuestionAnswering": "question-answering",
+    "ForTokenClassification": "token-classification",
+    "ForSequenceClassification": "text-classification",
+    "ForImageClassification": "image-classification",
+    "ForMaskedLM": "fill-mask",
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForConditionalGeneration": "text2text-generation",
+}
+_HEADERS = ("inputs", "question", "context")
+
+
+def load(model: str, model_dir: Path, task: str, device: Device) -> Any:
+    """The pipeline of the model in a directory.
+
+    Args:
+        model: its name, for messages.
+        model_dir: where it was saved, with its tokenizer or processor.
+        task: what it is for, "" for what its architecture is made for.
+        device: where it computes.
+
+    Raises:
+        MmeError: INVALID_MODEL when nobody says what it is for, or the library is not installed.
+    """
+    task = task or _task_of(model, model_dir / CONFIG_FILE)
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise invalid_model(
+            f"model '{model}': Please provide a model_fn implementation, or install transformers, in the image or by a "
+            f"requirements.txt beside {CONFIG_FILE}: the model would be its pipeline for {task} ({error})"
+        ) from None
+    where = device.index if device.kind == "gpu" else -1
+    return transformers.pipeline(task=task, model=str(model_dir), device=where)
+
+
+def is_pipeline(model: Any) -> bool:
+    """Whether a model is one of the library's pipelines."""
+    return any(each.__module__.partition(".")[0] == "transformers" for each in type(model).__mro__)
+
+
+def decoded(body: bytes | str, content_type: object = JSON) -> Any:
+    """What a pipeline is asked with: of JSON, of CSV with a header, an image or a sound; else as of any other model.
+
+    Raises:
+        UnsupportedFormatError: no such content type is read.
+        MalformedBodyError: it can't be read as that.
+    """
+    kind = media_type(content_type)
+    if kind == JSON:
+        return _document(body)
+    if kind == CSV:
+        return {"inputs": _rows(body if isinstance(body, str) else body.decode())}
+    if kind.startswith("audio/"):
+        return {"inputs": bytes(body) if not isinstance(body, str) else body.encode()}
+    if kind.startswith("image/"):
+        return {"inputs": _image(body)}
+    return decode(body, content_type)
+
+
+def encoded(prediction: Any, content_type: object = JSON) -> str | memoryview:
+    """A prediction as the body of an answer; in CSV a list of dictionaries is rows below a header.
+
+    Raises:
+        UnsupportedFormatError: no such content type is written.
+        TypeError, ValueError: the prediction can't be written as that.
+    """
+    if media_type(content_type) != CSV or not is_rows(prediction):
+        return encode(prediction, content_type)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(prediction[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(prediction)
+    return text.getvalue()
+
+
+def is_rows(prediction: Any) -> bool:
+    """Whether a prediction is what can be rows below a header."""
+    return isinstance(prediction, list) and bool(prediction) and all(isinstance(row, dict) for row in prediction)
+
+
+def _document(body: bytes | str) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise MalformedBodyError(f"the body is not {JSON}: {error}") from error
+
+
+def _rows(text: str) -> list[Any]:
+    rows = list(csv.DictReader(io.StringIO(text)))
+    names = list(rows[0]) if rows else []
+    if not any(name in _HEADERS for name in names):
+        raise MalformedBodyError(f"the body is not {CSV} with a header of {', '.join(_HEADERS)}")
+    return [row["inputs"] for row in rows] if "inputs" in names else rows
+
+
+def _image(body: bytes | str) -> Any:
+    image = importlib.import_module("PIL.Image")
+    try:
+        return image.open(io.BytesIO(body if isinstance(body, bytes) else body.encode())).convert("RGB")
+    except OSError as error:
+        raise MalformedBodyError(f"the body is no image: {error}") from error
+
+
+def _task_of(model: str, config: Path) -> str:
+    try:
+        names = json.loads(config.read_text("utf-8")).get("architectures") or [""]
+    except (ValueError, AttributeError) as error:
+        raise invalid_model(f"model '{model}': {config.name} does not tell an architecture: {error}") from error
+    task = next((task for end, task in _TASKS.items() if str(names[0]).endswith(end)), "")
+    if not task:
+        raise invalid_model(
+            f"model '{model}': nothing says what an architecture '{names[0]}' of {config.name} is asked; name it by "
+            f"the variable {TASK}, such as {TASK}=text-classification"
+        )
+    return task

@@ -1,0 +1,83 @@
+"""What to do about a directory that is no model, by what lies in it: for the end of an error's sentence.
+
+People pack one folder too many, leave the version's directory out, or bring what another server takes. Looks at names
+alone, on load threads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from model_handlers.registry import BACKENDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_CONFIG = "config.pbtxt"
+_SAVED_MODEL = "saved_model.pb"
+_MODEL_FILES = tuple(
+    dict.fromkeys(
+        name for each in BACKENDS for name in (each.filename, *each.variants[1].values()) if name and "/" not in name
+    )
+)
+_DEEPEST = 3  # directories below the one that was looked into
+_MOST = 1000  # directories that are looked into
+
+
+def advice(path: Path) -> str:
+    """A clause such as "; move model.pt to 1/model.pt", or "" where nothing is to be said."""
+    clause = _saved_model(path) or _no_version(path) or _other_server(path) or _too_deep(path)
+    return f"; {clause}" if clause else ""
+
+
+def _saved_model(path: Path) -> str:
+    """TensorFlow Serving's layout, which lacks a directory."""
+    places = [path, *(child for child in _below(path, 1) if child.name.isdigit())]
+    where = next((place for place in places if (place / _SAVED_MODEL).is_file()), None)
+    if where is None:
+        return ""
+    here = "" if where == path else f"{where.name}/"
+    version = str(int(where.name)) if here and int(where.name) else "1"
+    return f"move {here}{_SAVED_MODEL} and {here}variables/ into {version}/model.savedmodel/"
+
+
+def _no_version(path: Path) -> str:
+    """A model file where a version's directory should be."""
+    folders = [path, *(child for child in _below(path, 1) if not child.name.isdigit())]
+    for folder in folders:
+        found = next((name for name in _MODEL_FILES if (folder / name).exists()), "")
+        if found:
+            here = "" if folder == path else f"{folder.name}/"
+            return f"move {here}{found} to {here}1/{found}"
+    return ""
+
+
+def _other_server(path: Path) -> str:
+    if (path / "MAR-INF").is_dir() or any(path.glob("*.mar")):
+        return "archives of MMS and TorchServe are not read: put what their handler does into code/inference.py"
+    if (path / "serving.properties").is_file():
+        return "serving.properties is DJL Serving's: write config.pbtxt, or code/inference.py"
+    return ""
+
+
+def _too_deep(path: Path) -> str:
+    """Models that lie in a folder which should not be there."""
+    for child in _below(path, _DEEPEST):
+        if (child / _CONFIG).is_file() and child.parent != path:
+            outer = child.parent.relative_to(path).as_posix()
+            return (
+                f"a model lies too deep, in '{outer}/{child.name}': pack what is in '{outer}', not that folder itself"
+            )
+    return ""
+
+
+def _below(path: Path, depth: int) -> Iterator[Path]:
+    """The directories below, those near the top first."""
+    level, seen = [path], 0
+    for _ in range(depth):
+        level = [child for each in level for child in sorted(each.iterdir()) if child.is_dir() and child.name[0] != "."]
+        seen += len(level)
+        if seen > _MOST:
+            return
+        yield from level

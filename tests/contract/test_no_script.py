@@ -1,0 +1,82 @@
+"""Archives that bring no inference script, as SageMaker's XGBoost and Hugging Face containers take them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.contract import scripts
+from tests.frameworks import framework
+
+ROWS = np.random.default_rng(0).random((20, 3)).astype(np.float32)
+BODY = b"0.5,0.25,0.75\n"
+TRANSFORMERS = """
+class Pipeline:
+    def __init__(self, task):
+        self.task = task
+    def __call__(self, inputs, **parameters):
+        return [{"label": self.task, "score": len(inputs)}]
+
+def pipeline(task, model, device):
+    return Pipeline(task)
+"""
+PIPELINE = {
+    "config.json": json.dumps({"architectures": ["BertForSequenceClassification"]}),
+    "model.safetensors": b"",
+    "transformers.py": TRANSFORMERS,  # a stand-in, which an archive may hold as anything else
+}
+
+
+@pytest.fixture
+def booster(tmp_path):
+    """The folder of a model of XGBoost, as its archive unpacks, and what it predicts for the body."""
+    xgboost = framework("xgboost")
+    model = xgboost.train({"max_depth": 3}, xgboost.DMatrix(ROWS, ROWS.sum(1)), 3)
+    folder = tmp_path / "opt" / "model"
+    folder.mkdir(parents=True)
+    (folder / "xgboost-model").write_bytes(bytes(model.save_raw("ubj")))
+    row = np.array([[0.5, 0.25, 0.75]], np.float32)
+    return folder, pytest.approx(float(model.predict(xgboost.DMatrix(row))[0]), rel=1e-5)
+
+
+def test_a_booster_among_many_models_answers_in_json(serve, booster):
+    """As the notebooks about multi-model endpoints read it."""
+    folder, expected = booster
+    server = serve({"SAGEMAKER_MULTI_MODEL": "true"})
+    assert server.ask("POST", "/models", {"model_name": "0a1b", "url": str(folder)}).status == 200
+
+    told = {"Content-Type": "text/csv"}
+    answer = server.ask("POST", "/models/0a1b/invoke", BODY, **told)
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    assert answer.json[0] == expected
+    refused = server.ask("POST", "/models/0a1b/invoke", b"1,2,3,4,5", **told)
+    assert refused.status == 400
+    assert "5 numbers, and the model 3 features" in refused.error
+
+
+@pytest.mark.parametrize(("environ", "ends"), [({}, ""), ({"SAGEMAKER_BATCH": "true"}, "\n")])
+def test_a_booster_alone_answers_in_csv(serve, booster, environ, ends):
+    """On a line of its own in a batch transform."""
+    folder, expected = booster
+    server = serve({"MME_MODEL_DIR": str(folder), **environ})
+
+    answer = server.ask("POST", "/invocations", BODY, **{"Content-Type": "text/csv"})
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/csv")
+    assert float(answer.body) == expected
+    assert answer.body.decode().endswith(ends)
+    assert ends or b"\n" not in answer.body
+
+
+def test_a_model_of_hugging_face_is_its_pipeline(serve, tmp_path):
+    """Its task is told by its architecture, or by HF_TASK for all that bring no script."""
+    folder = scripts.lay_out(tmp_path / "hf", "", "README.md", **PIPELINE)
+    server = serve({"SAGEMAKER_MULTI_MODEL": "true"})
+    assert server.ask("POST", "/models", {"model_name": "a", "url": str(folder)}).status == 200
+    answer = server.ask("POST", "/models/a/invoke", b'{"inputs": "hello"}', **{"Content-Type": "application/json"})
+    assert (answer.status, answer.json) == (200, [{"label": "text-classification", "score": 5}])
+
+    server = serve({"MME_MODEL_DIR": str(folder), "HF_TASK": "fill-mask"})
+    answer = server.ask("POST", "/invocations", b'{"inputs": "hello"}', **{"Content-Type": "application/json"})
+    assert (answer.status, answer.json) == (200, [{"label": "fill-mask", "score": 5}])

@@ -1,0 +1,218 @@
+"""Models of XGBoost, by a script that defines little, and by none."""
+
+import io
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from model_handlers.base import CPU
+from model_handlers.config import ModelConfig
+from model_handlers.errors import Kind
+from model_handlers.python.script.handler import ScriptHandler
+from model_handlers.python.script.no_script import FOLDER
+from tests.frameworks import framework
+from tests.model_handlers.python.script.conftest import Loaded
+
+xgboost = framework("xgboost")
+
+CSV, SVM, NPY = "text/csv", "text/libsvm", "application/x-npy"
+ROWS = np.random.default_rng(0).random((40, 3)).astype(np.float32)
+ROWS[0, 1] = np.nan
+BOOSTER = xgboost.train({"max_depth": 3}, xgboost.DMatrix(ROWS, ROWS[:, 0] * 2 - ROWS[:, 2]), 4)
+EXPECTED = BOOSTER.predict(xgboost.DMatrix(ROWS[:2]))
+PICKLED = """
+import os, pickle
+def model_fn(model_dir):
+    with open(os.path.join(model_dir, "xgboost-model"), "rb") as file:
+        return pickle.load(file)
+"""
+
+
+def saved(form):
+    """The booster's file."""
+    return pickle.dumps(BOOSTER) if form == "pickle" else bytes(BOOSTER.save_raw(form))
+
+
+def as_csv(rows, missing="", separator=","):
+    """Rows as text."""
+    return "".join(
+        separator.join(missing if np.isnan(value) else str(value) for value in row) + "\n" for row in rows.tolist()
+    )
+
+
+def as_svm(rows, label="1 "):
+    """Rows as LIBSVM, whose columns count from nothing."""
+    lines = [
+        label + " ".join(f"{column}:{value}" for column, value in enumerate(row) if not np.isnan(value))
+        for row in rows.tolist()
+    ]
+    return "\n".join(lines)
+
+
+def as_npy(rows):
+    """Rows in numpy's format."""
+    stream = io.BytesIO()
+    np.save(stream, rows)
+    return stream.getvalue()
+
+
+@pytest.fixture
+def bare(scripts, request):
+    """The model of an archive that is its file alone."""
+
+    def load(form="ubj", **parameters):
+        directory = scripts.root / "bare"
+        directory.mkdir()
+        (directory / "xgboost-model").write_bytes(saved(form))
+        parameters = {"SAGEMAKER_SUBMIT_DIRECTORY": str(FOLDER), **parameters}
+        config = ModelConfig("m", "sagemaker", default_model_filename="booster.py", parameters=parameters)
+        handler = ScriptHandler.load(config, directory / "booster.py", CPU, "m_0_0")
+        request.addfinalizer(handler.close)
+        return Loaded(handler)
+
+    return load
+
+
+@pytest.mark.parametrize("form", ["ubj", "json", "pickle"])
+def test_a_file_of_xgboost_is_a_model(bare, form):
+    """In its own formats, and pickled; a client that says nothing is answered in JSON where nothing else is set."""
+    body, said = bare(form).ask(as_csv(ROWS[:2]), CSV)
+
+    assert said == {"content_type": "application/json"}
+    np.testing.assert_allclose(json.loads(body), EXPECTED, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (as_csv(ROWS[:2]), CSV),
+        (as_csv(ROWS[:2]).rstrip(), "text/csv; charset=utf-8"),
+        (as_csv(ROWS[:2], "nan"), CSV),
+        (as_csv(ROWS[:2], separator=";"), CSV),
+        (as_csv(ROWS[:2], separator="\t"), CSV),
+        (as_svm(ROWS[:2]), SVM),
+        (as_svm(ROWS[:2], label=""), "text/x-libsvm"),
+        (json.dumps(ROWS[:2].tolist()), "application/json"),
+        (as_npy(ROWS[:2]), NPY),
+    ],
+)
+def test_rows_are_read_in_every_form(bare, body, content_type):
+    """CSV and LIBSVM as the container reads them, and arrays as any other model does; gaps are missing values."""
+    np.testing.assert_allclose(bare().told(body, content_type), EXPECTED, rtol=1e-6)
+
+
+def test_columns_that_libsvm_leaves_out_are_missing(bare):
+    """However few there are."""
+    expected = BOOSTER.predict(xgboost.DMatrix(np.array([[0.5, np.nan, np.nan]], np.float32)))
+
+    np.testing.assert_allclose(bare().told("0:0.5", SVM), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("parameters", "ends"), [({}, ""), ({"SAGEMAKER_BATCH": "true"}, "\n")])
+def test_csv_is_written_as_the_container_does(bare, parameters, ends):
+    """Between commas, or on lines of their own where a batch transform puts answers together."""
+    body, said = bare(**parameters).ask(as_csv(ROWS[:2]), CSV, "text/csv, */*;q=0.1")
+
+    assert said == {"content_type": CSV}
+    values = body.decode().removesuffix(ends).split(ends or ",")
+    np.testing.assert_allclose([float(value) for value in values], EXPECTED, rtol=1e-6)
+    assert body.decode().endswith(ends)
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "words"),
+    [
+        ("1,2,3,4", CSV, "a row of the body has 4 numbers, and the model 3 features"),
+        ("1", CSV, "a row of the body has 1 numbers, and the model 3 features"),
+        ("1,2,3\n1,2", CSV, "its rows are not all of one length"),
+        ("1,b,3", CSV, "could not convert string to float: 'b'"),
+        ("", CSV, "it holds no row"),
+        ("1 0:a", SVM, "could not convert string to float"),
+        ("1 7:1", SVM, "a row of the body has 8 numbers"),
+        ("", SVM, "it holds no row"),
+        ('{"rows": 1}', "application/json", "the body is not rows of numbers in application/json"),
+    ],
+)
+def test_a_body_that_does_not_fit_is_the_clients_fault(bare, body, content_type, words):
+    """The sentence says what is wrong with it."""
+    error = bare().refused(body, content_type)
+
+    assert error.kind is Kind.INVALID_ARGUMENT
+    assert words in error.message
+
+
+def test_types_that_it_neither_reads_nor_writes_are_refused(bare):
+    """With the statuses that tell."""
+    loaded = bare()
+
+    assert loaded.refused(b"x", "application/x-recordio-protobuf").kind is Kind.UNSUPPORTED_MEDIA_TYPE
+    assert loaded.refused(as_csv(ROWS[:1]), CSV, "image/png").kind is Kind.NOT_ACCEPTABLE
+
+
+def test_a_file_that_is_no_booster_says_so(scripts):
+    """In the library's words."""
+    error = scripts.refused("", files={"xgboost-model": b"{no booster"})
+
+    assert error.kind is Kind.INVALID_MODEL
+    assert "model 'm' failed while model_fn ran" in error.message
+
+
+@pytest.mark.parametrize("source", ["", PICKLED])
+def test_a_script_of_model_fn_or_less_is_enough(scripts, source):
+    """The default functions read rows as XGBoost's matrices, and write JSON."""
+    loaded = scripts.load(source, files={"xgboost-model": saved("pickle")})
+
+    np.testing.assert_allclose(loaded.told(as_csv(ROWS[:2]), CSV), EXPECTED, rtol=1e-6)
+    np.testing.assert_allclose(loaded.told(as_svm(ROWS[:2]), SVM), EXPECTED, rtol=1e-6)
+
+
+def test_trees_behind_the_best_round_do_not_count(scripts):
+    """Where the booster knows which that was."""
+    booster = BOOSTER.copy()
+    booster.set_attr(best_iteration="0")
+    loaded = scripts.load("", files={"xgboost-model": pickle.dumps(booster)})
+
+    expected = BOOSTER.predict(xgboost.DMatrix(ROWS[:2]), iteration_range=(0, 1))
+    np.testing.assert_allclose(loaded.told(as_csv(ROWS[:2]), CSV), expected, rtol=1e-6)
+
+
+def test_a_script_of_the_xgboost_container_runs_as_it_is(scripts):
+    """Its encoder is there without the package, and what trains in the same file is imported, too."""
+    loaded = scripts.load(
+        """
+        import json, os, pickle as pkl
+        import numpy as np
+        from sagemaker_containers import entry_point
+        from sagemaker_xgboost_container import distributed
+        from sagemaker_xgboost_container.data_utils import get_dmatrix
+        import sagemaker_xgboost_container.encoder as xgb_encoders
+
+        def model_fn(model_dir):
+            with open(os.path.join(model_dir, "xgboost-model"), "rb") as f:
+                return pkl.load(f)
+
+        def input_fn(request_body, request_content_type):
+            if request_content_type == "text/libsvm":
+                return xgb_encoders.libsvm_to_dmatrix(request_body)
+            if request_content_type == "text/csv":
+                return xgb_encoders.csv_to_dmatrix(request_body.rstrip("\\n"), dtype=float)
+            return xgb_encoders.decode(request_body, request_content_type)
+
+        def predict_fn(input_data, model):
+            prediction = model.predict(input_data)
+            contributions = model.predict(input_data, pred_contribs=True, validate_features=False)
+            return np.hstack((prediction[:, np.newaxis], contributions))
+
+        def output_fn(predictions, content_type):
+            if content_type == "text/csv":
+                return ",".join(str(x) for x in predictions[0])
+            raise ValueError("Content type {} is not supported.".format(content_type))
+        """,
+        files={"xgboost-model": saved("pickle")},
+    )
+    for body, content_type in [(as_svm(ROWS[:1]), SVM), (as_csv(ROWS[:1]), CSV), (as_svm(ROWS[:1]), "text/x-libsvm")]:
+        values = [float(value) for value in loaded.body(body, content_type, CSV).decode().split(",")]
+        np.testing.assert_allclose(values[0], EXPECTED[0], rtol=1e-6)
+        assert len(values) == 5
