@@ -11,6 +11,7 @@ from model_handlers.python import pb_calls
 from model_handlers.python.pb_errors import TritonModelException
 from model_handlers.python.pb_responses import checked_parameters
 from model_handlers.python.pb_tensor import Tensor
+from model_handlers.python.pb_text import text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Mapping
@@ -257,13 +258,11 @@ class ReceivedRequest(InferenceRequest):
 
 
 def _text(what: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{what} of an InferenceRequest must be text, got {type(value)}")
-    return value
+    return text(f"{what} of an InferenceRequest", value)
 
 
 def _texts(what: str, values: Any) -> tuple[str, ...]:
-    if isinstance(values, str):  # whose letters are texts as well
+    if isinstance(values, str | bytes):  # whose letters are texts as well
         raise TypeError(f"{what} of an InferenceRequest must be a list, got {type(values)}")
     return tuple(_text(what, value) for value in values)
 

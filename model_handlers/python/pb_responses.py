@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from model_handlers.errors import Kind
 from model_handlers.python.pb_errors import TritonModelException
 from model_handlers.python.pb_tensor import Tensor
+from model_handlers.python.pb_text import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +30,7 @@ class TritonError:
     def __init__(self, message: str, code: int = INTERNAL) -> None:
         if code not in KINDS:
             raise TritonModelException(f"TritonError has no code {code!r}; use one of its constants")
-        self._message = str(message)
+        self._message = text("message of a TritonError", message) if isinstance(message, bytes) else str(message)
         self._code = code
 
     def __str__(self) -> str:

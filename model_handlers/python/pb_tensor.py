@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model_handlers.python.pb_errors import TritonModelException
+from model_handlers.python.pb_text import text
 from model_handlers.tensor import BF16, BY_DTYPE, BY_DTYPE_NAME, BYTES, UINT16
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Tensor:
             TritonModelException: when the elements are not C-contiguous, lie elsewhere than on the host or on a GPU of
                 CUDA's, or are of a type that the protocol does not have.
         """
-        _checked(name)
+        name = _checked(name)
         if hasattr(tensor, "__dlpack_device__"):
             if tensor.__dlpack_device__()[0] == _CUDA:
                 return _GpuTensor(name, tensor)
@@ -229,8 +230,7 @@ class _Once:
 
 
 def _checked(name: str) -> str:
-    if not isinstance(name, str):
-        raise TypeError(f"name of a Tensor must be text, got {type(name)}")
+    name = text("name of a Tensor", name)
     if not name:
         raise TritonModelException("Tensor name cannot be an empty string.")
     return name

@@ -29,6 +29,7 @@ from model_handlers.python.pb_messages import (
 from model_handlers.python.pb_metrics import Metric, MetricFamily
 from model_handlers.python.pb_responses import InferenceResponse, TritonError
 from model_handlers.python.pb_tensor import Tensor
+from model_handlers.python.pb_text import text
 from model_handlers.tensor import BF16, BY_NUMBER, DATA_TYPES, decode_bytes_elements, encode_bytes_elements
 
 if TYPE_CHECKING:
@@ -183,10 +184,15 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
     Raises:
         TritonModelException: why it can't be loaded.
     """
+    if files is not None and not isinstance(files, dict):
+        what = "files should be a dictionary of file paths and file contents"
+        raise TritonModelException(f"failed to load model '{model_name}', {what}")
     override = None
     if config or files:
-        override = Override(config, {str(key): bytes(content) for key, content in (files or {}).items()})
-    pb_calls.ask(lambda outside, callers, done: outside.load(model_name, override, callers, done))
+        contents = {text("path of a file", key): bytes(content) for key, content in (files or {}).items()}
+        override = Override(text("config of a model", config), contents)
+    name = text("model_name", model_name)
+    pb_calls.ask(lambda outside, callers, done: outside.load(name, override, callers, done))
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:  # noqa: FBT001, FBT002 - its interface
@@ -195,7 +201,8 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:  # n
     Raises:
         TritonModelException: why it can't be unloaded.
     """
-    pb_calls.ask(lambda outside, callers, done: outside.unload(model_name, unload_dependents, callers, done))
+    name = text("model_name", model_name)
+    pb_calls.ask(lambda outside, callers, done: outside.unload(name, unload_dependents, callers, done))
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
@@ -204,7 +211,8 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
         version = int(model_version) if model_version else None
     except ValueError:
         raise TritonModelException(f"is_model_ready of '{model_name}': '{model_version}' is no version") from None
-    return pb_calls.ask(lambda outside, _, done: outside.is_ready(model_name, version, done))
+    name = text("model_name", model_name)
+    return pb_calls.ask(lambda outside, _, done: outside.is_ready(name, version, done))
 
 
 class Logger:
@@ -221,6 +229,7 @@ class Logger:
 
         In a process that keeps no log it goes to standard error, from where the server takes it into its own.
         """
+        message = text("message of a line", message) if isinstance(message, bytes) else message
         if _log.hasHandlers():
             model = hosted()
             _log.log(level, "%s", message, extra={"target_model": model.name} if model else None)

@@ -273,6 +273,15 @@ def test_a_model_calls_another(server, caller):
 
 
 def test_many_calls_at_once(server, caller):
+def test_a_model_is_called_by_a_name_that_a_request_brought(server, caller):
+    """Tensors of strings hold bytes."""
+    code = """
+        [name] = pb_utils.Tensor('NAME', np.array([b'double'], object)).as_numpy()
+        told = [short(request_of(name, pairs(1)).exec()), pb_utils.is_model_ready(name)]
+    """
+    assert server.tell(caller, code) == [{"y": [3, 3]}, True]
+
+
     """Those of one coroutine, each with its own answer."""
     code = """
         async def main():
@@ -440,6 +449,7 @@ REFUSED = {
     "async_exec without a loop": ("request_of('double', pairs(1)).async_exec()", "async_exec is for coroutines"),
     "a version to ask for": ("pb_utils.is_model_ready('double', 'x')", "'x' is no version"),
     "files alone": ("pb_utils.load_model('double', files={'file:1/x': b''})", "'config' must be specified"),
+    "files that are none": ("pb_utils.load_model('double', files=['x'])", "files should be a dictionary of file paths"),
     "a file outside": ("pb_utils.load_model('double', '{}', {'file:../x': b''})", "must stay within model directory"),
 }
 

@@ -99,6 +99,19 @@ def test_what_is_no_tensor_is_refused():
     assert "must be text, got <class 'NoneType'>" in mistyped(pb_utils.Tensor, None, np.zeros(1))
 
 
+def test_texts_may_be_bytes():
+    """Which is what a model finds in a tensor of strings: names and sentences, where they are UTF-8."""
+    [name] = pb_utils.Tensor("T", np.array(["grün"], object)).as_numpy()
+    encoded = name.encode()
+    request = pb_utils.InferenceRequest(encoded, model_name=encoded, requested_output_names=[encoded])
+    assert (request.request_id(), request.model_name, request.wanted_outputs()) == (name, name, (name,))
+    assert pb_utils.Tensor(encoded, np.zeros(1)).name() == name
+    assert pb_utils.Tensor.from_dlpack(encoded, np.zeros(1)).name() == name
+    assert pb_utils.TritonError(encoded).message() == name
+    assert "no UTF-8: b'\\xff'" in mistyped(pb_utils.Tensor, b"\xff", np.zeros(1))
+    assert "must be a list" in mistyped(pb_utils.InferenceRequest, requested_output_names=b"OUT")
+
+
 def test_dlpack_shares_memory_both_ways():
     """No element is copied between a tensor and another framework's."""
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
