@@ -9,7 +9,8 @@ Several are a streamed answer, each written as it comes:
     generate_stream    server-sent events, for any model
     an event stream    whatever it would be otherwise, in the frames of AWS
 
-What goes wrong after a streamed answer began is its last line, event or frame; a body is cut off.
+What goes wrong after a streamed answer began is its last line, event or frame; a body is cut off. An error that a
+decoupled model sends without saying that it is the last response is a line or an event like others: more may follow.
 """
 
 from __future__ import annotations
@@ -159,6 +160,17 @@ class Call:
         self._begin_once(content_type)
         self._write(data)
 
+    def respond_error(self, request: InferenceRequest, error: MmeError) -> None:
+        """An error of the model that others may follow; where the answer has no room for them it is the last."""
+        if self._over:
+            return
+        if self._goes_on_behind(error):
+            self._log_failure(error)
+            self._write(self.wire.error(error.message))
+        else:
+            self.fail(error)
+            request.cancel()
+
     def fail(self, error: MmeError) -> None:
         """Answer with an error, or end what has begun with it."""
         if self._over:
@@ -278,13 +290,17 @@ class Call:
     def _send(self, content_type: bytes, headers: bytes, parts: Parts) -> None:
         self.exchange.respond(200, b"Content-Type: %b\r\n%b" % (content_type, headers), parts)
 
-    def _begin_once(self, content_type: bytes) -> None:
+    def _begin_once(self, content_type: bytes, status: int = 200) -> None:
         if not self._begun:
             self._begun = True
-            self._begin(content_type, self._headers(None))
+            self._begin(content_type, self._headers(None), status)
 
-    def _begin(self, content_type: bytes, headers: bytes) -> None:
-        self.exchange.begin(200, b"Content-Type: %b\r\n%b" % (content_type, headers))
+    def _begin(self, content_type: bytes, headers: bytes, status: int = 200) -> None:
+        self.exchange.begin(status, b"Content-Type: %b\r\n%b" % (content_type, headers))
+
+    def _goes_on_behind(self, error: MmeError) -> bool:  # noqa: ARG002 - for those whose status it is
+        """Whether anything may follow an error of the model: not in a body, where it would be taken for a piece."""
+        return self._begun and self.reply is not None
 
     def _write(self, data: bytes | memoryview) -> None:
         self.exchange.write(data)
@@ -359,6 +375,13 @@ class GenerateStreamCall(Call):
     def _part(self, response: InferenceResponse) -> tuple[bytes, bytes | memoryview]:
         return self.wire.content_type, self.wire.response(response, NO_PLACES)
 
+    def _goes_on_behind(self, error: MmeError) -> bool:
+        if not self._begun and self.flavor is Flavor.RUNTIME:  # whose errors are documents of their own
+            return False
+        status, _, _ = answers.error(error, self.flavor.value)
+        self._begin_once(self.wire.content_type, status)
+        return True
+
     def _break(self, error: MmeError) -> None:
         self._break_off(error)
 
@@ -374,8 +397,11 @@ class _EventStream(Call):
             self._write(part)
         self._end()
 
-    def _begin(self, content_type: bytes, headers: bytes) -> None:
-        self.exchange.begin(200, b"%b%b%b\r\n%b" % (_EVENT_STREAM, _INNER_TYPE, content_type, headers))
+    def _begin(self, content_type: bytes, headers: bytes, status: int = 200) -> None:
+        self.exchange.begin(status, b"%b%b%b\r\n%b" % (_EVENT_STREAM, _INNER_TYPE, content_type, headers))
+
+    def _goes_on_behind(self, error: MmeError) -> bool:  # noqa: ARG002 - see Call
+        return False  # an exception is the last frame
 
     def _write(self, data: bytes | memoryview) -> None:
         self.exchange.write(event_stream.payload_part(data))

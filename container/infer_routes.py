@@ -205,7 +205,7 @@ class InferRoutes:
             accept = call.exchange.headers.get(_STREAM_ACCEPT if route.event_stream else _ACCEPT, self._default_accept)
             if accepts_binary(accept):
                 call.reply = call.reply.accepting_binary()
-            request.on_response = call.respond
+            request.on_response, request.on_error = call.respond, call.respond_error
         return self._taken(call, request)
 
     def _taken(self, call: Call, request: InferenceRequest) -> InferenceRequest:
@@ -265,7 +265,7 @@ class InferRoutes:
             raise _several()
         request, call.reply = self._decoder.decode_raw(body, config, call.complete)
         if call.flavor is not Flavor.KSERVE:
-            request.on_response = call.respond
+            request.on_response, request.on_error = call.respond, call.respond_error
         return self._taken(call, request)
 
     def _took_body(self, call: Call, route: Route, name: str, body: bytes) -> bool:
@@ -280,7 +280,7 @@ class InferRoutes:
         attributes = headers.get(CUSTOM_ATTRIBUTES, "")
         call.reply = None
         request = body_request(body, headers.get("content-type", ""), accept, attributes, call.complete)
-        request.on_response = call.respond
+        request.on_response, request.on_error = call.respond, call.respond_error
         return call.take(request)
 
     def _generate(self, call: Call, route: Route) -> None:
@@ -298,7 +298,7 @@ class InferRoutes:
             call.become(self._calls[InferenceType.INFER, route.event_stream])
             return self._body_request(call, route, body)
         request = decode_generate(body, config, self._decoder.layouts, call.complete)
-        request.on_response = call.respond
+        request.on_response, request.on_error = call.respond, call.respond_error
         return self._taken(call, request)
 
     def _body(self, exchange: Exchange) -> bytes:

@@ -109,7 +109,7 @@ class Responder(Protocol):
     """Takes the responses to one request that come of the model's own accord: any number of them, from any thread."""
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
-        """One response, or none but the news that it was the last. An error is always the last."""
+        """One response, or none but the news that it was the last. Others may follow an error of a decoupled model."""
 
     def is_cancelled(self) -> bool:
         """Whether nobody waits for responses any more."""

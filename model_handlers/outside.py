@@ -64,7 +64,7 @@ class Outside(Protocol):
     """The server around a model. Every method may be called on any thread, and returns at once."""
 
     def infer(self, call: ModelCall, responder: Responder) -> None:
-        """Have a model called. The responder gets what it answers, the last with `final`; errors come the same way."""
+        """Have a model called. The responder gets what it answers, errors too; the last comes with `final`."""
 
     def load(self, model: str, override: Override | None, callers: tuple[str, ...], done: Done) -> None:
         """Load a model; `done` is told True or why not, on any thread. `callers` are as in `ModelCall`."""

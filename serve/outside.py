@@ -184,7 +184,7 @@ class _Answering:
         request.correlation_id, request.flags = call.correlation_id, call.flags & FLAGS_TOLD
         request.callers = call.callers
         if call.decoupled:
-            request.on_response = self._respond
+            request.on_response, request.on_error = self._respond, self._respond_error
         return request
 
     def fail(self, error: MmeError) -> None:
@@ -198,6 +198,9 @@ class _Answering:
         if self._ended:
             self._note(request.arrival_ns, None)
         self._responder.send(_answer(response), final=self._ended)
+
+    def _respond_error(self, _request: InferenceRequest, error: MmeError) -> None:
+        self._responder.send(error, final=False)
 
     def _complete(self, request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
         if self._ended:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     Completion = Callable[["InferenceRequest", "InferenceResponse | MmeError | None"], None]
     PartialResponse = Callable[["InferenceRequest", "InferenceResponse"], None]
+    PartialError = Callable[["InferenceRequest", MmeError], None]
 
 _log = logging.getLogger("mme.request")
 MOST_STEPS = 100  # whose timings are kept: those of decoupled models answer without end
@@ -89,6 +90,8 @@ class InferenceRequest:
             model has sent its responses before, or none.
         on_response: called on the event loop with each response of a decoupled model; None for a client that can take
             only one, whom decoupled models refuse.
+        on_error: called there with each error of a decoupled model that others may follow; where it is None, the first
+            error ends the request.
         cancelled: whether the client left; a queued request is then dropped instead of run. See `cancel`.
         on_cancel: who else is to be told that it left.
         answered: whether it was resolved.
@@ -113,6 +116,7 @@ class InferenceRequest:
         "lease",
         "on_cancel",
         "on_complete",
+        "on_error",
         "on_response",
         "order",
         "parameters",
@@ -141,6 +145,7 @@ class InferenceRequest:
         self.flags = 0
         self.callers: tuple[str, ...] = ()
         self.on_response: PartialResponse | None = None
+        self.on_error: PartialError | None = None
         self.on_cancel: Callable[[], None] | None = None
         self.cancelled = False
         self.answered = False
@@ -157,10 +162,13 @@ class InferenceRequest:
         if self.on_cancel is not None:
             self.on_cancel()
 
-    def respond(self, response: InferenceResponse) -> None:
-        """Hand over one response of several."""
+    def respond(self, response: InferenceResponse | MmeError) -> None:
+        """Hand over one response of several, or an error that others may follow."""
         try:
-            if self.on_response is not None:
+            if isinstance(response, MmeError):
+                if self.on_error is not None:
+                    self.on_error(self, response)
+            elif self.on_response is not None:
                 self.on_response(self, response)
         except Exception:  # noqa: BLE001 - as in `resolve`
             _log.exception("a response to request '%s' could not be handed over", self.id)

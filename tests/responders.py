@@ -2,8 +2,6 @@
 
 import threading
 
-from model_handlers.errors import MmeError
-
 SECONDS = 60  # a hang, not a measure of speed
 
 
@@ -19,6 +17,7 @@ class Responses:
     def __init__(self):
         self.got = []
         self.ends = 0
+        self._last = 0  # how much there was when the last one came
         self.gone = False
         self.watched = []
         self._changed = threading.Condition()
@@ -28,6 +27,8 @@ class Responses:
         with self._changed:
             self.got.append(response)
             self.ends += final
+            if final and not self._last:
+                self._last = len(self.got)
             self._changed.notify_all()
 
     def is_cancelled(self):
@@ -55,6 +56,4 @@ class Responses:
         """What came, up to the last: what a server does not hand on that comes behind it is not there."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.ends, SECONDS), self.got
-            got = list(self.got)
-        last = next((i for i, answer in enumerate(got) if answer is None or isinstance(answer, MmeError)), len(got))
-        return got[: last + 1]
+            return self.got[: self._last]

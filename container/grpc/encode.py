@@ -105,11 +105,23 @@ def in_stream(response: bytes) -> bytes:
     return b"".join((_RESPONSE, _varint(len(response)), response))
 
 
-def error_in_stream(message: str, request_id: str) -> bytes:
-    """The bytes of a ModelStreamInferResponse that tells of an error of one request."""
-    return pb.ModelStreamInferResponse(
-        error_message=message, infer_response=pb.ModelInferResponse(id=request_id)
-    ).SerializeToString()
+def error_in_stream(
+    message: str,
+    request_id: str,
+    model: tuple[str, str] = ("", ""),
+    final: bool | None = None,  # noqa: FBT001 - as in Encoder.encode
+) -> bytes:
+    """The bytes of a ModelStreamInferResponse that tells of an error of one request.
+
+    Args:
+        message: the error.
+        request_id: the request's id.
+        model: name and version of the model whose response it is.
+        final: whether it is the last response; None of a request that no model was given.
+    """
+    response = pb.ModelInferResponse(model_name=model[0], model_version=model[1], id=request_id).SerializeToString()
+    response += b"" if final is None else _FINAL[final]
+    return pb.ModelStreamInferResponse(error_message=message).SerializeToString() + in_stream(response)
 
 
 def final_response(model: str, version: str, request_id: str) -> bytes:

@@ -4,10 +4,12 @@
     a model that answers once    its responses keep the order of the requests
     a decoupled model            each response is written when it comes; `triton_final_response` marks the last
 
-What goes wrong with one request is a message that says so, and the stream goes on; with `triton_grpc_error: true` in
-the metadata it is the stream's status instead, and its end. A client that leaves cancels what it has asked for. One
-that asks on without reading is not listened to for a while; one that does not read what a decoupled model sends is cut
-off.
+What goes wrong with one request is a message that says so, and the stream goes on; so do a decoupled model's responses
+behind an error of which it did not say that it is the last. With `triton_grpc_error: true` in the metadata an error is
+the stream's status instead, and its end.
+
+A client that leaves cancels what it has asked for. One that asks on without reading is not listened to for a while; one
+that does not read what a decoupled model sends is cut off.
 """
 
 from __future__ import annotations
@@ -87,6 +89,7 @@ class Stream:
         headers: the metadata of the stream.
 
     Attributes:
+        errors_as_status: whether the first error ends it.
         closed: whether nobody waits for responses any more.
     """
 
@@ -95,7 +98,7 @@ class Stream:
         self.codec = codec
         self._tracer = tracer
         self._headers = headers
-        self._errors_as_status = headers.get(_ERRORS_AS_STATUS) == "true"
+        self.errors_as_status = headers.get(_ERRORS_AS_STATUS) == "true"
         self._calls: set[Call] = set()
         self._order: deque[Call] = deque()  # of calls that are answered once, those whose responses are not out yet
         self._parts: deque[bytes] = deque()
@@ -149,10 +152,10 @@ class Stream:
         """Whether the client has left too much unread."""
         return self._unsent > _LIMIT
 
-    def tell(self, call: Call, error: MmeError) -> None:
+    def tell(self, call: Call, error: MmeError, *, final: bool | None) -> None:
         """Have an error sent, as the client wants it."""
-        part = error_in_stream(error.message, call.id)
-        if self._errors_as_status:
+        part = error_in_stream(error.message, call.id, call.model, final)
+        if self.errors_as_status:
             self.end(error)
         elif call.ordered:
             call.answer = part
@@ -211,7 +214,7 @@ class Stream:
             request, call.wanted = self.codec.decode(message, call.complete, self._metadata)
         except Unread as unread:
             request, call.wanted = await self.codec.decode_later(message, call.complete, self._metadata, unread.place)
-        request.on_response = call.respond
+        request.on_response, request.on_error = call.respond, call.respond_error
         call.following.follow(request)
         call.request = request
 
@@ -289,12 +292,22 @@ class Call:
             return
         self._stream.write(in_stream(part))
 
+    def respond_error(self, request: InferenceRequest, error: MmeError) -> None:
+        """An error of the model that others may follow, unless it ends the stream."""
+        if self._stream.closed or self._failed:
+            return
+        if self._stream.errors_as_status:
+            self.fail(error)
+            request.cancel()
+        else:
+            self._stream.tell(self, error, final=False)
+
     def complete(self, _request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
         """The one response, the error, or the end of several responses."""
         if self._stream.closed or self._failed:
             return
         if isinstance(result, MmeError):
-            self.fail(result)
+            self.fail(result, final=True)
             return
         try:
             if result is not None:
@@ -307,12 +320,12 @@ class Call:
             return
         self._stream.over(self)
 
-    def fail(self, error: MmeError) -> None:
-        """Tell what went wrong, and no more of it."""
+    def fail(self, error: MmeError, *, final: bool | None = None) -> None:
+        """Tell what went wrong, and no more of it; `final` where it is the last response of the model."""
         if self._stream.closed or self._failed:
             return
         self._failed = True
         self.wanted.places.clear()
-        self._stream.tell(self, error)
+        self._stream.tell(self, error, final=final)
         self._stream.over(self)
         self.following.over(error)

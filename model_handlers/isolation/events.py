@@ -223,14 +223,14 @@ class ResponderInChild:
         except MmeError as error:  # tensors or parameters that can't be sent
             final = True
             self._send(error, final=True)
-        if final or isinstance(response, MmeError):
+        if final:
             self._events.forget([self.number])
 
     def _send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
         message: Message = {"respond": self.number, "final": final}
         packing = Packing()
         if isinstance(response, MmeError):
-            message |= {"final": True, "error": error_fields(response)}
+            message["error"] = error_fields(response)
         elif response is not None:
             message |= answer_fields(response, packing, self._events.model)
         self._events.send(message, packing)

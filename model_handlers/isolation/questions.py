@@ -159,7 +159,7 @@ class _Replier:
     def _frame(self, response: ModelResponse | MmeError | None, *, final: bool) -> Frame:
         message: Message = {"reply": self.number, "final": final}
         if isinstance(response, MmeError):
-            return Frame(message | {"final": True, "error": error_fields(response)})
+            return Frame(message | {"error": error_fields(response)})
         if response is None:
             return Frame(message)
         packing = Packing()

@@ -288,7 +288,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
     def _responded(self, message: Message, shared: Array) -> None:
         says = "error" in message or "outputs" in message
         response = answer_from(message if says else None, shared, self.config.name)
-        final = bool(message["final"]) or isinstance(response, MmeError) or not self.config.decoupled
+        final = bool(message["final"]) or not self.config.decoupled
         number = message["respond"]
         if "again" in message:
             self._open.pop(number, None)

@@ -101,7 +101,7 @@ class _Many(_Inbox):
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
         self._put(InferenceResponse() if response is None else _received(response, self._model))
-        if final or isinstance(response, MmeError):
+        if final:
             self._ended()
             self._put(None)
 
@@ -138,7 +138,7 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 class ResponseIterator:
-    """The responses of a decoupled model, as they come. Ends with the last one; an error is the last.
+    """The responses of a decoupled model, as they come, errors too. Ends with the last one.
 
     Whoever lets go of it waits for no more of them, which the called model may learn. They are kept: once it has ended
     they may be iterated again.

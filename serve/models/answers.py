@@ -158,8 +158,18 @@ class Answers:
             result.final = final
             request.respond(result)
             result = None
+        elif isinstance(result, MmeError) and not final and self._decoupled:
+            result = self._others_may_follow(request, result)
         if final or result is not None:
             self._finish(opened, result)
+
+    def _others_may_follow(self, request: InferenceRequest, error: MmeError) -> MmeError | None:
+        """Tell of an error that is not the last response; to a client that takes none behind it, it is."""
+        if request.on_error is None:
+            request.cancel()  # the model hears that nobody waits for the rest
+            return error
+        request.respond(error)
+        return None
 
     def _count_response(self, opened: OpenRequest, response: ModelResponse | MmeError | None) -> None:
         outcome = Outcome.SUCCESS if response is not None else Outcome.EMPTY

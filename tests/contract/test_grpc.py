@@ -60,6 +60,10 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse(error=error), FINAL)
         elif n == -2:
             sender.send(self.response(0), FINAL)
+        elif n == -3:
+            sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("not that one")))
+            sender.send(self.response(2))
+            sender.send(flags=FINAL)
         elif n == -4:
             while not sender.is_cancelled():
                 sender.send(self.response(0))
@@ -480,13 +484,41 @@ def test_an_error_is_one_message_of_a_stream(server):
         assert elements(stream.responses(1)) == [0]
 
 
+def test_responses_may_follow_an_error(bare):
+    """Each message says whether it is the last of its request; an error names request and model, as a response does."""
+    ask = pb.ModelInferRequest(
+        model_name="counter", id="e", raw_input_contents=[(-3).to_bytes(4, "little", signed=True)]
+    )
+    ask.inputs.add(name="N", datatype="INT32", shape=[1])
+    ask.parameters["triton_enable_empty_final_response"].bool_param = True
+    last = pb.ModelInferRequest(model_name="counter", raw_input_contents=[(-1).to_bytes(4, "little", signed=True)])
+    last.inputs.add(name="N", datatype="INT32", shape=[1])
+
+    error, response, end = bare.ModelStreamInfer(iter([ask]), timeout=PATIENCE)
+    [whole] = bare.ModelStreamInfer(iter([last]), timeout=PATIENCE)
+
+    assert (error.error_message, response.error_message, whole.error_message) == (
+        "not that one",
+        "",
+        "nothing to count",
+    )
+    assert (error.infer_response.id, error.infer_response.model_name) == ("e", "counter")
+    assert elements([response.infer_response, end.infer_response]) == [2, None]
+    came = [each.infer_response for each in (error, response, end, whole)]
+    assert finals(came) == [False, False, True, True]
+
+
 def test_an_error_is_the_status_of_a_stream_that_wants_it_so(server):
     """By the metadata `triton_grpc_error`."""
     with Stream(server, headers={"triton_grpc_error": "true"}) as stream:
         stream.ask("counter", count(-1))
         _, error = stream.next()
+    with Stream(server, headers={"triton_grpc_error": "true"}) as stream:
+        stream.ask("counter", count(-3))
+        _, first = stream.next()
 
     assert (error.status(), error.message()) == ("StatusCode.INVALID_ARGUMENT", "nothing to count")
+    assert (first.status(), first.message()) == ("StatusCode.INTERNAL", "not that one")
 
 
 def test_a_stream_ends_when_its_requests_have_been_answered(bare):

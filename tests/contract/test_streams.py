@@ -45,6 +45,11 @@ class TritonPythonModel:
         elif n == -2:
             sender.send(self.response(0))
             sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("lost count")))
+        elif n in (-5, -6):
+            if n == -6:
+                sender.send(self.response(0))
+            sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("not that one")))
+            sender.send(self.response(2))
         elif n == -3:
             sender.send(self.response(0))
             os._exit(3)
@@ -204,6 +209,26 @@ def test_an_error_after_the_first_response_is_the_last_one(server):
     assert (values(line), end) == ([0, "<0>"], {"error": "lost count"})
 
 
+def test_responses_may_follow_an_error(server):
+    """Which is an event or a line like them; it has the status of generate_stream's answer if it comes first."""
+    path = "/v2/models/counter/generate_stream"
+    between, begins = post(server, path, {"N": -6}), post(server, path, {"N": -5})
+    line = lines(post(server, "/models/counter/invoke", tensors(-6)))
+
+    assert (between.status, begins.status) == (200, 500)
+    assert [each.get("error", each.get("I")) for each in events(between)] == [0, "not that one", 2]
+    assert [each.get("error", each.get("I")) for each in events(begins)] == ["not that one", 2]
+    assert [each.get("error") or values(each)[0] for each in line] == [0, "not that one", 2]
+
+
+def test_an_error_is_the_answer_where_nothing_can_follow_it(server):
+    """By generate, and on the container contract before anything else: the rest goes nowhere."""
+    for path, body in (("/v2/models/counter/generate", {"N": -5}), ("/models/counter/invoke", tensors(-5))):
+        answer = post(server, path, body)
+        assert (answer.status, answer.error) == (500, "not that one")
+    assert len(events(post(server, "/v2/models/counter/generate_stream", {"N": 2}))) == 2
+
+
 def test_the_death_of_the_process_ends_its_streams(server):
     """Their clients are told at once how it died, and the next request is served by a new one."""
     first, last = events(post(server, "/v2/models/counter/generate_stream", {"N": -3}))
@@ -260,6 +285,8 @@ def test_boto3_is_told_of_errors_in_its_own_form(server, runtime):
         invoke_stream(client, "counter", tensors(-1))
     with pytest.raises(EventStreamError, match="lost count") as broken:
         invoke_stream(client, "counter", tensors(-2))
+    with pytest.raises(EventStreamError, match="not that one"):
+        invoke_stream(client, "counter", tensors(-6))
 
     assert refused.value.response["Error"]["Code"] == "ModelError"
     assert broken.value.response["Error"]["Code"] == "ModelStreamError"
@@ -275,7 +302,7 @@ def test_the_inference_type_of_invocations_is_a_setting(serve, repository):
 
 def test_nothing_is_held_after_streams(server):
     """However they ended, no request is counted as being under way, and an unload returns."""
-    for n in (0, 3, -1, -2):
+    for n in (0, 3, -1, -2, -5, -6):
         post(server, "/v2/models/counter/generate_stream", {"N": n})
 
     assert server.metric("nv_inference_pending_request_count", model="counter") == 0

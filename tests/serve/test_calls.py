@@ -72,7 +72,8 @@ STREAM = execute(
             sender.send(out(i, index=i))
         if number == -2:
             sender.send(out(0))
-            sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("no more", 4)))
+            sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("not this one", 4)))
+            sender.send(out(2))
         if number == -3:
             sender.send(out(3), FINAL)
             continue
@@ -523,10 +524,10 @@ def test_the_responses_of_a_model_that_is_not_decoupled(server, caller):
     assert server.tell(caller, code) == [{"y": [3, 3]}]
 
 
-def test_an_error_is_the_last_response(server, caller):
-    """Of the model, or of the call."""
+def test_an_error_is_one_of_the_responses(server, caller):
+    """The model may send more behind it; that of a call is the last."""
     code = f"told = [short(response) for response in {stream_of(-2)}.exec(decoupled=True)]"
-    assert server.tell(caller, code) == [{"OUT": [0]}, [UNAVAILABLE, "no more"]]
+    assert server.tell(caller, code) == [{"OUT": [0]}, [UNAVAILABLE, "not this one"], {"OUT": [2]}, {}]
     [[code, _]] = server.tell(caller, "told = [short(r) for r in request_of('nobody').exec(decoupled=True)]")
     assert code == NOT_FOUND
 

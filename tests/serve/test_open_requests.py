@@ -224,6 +224,29 @@ def test_every_order(run, toys, said, returned, decoupled):
     run(main())
 
 
+@pytest.mark.parametrize("takes", [True, False])
+def test_an_error_that_others_may_follow(run, toys, takes):
+    """Is handed over as responses are, to who takes several errors; to others it is the end, which the model hears."""
+
+    async def main():
+        async with serving(toys) as (model, handler):
+            stage = Stage(toys, model, handler, "None")
+            if takes:
+                stage.client.request.on_error = lambda _, error: stage.client.got.append(("error", error))
+            await stage.begin()
+            for event in ("batch", "respond", "fail"):
+                await stage.happen(event)
+            assert (stage.client.ends, handler.requests[0].responder.is_cancelled()) == (not takes, not takes)
+            for event in ("respond", "final"):
+                await stage.happen(event)
+            kinds = [kind for kind, _ in stage.client.got]
+            assert kinds == (["response", "error", "response", "end"] if takes else ["response", "end"])
+            assert isinstance(stage.client.got[-1][1], MmeError) is not takes
+            assert (model.outstanding, model.stats.success.count) == (0, int(takes))
+
+    run(main())
+
+
 def test_the_first_end_counts(run, toys):
     """What a model says unasked before its batch is answered comes first, and is not undone by the batch's answer."""
 

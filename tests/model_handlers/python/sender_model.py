@@ -122,7 +122,7 @@ def same(model, request):
 
 
 def fails(model, request):
-    """An error, and then what a `finally` does."""
+    """An error, and then more."""
     sender = request.get_response_sender()
     sender.send(out(1))
     sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("not today", pb_utils.TritonError.UNAVAILABLE)))

@@ -192,11 +192,11 @@ def test_what_is_no_response_is_refused(placed):
     assert got(handler, "same") == [[1]]
 
 
-def test_an_error_is_the_last_response(placed):
-    """With the code that the model gave it; what is sent behind it goes nowhere, and raises nothing."""
-    first, error = got(placed.load(), "fails")
+def test_an_error_may_have_responses_behind_it(placed):
+    """It has the code that the model gave it; only what is said to be the last response is."""
+    first, error, second = got(placed.load(), "fails")
 
-    assert first == [1]
+    assert (first, second) == ([1], [2])
     assert (error.kind, error.message) == (Kind.UNAVAILABLE, "not today")
 
 
