@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from model_handlers.outside import offered
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
@@ -163,7 +165,7 @@ class Handler(ABC):
 
     Attributes:
         config: the configuration, completed from the model file.
-        outside: what its model may ask of the server, None for nothing. Set once it is loaded.
+        outside: what its model may ask of the server, None for nothing. Set before it is loaded.
         backend: the name that selects the class in config.pbtxt.
         platform: the older name, or "".
         default_filename: the model file in a version directory when the configuration names none.
@@ -201,7 +203,7 @@ class Handler(ABC):
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        self.outside: Outside | None = None
+        self.outside: Outside | None = offered()
 
     @classmethod
     def gpu_capable(cls) -> bool:

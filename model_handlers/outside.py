@@ -1,16 +1,18 @@
 """What a model may ask of the server that it is in: other models, by name. Interfaces and values, nothing that acts.
 
 A handler whose models are code of their authors' is given an `Outside` by whoever serves it; without one, its models
-can call nobody.
+can call nobody. It has it from the beginning of its load on: whoever loads says so around the load, on its thread.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from model_handlers.base import Responder
     from model_handlers.errors import MmeError
@@ -74,3 +76,21 @@ class Outside(Protocol):
 
     def is_ready(self, model: str, version: int | None, done: Done) -> None:
         """Ask whether a model would answer."""
+
+
+_offered: ContextVar[Outside | None] = ContextVar("outside of the models that are loaded", default=None)
+
+
+@contextmanager
+def offering(outside: Outside | None) -> Iterator[None]:
+    """Models that are loaded inside may ask this of the server."""
+    token = _offered.set(outside)
+    try:
+        yield
+    finally:
+        _offered.reset(token)
+
+
+def offered() -> Outside | None:
+    """What a model that is loaded here and now may ask; None for nothing."""
+    return _offered.get()

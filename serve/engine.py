@@ -32,6 +32,7 @@ from serve.control import Control
 from serve.dependents import parts_of, wholes_of
 from serve.index import index_rows
 from serve.journal import Journal
+from serve.load_waits import LoadWaits
 from serve.models.limited_lanes import Limits
 from serve.models.loop_poll import LoopPoll
 from serve.models.rescue import Rescue
@@ -128,7 +129,7 @@ class Engine:
             proofs=Proofs(StateFile(options.cache_directory / "proofs.json", proofs.FORM)),
             inline_ns=options.inline_ns,
             require_gpu=options.require_gpu,
-            outside=functools.partial(EngineOutside, self, self._loop),
+            outside=functools.partial(EngineOutside, self, self._loop, LoadWaits()),
             scripts=self._script.scripts,
             rescue=Rescue(self._relieve) if options.evicts else None,
             environments=Environments(options.cache_directory / "environments"),

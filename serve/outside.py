@@ -4,7 +4,8 @@ A model's code asks on threads and in processes of its own; everything here goes
 engine is, and is answered from there.
 
 A model that waits for another one keeps its instance busy, and its lease. If that one called it in turn, both would
-wait for ever: a call of a model that waits for the caller is refused, and so is having it unloaded or loaded anew.
+wait for ever: a call of a model that waits for the caller is refused, and so is having it unloaded or loaded anew. One
+that is being loaded may have others loaded and unloaded, but none that waits for its load.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from serve.request import Called, DecoupledError, InferenceRequest, InferenceRes
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
     from contextlib import AbstractContextManager
 
     from model_handlers.base import Responder
     from model_handlers.outside import Done, ModelCall, Override
+    from serve.load_waits import LoadWaits
     from serve.request import LoadReport, Timings
 
 _log = logging.getLogger("mme.outside")
@@ -49,7 +51,7 @@ class Models(Protocol):
         """Accept a request for any model."""
 
     def lent_turn(self, target: str) -> AbstractContextManager[None]:
-        """While the target, if it is being loaded, waits for another model to be loaded."""
+        """While the target, if it is being loaded, waits for another model to be loaded, or to be gone."""
 
     def check_control(self) -> None:
         """Refuse loads and unloads where clients have no say."""
@@ -65,19 +67,26 @@ class Models(Protocol):
 
 
 class EngineOutside:
-    """The engine, for the code of one target's models. Its methods are called on any thread.
+    """The engine, for the code of a target's models, from the beginning of a load on. Called on any thread.
 
     Args:
         models: the engine.
         loop: its event loop.
+        waits: who waits for the load of whom.
         target: the name of the target, whose members are called before anybody else of that name.
     """
 
-    def __init__(self, models: Models, loop: asyncio.AbstractEventLoop, target: str) -> None:
+    def __init__(self, models: Models, loop: asyncio.AbstractEventLoop, waits: LoadWaits, target: str) -> None:
         self._models = models
         self._loop = loop
+        self._waits = waits
         self._target = target
+        self._loading = True
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def loaded(self) -> None:
+        """Who waits for the load waits no longer for what the model does from now on."""
+        self._loading = False
 
     def infer(self, call: ModelCall, responder: Responder) -> None:
         """Have a model called."""
@@ -111,7 +120,7 @@ class EngineOutside:
             if self._models.submit_to_member(self._target, call.model, call.version, request):
                 return
             name = self._models.canonical(call.model)
-            _check_circle(name, call.callers, f"call '{call.model}'")
+            _check_circle(name, (*self._behind(), *call.callers), f"call '{call.model}'")
             if not self._models.submit(name, call.version, request):
                 self._aside(self._submit_cold(name, call.version, request, answering))
         except Exception as error:  # noqa: BLE001 - whoever called must be answered
@@ -124,23 +133,34 @@ class EngineOutside:
         self, name: str, version: int | None, request: InferenceRequest, answering: _Answering
     ) -> None:
         try:
-            with self._models.lent_turn(self._target):
+            with self._waiting(answering.call.callers, name):
                 answering.report = await self._models.submit_cold(name, version, request)
         except Exception as error:  # noqa: BLE001 - as above
             answering.fail(_refusal(error, answering.call))
 
     async def _loaded(self, model: str, override: Override | None, callers: tuple[str, ...]) -> None:
         name = self._models.canonical(model)
-        _check_circle(name, (self._target, *callers), f"load '{model}' anew")
+        _check_circle(name, (*self._behind(), self._target, *callers), f"load '{model}'")
         self._models.check_control()
-        with self._models.lent_turn(self._target):
+        with self._waiting(callers, name):
             await self._models.reload(name, override)
 
     async def _unloaded(self, model: str, dependents: bool, callers: tuple[str, ...]) -> None:  # noqa: FBT001
         name = self._models.canonical(model)
-        _check_circle(name, (self._target, *callers), f"unload '{model}'")
+        _check_circle(name, (*self._behind(), self._target, *callers), f"unload '{model}'")
         self._models.check_control()
-        await self._models.unload(name, dependents=dependents)
+        with self._waiting(callers, name):
+            await self._models.unload(name, dependents=dependents)
+
+    def _behind(self) -> tuple[str, ...]:
+        """Who waits for what the model does since it is being loaded."""
+        return self._waits.behind(self._target) if self._loading else ()
+
+    @contextlib.contextmanager
+    def _waiting(self, callers: tuple[str, ...], name: str) -> Iterator[None]:
+        """While the target and its callers wait for another model to be loaded, or to be gone."""
+        with self._models.lent_turn(self._target), self._waits.waiting((self._target, *callers), name):
+            yield
 
     def _ask(self, work: Callable[[], Coroutine[Any, Any, None]], done: Done) -> None:
         async def answered() -> None:
@@ -233,7 +253,7 @@ def _check_circle(name: str, callers: tuple[str, ...], deed: str) -> None:
     """Refuse what would have to wait for the caller, or for somebody who waits for the caller."""
     if name in callers:
         chain = " → ".join((*dict.fromkeys(callers), name))
-        what = f"model '{callers[-1]}' can't {deed}, which waits for its answer: {chain}"
+        what = f"model '{callers[-1]}' can't {deed}, which waits for it: {chain}"
         raise MmeError(Kind.INVALID_ARGUMENT, what)
 
 

@@ -40,6 +40,7 @@ from model_handlers.isolation.reports import Reports
 from model_handlers.isolation.restraint import restrain
 from model_handlers.isolation.segments import SIZES, Segment
 from model_handlers.metrics import METRICS
+from model_handlers.outside import offering
 from model_handlers.priority import standing_back
 
 if TYPE_CHECKING:
@@ -94,11 +95,11 @@ def _guest(control: socket.socket, events: socket.socket, life: socket.socket, t
 
 
 def _serve(message: Message, side: _Side, events: socket.socket) -> int:
-    handler = _load(message, side)
+    said = Events(events, message["config"]["name"])
+    with offering(OutsideInChild(said)):
+        handler = _load(message, side)
     if handler is None:
         return 0
-    said = Events(events, handler.config.name)
-    handler.outside = OutsideInChild(said)
     reports = Reports(said)
     worker = _Worker(handler, side, said)
     while (asked := side.receive()) is not None:

@@ -71,7 +71,8 @@ class IsolatedHandler(Handler):
         load: the message that has the process load the model.
         config: the configuration, not completed yet.
         lane: the name of the lane that will execute it.
-        uses_gpu: whether what the load takes on GPUs is to be measured; nobody else loads meanwhile.
+        uses_gpu: whether what the load takes on GPUs is to be measured; nobody else loads meanwhile, but for whom the
+            model has loaded.
         program: what the process executes; None for a fork, in the server's own environment.
         preload: see `Child`.
         host: the name of the process that it shares with others, see `hosts`; "" for one of its own.
@@ -110,7 +111,8 @@ class IsolatedHandler(Handler):
         self._taken = Footprint()
         super().__init__(config)
         before = devices.device_memory_used() if uses_gpu else 0
-        self._child, self.config = self._begin()
+        with self._lock:
+            self._child, self.config = self._begin()
         if uses_gpu:
             self._taken = Footprint(self._taken.host, max(devices.device_memory_used() - before, 0))
 
@@ -309,6 +311,7 @@ class IsolatedHandler(Handler):
                 Kind.UNAVAILABLE, f"model '{self.config.name}': no process can be started for it: {error}"
             ) from error
         try:
+            self._met(child)
             reply = child.call(self._load, (), self._deadlines.load, _LOADING)
             if "loaded" in reply:
                 if child.host is not None:  # what it takes is what its host takes more
@@ -322,9 +325,17 @@ class IsolatedHandler(Handler):
             refusal = MmeError(Kind.INVALID_MODEL, sentence)
         except BaseException:
             child.close(0)
+            self._parted()
             raise
         child.close(self._deadlines.close)
+        self._parted()
         raise refusal
+
+    def _met(self, child: Child) -> None:
+        """There is a new process, which is to load the model next."""
+
+    def _parted(self) -> None:
+        """It is gone, and nothing more is to be heard of it."""
 
     def _new_child(self) -> Child:
         if not self._host:

@@ -1,5 +1,7 @@
 """A handler that sees requests, in a process of its own: batches as for any other, and what its model says unasked.
 
+The process is heard from before it loads its model on, which may ask for others to be loaded.
+
 A request is *open* from the moment its batch is sent until it got its last response: with the batch's answer, or by
 frames of the channel, before that or long after it. Frames are taken on the listening thread, batches on the lane's,
 or on the event loop: small ones are sent there and their answers taken there (`send_requests`), with no thread in
@@ -82,6 +84,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
     ) -> None:
         self._open: dict[int, ModelRequest] = {}  # single operations of a dict need no lock
         self._hears = False
+        self._loading = False
         self._unheard: tuple[Child, Exception | None] | None = None
         self._channel: Channel
         self._questions: Questions
@@ -238,28 +241,36 @@ class IsolatedRequestsHandler(IsolatedHandler):
     # -- the channel ---------------------------------------------------------------------------------------------
 
     def _begin(self) -> tuple[Child, ModelConfig]:
-        child, config = super()._begin()
+        self._loading = True
+        begun = super()._begin()
+        self._loading = False
+        return begun
+
+    def _met(self, child: Child) -> None:
+        """What the model asks for while it is loaded is heard, and answered."""
+        name = self.config.name
         self._channel = Channel(child.take_events(), self._take, functools.partial(self._lost, child))
-        self._questions = Questions(config.name, self._channel)
-        self._counted = Counted(METRICS, config.name)
+        self._questions = Questions(name, self._channel)
+        self._counted = Counted(METRICS, name)
         self._hears = False
         try:
             self._channel.start()
         except OSError as error:
-            child.close(0)
-            raise MmeError(Kind.UNAVAILABLE, f"model '{config.name}': its process can't be heard: {error}") from error
-        return child, config
+            raise MmeError(Kind.UNAVAILABLE, f"model '{name}': its process can't be heard: {error}") from error
+
+    def _parted(self) -> None:
+        self._channel.drain()
+        self._questions.drop_all()
+        self._counted.close()
 
     def _revive(self) -> None:
         self._bury_lost()
         super()._revive()
 
     def _buried(self, why: MmeError) -> None:
-        self._channel.drain()
+        self._parted()
         while self._open:
             _respond(self._open.popitem()[1], why, final=True)
-        self._questions.drop_all()
-        self._counted.close()
 
     def _take(self, message: Message, shared: Array) -> None:
         """A frame came. What it raises ends the channel."""
@@ -315,10 +326,11 @@ class IsolatedRequestsHandler(IsolatedHandler):
     def _lost(self, child: Child, error: Exception | None) -> None:
         """The channel has ended, and so has the process that can't be heard any more.
 
-        On a thread that can't wait for what became of it. Whoever executes a batch meanwhile buries it as well.
+        On a thread that can't wait for what became of it. Whoever executes a batch meanwhile buries it as well; while
+        it is loaded, whoever waits for that hears of its end, and else the first batch does.
         """
         self._unheard = child, error
-        if child.alive and not self._closed.is_set():
+        if child.alive and not self._closed.is_set() and not self._loading:
             threading.Thread(target=self._mourn, name="model death", daemon=True).start()
 
     def _mourn(self) -> None:

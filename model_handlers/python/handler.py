@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from model_handlers.base import Handler, Placement
 from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError
+from model_handlers.outside import offered
 from model_handlers.python.environment import wanted
 from model_handlers.python.host import Host
 from model_handlers.python.imports import check_syntax
@@ -75,7 +76,7 @@ class PythonHandler(Handler):
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> PythonHandler:
         """Import model.py, complete the configuration, and call `initialize`."""
-        return cls(Host(config, ModelFile(config, model_file), device, lane))
+        return cls(Host(config, ModelFile(config, model_file), device, lane, offered()))
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
         """Call the author's `execute` once. Several threads that call at a time wait for one another."""

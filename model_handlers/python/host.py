@@ -52,13 +52,16 @@ class Host:
         file: the model's files.
         device: where the model is to compute; it is told, and does as it likes.
         lane: the instance's name.
+        outside: what the model may ask of the server while it is initialized; None for nothing.
 
     Raises:
         MmeError: INVALID_MODEL when the author's code fails, OUT_OF_MEMORY when it finds no room.
     """
 
-    def __init__(self, config: ModelConfig, file: ModelFile, device: Device, lane: str) -> None:
-        self._hosted = Hosted(config.name, file.path.parent)
+    def __init__(
+        self, config: ModelConfig, file: ModelFile, device: Device, lane: str, outside: Outside | None = None
+    ) -> None:
+        self._hosted = Hosted(config.name, file.path.parent, callers=(config.name,))
         self._lane = lane
         self._one_at_a_time = threading.Lock()
         self._loop: LoopThread | None = None
@@ -66,10 +69,13 @@ class Host:
             self._module = ModelModule(config.name, file)
             try:
                 self.config = complete(config, self._module.author_class)
+                self._hosted.outside = outside
                 self._author = self._initialized(file, device)
             except BaseException:
+                self._hosted.outside = None
                 self._module.unload()
                 raise
+            self._hosted.initialized = True
         self._batches = self.config.max_batch_size > 0
         sequences = self.config.sequence_batching
         self._inputs = all_inputs(self.config)

@@ -25,7 +25,8 @@ class Hosted:
 
     Attributes:
         name, directory: what it is called, and where its model.py lies.
-        outside: what it may ask of the server; None outside of `execute`.
+        outside: what it may ask of the server; None before `initialize` begins and from `finalize` on.
+        initialized: whether `initialize` has ended, so that it may also call other models.
         callers: the models that wait for what it executes, itself the last.
         waiting: see `ModelCall`.
     """
@@ -33,6 +34,7 @@ class Hosted:
     name: str
     directory: Path
     outside: Outside | None = None
+    initialized: bool = False
     callers: tuple[str, ...] = ()
     waiting: tuple[Responder, ...] = ()
 

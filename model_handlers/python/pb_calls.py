@@ -197,7 +197,7 @@ def call(request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | R
     if decoupled:
         return call_decoupled(request)
     one = _One(request.model_name)
-    _outside().infer(_model_call(request, decoupled=False), one)
+    _others().infer(_model_call(request, decoupled=False), one)
     return one.future.result()
 
 
@@ -209,14 +209,14 @@ def call_async(request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
     except RuntimeError:
         raise TritonModelException("async_exec is for coroutines: use exec, or make execute an async def") from None
     response.add_done_callback(lambda done: one.cancel() if done.cancelled() else None)
-    _outside().infer(_model_call(request, decoupled=False), one)
+    _others().infer(_model_call(request, decoupled=False), one)
     return response
 
 
 def call_decoupled(request: InferenceRequest) -> ResponseIterator:
     """Both of them, for a decoupled model."""
     inbox = _Many(request.model_name)
-    _outside().infer(_model_call(request, decoupled=True), inbox)
+    _others().infer(_model_call(request, decoupled=True), inbox)
     return ResponseIterator(inbox)
 
 
@@ -237,6 +237,16 @@ def ask(put: Callable[[Outside, tuple[str, ...], Done], None]) -> bool:
 def _outside() -> Outside:
     model = hosted()
     if model is None or model.outside is None:
+        raise TritonModelException(
+            "models can be loaded, unloaded and asked about from 'initialize' on, neither before it nor in 'finalize'"
+        )
+    return model.outside
+
+
+def _others() -> Outside:
+    """The same, to call other models."""
+    model = hosted()
+    if model is None or model.outside is None or not model.initialized:
         raise TritonModelException("BLS is only supported during the 'execute' function.")
     return model.outside
 

@@ -67,4 +67,7 @@ class Loader(Protocol[P, T_co]):
         """Load it; return what was loaded and what it takes, measured."""
 
     def overrule(self) -> None:
-        """A load was given up and may never end: others must not wait for it to be measured. On the event loop."""
+        """A load was given up and may never end, or waits for another: that need not wait for it to be measured.
+
+        On the event loop.
+        """

@@ -1,8 +1,9 @@
 """One load: fetch, equip, reserve, load, measure; whatever goes wrong, all is given back. On the event loop only.
 
 A load has its turn to fetch, another to be equipped and one to load. It waits for memory with none of them in hand, and
-with nothing of its own in memory, so that no two loads can wait for each other. A model whose warm-up calls one that is
-to be loaded first lends its turn.
+with nothing of its own in memory, so that no two loads can wait for each other. A model that has another one loaded, by
+its own code or by a call of its warm-up, lends its turn meanwhile, and keeps what is reserved for it: the other one
+waits for memory no longer than any load does.
 
 It also has a deadline, which does not run while it waits for a turn or for memory. A thread that is inside a framework
 can't be stopped, so a load whose time is over leaves its thread behind, as an *orphan*: whoever waits is told, and the
@@ -26,9 +27,8 @@ from serve.cache.turns import Turns
 from serve.request import LoadReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from concurrent.futures import Executor
-    from contextlib import AbstractContextManager
 
     from serve.cache.cache_entry import Entry
     from serve.cache.charges import Charges
@@ -81,7 +81,8 @@ class Loading(Generic[P, T]):
         self._equip_turns = Turns(turns)
         self._load_turns = Turns(turns)
         self._trial_turns = asyncio.Semaphore(turns)
-        self._alone = asyncio.Lock()
+        self._alone = Turns(1)
+        self._measured: set[Entry[T]] = set()  # who has that turn
         self._patience = patience
         self._give_way = give_way
 
@@ -115,9 +116,30 @@ class Loading(Generic[P, T]):
         entry.download_ns = prepared.download_ns or entry.download_ns
         return LoadReport(prepared.download_ns, _now() - began - prepared.download_ns, tuple(evicted))
 
-    def lent_turn(self) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def lent_turn(self, entry: Entry[T]) -> Iterator[None]:
         """While a load that has its turn waits for another one, which then may have one, too."""
-        return self._load_turns.lent()
+        with self._load_turns.lent():
+            if entry not in self._measured:
+                yield
+                return
+            self._loader.overrule()
+            with self._alone.lent():
+                yield
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, entry: Entry[T], prepared: P) -> AsyncIterator[None]:
+        """A turn to load; one alone for a model that is measured by what the process or a device takes more."""
+        if not prepared.alone:
+            async with self._load_turns.taken(entry):
+                yield
+            return
+        async with self._alone.taken(entry), self._load_turns.taken(entry):
+            self._measured.add(entry)
+            try:
+                yield
+            finally:
+                self._measured.discard(entry)
 
     def refuse(self, name: str, error: MmeError) -> None:
         """End the wait of model `name` for its turn to be equipped, if it waits, with an error."""
@@ -199,7 +221,7 @@ class Loading(Generic[P, T]):
         try:
             if prepared.tried_first:
                 await self._try_files(entry, prepared, left)
-            async with self._alone if prepared.alone else contextlib.nullcontext(), self._load_turns.taken(entry):
+            async with self._turn(entry, prepared):
                 must_go_on(entry)
                 began = _now()
                 load = functools.partial(self._loader.load, prepared)

@@ -217,9 +217,10 @@ class ModelCache(Generic[P, T]):
     def lent_turn(self, name: str) -> AbstractContextManager[None]:
         """While a model that is being loaded, if it is, waits for another one to be loaded."""
         entry = self.entries.get(name)
-        if entry is None or (entry.successor or entry).task is None:
+        loading = None if entry is None else entry.successor or entry
+        if loading is None or loading.task is None:
             return contextlib.nullcontext()
-        return self._loading.lent_turn()
+        return self._loading.lent_turn(loading)
 
     async def unload(self, entry: Entry[T]) -> None:
         """Take a model out of memory after the requests that use it; return when its memory was given back.

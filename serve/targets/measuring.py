@@ -1,6 +1,7 @@
 """What loading something into this process takes: of one load at a time, two at once could not be told apart.
 
-Runs on the threads that load.
+But for a model whose code has another one loaded: what that takes is known by then, and left out. Runs on the threads
+that load.
 """
 
 from __future__ import annotations
@@ -28,6 +29,22 @@ class Scales:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._under_way: list[Others] = []
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[Others]:
+        """What others that are loaded meanwhile turn out to take."""
+        others = Others()
+        self._under_way.append(others)
+        try:
+            yield others
+        finally:
+            self._under_way.remove(others)
+
+    def note(self, taken: Footprint) -> None:
+        """Something takes that much of this process and of the GPUs: it is not of those whose loads are under way."""
+        for others in self._under_way:
+            others.take += taken
 
     def weigh(self, load: Callable[[], R], cancelled: Callable[[], bool] = lambda: False) -> tuple[R, Footprint]:
         """Call `load`; return what it does, and the bytes that it took: private ones on the host, anybody's on GPUs.
@@ -55,8 +72,22 @@ class Scales:
             lock.release()
 
     def overrule(self) -> None:
-        """Whoever has its turn may never end it: others need not wait, though what it takes be counted as theirs."""
+        """Whoever has its turn may never end it, or waits for another: others need not wait for it.
+
+        What it takes meanwhile is counted as theirs.
+        """
         self._lock = threading.Lock()
+
+
+class Others:
+    """What others take that were loaded during a load. Compared by identity.
+
+    Attributes:
+        take: that.
+    """
+
+    def __init__(self) -> None:
+        self.take = Footprint()
 
 
 def _memory_taken() -> Footprint:

@@ -19,6 +19,7 @@ from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.gpus import uuid_of
 from model_handlers.isolation.parameters import placement_of
 from model_handlers.mapped import MappedHandler
+from model_handlers.outside import offering
 from model_handlers.pbtxt_fields import refusal
 from model_handlers.registry import find_backend, handler_for
 from serve.cache.footprints import Footprints
@@ -51,14 +52,15 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Device
     from model_handlers.environments.cache import Environments
-    from model_handlers.outside import Outside
     from serve.latencies import Latencies
     from serve.models.labels import Labels
     from serve.models.loop_poll import LoopPoll
     from serve.models.rescue import RescueRequest
+    from serve.outside import EngineOutside
     from serve.request import InferenceResponse
     from serve.scheduling.response_cache import ResponseCache
     from serve.stats import ModelStats
+    from serve.targets.measuring import Others
     from serve.targets.target import AnyModel
     from serve.weights.store import WeightStore
 
@@ -97,7 +99,7 @@ class ModelLoader:
         proofs: Proofs | None = None,
         inline_ns: int = 0,
         require_gpu: bool = False,
-        outside: Callable[[str], Outside] | None = None,
+        outside: Callable[[str], EngineOutside] | None = None,
         rescue: RescueRequest | None = None,
         scripts: Callable[[], Scripts] = Scripts,
         environments: Environments | None = None,
@@ -296,18 +298,27 @@ class ModelLoader:
             models.update(self._load_versions(prepared, cancelled))
 
         try:
-            if prepared.placement is Placement.PROCESS:
-                load()
-                return models, sum((model.memory() for model in models.values()), Footprint())
-            return models, self._weighed(prepared, load, cancelled)
+            with self.scales.apart() as others:
+                if prepared.placement is Placement.PROCESS:
+                    load()
+                    all_of_it = sum((model.memory() for model in models.values()), Footprint())
+                    taken = replace(all_of_it, device=max(all_of_it.device - others.take.device, 0))
+                    here = Footprint(0, taken.device)
+                else:
+                    taken = here = self._weighed(prepared, load, cancelled, others)
         except BaseException:
             _close_all(models)
             raise
+        self.scales.note(here)
+        return models, taken
 
-    def _weighed(self, prepared: PreparedTarget, load: Callable[[], None], cancelled: Callable[[], bool]) -> Footprint:
+    def _weighed(
+        self, prepared: PreparedTarget, load: Callable[[], None], cancelled: Callable[[], bool], others: Others
+    ) -> Footprint:
         """What a load into this process takes; see `alone`. A model in a process of its own tells that itself."""
         size = prepared.directory.size() if prepared.forms is None else 0  # its files may be replaced meanwhile
         _, taken = self.scales.weigh(load, cancelled)
+        taken -= others.take
         if prepared.forms is not None:
             return prepared.forms.weighed(taken)
         # A heap page that an unloaded model left behind may be used again without being seen: never less than the file.
@@ -360,14 +371,15 @@ class ModelLoader:
         handlers: list[Handler] = []
         lanes: list[tuple[str, Handler]] = []
         shared: dict[Device, Handler] = {}
+        outside = self._outside(prepared.target) if self._outside is not None else None
         try:
             for lane, device in prepared.lanes:
                 handler = shared.get(device)
                 if handler is None:
                     if prepared.is_delicate:  # it was tried, and waited for its turn since
                         self._proofs.check(*_to_prove(prepared, version))
-                    handler = prepared.start(version, config, device, lane)
-                    handler.outside = self._outside(prepared.target) if self._outside is not None else None
+                    with offering(outside):
+                        handler = prepared.start(version, config, device, lane)
                     handlers.append(handler)
                     config = handler.config
                 if prepared.placement is Placement.INLINE:  # a process executes one batch at a time
@@ -377,6 +389,8 @@ class ModelLoader:
                 warmup = Warmup(config, directory.path)
                 for lane, handler in lanes:
                     warmup.run(handler, lane)
+            if outside is not None:
+                outside.loaded()
             stats = self._stats_of(directory, version)
             stats.gpu_uuid = uuid_of([device for _, device in prepared.lanes])
             return Model(

@@ -144,7 +144,7 @@ def test_a_circle_is_refused(server):
     answer = ask(server, "circle.tar.gz")
 
     assert answer.status == 400
-    assert "which waits for its answer" in answer.error
+    assert "which waits for it" in answer.error
 
 
 def test_a_member_that_can_not_be_loaded_fails_the_whole(server):

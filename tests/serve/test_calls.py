@@ -273,7 +273,6 @@ def test_a_model_calls_another(server, caller):
     assert server.tell(caller, "told = short(request_of('double', pairs(1), model_version=1).exec())") == {"y": [2, 2]}
 
 
-def test_many_calls_at_once(server, caller):
 def test_a_model_is_called_by_a_name_that_a_request_brought(server, caller):
     """Tensors of strings hold bytes."""
     code = """
@@ -283,6 +282,7 @@ def test_a_model_is_called_by_a_name_that_a_request_brought(server, caller):
     assert server.tell(caller, code) == [{"y": [3, 3]}, True]
 
 
+def test_many_calls_at_once(server, caller):
     """Those of one coroutine, each with its own answer."""
     code = """
         async def main():
@@ -449,8 +449,8 @@ REFUSED = {
     "no name": ("request_of('').exec()", "needs a model_name"),
     "async_exec without a loop": ("request_of('double', pairs(1)).async_exec()", "async_exec is for coroutines"),
     "a version to ask for": ("pb_utils.is_model_ready('double', 'x')", "'x' is no version"),
-    "files alone": ("pb_utils.load_model('double', files={'file:1/x': b''})", "'config' must be specified"),
     "files that are none": ("pb_utils.load_model('double', files=['x'])", "files should be a dictionary of file paths"),
+    "files alone": ("pb_utils.load_model('double', files={'file:1/x': b''})", "'config' must be specified"),
     "a file outside": ("pb_utils.load_model('double', '{}', {'file:../x': b''})", "must stay within model directory"),
 }
 
@@ -469,7 +469,7 @@ def test_a_circle_is_refused(server):
     """A model can't call itself, nor one that waits for it; the sentence tells the way."""
     code, words = server.tell("caller", "told = short(request_of('caller', words('told = 1')).exec())")
     assert code == INVALID_ARG
-    assert words == "model 'caller' can't call 'caller', which waits for its answer: caller → caller"
+    assert words == "model 'caller' can't call 'caller', which waits for it: caller → caller"
 
     code = """
         inner = "told = short(request_of('caller', words('told = 1')).exec())"
@@ -478,17 +478,19 @@ def test_a_circle_is_refused(server):
     [told] = server.tell("caller", code)["TOLD"]
     assert json.loads(told) == [
         INVALID_ARG,
-        "model 'second' can't call 'caller', which waits for its answer: caller → second → caller",
+        "model 'second' can't call 'caller', which waits for it: caller → second → caller",
     ]
 
 
 def test_models_call_only_while_they_execute(server, caller):
-    """Neither in initialize nor in finalize."""
+    """Neither in initialize, where they may ask for others, nor in finalize, where they may not even do that."""
     words = "TritonModelException: BLS is only supported during the 'execute' function."
-    assert server.tell(caller, "told = model.begun") == [words] * 3
+    assert server.tell(caller, "told = model.begun") == [words, False]
     server.on_loop(lambda: server.engine.unload(caller))
 
-    assert (server.repository / caller / "1" / "finalized").read_text() == words
+    calls, loads = (server.repository / caller / "1" / "finalized").read_text().splitlines()
+    assert calls == words
+    assert "neither before it nor in 'finalize'" in loads
 
 
 # -- any number of answers ---------------------------------------------------------------------------------------------
@@ -792,6 +794,141 @@ def test_models_whose_loads_call_models_that_are_not_loaded(server):
     assert {"warms-1", "warms-2", "called-1", "called-2"} <= {name for name, _ in server.engine.resident_models()}
 
 
+def initializes(body):
+    """A model.py that does this in `initialize`, and answers with what it left in `told`."""
+    body = textwrap.indent(textwrap.dedent(body).strip(), " " * 8)
+    source = execute("return [out(self.told) for _ in requests]")
+    return f"{source}\n    def initialize(self, args):\n        self.told = 0\n{body}\n"
+
+
+def load(server, *names):
+    """Load models at the same time: for each None, or why it was not loaded."""
+
+    async def all_of_them():
+        async with asyncio.timeout(SECONDS):
+            return await asyncio.gather(*map(server.engine.reload, names), return_exceptions=True)
+
+    return server.on_loop(all_of_them)
+
+
+# Loads another one as soon as both of its kind are being initialized.
+LOADS = initializes(
+    """
+    here = Path(pb_utils.get_model_dir())
+    (here / "loading").touch()
+    while not all((here.parents[1] / name / "1" / "loading").exists() for name in ("loads-1", "loads-2")):
+        time.sleep(0.001)
+    needed = here.parent.name.replace("loads", "needed")
+    before = pb_utils.is_model_ready(needed)
+    pb_utils.load_model(needed)
+    self.told = 10 * before + pb_utils.is_model_ready(needed)
+    """
+)
+
+
+def test_models_load_others_while_they_are_loaded(server):
+    """They have every turn there is, and those that they load get theirs."""
+    for n in (1, 2):
+        server.write(f"loads-{n}", LOADS, PLAIN)
+        server.write(f"needed-{n}", FRAGILE, PLAIN)
+
+    assert load(server, "loads-1", "loads-2") == [None, None]
+
+    assert {"needed-1", "needed-2"} <= {name for name, _ in server.engine.resident_models()}
+    _, answers = server.begin("loads-1", ("N", INT32, np.zeros(1, np.int32)))
+    wait_for(lambda: answers)
+    assert answers[0].outputs[0][2].tolist() == [1]
+
+
+def test_what_another_one_takes_is_not_counted_as_its_loaders(server, write_repository_model):
+    """Of two in the serving process, of which one is loaded in the middle of the load of the other."""
+    write_repository_model(server.repository / "heavy", weights=10_000_000)
+    server.write("holder", initializes("pb_utils.load_model('heavy')"), PLAIN + INLINE)
+
+    assert load(server, "holder") == [None]
+
+    entries = server.engine.cache.entries
+    assert entries["heavy"].footprint.host >= 10_000_000
+    assert entries["holder"].footprint.host < 10_000_000
+
+
+def test_loads_that_would_wait_for_each_other_are_refused(server):
+    """In bounded time and with the circle, whoever comes first: two of them, and one by itself."""
+    for name, other in (("egg", "hen"), ("hen", "egg"), ("self", "self"), ("cuts", "saw"), ("saw", "cuts")):
+        verb = "unload" if name == "saw" else "load"
+        server.write(name, initializes(f"pb_utils.{verb}_model('{other}')"), PLAIN)
+
+    [egg] = load(server, "egg")
+    both = load(server, "egg", "hen")
+    [itself] = load(server, "self")
+    [cuts] = load(server, "cuts")
+
+    circles = "egg → hen → egg", "hen → egg → hen"
+    assert "model 'hen' can't load 'egg', which waits for it: egg → hen → egg" in egg.message
+    assert all(isinstance(error, MmeError) and any(circle in error.message for circle in circles) for error in both)
+    assert "model 'self' can't load 'self', which waits for it: self → self" in itself.message
+    assert "model 'saw' can't unload 'cuts', which waits for it: cuts → saw → cuts" in cuts.message
+    assert not {"egg", "hen", "self", "cuts", "saw"} & {name for name, _ in server.engine.resident_models()}
+
+
+def test_a_model_that_executes_may_load_one_that_loads_others(server, caller):
+    """But none that would load the caller anew, which waits for it."""
+    name = f"loader-of-{caller}"
+    server.write(name, initializes(f"pb_utils.load_model('double')\npb_utils.load_model('{caller}')"), PLAIN)
+
+    told = server.tell(caller, f"told = refused(pb_utils.load_model, '{name}')")
+
+    assert f"model '{name}' can't load '{caller}', which waits for it: {caller} → {name} → {caller}" in told
+    assert server.tell(caller, "told = pb_utils.is_model_ready('double')") is True
+
+
+def test_a_load_fails_of_what_it_can_not_load(server):
+    """With the other one's reason, unless its code goes on without it."""
+    server.write("needs-nobody", initializes("pb_utils.load_model('nobody')"), PLAIN)
+    alone = "try:\n    pb_utils.load_model('nobody')\nexcept pb_utils.TritonModelException:\n    self.told = 7"
+    server.write("does-without", initializes(alone), PLAIN)
+
+    [refusal, without] = load(server, "needs-nobody", "does-without")
+
+    assert refusal.kind is Kind.INVALID_MODEL
+    assert "TritonModelException: Request for unknown model: 'nobody' is not found" in refusal.message
+    assert without is None
+
+
+def test_a_model_that_ends_while_it_has_another_one_loaded(server):
+    """Is not loaded; the other one is."""
+    dies = "threading.Thread(target=pb_utils.load_model, args=('outlives',)).start()"
+    until = "while not pb_utils.is_model_ready('outlives'): time.sleep(0.001)"
+    server.write("dies", initializes(f"{dies}\n{until}\nos._exit(5)"), PLAIN)
+    server.write("outlives", FRAGILE, PLAIN)
+
+    [death] = load(server, "dies")
+
+    assert "ended with exit code 5 while it loaded the model" in death.message
+    assert "outlives" in [name for name, _ in server.engine.resident_models()]
+
+
+def test_a_load_that_is_given_up_while_it_waits_for_another_one(server):
+    """It ends once the other one has been loaded, which stays."""
+    gate = "while not (Path(pb_utils.get_model_dir()) / 'open').exists(): time.sleep(0.001)"
+    server.write("slow", initializes(gate), PLAIN)
+    server.write("waits", initializes("pb_utils.load_model('slow')"), PLAIN)
+    loaded = []
+    loading = threading.Thread(target=lambda: loaded.extend(load(server, "waits")))
+    loading.start()
+    wait_for(lambda: (entry := server.engine.cache.entries.get("slow")) is not None and entry.task is not None)
+    unloading = threading.Thread(target=lambda: server.on_loop(lambda: server.engine.unload("waits")))
+    unloading.start()
+    wait_for(lambda: server.engine.cache.entries["waits"].abandoned)
+    (server.repository / "slow" / "1" / "open").touch()
+    loading.join(SECONDS)
+    unloading.join(SECONDS)
+
+    assert "was unloaded while it was loading" in loaded[0].message
+    resident = [name for name, _ in server.engine.resident_models()]
+    assert ("slow" in resident, "waits" in resident) == (True, False)
+
+
 def test_models_load_models_with_files_of_their_own(server, caller):
     """Which may be new ones, and of any size that memory holds."""
     code = """
@@ -828,9 +965,9 @@ def test_a_model_cannot_have_itself_unloaded(server):
     """
     itself, unload, load = server.tell("caller", code)
 
-    assert "model 'caller' can't unload 'caller', which waits for its answer: caller → caller" in itself
-    assert "model 'second' can't unload 'caller', which waits for its answer" in unload
-    assert "model 'second' can't load 'caller' anew, which waits for its answer" in load
+    assert "model 'caller' can't unload 'caller', which waits for it: caller → caller" in itself
+    assert "model 'second' can't unload 'caller', which waits for it" in unload
+    assert "model 'second' can't load 'caller', which waits for it" in load
 
 
 # -- nothing is left ---------------------------------------------------------------------------------------------------

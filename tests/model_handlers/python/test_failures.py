@@ -439,13 +439,14 @@ def test_threads_that_share_an_instance_take_turns(models, kit):
 # -- what is refused by name -------------------------------------------------------------------------------------------
 
 ALONE = "BLS is only supported during the 'execute' function."
+UNASKED = "models can be loaded, unloaded and asked about from 'initialize' on"
 REFUSED = {
     'pb_utils.InferenceRequest(model_name="other", inputs=request.inputs()).exec()': ALONE,
     'pb_utils.InferenceRequest(model_name="other").async_exec(decoupled=True)': ALONE,
-    'pb_utils.load_model(model_name="other")': ALONE,
-    'pb_utils.unload_model("other", unload_dependents=True)': ALONE,
-    'pb_utils.is_model_ready("other", model_version="1")': ALONE,
-    'pb_utils.load_model("other", config="{}")': ALONE,
+    'pb_utils.load_model(model_name="other")': UNASKED,
+    'pb_utils.unload_model("other", unload_dependents=True)': UNASKED,
+    'pb_utils.is_model_ready("other", model_version="1")': UNASKED,
+    'pb_utils.load_model("other", config="{}")': UNASKED,
 }
 
 
