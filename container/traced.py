@@ -36,9 +36,10 @@ class Trace:
         report: what its load cost, if it had to wait for one.
         responses: how many there were.
         decided: whether it is traced for certain; else its model decides, once it is known.
+        ids: of the trace and of the request's span in it, where models were told of them; else zeros.
     """
 
-    __slots__ = ("began", "decided", "last", "origin", "report", "responses")
+    __slots__ = ("began", "decided", "ids", "last", "origin", "report", "responses")
 
     def __init__(self, origin: Origin | None, *, decided: bool) -> None:
         self.origin = origin
@@ -47,6 +48,7 @@ class Trace:
         self.last: InferenceResponse | None = None
         self.report: LoadReport | None = None
         self.responses = 0
+        self.ids = (0, 0)
 
 
 class Traced(Call):
@@ -57,6 +59,12 @@ class Traced(Call):
     def __init__(self, exchange: Exchange, flavor: Flavor) -> None:
         super().__init__(exchange, flavor)
         self.trace: Trace | None = self.tracer.begin(exchange.headers)
+
+    def take(self, request: InferenceRequest) -> InferenceRequest:
+        """What is submitted for it, with the trace that its model may hand on."""
+        if self.trace is not None:
+            request.trace = self.tracer.handed_on(self.trace)
+        return super().take(request)
 
     def respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
         """One response of several, or the only one, where that is written as if there were several."""
@@ -136,6 +144,10 @@ class Tracing(ABC):
         """Whether it is, now that its model is known."""
         model = "" if trace.last is None else trace.last.model_name
         return trace.decided or self.control.traces(model, None if trace.origin is None else trace.origin.sampled)
+
+    def handed_on(self, trace: Trace) -> str:  # noqa: ARG002 - for those who send spans
+        """What models are told of it, see `ModelRequest`."""
+        return ""
 
     @abstractmethod
     def end(self, trace: Trace, came: dict[str, Any], request: InferenceRequest | None, error: MmeError | None) -> None:

@@ -69,17 +69,24 @@ class Phase(NamedTuple):
 
 
 class _Ids(RandomIdGenerator):  # type: ignore[misc]  # where the library is not installed it has no type
-    """Random ones, or the trace's that a client named without a span of it.
+    """Random ones, the trace's that a client named without a span of it, or those that a model was told.
 
     Attributes:
         trace_id: of the trace that begins next, 0 for a random one.
+        span_id: of the span that begins next, once; 0 for a random one.
     """
 
     trace_id = 0
+    span_id = 0
 
     def generate_trace_id(self) -> int:
         """The id of a trace that begins here."""
         return self.trace_id or int(super().generate_trace_id())
+
+    def generate_span_id(self) -> int:
+        """The id of a span."""
+        given, self.span_id = self.span_id, 0
+        return given or int(super().generate_span_id())
 
 
 class Tracer(Tracing):
@@ -102,6 +109,14 @@ class Tracer(Tracing):
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url, timeout=_SECONDS)))
         self._spans = self._provider.get_tracer("mme")
 
+    def handed_on(self, trace: Trace) -> str:
+        """W3C's header, of the span that will be made of the request; a model's own spans may be below it."""
+        if not trace.decided:
+            return ""
+        self._ids.trace_id = trace.origin.trace_id if trace.origin is not None else 0
+        trace_id, span_id = trace.ids = self._ids.generate_trace_id(), self._ids.generate_span_id()
+        return f'{{"traceparent":"00-{trace_id:032x}-{span_id:016x}-01"}}'
+
     def end(self, trace: Trace, came: Attributes, request: InferenceRequest | None, error: MmeError | None) -> None:
         """Make the spans of a request that is over; `came` tells by which way it came."""
         if not self.is_traced(trace):
@@ -122,7 +137,8 @@ class Tracer(Tracing):
             flags = TraceFlags(TraceFlags.SAMPLED)
             parent = SpanContext(found.trace_id, found.span_id, is_remote=True, trace_flags=flags)
             context = set_span_in_context(NonRecordingSpan(parent))
-        self._ids.trace_id = found.trace_id if found is not None else 0
+        self._ids.trace_id = found.trace_id if found is not None else trace.ids[0]
+        self._ids.span_id = trace.ids[1]
         began = epoch + trace.began
         return self._spans.start_span("infer", context, SpanKind.SERVER, attributes=attributes, start_time=began)
 

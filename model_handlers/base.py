@@ -147,6 +147,7 @@ class ModelRequest:
         flags: FLAG_SEQUENCE_START and FLAG_SEQUENCE_END together.
         callers: the models that wait for its answer, the outermost first: those that called one another up to it.
         responder: takes what the model answers of its own accord; None where nobody would take it.
+        trace: the trace that it belongs to, as a JSON object of headers that hand it on; "" for none.
     """
 
     inputs: dict[str, Array]
@@ -158,6 +159,7 @@ class ModelRequest:
     flags: int = 0
     callers: tuple[str, ...] = ()
     responder: Responder | None = None
+    trace: str = ""
 
 
 class Handler(ABC):

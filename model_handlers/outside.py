@@ -33,6 +33,7 @@ class ModelCall:
         callers: the models that wait for the answer, the caller last.
         id, parameters, timeout_us, correlation_id, flags: as in `base.ModelRequest`.
         waiting: the responders of the requests that the caller has open, on whose behalf it calls.
+        trace: as in `base.ModelRequest`.
     """
 
     model: str
@@ -47,6 +48,7 @@ class ModelCall:
     correlation_id: int | str = 0
     flags: int = 0
     waiting: tuple[Responder, ...] = ()
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

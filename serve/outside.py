@@ -202,7 +202,7 @@ class _Answering:
         arrays = [array for _, _, array in call.inputs]
         request = InferenceRequest(layout, arrays, self._complete, call.id, call.parameters, call.timeout_us)
         request.correlation_id, request.flags = call.correlation_id, call.flags & FLAGS_TOLD
-        request.callers = call.callers
+        request.callers, request.trace = call.callers, call.trace
         if call.decoupled:
             request.on_response, request.on_error = self._respond, self._respond_error
         return request

@@ -97,6 +97,7 @@ class InferenceRequest:
         answered: whether it was resolved.
         lease: keeps the model in memory until the answer was handed over. Set by the engine.
         batch_size, order, signature: what the model's check of the layout found (`serve/models/layout_check.py`).
+        trace: see `ModelRequest`.
         arrival_ns, deadline_ns: `time.perf_counter_ns()` when the model accepted it and when its time in the queue
             is over (0: never). Set by the model and by its queue.
     """
@@ -123,6 +124,7 @@ class InferenceRequest:
         "priority",
         "signature",
         "timeout_us",
+        "trace",
     )
 
     def __init__(
@@ -144,6 +146,7 @@ class InferenceRequest:
         self.correlation_id: int | str = 0
         self.flags = 0
         self.callers: tuple[str, ...] = ()
+        self.trace = ""
         self.on_response: PartialResponse | None = None
         self.on_error: PartialError | None = None
         self.on_cancel: Callable[[], None] | None = None

@@ -38,6 +38,8 @@ class Following:
         if trace is None:
             return
         self._request = request
+        if self._tracer is not None:
+            request.trace = self._tracer.handed_on(trace)
         complete, respond = request.on_complete, request.on_response
 
         def completed(request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:

@@ -176,6 +176,8 @@ def _more(request: ModelRequest) -> Message:
         more["correlation_id"] = request.correlation_id
     if request.flags:
         more["flags"] = request.flags
+    if request.trace:
+        more["trace"] = request.trace
     return more
 
 

@@ -97,6 +97,7 @@ def _message_of(call: ModelCall, number: int) -> tuple[Message, Packing]:
         "timeout_us": call.timeout_us,
         "correlation_id": call.correlation_id,
         "flags": call.flags,
+        "trace": call.trace,
     }
     return message, packing
 

@@ -263,6 +263,7 @@ def _call_in(message: Message, shared: Array, callers: tuple[str, ...], waiting:
         correlation_id if isinstance(correlation_id, str) else int(correlation_id),
         int(message["flags"]),
         waiting,
+        str(message["trace"]),
     )
 
 

@@ -277,6 +277,7 @@ def _model_call(request: InferenceRequest, *, decoupled: bool) -> ModelCall:
         request.correlation_id(),
         request.flags(),
         _waiting(),
+        request.trace().get_context() or "",
     )
 
 

@@ -32,11 +32,14 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace that a request belongs to. Requests are not traced, so it has no context."""
+    """The trace that a request belongs to, if it belongs to one."""
+
+    def __init__(self, context: str = "") -> None:
+        self._context = context
 
     def get_context(self) -> str | None:
-        """The propagated context, of which there is none."""
-        return None
+        """The JSON object of headers by which OpenTelemetry hands a trace on, None for a request that is not traced."""
+        return self._context or None
 
 
 class Answering(Protocol):
@@ -253,7 +256,7 @@ class ReceivedRequest(InferenceRequest):
         self._flags = request.flags
         self._timeout = request.timeout_us
         self._preferred_memory = None
-        self._trace = None
+        self._trace = InferenceTrace(request.trace) if request.trace else None
         self._parameters = request.parameters
 
 

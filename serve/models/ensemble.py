@@ -218,7 +218,7 @@ class _Journey:
         step = InferenceRequest(layout, arrays, complete, request.id, request.parameters, request.timeout_us)
         step.priority = request.priority
         step.correlation_id, step.flags = belongs
-        step.callers = self._callers
+        step.callers, step.trace = self._callers, request.trace
         if part.decoupled:
             step.on_response = functools.partial(self._came, ready, belongs)
         self._steps.add(step)

@@ -240,6 +240,7 @@ def present(signature: Signature, batch: Batch, post: Post | None) -> list[Model
             request.flags & FLAGS_TOLD,
             request.callers,
             None if post is None else OpenRequest(request, post),
+            request.trace,
         )
         for request in batch
     ]

@@ -140,7 +140,7 @@ class StraightJourney:
         )
         sent.priority = request.priority
         sent.correlation_id, sent.flags = self._belonging(step) if self._told else self._belongs
-        sent.callers = self._callers
+        sent.callers, sent.trace = self._callers, request.trace
         self._running.add(sent)
         try:
             part.model.submit(sent)

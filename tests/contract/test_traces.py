@@ -28,19 +28,21 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
-            sender = request.get_response_sender()
+            sender, told = request.get_response_sender(), {"context": request.trace().get_context() or ""}
             for number in range(3):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([number], np.int32))]))
+                tensor = pb_utils.Tensor("OUT", np.array([number], np.int32))
+                sender.send(pb_utils.InferenceResponse([tensor], parameters=told))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 CALLER = """
+import json
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
     def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", self.call(request))]) for request in requests]
+        return [self.call(request) for request in requests]
 
     def call(self, request):
         n = request.inputs()[0].as_numpy()
@@ -48,9 +50,17 @@ class TritonPythonModel:
             x = pb_utils.Tensor("X", np.ones((1, 4), np.float32))
             pb_utils.InferenceRequest(model_name=model, inputs=[x], requested_output_names=[name]).exec()
         numbers = pb_utils.InferenceRequest(
-            model_name="count.tar.gz", inputs=[pb_utils.Tensor("N", n)], requested_output_names=["OUT"]
+            model_name="count.tar.gz",
+            inputs=[pb_utils.Tensor("N", n)],
+            requested_output_names=["OUT"],
+            trace=request.trace(),
         ).exec(decoupled=True)
-        return np.array([len([each for each in numbers if each.output_tensors()])], np.int32)
+        numbers = [each for each in numbers if each.output_tensors()]
+        told = {"mine": request.trace().get_context(), "its": json.loads(numbers[0].parameters())["context"]}
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor("OUT", np.array([len(numbers)], np.int32))],
+            parameters={key: value or "" for key, value in told.items()},
+        )
 """
 COUNTER_CONFIG = """
 backend: "python"
@@ -270,6 +280,21 @@ def test_calls_of_other_models_have_spans_of_their_own(server, collector):
     for span in calls:
         assert compute.start_time_unix_nano <= span.start_time_unix_nano
         assert span.end_time_unix_nano <= compute.end_time_unix_nano
+
+
+def test_a_model_is_told_of_the_span_that_it_executes_in(server, collector):
+    """For spans of its own below it, and for models that it calls; of a trace that begins here, too."""
+    document = {"inputs": [{"name": "N", "shape": [1], "datatype": "INT32", "data": [1]}]}
+    for trace_id, headers in (
+        ("b8" * 16, {"traceparent": f"00-{'b8' * 16}-{'c' * 16}-01"}),
+        ("b9" * 16, {"X_Amzn_SageMaker_Custom_Attributes": f"trace_id={'b9' * 16}"}),
+    ):
+        told = invoke(server, "call.tar.gz", document, **headers).json["parameters"]
+        root = collector.trace(trace_id)[0]
+        expected = f'{{"traceparent":"00-{trace_id}-{root.span_id.hex()}-01"}}'
+        assert (told["mine"], told["its"]) == (expected, expected)
+    untraced = invoke(server, "call.tar.gz", document, traceparent=f"00-{'ba' * 16}-{'c' * 16}-00")
+    assert untraced.json["parameters"] == {"mine": "", "its": ""}
 
 
 def test_a_failed_request_is_marked_and_says_why(server, collector):
