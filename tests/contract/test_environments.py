@@ -238,9 +238,10 @@ def test_what_runs_in_an_environment_ends_with_the_server(tmp_path, archive, end
         _, alive = psutil.wait_procs(processes, PATIENCE)
         assert alive == []
     finally:
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess):  # of the server itself
             for process in below(first.process.pid):
-                process.kill()
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
         first._kill()
     (slow / "pkg/backend.py").write_text("raise SystemExit('not this time')")
 

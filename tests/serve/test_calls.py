@@ -984,11 +984,14 @@ def test_calls_leave_nothing_behind(server, caller):
             assert not request_of('echo', large, requested_output_names=['FP32']).exec().has_error()
         told = 'done'
     """
-    server.tell(caller, code)
-    before = held(server)
-    server.tell(caller, code)
 
-    wait_for(lambda: held(server) <= before)
+    def nothing_came_of_a_round():
+        before = held(server)
+        server.tell(caller, code)
+        return held(server) <= before
+
+    server.tell(caller, code)
+    wait_for(nothing_came_of_a_round)  # a leak would be there after every one
 
 
 def held(server):

@@ -114,7 +114,7 @@ async def serving(toys, model_file, *, lanes=1, batches=False, **parameters):
     finally:
         await asyncio.to_thread(model.close)
         await asyncio.sleep(0)
-        assert sockets() == before
+        assert sockets() <= before  # others' may go meanwhile
 
 
 async def ask(model, deed="", shape=(2,)):

@@ -86,7 +86,7 @@ def test_frames_survive_any_cut(sizes, cuts):
         assert not reader.receive(theirs)
 
     assert found == [(number, size or (None if size is None else 0), True) for number, size in enumerate(sizes)]
-    assert descriptors() == before
+    assert descriptors() <= before  # others may go meanwhile
 
 
 @pytest.mark.parametrize("size", [1, INLINE, INLINE + 1, 5 << 20])
@@ -104,7 +104,7 @@ def test_a_tensor_crosses_in_the_frame_or_in_memory_of_its_own(pair, size):
         assert reader.receive(theirs)
 
     assert found == [(7, size, True)]
-    assert descriptors() == before
+    assert descriptors() <= before  # others may go meanwhile
     assert "mme-" not in Path("/proc/self/maps").read_text()
 
 
@@ -171,7 +171,7 @@ def test_frames_that_are_none(pair, tmp_path, case):
         reader.next()
     reader.close()
 
-    assert descriptors() == before
+    assert descriptors() <= before  # others may go meanwhile
 
 
 @settings(max_examples=200, deadline=None)
@@ -208,7 +208,7 @@ def test_descriptors_without_frames(pair):
             reader.receive(theirs)
         reader.close()
 
-    assert descriptors() == before
+    assert descriptors() <= before  # others may go meanwhile
 
 
 def test_a_descriptor_that_this_process_has_no_room_for(pair):
@@ -241,7 +241,7 @@ def test_what_cannot_be_a_frame():
         Frame({"value": "x" * MAX_MESSAGE})
     assert raised.value.kind is Kind.TOO_LARGE
 
-    assert descriptors() == before
+    assert descriptors() <= before  # others may go meanwhile
 
 
 def test_no_memory_for_a_frame(monkeypatch):
