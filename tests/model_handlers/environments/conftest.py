@@ -10,9 +10,12 @@ from model_handlers.environments.patience import Patience
 from model_handlers.isolation.fork_client import FORKS
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fork_server():
-    """It lives as long as the process that serves: what it takes is no leak of a test."""
+    """It lives as long as the process that serves: what it takes is no leak of a test.
+
+    Of each module: the tests of others, which may run in between, stop it.
+    """
     FORKS.ensure_running()
     yield FORKS
     FORKS.stop()

@@ -75,9 +75,9 @@ class Placed:
             self._started.pop().close()
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def fork_server():
-    """It lives as long as the tests."""
+    """It lives as long as the tests here."""
     FORKS.ensure_running()
     yield
     FORKS.stop()
@@ -471,7 +471,7 @@ def test_a_model_learns_that_its_client_left(placed):
     """By request and by sender; sending to nobody is fine."""
     handler = placed.load()
     _, [client] = send(handler, "until_cancelled")
-    client.wait(5)
+    client.wait(60)
     client.leave()
 
     assert end(client)[-4:] == [[2], [2], [2], [3]]
