@@ -47,23 +47,23 @@ def server(tmp_path_factory):
     onnx = accumulator()
     controls = CONTROLS % "TYPE_UINT64"
     one = "instance_group { count: 1 kind: KIND_CPU }\n"
-    direct = "direct { max_queue_delay_microseconds: 1000000 minimum_slot_utilization: 0.75 }"
+    direct = "direct { max_queue_delay_microseconds: 600000000 minimum_slot_utilization: 0.75 }"
+    patient = "max_sequence_idle_microseconds: 60000000"  # clients on a busy machine are silent for a while
     lay_out(
         repository / "sums",
         onnx,
-        f"max_batch_size: 4\n{one}{TENSORS}sequence_batching {{ {controls} {IMPLICIT % ''} }}",
+        f"max_batch_size: 4\n{one}{TENSORS}sequence_batching {{ {controls} {IMPLICIT % ''} {patient} }}",
     )
     lay_out(
         repository / "apart",
         onnx,
-        f"max_batch_size: 4\n{one}sequence_batching {{ oldest {{ }} {controls} {IMPLICIT % ''} }}\n"
+        f"max_batch_size: 4\n{one}sequence_batching {{ oldest {{ }} {controls} {IMPLICIT % ''} {patient} }}\n"
         'parameters { key: "MME_PLACEMENT" value { string_value: "process" } }',
     )
     lay_out(
         repository / "full",
         onnx,
-        f"max_batch_size: 4\n{one}sequence_batching {{ {direct} {controls} {IMPLICIT % ''} "
-        "max_sequence_idle_microseconds: 60000000 }",
+        f"max_batch_size: 4\n{one}sequence_batching {{ {direct} {controls} {IMPLICIT % ''} {patient} }}",
     )
     lay_out(
         repository / "brief",
@@ -79,7 +79,7 @@ def server(tmp_path_factory):
         onnx,
         f"max_batch_size: 4\n{one}{TENSORS}"
         'output { name: "SUM_OUT" data_type: TYPE_FP32 dims: [ 1 ] }'
-        f"sequence_batching {{ oldest {{ max_candidate_sequences: 2 }} {controls} max_sequence_idle_microseconds: 60000000 "
+        f"sequence_batching {{ oldest {{ max_candidate_sequences: 2 }} {controls} {patient} "
         + IMPLICIT % 'initial_state { name: "hundred" data_type: TYPE_FP32 dims: [ 1 ] data_file: "hundred" }'
         + "}",
     )
@@ -89,8 +89,7 @@ def server(tmp_path_factory):
         repository / "python",
         textwrap.dedent(PYTHON).encode(),
         f'backend: "python"\nmax_batch_size: 4\n{TENSORS}instance_group {{ count: 2 kind: KIND_CPU }}\n'
-        f"sequence_batching {{ oldest {{ max_candidate_sequences: 8 }} {CONTROLS % 'TYPE_STRING'} "
-        "max_sequence_idle_microseconds: 60000000 }",
+        f"sequence_batching {{ oldest {{ max_candidate_sequences: 8 }} {CONTROLS % 'TYPE_STRING'} {patient} }}",
         "model.py",
     )
     for name, more in (("loop", ""), ("decoupled", "model_transaction_policy { decoupled: true }\n")):
@@ -183,19 +182,22 @@ def test_sequences_do_not_mix(server):
 
 def test_the_direct_strategy_fills_up_with_rows_of_nobody(server, client):
     """One of four slots is silent: the other three make a batch of four rows, and three answers."""
-    with ThreadPoolExecutor(3) as clients:
-        first = [clients.submit(step, server, "full", n, n, sequence_start=True) for n in (1, 2, 3)]
-        assert [each.result()[0] for each in first] == [1, 2, 3]
-        assert step(server, "full", 4, 4, sequence_start=True)[0] == 4  # alone, when its time is over
-        before = client.get_inference_statistics("full")["model_stats"][0]
-        ends = [clients.submit(step, server, "full", 1, n, sequence_end=True) for n in (1, 3, 4)]
-        assert [each.result()[0] for each in ends] == [2, 4, 5]
+    start, end = {"sequence_start": True}, {"sequence_end": True}
+
+    def together(*steps):
+        with ThreadPoolExecutor(3) as clients:
+            told = [clients.submit(step, server, "full", value, number, **flags) for value, number, flags in steps]
+            return [each.result() for each in told]
+
+    assert [y for y, _ in together((1, 1, start), (2, 2, start), (3, 3, start))] == [1, 2, 3]
+    before = client.get_inference_statistics("full")["model_stats"][0]
+    assert [y for y, _ in together((1, 1, {}), (1, 3, {}), (4, 4, start))] == [2, 4, 4]
     after = client.get_inference_statistics("full")["model_stats"][0]
 
     assert after["execution_count"] - before["execution_count"] == 1
     assert after["inference_count"] - before["inference_count"] == 3
     assert [row["batch_size"] for row in after["batch_stats"]] == [3, 4]
-    assert step(server, "full", 1, 2, sequence_end=True) == (3, [0, 1, 1, 2])
+    assert together((1, 1, end), (1, 2, end), (1, 4, end))[1] == (3, [0, 1, 1, 2])
 
 
 def test_a_completed_configuration_has_only_what_clients_send(client):
@@ -354,7 +356,7 @@ def test_a_client_that_leaves_the_backlog_is_not_waited_for(server):
 
 def test_an_idle_sequence_makes_room(server):
     """After its time of silence the slot is another's, and the id begins nothing."""
-    assert run(server, "brief", [1, 2], 5) == [1, 3]
+    assert run(server, "brief", [1], 5) == [1]
     assert step(server, "brief", 1, 5, sequence_start=True)[0] == 1
     assert run(server, "brief", [1], 6) == [1]
     assert "must specify the START flag" in refused(server, "brief", 1, 5)[1]

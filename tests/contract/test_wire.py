@@ -20,20 +20,13 @@ FOURS = "max_batch_size: 4\ndynamic_batching { preferred_batch_size: [4] max_que
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server with a small limit for bodies and little patience with slow clients."""
+    """A server with a small limit for bodies."""
     repository = tmp_path_factory.mktemp("repository")
     models.lay_out(repository / "plus", models.plus(1), "max_batch_size: 8\n")
     models.lay_out(repository / "pick", models.pick())
     for name in ("reset", "closed"):
         models.lay_out(repository / name, models.plus(1), FOURS)
-    environ = {
-        "MME_MODEL_REPOSITORY": str(repository),
-        "MME_PING_MODE": "ready",
-        "MME_MAX_BODY": str(MAX_BODY),
-        "MME_HEADER_TIMEOUT": "0.2",
-        "MME_BODY_TIMEOUT": "0.2",
-        "MME_IDLE_TIMEOUT": "60",
-    }
+    environ = {"MME_MODEL_REPOSITORY": str(repository), "MME_PING_MODE": "ready", "MME_MAX_BODY": str(MAX_BODY)}
     with Server(tmp_path_factory.mktemp("wire"), environ) as server:
         yield server
 
@@ -43,6 +36,16 @@ def connection(server):
     """A connection."""
     with server.connect() as connection:
         yield connection
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory):
+    """A server with little patience with slow clients, for those alone: on a busy machine everybody is slow."""
+    repository = tmp_path_factory.mktemp("repository")
+    models.lay_out(repository / "plus", models.plus(1))
+    environ = {"MME_MODEL_REPOSITORY": str(repository), "MME_HEADER_TIMEOUT": "0.5", "MME_BODY_TIMEOUT": "0.5"}
+    with Server(tmp_path_factory.mktemp("impatient"), environ) as server:
+        yield server
 
 
 def still_serves(server):
@@ -173,28 +176,30 @@ def test_what_is_no_sound_request_is_refused(server, connection, raw, status):
     assert still_serves(server)
 
 
-def test_headers_that_take_too_long(server, connection):
+def test_headers_that_take_too_long(impatient):
     """A client that does not finish its headers is told 408 and let go."""
-    answer = connection.send(b"GET /ping HTTP/1.1\r\nHost:").answer()
+    with impatient.connect() as connection:
+        answer = connection.send(b"GET /ping HTTP/1.1\r\nHost:").answer()
 
-    assert answer.status == 408
-    assert connection.ended()
-    assert still_serves(server)
+        assert answer.status == 408
+        assert connection.ended()
+    assert impatient.ask("GET", "/ping").status == 200
 
 
-def test_a_body_that_stops_arriving(server, connection):
+def test_a_body_that_stops_arriving(impatient):
     """A client that stops in the middle of a body is told 408; nobody ever sees that request."""
-    before = server.metric("nv_inference_request_success", model="plus")
-    answer = connection.send(post(INVOKE, models.ONE)[:-10]).answer()
+    with impatient.connect() as connection:
+        answer = connection.send(post(INVOKE, models.ONE)[:-10]).answer()
 
-    assert answer.status == 408
-    assert connection.ended()
-    assert server.metric("nv_inference_request_success", model="plus") == before
+        assert answer.status == 408
+        assert connection.ended()
+    assert impatient.metric("nv_inference_request_success", model="plus") == 0
 
 
-def test_a_connection_on_which_nothing_comes_is_closed_in_silence(connection):
+def test_a_connection_on_which_nothing_comes_is_closed_in_silence(impatient):
     """A connection that sends nothing at all is closed without a word."""
-    assert connection.ended()
+    with impatient.connect() as connection:
+        assert connection.ended()
 
 
 @pytest.mark.parametrize("name", ["reset", "closed"])
@@ -273,7 +278,7 @@ def test_pings_are_not_logged(server):
     before = len(server.lines)
     for _ in range(20):
         assert server.ask("GET", "/ping").status == 200
-    assert len(server.lines) == before
+    assert not [line for line in server.lines[before:] if "ping" in json.dumps(line)]  # others' may come meanwhile
 
 
 def test_a_connection_is_no_more_than_a_socket(server):

@@ -88,11 +88,11 @@ def test_a_batch_that_cannot_be_sent_ahead_is_sent_in_its_turn(start, monkeypatc
 
 def test_each_has_its_own_time(start):
     """A batch that waits for another has its whole time left when that has ended; what hangs is ended."""
-    handler = start(Misbehaves, MME_EXECUTION_TIMEOUT="0.4")
+    handler = start(Misbehaves, MME_EXECUTION_TIMEOUT="2")
     x, y, z = numbered(3)
     hangs, behind = (handler.begin(asked(deed, each), ["y"]) for deed, each in (("hang", x), ("nothing", y)))
 
-    with pytest.raises(MmeError, match=r"gave no answer within 0\.4 s"):
+    with pytest.raises(MmeError, match="gave no answer within 2 s"):
         handler.finish(hangs)
     assert (handler.finish(behind)[0] == y).all()
     assert (handler.execute(asked("nothing", z), ["y"])[0] == z).all()

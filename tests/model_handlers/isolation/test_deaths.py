@@ -31,6 +31,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation import process
 from model_handlers.isolation.fork_client import ForkClient
 from model_handlers.isolation.oom import LEDGER
+from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.restarts import LIMIT
 
 X = np.arange(4, dtype="f4")
@@ -42,9 +43,9 @@ def do(handler, deed):
     return result
 
 
-def still_alive(processes, seconds):
-    """Those that do not end in this time. A dead process that its new parent has not yet noticed has ended."""
-    until = time.monotonic() + seconds
+def still_alive(processes):
+    """Those that do not end, however long one waits. A dead process that its new parent has not yet noticed has ended."""
+    until = time.monotonic() + 60
     while alive := [p for p in processes if psutil.pid_exists(p.pid) and _runs(p)]:
         if time.monotonic() > until:
             break
@@ -124,6 +125,7 @@ def test_hang_is_ended(start, deed):
     assert error.kind is Kind.EXECUTION_FAILED
     assert "gave no answer within 0.2 s" in error.message
     assert not psutil.pid_exists(first)
+    handler._deadlines = Deadlines()  # what does not hang may take its time on a busy machine
     assert np.array_equal(do(handler, "nothing"), X)
 
 
@@ -173,7 +175,7 @@ def test_death_between_batches(start):
     handler = start(Misbehaves)
     first = handler._child.pid
     os.kill(first, signal.SIGKILL)
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while not handler._child.has_died() and time.monotonic() < until:
         time.sleep(0.001)
 
@@ -209,7 +211,7 @@ def test_death_of_the_fork_server(start, monkeypatch):
     child = psutil.Process(handler._child.pid)
     os.kill(forks._server.pid, signal.SIGKILL)
 
-    assert not still_alive([child], 5)
+    assert not still_alive([child])
     assert np.array_equal(do(handler, "nothing"), X)
     handler.close()
     forks.stop()
@@ -292,7 +294,7 @@ def test_close_lets_the_model_clean_up(start, tmp_path):
 def test_close_that_goes_wrong(start, handler_class):
     """A model that hangs or raises while it cleans up is gone all the same."""
     handler = start(handler_class)
-    handler._deadlines = type(handler._deadlines)(close=0.1)
+    handler._deadlines = Deadlines(close=0.1)
     child = psutil.Process(handler._child.pid)
     handler.close()
 
@@ -303,10 +305,11 @@ def test_close_with_a_thread_left(start):
     """A thread that a model leaves running does not keep its process from ending."""
     handler = start(Misbehaves)
     do(handler, "thread")
+    handler._deadlines = Deadlines(close=60)
     began = time.monotonic()
     handler.close()
 
-    assert time.monotonic() - began < 4  # the time it would have been given
+    assert time.monotonic() - began < 60  # the time it would have been given
 
 
 def test_execute_after_close(start):
@@ -378,7 +381,7 @@ def test_death_of_the_serving_process(tmp_path, number):
         assert len(children) == 1 + 3 + 1
         parent.send_signal(number)
         parent.wait(60)
-    alive = still_alive(children, 5)
+    alive = still_alive(children)
     for left in alive:
         left.kill()
 

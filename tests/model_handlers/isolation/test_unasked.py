@@ -14,6 +14,7 @@ from unasked_models import Once, Unasked
 
 from model_handlers.base import ModelRequest, ModelResponse
 from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.restarts import LIMIT
 from model_handlers.metrics import METRICS
 from model_handlers.outside import Override
@@ -432,12 +433,14 @@ def test_a_batch_buries_a_process_that_said_nonsense(start, monkeypatch):
     assert handler._child.pid != first
 
 
-def test_nonsense_from_a_process_that_hangs(start):
+def test_nonsense_from_a_process_that_hangs(start, monkeypatch):
     """Ends with its batch's deadline; who was open before it is told as well."""
-    handler = start(Unasked, MME_EXECUTION_TIMEOUT="0.3")
+    handler = start(Unasked)
     _, [held] = execute(handler, "hold")
-    with pytest.raises(MmeError, match=r"gave no answer within 0\.3 s"):
-        execute(handler, "stuck")
+    with monkeypatch.context() as patched:
+        patched.setattr(handler, "_deadlines", Deadlines(execution=0.3))
+        with pytest.raises(MmeError, match=r"gave no answer within 0\.3 s"):
+            execute(handler, "stuck")
 
     assert "gave no answer" in held.end()[0].message
     assert ask(handler, "answer 1") == 1
