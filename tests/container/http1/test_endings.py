@@ -205,7 +205,7 @@ def test_drain_of_idle_connections(serve):
 
     assert used.at_end()
     assert unused.at_end()
-    assert server.wait_closed(5)
+    assert server.wait_closed(60)
 
 
 def test_drain_answers_what_was_accepted(serve, later):
@@ -225,7 +225,7 @@ def test_drain_answers_what_was_accepted(serve, later):
     assert (second.body, second.headers["connection"]) == (b"/2", "close")
     assert client.at_end()
     client.close()
-    assert server.wait_closed(5)
+    assert server.wait_closed(60)
     assert len(later) == 2
 
 
@@ -280,7 +280,7 @@ def test_abort(serve, later):
 
     server.call(server.server.abort)
 
-    assert server.wait_closed(5)
+    assert server.wait_closed(60)
     assert len(later.left) == 3
     assert all(client.at_end() for client in clients)
 

@@ -137,7 +137,7 @@ def test_cut_while_reading_is_paused(serve, later):
 def test_half_an_answer_is_never_taken_for_all_of_it(serve, later, version, error, how):
     """However an answer fails to become whole, a common client raises; HTTP/1.0 has nothing but a reset to say it."""
     server = serve(later, stream_buffer=1000, body_timeout=60)
-    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     client._http_vsn_str = version
     client.request("GET", "/")
     exchange = begun(server, later)
@@ -532,7 +532,7 @@ def test_drain(serve, later):
     assert client.answer().parts == [b"one", b"two"]
     assert client.at_end()
     client.close()
-    assert server.wait_closed(5)
+    assert server.wait_closed(60)
     assert len(later) == 1
 
 
@@ -578,7 +578,7 @@ def test_abort(serve, later):
     server.call(server.server.drain)
     server.call(server.server.abort)
 
-    assert server.wait_closed(5)
+    assert server.wait_closed(60)
     assert later.left == [exchange]
     assert client.head().status == 200
     assert client.chunk() == b"one"

@@ -98,7 +98,7 @@ def test_at_once(serve, later):
 def test_http_client(serve, later):
     """A client that knows nothing of us reads each part as it comes, and uses its connection again."""
     server = serve(later)
-    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     for number in range(3):
         client.request("POST", f"/{number}", b"body")
         server.until(lambda: len(later) == number + 1)  # noqa: B023
