@@ -78,41 +78,6 @@ def greedy() -> bytes:
     return _model(nodes, {"SIZE": (TensorProto.INT64, [1])}, {"SUM": (TensorProto.FLOAT, [1])}, constants)
 
 
-def burn() -> bytes:
-    """ROUNDS [1] → DONE [1]: so many rounds of work that nobody can take away, a few microseconds each."""
-    body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["go"], ["go_on"]),
-            helper.make_node("MatMul", ["state", "step"], ["moved"]),
-            helper.make_node("Sin", ["moved"], ["next"]),
-        ],
-        "round",
-        [
-            helper.make_tensor_value_info("round", TensorProto.INT64, []),
-            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("state", TensorProto.FLOAT, [32, 32]),
-        ],
-        [
-            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("next", TensorProto.FLOAT, [32, 32]),
-        ],
-    )
-    nodes = [
-        helper.make_node("Squeeze", ["ROUNDS"], ["rounds"]),
-        helper.make_node("Loop", ["rounds", "", "start"], ["end"], body=body),
-        helper.make_node("ReduceMax", ["end"], ["most"], keepdims=0),
-        helper.make_node("Mul", ["most", "zero"], ["nothing"]),
-        helper.make_node("Cast", ["ROUNDS"], ["number"], to=TensorProto.FLOAT),
-        helper.make_node("Add", ["number", "nothing"], ["DONE"]),
-    ]
-    constants = {
-        "start": np.full((32, 32), 0.5, np.float32),
-        "step": np.eye(32, dtype=np.float32),
-        "zero": np.array(0, np.float32),
-    }
-    return _model(nodes, {"ROUNDS": (TensorProto.INT64, [1])}, {"DONE": (TensorProto.FLOAT, [1])}, constants)
-
-
 def ragged() -> bytes:
     """X, a row of elements of several requests, and what was worked out of them → all that again, and DOUBLE = 2 X.
 

@@ -6,15 +6,31 @@ import contextlib
 import os
 import shutil
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
-
-import numpy as np
-import onnxruntime
-import pytest
 
 from tests.contract import models
 from tests.contract.server import eventually, post
+
+# Executes in the server's own process, for as long as a file is not there.
+WAITS = """
+import pathlib
+import time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        while not pathlib.Path("{go}").exists():
+            time.sleep(0.01)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+WAITS_CONFIG = """
+backend: "python"
+input { name: "N" data_type: TYPE_INT64 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_INT64 dims: [ 1 ] }
+instance_group { count: 1 kind: KIND_CPU }
+parameters { key: "MME_PLACEMENT" value { string_value: "inline" } }
+"""
 
 
 def slow_to_load(folder):
@@ -36,20 +52,6 @@ def filled_at_last(pipe, content):
             os.set_blocking(fd, True)
             with os.fdopen(fd, "wb") as file:
                 file.write(content)
-
-
-@pytest.fixture(scope="module")
-def a_second():
-    """A request for `burn` that takes about a second on this machine."""
-    session = onnxruntime.InferenceSession(models.burn(), providers=["CPUExecutionProvider"])
-    rounds, took = 1000, 0.0
-    while took < 0.05:
-        rounds *= 2
-        began = time.perf_counter()
-        session.run(None, {"ROUNDS": np.array([rounds])})
-        took = time.perf_counter() - began
-    count = int(rounds / took)
-    return {"inputs": [{"name": "ROUNDS", "shape": [1], "datatype": "INT64", "data": [count]}]}
 
 
 def ping(server):
@@ -97,24 +99,29 @@ def test_resident_models_answer_while_another_loads(serve, tmp_path):
         pipe.touch()
 
 
-def test_a_sigterm_lets_what_was_accepted_finish(serve, tmp_path, a_second):
+def test_a_sigterm_lets_what_was_accepted_finish(serve, tmp_path):
     """SIGTERM during an inference: both that runs and those that wait are answered, pings are not, exit code 0."""
-    repository = tmp_path / "repository"
-    models.lay_out(repository / "burn", models.burn())
-    server = serve({"MME_MODEL_REPOSITORY": str(repository), "MME_PING_MODE": "ready"})
-    path = "/v2/models/burn/infer"
+    version = tmp_path / "repository" / "waits" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(WAITS.format(go=tmp_path / "go"))
+    (version.parent / "config.pbtxt").write_text(WAITS_CONFIG)
+    server = serve({"MME_MODEL_REPOSITORY": str(tmp_path / "repository"), "MME_PING_MODE": "ready"})
+    path, body = "/v2/models/waits/infer", {"inputs": [{"name": "N", "shape": [1], "datatype": "INT64", "data": [7]}]}
     with ThreadPoolExecutor(1) as pool, server.connect() as connection:
-        running = pool.submit(server.ask, "POST", path, a_second)
-        connection.send(post(path, a_second) + b"GET /ping HTTP/1.1\r\nHost: t\r\n\r\n")
-        eventually(lambda: server.metric("nv_inference_pending_request_count", model="burn") == 1, "one to wait")
+        running = pool.submit(server.ask, "POST", path, body)
+        connection.send(post(path, body) + b"GET /ping HTTP/1.1\r\nHost: t\r\n\r\n")
+        eventually(lambda: server.metric("nv_inference_pending_request_count", model="waits") == 1, "one to wait")
 
         server.process.terminate()
-        eventually(lambda: ping(server) in {503, 0}, "pings to be refused")
+        try:
+            eventually(lambda: ping(server) in {503, 0}, "pings to be refused")
+        finally:
+            (tmp_path / "go").touch()
 
         assert running.result().status == 200
         waited = connection.answer()
         assert waited.status == 200
-        assert waited.json["outputs"][0]["data"] == a_second["inputs"][0]["data"]
+        assert waited.json["outputs"][0]["data"] == [7]
         late = connection.answer()
         assert (late.status, late.headers["connection"]) == (503, "close")
         assert connection.ended()
@@ -132,7 +139,7 @@ def test_a_sigterm_ends_idle_connections_at_once(serve):
         assert silent.ended()
 
 
-def test_a_drain_that_takes_too_long_is_cut(serve, tmp_path, a_second):
+def test_a_drain_that_takes_too_long_is_cut(serve, tmp_path):
     """Whoever is not answered within MME_DRAIN_SECONDS is left without an answer, and the log says how many."""
     repository = tmp_path / "repository"
     config = (
