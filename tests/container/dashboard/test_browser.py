@@ -67,6 +67,9 @@ def test_a_load_and_an_eviction_appear_while_the_page_is_open(served, page, ask,
 def test_hits_and_misses_move(served, page, ask, until):
     """In the model's row, in the chart's words and in its shape."""
     running = served({"a": 10, "b": 10}, "a")
+    watcher = running.service._watcher
+    running.on_loop.call(watcher.close)  # a second is over when we say so
+    running.on_loop.call(watcher.sample)
     page.open(running)
     assert page.text('[data-chart="cache"] output') == "no requests"
     assert page.rows()["a"]["hits"] == "0"
@@ -74,6 +77,7 @@ def test_hits_and_misses_move(served, page, ask, until):
     for _ in range(3):
         ask(running, "a")
     ask(running, "b")
+    running.on_loop.call(watcher.sample)
 
     until(lambda: page.text('[data-chart="cache"] output') == "75.0 % hits: 3 hits, 1 missed", "the counts")
     rows = page.rows()
@@ -97,7 +101,7 @@ def test_a_name_full_of_markup_is_a_name(served, page, scripts):
     assert page.count("script") == 1
 
 
-def test_without_scripts_it_shows_the_same(served, page, ask):
+def test_without_scripts_it_shows_the_same(served, page, ask, until):
     """Bars, table, charts and events as the server wrote them; the filter is a form."""
     running = served({"big": 100, "small": 30, "other": 10}, "big", "small")
     ask(running, "small")
@@ -109,7 +113,7 @@ def test_without_scripts_it_shows_the_same(served, page, ask):
     assert page.text("#live") == "new every 5 seconds"
     field = page.driver.find_element("id", "filter")
     field.send_keys("MAL\n")
-    assert set(page.rows()) == {"small"}
+    until(lambda: set(page.rows()) == {"small"}, "the page that the form leads to")
     assert page.text("#matching") == "1 of 2"
     assert page.driver.find_element("id", "filter").get_attribute("value") == "MAL"
 

@@ -49,7 +49,7 @@ def test_requests_that_wait_for_a_lane_are_counted(start, tmp_path, put, json_in
     """While its model collects a batch."""
     put["arithmetic"](tmp_path, "patient")
     (tmp_path / "patient" / "config.pbtxt").write_text(
-        "max_batch_size: 8 dynamic_batching { preferred_batch_size: [8] max_queue_delay_microseconds: 5000000 }"
+        "max_batch_size: 8 dynamic_batching { preferred_batch_size: [8] max_queue_delay_microseconds: 600000000 }"
     )
     running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, load_models=("patient",))
     rows = [[1, 2, 3, 4]]
