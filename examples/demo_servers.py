@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -37,6 +37,7 @@ STORE = f"s3://{BUCKET}/{PREFIX}"
 START_SECONDS = 60
 STOP_SECONDS = 30  # the server drains for 25 at most
 LOG_LINES_SHOWN = 40
+_LISTENING = re.compile(r"Listening at: (http://[^ ]+:\d+)")
 
 
 @contextmanager
@@ -80,13 +81,13 @@ class Container:
     """
 
     def __init__(self, *, s3_url: str, memory_budget: str, cache: Path, log: Path, console: Console) -> None:
-        self.url = f"http://127.0.0.1:{_free_port()}"
+        self.url = ""  # known once it listens
         self._console = console
         self._log_path = log
         self._environment = _clean_environment() | {
             "MME_MODEL_STORE": STORE,
             "MME_HOST": "127.0.0.1",
-            "MME_PORT": self.url.rpartition(":")[2],
+            "MME_PORT": "0",
             "MME_MEMORY_BUDGET": memory_budget,
             "MME_CACHE_DIR": str(cache.resolve()),
             "AWS_ENDPOINT_URL": s3_url,
@@ -137,24 +138,25 @@ class Container:
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise DemoError(f"the server ended at once with exit code {self._process.returncode}")
-            try:
-                with urllib.request.urlopen(f"{self.url}/ping", timeout=1):
-                    return
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.05)
-        raise DemoError(f"the server did not answer {self.url}/ping with 200 within {START_SECONDS} s")
+            listens = _LISTENING.search(self._log_path.read_text(errors="replace"))
+            if listens is not None and self._answers(listens[1]):
+                self.url = listens[1]
+                return
+            time.sleep(0.05)
+        raise DemoError(f"the server did not answer /ping with 200 within {START_SECONDS} s")
+
+    def _answers(self, url: str) -> bool:
+        try:
+            with urllib.request.urlopen(f"{url}/ping", timeout=START_SECONDS):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
 
     def _show_log(self) -> None:
         lines = self._log_path.read_text(errors="replace").splitlines()
         self._console.rule(f"the end of {self._log_path}")
         self._console.print("\n".join(lines[-LOG_LINES_SHOWN:]), markup=False, highlight=False)
         self._console.rule()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _clean_environment() -> dict[str, str]:

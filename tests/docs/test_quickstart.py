@@ -44,12 +44,18 @@ def running(command: str, folder, environment):
         assert process.wait(PATIENCE) == 0, log.read_text()
 
 
+@pytest.fixture
+def port():
+    """A port to listen on that the system gives nobody else meanwhile: it is bound, if not listened on."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield str(held.getsockname()[1])
+
+
 @pytest.mark.slow
-def test_every_block_does_what_it_says(tmp_path):
+def test_every_block_does_what_it_says(tmp_path, port):
     """A model is made, packed, checked, served and asked, by the command and by boto3; AWS is told what it would be."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     _, *blocks = [block.replace("8080", port) for block in BLOCKS]
     environment = clean_environment(tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"))
     environment["PATH"] = f"{SCRIPTS}:{environment['PATH']}"

@@ -3,8 +3,8 @@
 import http.client
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -24,7 +24,7 @@ import container
 pytestmark = pytest.mark.slow
 
 ROOT = Path(container.__file__).parents[1]
-SECONDS = 30  # a hang, not a measure of speed
+SECONDS = 60  # a hang, not a measure of speed
 
 CONFIG = """
 backend: "python"
@@ -80,16 +80,14 @@ class Server:
     """`mme serve` with these words and variables, its log in a file."""
 
     def __init__(self, folder, *words, **variables):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = 0
         self.log = folder / "log"
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("MME_", "SAGEMAKER_", "AWS_"))}
         environ |= {"PYTHONPATH": str(ROOT), "MME_LOG_FORMAT": "json", "MME_MEMORY_BUDGET": "2GB", **variables}
         command = [sys.executable, "-c", "import sys; from container.cli import main; sys.exit(main())", "serve"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, *words, "--host", "127.0.0.1", "--port", str(self.port)],
+                [*command, *words, "--host", "127.0.0.1", "--port", "0"],
                 env=environ,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -101,7 +99,11 @@ class Server:
         )
 
     def ready(self):
-        """Whether it answers, and has loaded what it loads at its start."""
+        """Whether it listens, answers, and has loaded what it loads at its start."""
+        listens = re.search(r"Listening at: http://[^ ]+:(\d+)", self.log.read_text())
+        if listens is None:
+            return False
+        self.port = int(listens[1])
         try:
             return self.call("GET", "/v2/health/ready")[0] == 200
         except OSError:
