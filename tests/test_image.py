@@ -244,7 +244,7 @@ def _until(server: subprocess.Popen, text: str) -> str:
 
 
 def _ask(port: int, method: str, path: str, body: dict | None = None):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         headers = {"Content-Type": "application/json"} if body else {}
         connection.request(method, path, json.dumps(body) if body else None, headers)

@@ -31,7 +31,7 @@ from container.settings import Mode, PingMode, Settings
 from container.worker import _Front
 from tests.onnx_types import ONNX_TYPES
 
-PATIENCE = 20  # seconds until a test gives up on what should take milliseconds
+PATIENCE = 60  # seconds until a test gives up on what should take milliseconds
 
 
 # -- models ----------------------------------------------------------------------------------------------------------

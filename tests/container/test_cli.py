@@ -201,7 +201,7 @@ def test_exec_keeps_the_process_and_is_not_fooled_by_the_working_directory(tmp_p
 
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{fake.parent}", "MME_MODEL_STORE": "archives"}
     process = subprocess.Popen([sys.executable, script], cwd=home, env=environ, stdout=subprocess.PIPE, text=True)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
 
     pid, argv, serve_file, store = json.loads(output)
     assert pid == process.pid

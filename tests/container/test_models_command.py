@@ -185,7 +185,7 @@ def watching(url, *flags, stdout):
     try:
         yield process
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(60) == 130
     finally:
         process.kill()
         process.wait()
@@ -211,7 +211,7 @@ def test_watching_on_a_terminal_draws_over_what_was_there(triton):
     try:
         with watching(triton.url, stdout=terminal):
             for _ in range(3):
-                assert triton.asked.acquire(timeout=20)
+                assert triton.asked.acquire(timeout=60)
             while seen.count(b"\x1b[H") < 3:
                 seen += os.read(master, 65536)
     finally:

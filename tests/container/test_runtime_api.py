@@ -29,7 +29,7 @@ def clients():
                 region_name="us-east-1",
                 aws_access_key_id="test",
                 aws_secret_access_key="test",
-                config=Config(retries={"total_max_attempts": 1}, read_timeout=20),
+                config=Config(retries={"total_max_attempts": 1}, read_timeout=60),
             )
         )
         return made[-1]

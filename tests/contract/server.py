@@ -179,8 +179,8 @@ class Server:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """The log's lines as JSON."""
-        return [json.loads(line) for line in self.log.splitlines()]
+        """The log's lines as JSON, but for one that is being written."""
+        return [json.loads(line) for line in self.log.splitlines(keepends=True) if line.endswith("\n")]
 
     @property
     def worker(self) -> psutil.Process:

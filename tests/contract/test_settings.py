@@ -36,7 +36,7 @@ def test_what_can_not_be_honoured_refuses_to_start(tmp_path, command, environ, s
         env=clean_environment(tmp_path, **environ),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
 
@@ -57,7 +57,7 @@ def test_a_port_that_is_taken_is_said_and_ends(serve, tmp_path):
         env=clean_environment(tmp_path, **environ),
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=60,
         check=False,
     )
 
@@ -107,7 +107,7 @@ def test_log_lines_are_text_on_a_terminal(tmp_path):
     try:
         eventually(lambda: seen(b"serving in platform mode"), "the first lines")
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

@@ -33,7 +33,7 @@ def ended(tmp_path, environ):
         env=clean_environment(tmp_path, MME_PORT="0", **environ),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     return done.returncode, done.stderr

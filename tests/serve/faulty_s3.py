@@ -69,7 +69,7 @@ class FaultyS3:
 
     def _serve(self, client):
         with client:
-            client.settimeout(20)
+            client.settimeout(60)
             request = _head(client)
             if not request:
                 return

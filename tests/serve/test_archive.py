@@ -327,7 +327,9 @@ def test_sparse(options, tmp_path):
     assert "sparse file" in refused(ended.stdout, tmp_path / "out")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.data())
 def test_damaged_tar_never_surprises(tmp_path_factory, tar_bytes, data):
     """Whatever bytes a tar is damaged with, it is refused by a sentence or unpacked inside its directory."""
@@ -628,7 +630,9 @@ NAMES = st.text(string.ascii_letters + "é-_. ", min_size=1, max_size=30).filter
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     files=st.dictionaries(
         st.lists(NAMES, min_size=1, max_size=3).map(

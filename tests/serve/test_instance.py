@@ -287,7 +287,7 @@ def test_a_lane_goes_on_pulling_until_there_is_nothing(toys):
     batches = [[request_of(config, [number, number])] for number in range(4)]
     lane, handler, reports = lane_of(toys, batches[1:])
     lane.run(batches[0])
-    assert [reports.get(timeout=10).batch for _ in batches] == batches
+    assert [reports.get(timeout=60).batch for _ in batches] == batches
     lane.stop()
     assert handler.batches == [[0], [1], [2], [3]]
     assert set(handler.threads) == {"lane"}
@@ -308,7 +308,7 @@ def test_a_lane_survives_what_its_handler_throws(toys):
     lane, _, reports = lane_of(toys, [], script)
     for expected in (MmeError, InferenceResponse):
         lane.run([request_of(config, [1, 1])])
-        assert isinstance(reports.get(timeout=10).results[0], expected)
+        assert isinstance(reports.get(timeout=60).results[0], expected)
     lane.stop()
 
 
@@ -321,9 +321,9 @@ def test_stopping_waits_for_what_is_executing(toys):
     stopper = threading.Thread(target=lane.stop)
     stopper.start()
     gate.open()
-    stopper.join(10)
+    stopper.join(60)
     assert not stopper.is_alive()
-    assert isinstance(reports.get(timeout=10).results[0], InferenceResponse)
+    assert isinstance(reports.get(timeout=60).results[0], InferenceResponse)
 
 
 def test_a_lane_that_never_started_can_be_stopped(toys):
@@ -361,7 +361,7 @@ def test_a_batch_is_begun_before_the_last_one_has_ended(toys):
     batches = [[request_of(config, [number, number])] for number in range(3)]
     lane, log, reports = ahead_lane(toys, batches[1:])
     lane.run(batches[0])
-    executions = [reports.get(timeout=10) for _ in batches]
+    executions = [reports.get(timeout=60) for _ in batches]
     lane.stop()
     assert [execution.batch for execution in executions] == batches
     assert [shown(execution.results[0]) for execution in executions] == [
@@ -381,7 +381,7 @@ def test_a_batch_that_cannot_be_begun_is_its_own_misfortune(toys):
     batches = [[request_of(config, [number, number])] for number in range(3)]
     lane, log, reports = ahead_lane(toys, batches[1:], refused={1})
     lane.run(batches[0])
-    results = [reports.get(timeout=10).results[0] for _ in batches]
+    results = [reports.get(timeout=60).results[0] for _ in batches]
     lane.stop()
     assert [getattr(result, "message", "good") for result in results] == ["good", "1 can't be begun", "good"]
     assert "finish 1" not in log

@@ -202,7 +202,7 @@ class Turnstile:
         """Wait to be called."""
         number = int(rows[0, 0])
         self.arrived[number].set()
-        assert self.called[number].wait(30)
+        assert self.called[number].wait(60)
         return [rows * 2]
 
 
@@ -445,15 +445,13 @@ def test_time_in_the_queue_runs_out_while_every_lane_is_busy(run, toys):
 
     async def main():
         gate = toys.Gate()
-        async with serving(toys, gate, lanes=2, dynamic_batching=batching(default_timeout_us=20_000)) as (
-            model,
-            handler,
-        ):
+        policy = batching(default_timeout_us=FOR_EVER_US, allow_timeout_override=True)
+        async with serving(toys, gate, lanes=2, dynamic_batching=policy) as (model, handler):
             busy = [ask(model, toys.Call(0))]
             await gate.arrived()
             busy.append(ask(model, toys.Call(1)))
             await gate.arrived()
-            late = [ask(model, toys.Call(2)), ask(model, toys.Call(3))]
+            late = [ask(model, toys.Call(number, timeout_us=20_000)) for number in (2, 3)]
             await answers(*late)
             assert [call.kind for call in late] == [Kind.QUEUE_TIMEOUT] * 2
             assert model.outstanding == 2
@@ -683,7 +681,9 @@ class Moody:
         return {"quick": [rows * 2], "rows": [np.zeros((len(rows) + 1, 2))], "outputs": []}[mood]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     actions=st.lists(ACTIONS, max_size=40),
     moods=st.lists(BEHAVIOURS, min_size=1, max_size=6),

@@ -1458,7 +1458,7 @@ def test_a_load_whose_time_is_over_is_given_up(play, stage, deaf):
         await again
         world.entry("slow").release()
 
-    play(scene, load_patience=0.01, turns=1)
+    play(scene, load_patience=0.5 if stage == "load" else 0.01, turns=1)  # of which the stage before takes a part
 
 
 def test_a_load_is_told_that_nobody_wants_it_any_more(play):
@@ -1538,7 +1538,7 @@ def test_an_orphan_that_fails_is_the_end_of_it(play, caplog):
         assert world.cache.room.used() == Footprint()
         assert world.entry("slow").orphan is None
 
-    play(scene, load_patience=0.01)
+    play(scene, load_patience=0.5)  # of which the stage before takes a part
     assert "after an hour" in caplog.text
 
 

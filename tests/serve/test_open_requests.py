@@ -430,7 +430,9 @@ class Chaos:
             say()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     deeds=st.lists(st.sampled_from(DEEDS), min_size=1, max_size=30),
     cancelled=st.sets(st.integers(0, 29)),

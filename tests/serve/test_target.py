@@ -424,17 +424,17 @@ def test_threads_of_a_framework_get_their_priority_back_and_loaders_do_not(run):
 
     def work(name):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        lowered.wait(10)
-        go.wait(10)
+        lowered.wait(60)
+        go.wait(60)
         nice[name] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        ended.wait(10)
+        ended.wait(60)
 
     loader = threading.Thread(target=work, args=("loader",))
     loader.start()
     _thread.start_new_thread(work, ("framework",))  # as C++ starts its own: Python has no object for it
-    lowered.wait(10)
+    lowered.wait(60)
     measuring._restore_priority(before)
     go.set()
-    ended.wait(10)
+    ended.wait(60)
     loader.join()
     assert nice == {"loader": 10, "framework": 0}

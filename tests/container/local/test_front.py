@@ -6,6 +6,7 @@ import collections
 import contextlib
 import json
 import queue
+import time
 
 import pytest
 from botocore.exceptions import ClientError, EventStreamError
@@ -15,6 +16,7 @@ from container import cli
 from container.local.background import Background
 from container.local.faults import RuntimeApiError
 from container.local.throttle import Throttle
+from tests.container.local.conftest import PATIENCE
 
 LINES = b'{"n": 1}\n{"n": 2}\n'
 
@@ -95,7 +97,7 @@ def test_an_answer_streams(start):
 
 def test_throttling(start):
     """Requests beyond the rate get the error that boto3 retries."""
-    client = start(rate=1.0, multi=False)
+    client = start(rate=0.001, multi=False)
     client.invoke_endpoint(EndpointName="any", Body=b"x")["Body"].read()
 
     assert refusal(client.invoke_endpoint, EndpointName="any", Body=b"x") == ("ThrottlingException", "Rate exceeded")
@@ -123,9 +125,9 @@ def test_asynchronous_invocations_read_and_write_s3(start, s3):
         answer = client.invoke_endpoint_async(EndpointName="any", InputLocation="s3://models/in", InferenceId="7")
         assert answer["InferenceId"] == "7"
         locations.append((answer["OutputLocation"], answer["FailureLocation"]))
-        for _ in range(1000):
-            if len(told) == len(locations):
-                break
+        deadline = time.monotonic() + PATIENCE
+        while len(told) < len(locations):
+            assert time.monotonic() < deadline
             refusal(client.invoke_endpoint, EndpointName="any", Body=b"fail")
     s3.put_object(Bucket="models", Key="in", Body=b"x")
 

@@ -227,7 +227,9 @@ def test_what_is_no_archive_is_refused(unpacked, archives, what, words):
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_a_damaged_archive_is_unpacked_or_refused(archives, tmp_path_factory, data):
     """Whatever is flipped or cut, nothing but a sentence comes out, and nothing lands outside."""
     folder = tmp_path_factory.mktemp("damaged")

@@ -139,7 +139,7 @@ def test_execute_may_be_a_coroutine_and_its_loop_lives_on(models, kit):
     handler = models.load(source)
     requests = [kit.request(["SUM"], A=[[1, 2]]), kit.request(["SUM"], A=[[3, 4]])]
     assert [lists(a)["SUM"] for a in handler.execute_requests(requests)] == [[[1, 2]], [[3, 4]]]
-    assert handler._host._author.background.wait(10)
+    assert handler._host._author.background.wait(60)
     assert [lists(a)["SUM"] for a in handler.execute_requests(requests)] == [[[2, 4]], [[6, 8]]]
 
 

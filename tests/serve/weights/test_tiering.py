@@ -441,7 +441,11 @@ def test_nobody_is_evicted_for_packing(run, serving, write, quick, worth_it, set
             room = served.cache.room
             taken = room.budget - room.used() - Footprint(settings.backbone // 2)
             room.reserved += taken
-            for _ in range(40):
+            while "not packed" not in caplog.text:
+                await served.ask("m", 4)
+                await asyncio.sleep(0.01)
+            ticks = served.tiering._ticks
+            while served.tiering._ticks < ticks + 4:
                 await served.ask("m", 4)
                 await asyncio.sleep(0.01)
             assert served.tier() is Tier.MAPPED
@@ -623,15 +627,19 @@ def processes(monkeypatch):
 
 def test_one_process_refines_many_and_ends_when_there_are_no_more(run, serving, write, until, monkeypatch, processes):
     """The start of a process is most of what a small model takes."""
-    monkeypatch.setattr(refining, "_IDLE_SECONDS", 0.5)
-    for number in range(3):
-        write(f"m{number}", seed=number)
+    monkeypatch.setattr(refining, "_IDLE_SECONDS", 3600)
+    names = [f"m{number}" for number in range(3)]
+    for number, name in enumerate(names):
+        write(name, seed=number)
 
     async def main():
         async with serving() as served:
-            await asyncio.gather(*(served.ask(f"m{number}") for number in range(3)))
+            await asyncio.gather(*map(served.ask, names))
+            await served.settled(*names)
+            assert [served.watched(name).forms.refined for name in names] == [True] * 3
+            assert [process.returncode for process in processes] == [None]
+            served.tiering._refiner._until = 0.0  # it has been idle for an hour
             await until(lambda: [process.returncode for process in processes] == [-signal.SIGKILL])
-            assert [served.watched(f"m{number}").forms.refined for number in range(3)] == [True] * 3
 
     run(main())
 
