@@ -25,7 +25,7 @@ from container.settings import Mode, Settings, choose_single_model, settings_tab
 from container.settings.arguments import tritons_words
 from container.settings.protocol_values import keepalive, latencies, restrictions
 from container.settings.table import MME_VARIABLES
-from container.settings.values import batch_sizes, boolean, directories, names, resource_limits
+from container.settings.values import batch_sizes, boolean, directories, names, resource_limits, trace_levels
 from container.ship.flags import COMMANDS as SHIP
 from container.ship.flags import DEFAULT_URL
 from container.version import installed_version
@@ -34,7 +34,7 @@ from model_handlers.errors import Kind, MmeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_LISTS = frozenset({names, directories, resource_limits, batch_sizes, restrictions, keepalive, latencies})
+_LISTS = frozenset({names, directories, resource_limits, batch_sizes, trace_levels, restrictions, keepalive, latencies})
 _FLAGS = frozenset(row.flag for row in MME_VARIABLES if row.flag)
 _log = logging.getLogger("mme.start")
 

@@ -23,7 +23,7 @@ from container.restrictions import Restrictions
 from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model
 from container.shared_memory import CudaRegions, Regions
 from container.trace_file import FileTracer
-from container.trace_settings import TraceControl, TraceSettings
+from container.trace_settings import TENSORS, TIMESTAMPS, TraceControl, TraceSettings
 from model_handlers.busy_poll import BusyPoll
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.segments import SIZES
@@ -180,9 +180,15 @@ class Service:
 def _tracer(settings: Settings) -> Tracing | None:
     """What traces requests, if anything is to."""
     if settings.trace_file is not None:
-        return FileTracer(
-            str(settings.trace_file), settings.trace_rate, settings.trace_log_frequency, settings.trace_count
+        levels, rate, frequency = settings.trace_level, settings.trace_rate, settings.trace_log_frequency
+        first = TraceSettings(
+            rate=rate,
+            count=settings.trace_count,
+            frequency=frequency,
+            timestamps=TIMESTAMPS in levels,
+            tensors=TENSORS in levels,
         )
+        return FileTracer(str(settings.trace_file), first)
     if not settings.trace_url:
         return None
     from container.tracing import Tracer  # noqa: PLC0415 - optional, and 200 ms

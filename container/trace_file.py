@@ -4,7 +4,8 @@
      {"id": 1, "timestamps": [{"name": "HTTP_RECV_START", "ns": …}, …]}, …]
 
 Each step of an ensemble, and each model that another one called, is a trace of its own with a `parent_id`. All are
-written when the server ends; with a frequency so many at a time, into the file with `.0`, `.1`, … behind its name.
+written when the server ends; with a frequency so many at a time, into the file with `.0`, `.1`, … behind its name. Of
+the tensors of requests a copy is kept until then, which the thread writes as text.
 """
 
 from __future__ import annotations
@@ -12,24 +13,59 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from container.trace_settings import TraceSettings
 from container.traced import Tracing
+from model_handlers.tensor import BF16, BYTES
+from serve.request import MOST_STEPS
 from serve.threads import ThreadPerTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from container.trace_settings import TraceSettings
     from container.traced import Trace
     from model_handlers.errors import MmeError
-    from serve.request import InferenceRequest, Timings
+    from model_handlers.tensor import Array, DataType
+    from serve.request import InferenceRequest, InferenceResponse, Timings
 
 _log = logging.getLogger("mme.trace")
 _MOST = 10_000  # traces that are kept in memory, whatever the frequency
+_MOST_BYTES = 64 << 20  # of tensors that are
+
+
+class _Kept:
+    """A tensor of a request, as it was.
+
+    Args:
+        activity: what Triton calls this moment of it.
+        name, data_type, array: what it is.
+
+    Attributes:
+        size: bytes of its elements.
+    """
+
+    __slots__ = ("activity", "array", "data_type", "name", "size")
+
+    def __init__(self, activity: str, name: str, data_type: DataType, array: Array) -> None:
+        self.activity = activity
+        self.name = name
+        self.data_type = data_type
+        self.array = array.copy()
+        self.size = sum(map(len, array.ravel().tolist())) if data_type is BYTES else array.nbytes
+
+    def as_document(self) -> dict[str, str]:
+        """As Triton writes it: elements and dimensions between commas."""
+        return {
+            "name": self.name,
+            "data": ",".join(_elements(self.array, self.data_type)),
+            "shape": ",".join(map(str, self.array.shape)),
+            "dtype": self.data_type.name,
+        }
 
 
 class FileTracer(Tracing):
@@ -37,19 +73,22 @@ class FileTracer(Tracing):
 
     Args:
         path: of the file.
-        rate: one request of so many is traced, of those whose client does not say.
-        frequency: traces that are written at a time, 0 for all of them at the end.
-        count: how many requests are traced, -1 for all.
+        first: what is traced at first.
     """
 
-    def __init__(self, path: str, rate: int, frequency: int, count: int = -1) -> None:
-        super().__init__(TraceSettings(on=True, rate=rate, count=count, mode="triton", file=path, frequency=frequency))
+    def __init__(self, path: str, first: TraceSettings) -> None:
+        super().__init__(replace(first, on=True, mode="triton", file=path))
         self._path = path
         self._ids = itertools.count(1)
         self._files = itertools.count()
         self._entries: list[dict[str, Any]] = []
-        self._traces = 0
+        self._traces = self._bytes = 0
         self._writers = ThreadPerTask("traces")
+
+    def responded(self, trace: Trace, response: InferenceResponse) -> None:
+        """Keep the tensors of a response, if any are traced; of endless ones those of the first."""
+        if len(trace.tensors) < MOST_STEPS and self.control.of(response.model_name).tensors:
+            trace.tensors += [_Kept("TENSOR_BACKEND_OUTPUT", *output) for output in response.outputs]
 
     def end(self, trace: Trace, came: dict[str, Any], request: InferenceRequest | None, error: MmeError | None) -> None:  # noqa: ARG002 - Triton's format has no errors
         """Keep what is known of a request that was executed."""
@@ -58,6 +97,7 @@ class FileTracer(Tracing):
             return
         done = time.perf_counter_ns()
         epoch = time.time_ns() - done
+        settings = self.control.of(last.model_name)
         protocol = "GRPC" if came.get("rpc.system") == "grpc" else "HTTP"
         number = next(self._ids)
         about: dict[str, Any] = {"model_name": last.model_name, "model_version": int(last.model_version)}
@@ -75,13 +115,18 @@ class FileTracer(Tracing):
             (f"{protocol}_SEND_START", inside[-1][1] if inside else done),
             (f"{protocol}_SEND_END", done),
         ]
-        self._add(number, about, times, epoch)
-        if last.timings is not None:
+        self._add(number, about, times if settings.timestamps else (), epoch)
+        if settings.tensors:
+            self._keep(number, [*_inputs(request), *trace.tensors])
+        if last.timings is not None and settings.timestamps:
             self._below(number, last.timings, epoch)
         self._traces += 1
-        frequency = self.control.server.frequency
-        if self._traces >= (frequency or _MOST):
-            self._flush(f"{self._path}.{next(self._files)}")
+        if self._traces >= (self.control.server.frequency or _MOST) or self._bytes > _MOST_BYTES:
+            self._flush_part()
+
+    def _keep(self, number: int, tensors: Sequence[_Kept]) -> None:
+        self._entries += [{"id": number, "activity": each.activity, "tensor": each} for each in tensors]
+        self._bytes += sum(each.size for each in tensors)
 
     def _below(self, parent: int, timings: Timings, epoch: int) -> None:
         """The steps of an ensemble, and the models that were called."""
@@ -97,18 +142,47 @@ class FileTracer(Tracing):
             self._below(number, took, epoch)
 
     def _add(self, number: int, about: dict[str, Any], times: Sequence[tuple[str, int]], epoch: int) -> None:
-        stamps = [{"name": name, "ns": epoch + ns} for name, ns in times]
-        self._entries += ({"id": number, **about}, {"id": number, "timestamps": stamps})
+        self._entries.append({"id": number, **about})
+        if times:
+            stamps = [{"name": name, "ns": epoch + ns} for name, ns in times]
+            self._entries.append({"id": number, "timestamps": stamps})
+
+    def _flush_part(self) -> None:
+        self._flush(f"{self._path}.{next(self._files)}")
 
     def _flush(self, path: str) -> None:
-        entries, self._entries, self._traces = self._entries, [], 0
+        entries, self._entries, self._traces, self._bytes = self._entries, [], 0, 0
         self._writers.submit(_write, path, entries)
 
     def close(self) -> None:
-        """Write what is left."""
-        if self._entries or not next(self._files):
+        """Write what is left: where so many are written at a time, behind the others of these."""
+        if self.control.server.frequency and self._entries:
+            self._flush_part()
+        elif self._entries or not next(self._files):
             self._flush(self._path)
         self._writers.shutdown()
+
+
+def _inputs(request: InferenceRequest) -> list[_Kept]:
+    return [
+        _Kept("TENSOR_QUEUE_INPUT", name, data_type, array)
+        for (name, data_type, _), array in zip(request.layout.inputs, request.inputs, strict=True)
+    ]
+
+
+def _elements(array: Array, data_type: DataType) -> list[str]:
+    """Each as C++ prints it, which Triton does; of BF16 there is nothing to see there either."""
+    elements = array.ravel().tolist()
+    if data_type is BF16:
+        return []
+    if data_type is BYTES:
+        return [f'"{_text(each)}"' for each in elements]
+    return [f"{each:.6g}" for each in elements] if array.dtype.kind == "f" else [str(int(each)) for each in elements]
+
+
+def _text(element: str | bytes) -> str:
+    raw = element.encode(errors="replace") if isinstance(element, str) else bytes(element)
+    return raw.decode(errors="replace")
 
 
 def _execution(timings: Timings) -> list[tuple[str, int]]:
@@ -125,6 +199,6 @@ def _execution(timings: Timings) -> list[tuple[str, int]]:
 
 def _write(path: str, entries: list[dict[str, Any]]) -> None:
     try:
-        Path(path).write_bytes(orjson.dumps(entries))
+        Path(path).write_bytes(orjson.dumps(entries, default=_Kept.as_document))
     except OSError as error:
         _log.error("traces can't be written to %s: %s", path, error.strerror)

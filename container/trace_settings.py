@@ -1,11 +1,12 @@
 """What is traced at the moment, in the words of Triton's trace extension: of the server, and of models apart. PURE.
 
-    trace_level    ["TIMESTAMPS"] or ["OFF"]; tensors are not traced
+    trace_level    ["TIMESTAMPS"], ["TENSORS"], both, or ["OFF"]
     trace_rate     one request of so many, of those whose client does not say; 0 for none of them
     trace_count    so many more requests, -1 for all
 
 Values are texts, as Triton has them; null means what the server was started with, or of a model what the server has.
-Where traces are written to a file, as Triton does, `log_frequency` says how many at a time. File and mode stay.
+Where traces are written to a file, as Triton does, `log_frequency` says how many at a time, and tensors may be among
+them. File and mode stay.
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ from model_handlers.errors import Kind, MmeError, invalid_argument
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_LEVELS = {("TIMESTAMPS",): True, ("OFF",): False, (): False}
-_FIELDS = {"trace_level": "on", "trace_rate": "rate", "trace_count": "count", "log_frequency": "frequency"}
+TIMESTAMPS, TENSORS, _OFF = "TIMESTAMPS", "TENSORS", "OFF"
+_FIELDS = {
+    "trace_level": ("on", "timestamps", "tensors"),
+    "trace_rate": ("rate",),
+    "trace_count": ("count",),
+    "log_frequency": ("frequency",),
+}
 _TO_FILES = "triton"
 _MOST = 2**31 - 1
 
@@ -35,6 +41,7 @@ class TraceSettings:
         mode: `triton`, where traces are written, or `opentelemetry`, where they are sent.
         file: where they are written, or "".
         frequency: how many are written at a time, 0 for all of them at the end.
+        timestamps, tensors: what is told of a request that is traced.
     """
 
     on: bool = False
@@ -43,16 +50,21 @@ class TraceSettings:
     mode: str = "opentelemetry"
     file: str = ""
     frequency: int = 0
+    timestamps: bool = True
+    tensors: bool = False
 
     def as_document(self) -> dict[str, Any]:
         """As a client reads them."""
         return {
-            "trace_level": ["TIMESTAMPS" if self.on else "OFF"],
+            "trace_level": self._levels() if self.on else [_OFF],
             "trace_rate": str(self.rate),
             "trace_count": str(self.count),
             **self._fixed(),
             "log_frequency": str(self.frequency),
         }
+
+    def _levels(self) -> list[str]:
+        return [TIMESTAMPS] * self.timestamps + [TENSORS] * self.tensors
 
     def _fixed(self) -> dict[str, str]:
         return {"trace_mode": self.mode, "trace_file": self.file}
@@ -70,7 +82,8 @@ class TraceSettings:
         new, fixed = self, self._fixed()
         for name, value in wanted.items():
             if name == "trace_level":
-                new = replace(new, on=first.on if value is None else _level(value))
+                level = first if value is None else self._at_level(value)
+                new = replace(new, on=level.on, timestamps=level.timestamps, tensors=level.tensors)
             elif name == "trace_rate":
                 new = replace(new, rate=first.rate if value is None else _number(name, value, 0))
             elif name == "trace_count":
@@ -86,6 +99,20 @@ class TraceSettings:
             elif value is not None and value != fixed[name]:
                 raise _not_here(name, fixed[name], value)
         return new
+
+    def _at_level(self, value: Any) -> TraceSettings:
+        levels = set(map(str, value)) if isinstance(value, list) else {str(value)}
+        if levels <= {_OFF}:
+            return replace(self, on=False, timestamps=True, tensors=False)
+        if not levels <= {TIMESTAMPS, TENSORS}:
+            raise MmeError(
+                Kind.UNSUPPORTED, f"trace_level must be {TIMESTAMPS}, {TENSORS}, both or {_OFF}, got {value!r}"
+            )
+        if TENSORS in levels and self.mode != _TO_FILES:
+            raise MmeError(
+                Kind.UNSUPPORTED, f"trace_level {TENSORS}: tensors are traced to a file alone (--trace-file)"
+            )
+        return replace(self, on=True, timestamps=TIMESTAMPS in levels, tensors=TENSORS in levels)
 
 
 class TraceControl:
@@ -133,11 +160,11 @@ class TraceControl:
             self.server = new
             return
         own = self._models.pop(model, {})
-        for name, value in wanted.items():
-            if name in _FIELDS and value is None:
-                own.pop(_FIELDS[name], None)
-            elif name in _FIELDS:
-                own[_FIELDS[name]] = getattr(new, _FIELDS[name])
+        for field, value in ((field, value) for name, value in wanted.items() for field in _FIELDS.get(name, ())):
+            if value is None:
+                own.pop(field, None)
+            else:
+                own[field] = getattr(new, field)
         if own:
             self._models[model] = own
 
@@ -166,13 +193,6 @@ class TraceControl:
         untraced = self._untraced.get(whose, 0) + 1
         self._untraced[whose] = 0 if untraced >= rate else untraced
         return untraced >= rate
-
-
-def _level(value: Any) -> bool:
-    levels = tuple(map(str, value)) if isinstance(value, list) else (str(value),)
-    if levels not in _LEVELS:
-        raise MmeError(Kind.UNSUPPORTED, f"trace_level must be TIMESTAMPS or OFF, got {value!r}: no tensors are traced")
-    return _LEVELS[levels]
 
 
 def _number(name: str, value: Any, least: int) -> int:

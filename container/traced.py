@@ -35,11 +35,12 @@ class Trace:
         last: its last response so far.
         report: what its load cost, if it had to wait for one.
         responses: how many there were.
+        tensors: what is kept of its tensors.
         decided: whether it is traced for certain; else its model decides, once it is known.
         ids: of the trace and of the request's span in it, where models were told of them; else zeros.
     """
 
-    __slots__ = ("began", "decided", "ids", "last", "origin", "report", "responses")
+    __slots__ = ("began", "decided", "ids", "last", "origin", "report", "responses", "tensors")
 
     def __init__(self, origin: Origin | None, *, decided: bool) -> None:
         self.origin = origin
@@ -49,6 +50,7 @@ class Trace:
         self.report: LoadReport | None = None
         self.responses = 0
         self.ids = (0, 0)
+        self.tensors: list[Any] = []
 
 
 class Traced(Call):
@@ -71,13 +73,16 @@ class Traced(Call):
         if self.trace is not None and response is not self.trace.last:
             self.trace.responses += 1
             self.trace.last = response
+            self.tracer.responded(self.trace, response)
         super().respond(request, response)
 
     def complete(self, request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
         """The one response, the error, or the end of several responses."""
         if self.trace is not None and isinstance(result, InferenceResponse):
             self.trace.responses = 1
-            self.trace.last = result
+            if result is not self.trace.last:
+                self.trace.last = result
+                self.tracer.responded(self.trace, result)
         super().complete(request, result)
         self._tell(request, result if isinstance(result, MmeError) else None)
 
@@ -148,6 +153,9 @@ class Tracing(ABC):
     def handed_on(self, trace: Trace) -> str:  # noqa: ARG002 - for those who send spans
         """What models are told of it, see `ModelRequest`."""
         return ""
+
+    def responded(self, trace: Trace, response: InferenceResponse) -> None:  # noqa: B027 - few look at tensors
+        """There is a response, whose tensors may be gone when the request is over."""
 
     @abstractmethod
     def end(self, trace: Trace, came: dict[str, Any], request: InferenceRequest | None, error: MmeError | None) -> None:

@@ -44,19 +44,25 @@ class Following:
 
         def completed(request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
             if isinstance(result, InferenceResponse):
-                trace.last, trace.responses = result, 1
+                trace.responses = 1
+                self._responded(trace, result)
             complete(request, result)
             self.over(None if result is None or isinstance(result, InferenceResponse) else result)
 
         def responded(request: InferenceRequest, response: InferenceResponse) -> None:
-            trace.last = response
             trace.responses += 1
+            self._responded(trace, response)
             if respond is not None:
                 respond(request, response)
 
         request.on_complete = completed
         if respond is not None:
             request.on_response = responded
+
+    def _responded(self, trace: Trace, response: InferenceResponse) -> None:
+        trace.last = response
+        if self._tracer is not None:
+            self._tracer.responded(trace, response)
 
     def loaded(self, report: LoadReport) -> None:
         """It has waited for its model."""

@@ -128,7 +128,7 @@ class Settings:
         emf_namespace, emf_period, emf_top_models: their namespace; seconds between them; models with their own.
         endpoint_name, variant_name: how the metrics name this endpoint.
         trace_url, trace_rate: where traces of requests go, "" for nowhere; one of so many requests is traced.
-        trace_count: how many are traced, -1 for all.
+        trace_count, trace_level: how many are traced, -1 for all; what is told of them.
         trace_file, trace_log_frequency: where traces are written instead, and how many at a time.
         dashboard: whether there is a page at /dashboard.
         server_id: what the server's metadata call it.
@@ -212,6 +212,7 @@ class Settings:
     trace_url: str = ""
     trace_rate: int = 1000
     trace_count: int = -1
+    trace_level: tuple[str, ...] = ("TIMESTAMPS",)
     trace_file: Path | None = None
     trace_log_frequency: int = 0
     dashboard: bool = True

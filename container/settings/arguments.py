@@ -127,6 +127,7 @@ _LISTS = frozenset(  # what is given several times adds up
         "MME_GRPC_RESTRICTED_PROTOCOL",
         "MME_GRPC_KEEPALIVE",
         "MME_METRICS_CONFIG",
+        "MME_TRACE_LEVEL",
     }
 )
 LOG_VARIABLES = tuple(f"SAGEMAKER_TRITON_LOG_{name}" for name in ("VERBOSE", "INFO", "WARNING", "ERROR"))

@@ -207,6 +207,9 @@ def _check_traces(reading: Reading) -> None:
     if "MME_TRACE_URL" in reading.parsed and "MME_TRACE_FILE" in reading.parsed:
         labels = f"{reading.label('MME_TRACE_URL')} and {reading.label('MME_TRACE_FILE')}"
         reading.problems.append(f"{labels}: traces are sent or written, not both; keep one of them")
+    if "MME_TRACE_URL" in reading.parsed and "TENSORS" in reading.parsed.get("MME_TRACE_LEVEL", ()):
+        label = reading.label("MME_TRACE_LEVEL")
+        reading.problems.append(f"{label}: tensors are written to a file alone; give --trace-file in place of a URL")
 
 
 def _check_load_timeout(reading: Reading) -> None:

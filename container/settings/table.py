@@ -311,6 +311,13 @@ MME_VARIABLES = (
         "--trace-rate",
     ),
     Variable(
+        "MME_TRACE_LEVEL",
+        "trace_level",
+        v.trace_levels,
+        "What is told of a request that is traced; tensors are written to a file alone (the flag may be repeated).",
+        "--trace-level",
+    ),
+    Variable(
         "MME_TRACE_COUNT",
         "trace_count",
         v.integer(-1, 1_000_000_000),

@@ -1,6 +1,6 @@
 """tritonserver's --trace-config as variables of ours. PURE.
 
-    level=TIMESTAMPS          what is traced here
+    level=TIMESTAMPS          MME_TRACE_LEVEL, as does level=TENSORS
     mode=…                    how, which url or file say as well; without one OpenTelemetry's is on this machine
     rate=100                  MME_TRACE_RATE
     count=100                 MME_TRACE_COUNT
@@ -8,7 +8,7 @@
     triton,file=…             MME_TRACE_FILE
     triton,log-frequency=…    MME_TRACE_LOG_FREQUENCY
 
-and of the flags that this one replaced, which Triton still knows. Everything else, tensors above all, is refused.
+and of the flags that this one replaced, which Triton still knows. Everything else is refused.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ _VARIABLES = {
     "triton,log-frequency": "MME_TRACE_LOG_FREQUENCY",
 }
 _UNDERSTOOD = (
-    "level=TIMESTAMPS, mode=opentelemetry, mode=triton, rate=N, count=N, opentelemetry,url=URL, triton,file=PATH, "
-    "triton,log-frequency=N; of OpenTelemetry's library the variables OTEL_RESOURCE_ATTRIBUTES and OTEL_BSP_… say more"
+    "level=TIMESTAMPS, level=TENSORS, mode=opentelemetry, mode=triton, rate=N, count=N, opentelemetry,url=URL, "
+    "triton,file=PATH, triton,log-frequency=N; of OpenTelemetry's library the variables OTEL_RESOURCE_ATTRIBUTES and "
+    "OTEL_BSP_… say more"
 )
-_AS_HERE = ("level=TIMESTAMPS", "mode=opentelemetry", "mode=triton")
+_AS_HERE = ("mode=opentelemetry", "mode=triton")
+_LEVELS = ("level=TIMESTAMPS", "level=TENSORS")
 
 
 def trace_variable(text: str) -> tuple[str, str] | None:
@@ -41,6 +43,8 @@ def trace_variable(text: str) -> tuple[str, str] | None:
     if text in _AS_HERE:
         return None
     key, _, value = text.partition("=")
+    if text in _LEVELS:
+        return "MME_TRACE_LEVEL", value
     if value and key in _VARIABLES:
         return _VARIABLES[key], value
     if value and key == "opentelemetry,url":

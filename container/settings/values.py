@@ -297,6 +297,15 @@ def model_store(text: str) -> str:
     raise ValueError(msg)
 
 
+def trace_levels(text: str) -> tuple[str, ...]:
+    """What traces tell, between commas."""
+    found = tuple(dict.fromkeys(part.strip().upper() for part in text.split(",")))
+    if not {*found} <= {"TIMESTAMPS", "TENSORS"}:
+        msg = "TIMESTAMPS, TENSORS or both between commas"
+        raise ValueError(msg)
+    return found
+
+
 def trace_url(text: str) -> str:
     """Where a collector of OpenTelemetry takes traces; without a path it is that of its protocol."""
     url = urlsplit(text)

@@ -734,12 +734,27 @@ def test_tritons_own_traces_are_understood():
     for each in (arguments, older):
         settings = Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": each})
         assert (settings.trace_file, settings.trace_rate, settings.trace_log_frequency) == (Path("/t/t.json"), 1, 5)
-        assert settings.trace_count == -1
+        assert (settings.trace_count, settings.trace_level) == (-1, ("TIMESTAMPS",))
     (sentence,) = problems(MME_TRACE_FILE="/t", MME_TRACE_URL="http://localhost:4318")
     assert "traces are sent or written, not both" in sentence
 
 
-@pytest.mark.parametrize("flag", ["triton,file=", "mode=both", "level=TENSORS", "rate=", "opentelemetry,x=1"])
+def test_tensors_are_traced_where_somebody_asks_for_them():
+    """Beside times, or alone; not to a collector, which has no place for them."""
+    for flags, levels in (
+        ("--trace-config level=TIMESTAMPS --trace-config level=TENSORS", ("TIMESTAMPS", "TENSORS")),
+        ("--trace-level TENSORS", ("TENSORS",)),
+    ):
+        settings = Settings.from_environ({"MME_TRACE_FILE": "/t", "SAGEMAKER_TRITON_ADDITIONAL_ARGS": flags})
+        assert settings.trace_level == levels
+        assert Settings.from_environ(settings.to_environ()) == settings
+    (sentence,) = problems(MME_TRACE_LEVEL="tensors", MME_TRACE_URL="http://localhost:4318")
+    assert "tensors are written to a file alone" in sentence
+    (sentence,) = problems(MME_TRACE_LEVEL="MAX")
+    assert "expected TIMESTAMPS, TENSORS or both between commas" in sentence
+
+
+@pytest.mark.parametrize("flag", ["triton,file=", "mode=both", "level=MAX", "rate=", "opentelemetry,x=1"])
 def test_other_ways_to_trace_are_refused(flag):
     """With those that are understood."""
     (sentence,) = problems(SAGEMAKER_TRITON_ADDITIONAL_ARGS=f"--trace-config {flag}")

@@ -34,9 +34,10 @@ def test_what_is_wanted_is_changed_and_the_rest_stays(wanted, expected):
         ({"trace_rate": "-1"}, Kind.INVALID_ARGUMENT, "value is out of range"),
         ({"trace_count": "-2"}, Kind.INVALID_ARGUMENT, "value is out of range"),
         ({"trace_count": []}, Kind.INVALID_ARGUMENT, "Unable to parse 'trace_count'"),
-        ({"trace_level": ["TENSORS"]}, Kind.UNSUPPORTED, "no tensors are traced"),
-        ({"trace_level": ["TIMESTAMPS", "TENSORS"]}, Kind.UNSUPPORTED, "no tensors are traced"),
-        ({"trace_level": [{}]}, Kind.UNSUPPORTED, "no tensors are traced"),
+        ({"trace_level": ["TENSORS"]}, Kind.UNSUPPORTED, "tensors are traced to a file alone"),
+        ({"trace_level": ["TIMESTAMPS", "TENSORS"]}, Kind.UNSUPPORTED, "tensors are traced to a file alone"),
+        ({"trace_level": [{}]}, Kind.UNSUPPORTED, "must be TIMESTAMPS, TENSORS, both or OFF, got [{}]"),
+        ({"trace_level": ["OFF", "TIMESTAMPS"]}, Kind.UNSUPPORTED, "must be TIMESTAMPS, TENSORS, both or OFF"),
         ({"trace_file": "/x"}, Kind.UNSUPPORTED, "trace file location can not be updated through network protocol"),
         ({"log_frequency": "x"}, Kind.INVALID_ARGUMENT, "Unable to parse 'log_frequency', got: x"),
         ({"log_frequency": "5"}, Kind.UNSUPPORTED, "log_frequency is '0' here"),
@@ -60,6 +61,19 @@ def test_traces_in_files_are_written_as_often_as_clients_want():
     assert first.changed({"log_frequency": None}, first).frequency == 5
     with pytest.raises(MmeError, match="trace_mode is 'triton' here"):
         first.changed({"trace_mode": "opentelemetry"}, first)
+
+
+@pytest.mark.parametrize("levels", [["TIMESTAMPS"], ["TENSORS"], ["TIMESTAMPS", "TENSORS"], ["OFF"]])
+def test_traces_in_files_tell_of_times_and_tensors(levels):
+    """Of either or both, of the server or a model alone; null gives back what there was at first."""
+    control = TraceControl(TraceSettings(on=True, mode="triton", file="/t.json", tensors=True), sends=True)
+    for model in ("m", ""):
+        control.change(model, {"trace_level": levels})
+        assert control.of(model).as_document()["trace_level"] == levels
+        assert control.of("other").tensors is (model == "m" or "TENSORS" in levels)
+        control.change(model, {"trace_level": None})
+        assert control.of(model).as_document()["trace_level"] == ["TIMESTAMPS", "TENSORS"]
+    assert not control.by_model
 
 
 def test_a_model_has_what_the_server_has_but_for_what_it_has_itself():

@@ -15,6 +15,13 @@ from tests.contract.server import Server
 
 X = {"inputs": [{"name": "X", "shape": [1, 4], "datatype": "FP32", "data": [0] * 4}]}
 BATCHED = "max_batch_size: 4\n"
+STREAM = """
+backend: "repeat"
+model_transaction_policy { decoupled: true }
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "DELAY" data_type: TYPE_UINT32 dims: [ -1 ] },
+        { name: "WAIT" data_type: TYPE_UINT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "IDX" data_type: TYPE_UINT32 dims: [ 1 ] } ]
+"""
 INSIDE = ["REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
 
 
@@ -97,17 +104,48 @@ def test_all_traces_are_written_when_the_server_ends(tmp_path, repository):
 
 
 def test_so_many_traces_are_written_at_a_time(tmp_path, repository):
-    """Into files with numbers, what is left into the file itself; a client may change how many."""
+    """Into files with numbers, what is left into the next of them; a client may change how many. Of the last there is none."""
     path = tmp_path / "traces.json"
-    with serve(tmp_path, repository, [f"triton,file={path}", "triton,log-frequency=2"]) as server:
+    with serve(tmp_path, repository, [f"triton,file={path}", "triton,log-frequency=2", "count=8"]) as server:
         for _ in range(4):
             assert server.ask("POST", "/v2/models/plus/infer", X).status == 200
         with tritonclient.http.InferenceServerClient(server.address) as client:
             assert client.update_trace_settings(settings={"log_frequency": "3"})["log_frequency"] == "3"
-        for _ in range(4):
+        for _ in range(5):
             assert server.ask("POST", "/v2/models/plus/infer", X).status == 200
 
-    assert [len(read(path.with_name(f"traces.json{end}"))[0]) for end in (".0", ".1", ".2", "")] == [2, 2, 3, 1]
+    assert [len(read(path.with_name(f"traces.json.{end}"))[0]) for end in range(4)] == [2, 2, 3, 1]
+    assert not path.exists()
+
+
+def test_tensors_are_written_as_text(tmp_path, repository):
+    """What came in and what went out, of HTTP and of each response of a stream; elements as Triton writes them."""
+    path = tmp_path / "traces.json"
+    stream = repository / "stream"
+    (stream / "1").mkdir(parents=True)
+    (stream / "config.pbtxt").write_text(STREAM)
+    with serve(tmp_path, repository, [f"triton,file={path}", "level=TENSORS"]) as server:
+        x = {"inputs": [{"name": "X", "shape": [1, 4], "datatype": "FP32", "data": [0, 0.1, 1e9, -2]}]}
+        assert server.ask("POST", "/v2/models/plus/infer", x).status == 200
+        with tritonclient.http.InferenceServerClient(server.address) as client:
+            client.update_trace_settings("stream", {"trace_level": ["TENSORS"]})
+        assert (
+            server.ask("POST", "/v2/models/stream/generate_stream", {"IN": [7, 8], "DELAY": [0, 0], "WAIT": 0}).status
+            == 200
+        )
+
+    entries = json.loads(path.read_bytes())
+    tensors = [(each["activity"], *each["tensor"].values()) for each in entries if "tensor" in each]
+    assert tensors[:2] == [
+        ("TENSOR_QUEUE_INPUT", "X", "0,0.1,1e+09,-2", "1,4", "FP32"),
+        ("TENSOR_BACKEND_OUTPUT", "Y", "1,1.1,1e+09,-1", "1,4", "FP32"),
+    ]
+    assert [each for each in tensors[2:] if each[1] in {"IN", "OUT"}] == [
+        ("TENSOR_QUEUE_INPUT", "IN", "7,8", "2", "INT32"),
+        ("TENSOR_BACKEND_OUTPUT", "OUT", "7", "1", "INT32"),
+        ("TENSOR_BACKEND_OUTPUT", "OUT", "8", "1", "INT32"),
+    ]
+    assert len([each for each in entries if "timestamps" in each]) == 1, "of the model that is traced without"
 
 
 def test_a_file_that_can_not_be_written_is_told(tmp_path, repository):
