@@ -18,7 +18,6 @@ from container.settings.tls import choose_tls
 from container.settings.values import DEFAULT_GRPC_PORT, DEFAULT_MAX_BODY, DEFAULT_PORT, Mode, SettingsError
 from model_handlers.body import DEFAULT_TYPE
 from serve.control import Control
-from serve.sources.misplaced import advice
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 
 if TYPE_CHECKING:
@@ -260,6 +259,8 @@ def choose_single_model(model_dir: Path, default_name: str, scripts: Scripts = D
             f"set SAGEMAKER_TRITON_DEFAULT_MODEL_NAME to the one to serve: {model_dir} holds {_listing(found)}"
         )
     if not found:
+        from serve.sources.misplaced import advice  # noqa: PLC0415 - it needs the table of backends, and that numpy
+
         raise SettingsError(
             f"ERROR: No model found in model repository: {model_dir} holds no directory of a model with its versions, "
             f"and no code/{scripts.program}{advice(model_dir)}"

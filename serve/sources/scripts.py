@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.body import BACKEND, DEFAULT_ACCEPT, DEFAULT_TYPE, SUBMIT_DIRECTORY
 from model_handlers.config import InstanceGroup
-from model_handlers.python.script.boosters import LINES
-from model_handlers.python.script.no_script import BOOSTER, FOLDER, script_for
-from model_handlers.python.script.pipelines import TASK
+from model_handlers.python.script.no_script import BOOSTER, FOLDER, LINES, TASK, script_for
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LIBSVM = ("text/libsvm", "text/x-libsvm")
-LINES = "SAGEMAKER_BATCH"  # a parameter of models whose answers are put together line by line
 
 _PICKLED = b"\x80"  # how a pickle begins, and none of XGBoost's own formats
 _SEPARATORS = ",;\t| "

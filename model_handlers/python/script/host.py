@@ -32,7 +32,7 @@ from model_handlers.python.script.defaults import Defaults
 from model_handlers.python.script.failures import failed_call
 from model_handlers.python.script.formats import TEXT, MalformedBodyError
 from model_handlers.python.script.functions import ScriptFunctions
-from model_handlers.python.script.pipelines import TASK
+from model_handlers.python.script.no_script import TASK
 from model_handlers.python.script.returned import Returned
 
 if TYPE_CHECKING:

@@ -11,6 +11,8 @@ from pathlib import Path
 FOLDER = Path(__file__).parent / "built_in"
 BOOSTER = "booster.py"
 PIPELINE = "pipeline.py"
+LINES = "SAGEMAKER_BATCH"  # a parameter of models whose answers are put together line by line
+TASK = "HF_TASK"  # a parameter of models, by the variable that Amazon's container has for it
 
 BOOSTER_FILE = "xgboost-model"  # what SageMaker's XGBoost calls it
 CONFIG_FILE = "config.json"  # of a model that transformers saved, beside its weights

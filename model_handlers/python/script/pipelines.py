@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import invalid_model
 from model_handlers.python.script.formats import CSV, JSON, MalformedBodyError, decode, encode, media_type
-from model_handlers.python.script.no_script import CONFIG_FILE
+from model_handlers.python.script.no_script import CONFIG_FILE, TASK
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Device
-
-TASK = "HF_TASK"  # a parameter of models, by the variable that Amazon's container has for it
 
 # How the name of an architecture ends, and what it is for.
 _TASKS = {

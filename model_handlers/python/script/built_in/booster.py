@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.python.script import boosters
+from model_handlers.python.script.no_script import LINES
 
 if TYPE_CHECKING:
     from model_handlers.python.script.context import Context
@@ -12,4 +13,4 @@ if TYPE_CHECKING:
 
 def output_fn(prediction: Any, accept: str, context: Context) -> tuple[str | memoryview, str]:
     """The predictions, in CSV between commas, or each on a line of its own for a batch transform."""
-    return boosters.answer(prediction, accept, lines=boosters.LINES in context.parameters)
+    return boosters.answer(prediction, accept, lines=LINES in context.parameters)
