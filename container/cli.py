@@ -9,9 +9,11 @@ signals reach it without anybody in between. Exit codes: 1 what was asked failed
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import logging
 import os
+import signal
 import sys
 import traceback
 from dataclasses import replace
@@ -32,7 +34,7 @@ from container.version import installed_version
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _LISTS = frozenset({names, directories, resource_limits, batch_sizes, trace_levels, restrictions, keepalive, latencies})
 _FLAGS = frozenset(row.flag for row in MME_VARIABLES if row.flag)
@@ -120,20 +122,34 @@ def run_serve(arguments: argparse.Namespace) -> int:
     """Check the settings and become gunicorn; returns only when that fails."""
     given = {row.name: getattr(arguments, row.field) for row in MME_VARIABLES if row.flag}
     flags = {name: ",".join(text) if isinstance(text, list) else text for name, text in given.items() if text}
-    settings = Settings.from_environ({**os.environ, **flags}, arguments.theirs)
-    settings.check_paths()
-    settings.check_tracing()
-    settings.check_grpc()
-    configure(settings.log_level, settings.log_format)
-    for notice in settings.notices:
-        _log.warning(notice)
-    if settings.mode is Mode.SINGLE:
-        model = choose_single_model(settings.model_dir, settings.default_model_name, settings.scripts)
-        settings = replace(settings, default_model_name=model.name)
-        if model.warning:
-            _log.warning(model.warning)
-    _become_gunicorn(settings)
+    with _sigterm_kept():
+        settings = Settings.from_environ({**os.environ, **flags}, arguments.theirs)
+        settings.check_paths()
+        settings.check_tracing()
+        settings.check_grpc()
+        configure(settings.log_level, settings.log_format)
+        for notice in settings.notices:
+            _log.warning(notice)
+        if settings.mode is Mode.SINGLE:
+            model = choose_single_model(settings.model_dir, settings.default_model_name, settings.scripts)
+            settings = replace(settings, default_model_name=model.name)
+            if model.warning:
+                _log.warning(model.warning)
+        _become_gunicorn(settings)
     return 1
+
+
+@contextlib.contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Keep a SIGTERM for gunicorn, where `when_ready` looks for it; an exec hands that on.
+
+    The first process of a container never sees a signal that it has no handler for: `docker stop` would wait in vain.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _become_gunicorn(settings: Settings) -> None:

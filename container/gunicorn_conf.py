@@ -8,6 +8,7 @@ Runs in gunicorn's master, and again on a reload.
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING
 
 from container.logs import configure, logging_config
@@ -50,6 +51,13 @@ def on_starting(server: Any) -> None:
     if server.cfg.workers != 1:
         msg = f"workers={server.cfg.workers}: one process owns the model cache, so that only 1 worker can be used"
         raise RuntimeError(msg)
+
+
+def when_ready(server: Any) -> None:  # noqa: ARG001 - gunicorn's interface
+    """Signals have their handlers now. End at once on a SIGTERM that was kept while we started (`mme serve`)."""
+    if signal.SIGTERM in signal.sigpending():
+        raise SystemExit(0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def on_exit(server: Any) -> None:  # noqa: ARG001 - gunicorn's interface

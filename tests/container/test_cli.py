@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -46,7 +47,8 @@ def _became(monkeypatch, tmp_path):
     seen = {}
 
     def execvpe(file, command, environ):
-        seen.update(file=file, command=command, environ=environ, cwd=Path.cwd())
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        seen.update(file=file, command=command, environ=environ, cwd=Path.cwd(), blocked=blocked)
         raise Became
 
     monkeypatch.setattr(os, "execvpe", execvpe)
@@ -60,6 +62,15 @@ def run(*argv):
         return cli.main([str(word) for word in argv])
     except SystemExit as error:
         return error.code
+
+
+def test_a_sigterm_is_kept_for_gunicorn(became):
+    """From the first look at the settings until gunicorn has handlers; what only fails to start keeps nothing."""
+    run("serve", "--model-store", ".")
+    assert signal.SIGTERM in became["blocked"]
+
+    assert run("serve", "--model-store", "./nowhere") == 2
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_serve_becomes_gunicorn_with_its_flags_as_variables(became, tmp_path):

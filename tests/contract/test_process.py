@@ -6,10 +6,11 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.contract import models
-from tests.contract.server import eventually, post
+from tests.contract.server import SCRIPTS, clean_environment, eventually, post
 
 # Executes in the server's own process, for as long as a file is not there.
 WAITS = """
@@ -127,6 +128,22 @@ def test_a_sigterm_lets_what_was_accepted_finish(serve, tmp_path):
         assert connection.ended()
     assert server.stop() == 0
     assert ping(server) == 0
+
+
+def test_a_sigterm_before_the_start_is_over_ends_it(tmp_path):
+    """It is kept until somebody handles it: nothing is served, and the exit code is that of any other SIGTERM."""
+    environ = clean_environment(tmp_path, SAGEMAKER_MULTI_MODEL="true", MME_HOST="127.0.0.1", MME_PORT="0")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the process has that from its first moment
+    try:
+        process = subprocess.Popen([SCRIPTS / "serve"], env=environ, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    process.terminate()
+    said = process.communicate(timeout=60)[1]
+
+    assert process.returncode == 0, said
+    assert "Listening at" in said
+    assert "Booting worker" not in said
 
 
 def test_a_sigterm_ends_idle_connections_at_once(serve):
