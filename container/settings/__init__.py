@@ -288,7 +288,7 @@ class Settings:
         return written
 
     def check_paths(self) -> None:
-        """Check that the folders which models come from are there.
+        """Check that the folders which models come from are there, and that archives find one to be unpacked in.
 
         Raises:
             SettingsError: naming the variable and the folder.
@@ -297,6 +297,11 @@ class Settings:
         store = Path(self.model_store) if local_store else None
         if store and not store.is_dir():
             raise SettingsError(f"--model-store/MME_MODEL_STORE='{store}': there is no such folder")
+        if self.mode is Mode.STORE and not _can_be_written(self.cache_dir):
+            raise SettingsError(
+                f"--cache-dir/MME_CACHE_DIR='{self.cache_dir}': archives are unpacked there, and it can't be written; "
+                "name a folder that can, or mount one there"
+            )
         script = self.script_directory
         if script.startswith("/") and not Path(script, self.script_program).is_file():
             raise SettingsError(f"SAGEMAKER_SUBMIT_DIRECTORY='{script}': there is no {self.script_program} in it")
@@ -328,6 +333,12 @@ class Settings:
             check_tls(self.grpc_server_cert, self.grpc_server_key, self.grpc_root_cert)
 
 
+def _can_be_written(directory: Path) -> bool:
+    """Whether files can come to lie in a folder, which need not be there yet."""
+    there = next(path for path in (directory, *directory.parents) if path.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
@@ -352,4 +363,8 @@ def _user_cache_dir(environ: Mapping[str, str]) -> Path:
     """A folder of this user's: $XDG_CACHE_HOME/mme, else in the temporary directory (on SageMaker the larger disk)."""
     if base := environ.get("XDG_CACHE_HOME"):
         return Path(base) / "mme"
-    return Path(environ.get("TMPDIR") or tempfile.gettempdir()) / f"mme-{os.getuid()}"
+    try:
+        temporary = environ.get("TMPDIR") or tempfile.gettempdir()
+    except FileNotFoundError:  # a container that may write nothing; MME_CACHE_DIR may say otherwise, or nobody need it
+        temporary = "/tmp"  # noqa: S108 - a name, which nobody can make a folder of
+    return Path(temporary) / f"mme-{os.getuid()}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -1038,3 +1040,27 @@ def test_log_format_is_a_word():
     assert Settings.from_environ({"MME_LOG_FORMAT": "JSON"}).log_format is LogFormat.JSON
     for name, said in (("default", LogFormat.TRITON), ("ISO8601", LogFormat.ISO8601)):
         assert Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": f"--log-format={name}"}).log_format is said
+
+
+def test_a_machine_that_may_write_nothing_has_settings_all_the_same(monkeypatch):
+    """A container with read-only files and no /tmp: the place of the cache is a name, and can be said."""
+
+    def nowhere():
+        raise FileNotFoundError
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    assert Settings.from_environ({}).cache_dir == Path(f"/tmp/mme-{os.getuid()}")  # noqa: S108
+    assert Settings.from_environ({"MME_CACHE_DIR": "/cache"}).cache_dir == Path("/cache")
+    assert settings_table()
+
+
+def test_archives_that_can_be_unpacked_nowhere_refuse_to_start(tmp_path):
+    """A folder that can't be made or written is named before a worker dies of it, again and again."""
+    (tmp_path / "file").touch()
+    where = {"MME_MODEL_STORE": str(tmp_path), "MME_CACHE_DIR": str(tmp_path / "file" / "cache")}
+
+    with pytest.raises(
+        SettingsError, match=r"MME_CACHE_DIR='.*/file/cache': archives are unpacked there, and it can't"
+    ):
+        Settings.from_environ(where).check_paths()
+    Settings.from_environ({**where, "MME_CACHE_DIR": str(tmp_path / "cache")}).check_paths()
