@@ -107,7 +107,7 @@ class Build:
 
     def path(self, path: str) -> str:
         """A text with the paths of the image in it, as paths of this machine."""
-        return re.sub(r"(?<![\w.])/(opt/mme|dist)\b", lambda m: str(self.folder / m[1]), path)
+        return re.sub(r"(?<![\w.])/(opt/mme|dist|usr/local/lib)\b", lambda m: str(self.folder / m[1]), path)
 
     def make(self, stage: Stage) -> dict[str, str]:
         """Run the stage's steps, those of the stages it needs first; returns its environment."""

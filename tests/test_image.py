@@ -63,13 +63,14 @@ def test_an_image_runs_the_command_itself_as_root(image):
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_the_last_stage_of_an_image_builds_nothing(image):
-    """What it adds to a bare Python is an environment and one wheel: no compiler, no package manager's cache."""
+    """What it adds to a Python is its bytecode, an environment and one wheel: no compiler, no package manager's cache."""
     steps = [step for stage in STAGES[image].lineage() for step in stage.steps]
     assert STAGES[image].lineage()[0].base == "python:3.11-slim-bookworm"
     assert [text for word, text in steps if word in {"COPY", "ADD"}] == [
         f"--from={image}-dependencies /opt/mme /opt/mme"
     ]
-    (run,) = [text for word, text in steps if word == "RUN"]
+    compiled, run = [text for word, text in steps if word == "RUN"]
+    assert re.fullmatch(r"python -m compileall -q -x '\S+' /usr/local/lib", compiled)
     assert dockerfile.pip_commands(run) == [["install", "--no-cache-dir", "--no-deps", "/dist/*.whl"]]
     assert STAGES[image].pairs("ENV")["PYTHONUNBUFFERED"] == "1"
 
