@@ -17,7 +17,7 @@ from container.call import CALLS, CUSTOM_ATTRIBUTES, TARGET_MODEL, Call, known
 from container.codec.body import body_request
 from container.codec.compression import inflate
 from container.codec.decode import Decoder
-from container.codec.framing import accepts_binary, header_length
+from container.codec.framing import accepts_binary, explained, header_length
 from container.codec.generate import decode_generate
 from container.read_ahead import read_ahead
 from container.session_calls import SESSION_ID, SessionCalls
@@ -172,9 +172,10 @@ class InferRoutes:
         except Unread as unread:
             self._aside(call, name, self._read_first(call, route, name, body, length, unread.place))
             return
-        except MmeError as error:
+        except MmeError as wrong:
+            error = explained(wrong, headers.get("content-type", ""), body)
             if route.flavor is Flavor.KSERVE or self.engine.is_resident(name):
-                raise
+                raise error from None
             make = functools.partial(self._made_cold, call, route, body, error)
             self._aside(call, name, self.engine.submit_made(name, version, make))
             return

@@ -97,6 +97,19 @@ BACKENDS = (
 )
 
 
+# What backends are called by those who know the framework alone; for messages.
+_ALIASES = {
+    "onnx": "onnxruntime",
+    "torch": "pytorch",
+    "torchscript": "pytorch",
+    "tf": "tensorflow",
+    "savedmodel": "tensorflow",
+    "trt": "tensorrt",
+    "xgboost": "fil",
+    "lightgbm": "fil",
+}
+
+
 def detect_backend(version_directory: Path) -> Backend | None:
     """The backend whose default model file lies in `version_directory`, or None."""
     return next((b for b in BACKENDS if b.detect and (version_directory / b.filename).exists()), None)
@@ -132,8 +145,9 @@ def find_backend(name: str, platform: str, model: str, version_directory: Path |
 
 def _instead(platform: str) -> str:
     """What to write for a platform that there is not."""
-    if any(platform == b.name for b in BACKENDS):
-        return f'; that is a backend: write backend: "{platform}" instead'
+    backend = _ALIASES.get(platform.lower(), platform)
+    if any(backend == b.name for b in BACKENDS):
+        return f'; that is a backend: write backend: "{backend}" instead'
     return (
         f"; there are {', '.join(dict.fromkeys(p for b in BACKENDS for p in b.platforms))}, or name a backend instead"
     )
@@ -141,8 +155,10 @@ def _instead(platform: str) -> str:
 
 def _meant(name: str) -> str:
     """What to write where the backend that there is not is a platform."""
-    is_platform = any(name in b.platforms for b in BACKENDS)
-    return f" '{name}' is a platform: write platform: \"{name}\" instead." if is_platform else ""
+    if any(name in b.platforms for b in BACKENDS):
+        return f" '{name}' is a platform: write platform: \"{name}\" instead."
+    alias = _ALIASES.get(name.lower(), "")
+    return f' Write backend: "{alias}" instead.' if alias else ""
 
 
 def _brought(name: str, version_directory: Path) -> Backend | None:

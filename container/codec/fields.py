@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from container.codec.framing import BINARY_TYPE
 from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from model_handlers.errors import invalid_argument
 from serve.request import InferenceRequest
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from serve.request import Completion, Layout
 
 RESERVED = frozenset({"priority", "timeout", "binary_data_output", "sequence_id", "sequence_start", "sequence_end"})
+_LONGEST_HEADER = 1 << 16  # bytes in which the end of JSON is looked for, where nobody said where it is
 
 
 class RequestFields:
@@ -70,10 +73,22 @@ def json_object(text: bytes, form: str) -> dict[str, Any]:
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise invalid_argument(f"failed to parse the request JSON buffer: {error}") from None
+        raise invalid_argument(f"failed to parse the request JSON buffer: {error}{_tensors_behind(text)}") from None
     if not isinstance(document, dict):
         raise invalid_argument(f"the request must be {form}")
     return document
+
+
+def _tensors_behind(text: bytes) -> str:
+    """What to do about tensors behind JSON whose length nobody told."""
+    begin = bytes(text[:_LONGEST_HEADER]).decode("latin-1")  # of which each character is a byte
+    try:
+        document, end = json.JSONDecoder().raw_decode(begin)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(document, dict) or "inputs" not in document or not text[end:].strip():
+        return ""
+    return f"; tensors lie behind its {end} bytes: say so by the content type {BINARY_TYPE.decode()}{end}"
 
 
 def client_id(document: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from model_handlers.errors import invalid_argument
+from model_handlers.errors import MmeError, invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +17,13 @@ BINARY_TYPE = b"application/vnd.sagemaker-triton.binary+json;json-header-size="
 _BINARY_TYPE = BINARY_TYPE.decode()
 _BINARY_MEDIA_TYPE = _BINARY_TYPE.partition(";")[0]
 _KSERVE_HEADER = "inference-header-content-length"
+# What clients call JSON, boto3 and curl among them, where they do not think about it.
+_SAID_OF_JSON = {
+    "application/json",
+    "application/octet-stream",
+    "application/x-www-form-urlencoded",
+    _BINARY_MEDIA_TYPE,
+}
 
 
 def header_length(headers: Mapping[str, str], body_length: int, *, kserve: bool) -> tuple[int | None, bool]:
@@ -43,6 +50,18 @@ def header_length(headers: Mapping[str, str], body_length: int, *, kserve: bool)
     if _BINARY_MEDIA_TYPE in content_type:
         raise invalid_argument(f"expect MIME type for binary data starts with '{_BINARY_TYPE}', got: {content_type}")
     return None, kserve
+
+
+def explained(error: MmeError, content_type: str, body: bytes) -> MmeError:
+    """Why a body was not understood, with a word about one that its content type calls no JSON, and that is none."""
+    base = content_type.partition(";")[0].strip().lower()
+    if not base or base in _SAID_OF_JSON or body.lstrip()[:1] == b"{":
+        return error
+    return MmeError(
+        error.kind,
+        f"{error.message}; this model takes tensors, in JSON or Triton's binary form: bodies of {base[:64]} are for "
+        "models with an inference script",
+    )
 
 
 def accepts_binary(accept: str) -> bool:

@@ -26,7 +26,14 @@ def failed_load(doing: str, error: BaseException, model: str) -> MmeError:
     if isinstance(error, SyntaxError):
         where = f"{error.filename} line {error.lineno}"
         return invalid_model(printable(f"model '{model}': {where}: {type(error).__name__}: {error.msg}"))
-    return invalid_model(f"model '{model}' failed while {doing}: {told(error)}")
+    return invalid_model(f"model '{model}' failed while {doing}: {told(error)}{_packages(error)}")
+
+
+def _packages(error: BaseException) -> str:
+    """How a model comes by a package that is not there."""
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
+    return "\nInstall it into the image, or let the model bring it: by a requirements.txt, or EXECUTION_ENV_PATH"
 
 
 def failed_execution(error: BaseException, lane: str) -> MmeError:

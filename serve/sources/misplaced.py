@@ -21,13 +21,14 @@ _MODEL_FILES = tuple(
         name for each in BACKENDS for name in (each.filename, *each.variants[1].values()) if name and "/" not in name
     )
 )
+_BY_SCRIPTS = (".joblib", ".pkl", ".pickle", ".pth")
 _DEEPEST = 3  # directories below the one that was looked into
 _MOST = 1000  # directories that are looked into
 
 
 def advice(path: Path) -> str:
     """A clause such as "; move model.pt to 1/model.pt", or "" where nothing is to be said."""
-    clause = _saved_model(path) or _no_version(path) or _other_server(path) or _too_deep(path)
+    clause = _saved_model(path) or _no_version(path) or _other_server(path) or _script(path) or _too_deep(path)
     return f"; {clause}" if clause else ""
 
 
@@ -59,6 +60,20 @@ def _other_server(path: Path) -> str:
     if (path / "serving.properties").is_file():
         return "serving.properties is DJL Serving's: write config.pbtxt, or code/inference.py"
     return ""
+
+
+def _script(path: Path) -> str:
+    """A script of another name, or a file that only a script could load; an archive in an archive."""
+    if (path / _CONFIG).is_file():
+        return ""
+    named = sorted(file.name for file in path.glob("code/*.py"))
+    if named:
+        return f"if code/{named[0]} is its script, say so by SAGEMAKER_PROGRAM={named[0]}"
+    saved = sorted(file.name for suffix in _BY_SCRIPTS for file in path.glob(f"*{suffix}"))
+    if saved:
+        return f"{saved[0]} is loaded by code/inference.py with model_fn, which is not there"
+    packed = sorted(file.name for file in path.glob("*.tar.gz"))
+    return f"{packed[0]} is an archive in the archive: pack what is in it" if packed else ""
 
 
 def _too_deep(path: Path) -> str:

@@ -329,8 +329,10 @@ class ModelLoader:
         directory = prepared.directory
         missing = dict.fromkeys(step.model for step in directory.config.ensemble if step.model not in members)
         if missing:
+            there = f"; there are {', '.join(members)}: a step names a model's directory" if members else ""
             raise invalid_model(
                 f"ensemble {directory.name} contains models that are not available or ambiguous: {', '.join(missing)}"
+                f"{there}"
             )
         steps = []
         for step in directory.config.ensemble:

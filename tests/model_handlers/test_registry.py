@@ -75,6 +75,8 @@ def test_a_backend_is_found_by_its_name_and_by_its_platforms(backend):
             "python",
             "unexpected platform type 'python' for bert; that is a backend: write backend: \"python\" instead",
         ),
+        ("", "onnx", 'write backend: "onnxruntime" instead'),
+        ("torch", "", 'Write backend: "pytorch" instead.'),
         ("pytorch_libtorch", "", "'pytorch_libtorch' is a platform: write platform: \"pytorch_libtorch\" instead."),
         ("onnxruntime", "caffe2_netdef", "unexpected platform type 'caffe2_netdef' for bert"),
         (

@@ -207,6 +207,25 @@ def test_what_is_no_json_is_refused(body, decode, refusal):
     assert refusal(decode, body).startswith("failed to parse the request JSON buffer: ")
 
 
+@pytest.mark.parametrize("tensors", [b"\0\0\0\0", b"\xff\xfe\x80?", b"abcd"])
+def test_tensors_behind_json_want_its_length(tensors, decode, refusal):
+    """Whoever sends them without, as `application/octet-stream`, is told the number, and where to say it."""
+    header = (
+        '{"inputs": [{"name": "ä", "shape": [1], "datatype": "FP32", "parameters": {"binary_data_size": 4}}]} '.encode()
+    )
+    message = refusal(decode, header + tensors)
+
+    size = len(header.rstrip())
+    assert message.startswith("failed to parse the request JSON buffer: ")
+    assert message.endswith(f"content type application/vnd.sagemaker-triton.binary+json;json-header-size={size}")
+
+
+@pytest.mark.parametrize("body", [b'{"inputs": [', b'{"other": 1}abc', b"[1]abc", b"[" * 70_000])
+def test_what_holds_no_tensors_is_told_no_length(body, decode, refusal):
+    """Nor what has no end."""
+    assert "json-header-size" not in refusal(decode, body)
+
+
 @pytest.mark.parametrize("document", [[], "text", 1, None, True])
 def test_a_request_must_be_an_object(document, decode, refusal):
     """JSON that is no object is refused."""

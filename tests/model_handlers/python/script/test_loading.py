@@ -25,7 +25,12 @@ def test_a_model_fn_without_memory_is_told_as_such(scripts):
 
 
 @pytest.mark.parametrize(
-    ("source", "sentence"), [("def f(:\n", "line 1"), ("import nowhere_at_all\n", "ModuleNotFoundError")]
+    ("source", "sentence"),
+    [
+        ("def f(:\n", "line 1"),
+        ("import nowhere_at_all\n", "ModuleNotFoundError"),
+        ("import nowhere_at_all\n", "let the model bring it: by a requirements.txt, or EXECUTION_ENV_PATH"),
+    ],
 )
 def test_a_script_that_cannot_be_imported_says_why(scripts, source, sentence):
     """Errors of syntax and of imports name the file."""
