@@ -39,6 +39,9 @@ class Kind(Enum):
 class MmeError(Exception):
     """An error with a kind and one sentence that names what is wrong and says what to do.
 
+    The sentence is text, whatever it names: bytes of a file's name that are no characters are written as escapes, since
+    no client can be sent anything else.
+
     Attributes:
         kind: what went wrong; the only thing that code may branch on.
     """
@@ -46,7 +49,7 @@ class MmeError(Exception):
     __slots__ = ("kind",)
 
     def __init__(self, kind: Kind, message: str) -> None:
-        super().__init__(message)
+        super().__init__(message.encode(errors="backslashreplace").decode())
         self.kind = kind
 
     @property

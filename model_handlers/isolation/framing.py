@@ -136,8 +136,8 @@ def request_number(batch: int, index: int) -> int:
 
 
 def error_fields(error: MmeError) -> Message:
-    """An error, to cross by name; a model's own words may have halves of characters, which can't."""
-    message = error.message.encode(errors="replace").decode()
+    """An error, to cross by name."""
+    message = error.message
     return {"kind": error.kind.name, "message": message if len(message) <= MAX_ERROR else f"{message[:MAX_ERROR]} …"}
 
 
