@@ -8,6 +8,7 @@ framework. Runs on load threads; holds no state.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -27,6 +28,7 @@ from serve.sources.checksums import checksum_errors
 from serve.sources.disk import directory_size
 from serve.sources.misplaced import advice
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
+from serve.sources.source import is_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterator
@@ -113,13 +115,25 @@ def open_target(path: Path, name: str, scripts: Scripts = DEFAULT_SCRIPTS, *, ov
 def list_models(path: Path, scripts: Scripts = DEFAULT_SCRIPTS) -> list[str]:
     """The names of the models in a repository of several, in order: its directories that hold a model.
 
+    One whose name is no text is left out with a warning.
+
     Raises:
         MmeError: INVALID_ARGUMENT when the repository is not a directory.
     """
     if not path.is_dir():
         raise invalid_argument(f"model repository '{path}' is not a directory: create it, or name another")
     with disk_errors(f"model repository {path} cannot be read"):
-        return [child.name for child in _directories(path) if is_model(child) or scripts.serves(child)]
+        models = [child for child in _directories(path) if is_model(child) or scripts.serves(child)]
+    for child in models:
+        if not is_text(child.name):
+            _warn_of_name(child)
+    return [child.name for child in models if is_text(child.name)]
+
+
+@functools.lru_cache(maxsize=256)
+def _warn_of_name(path: Path) -> None:
+    """Once, however often the repository is looked at."""
+    _log.warning("ignore model directory %a, whose name is not UTF-8: rename it", str(path))
 
 
 def open_model(
@@ -218,6 +232,11 @@ def models_in(path: Path, name: str, scripts: Scripts) -> list[Path]:
     candidates = candidates_in(path, scripts)
     if not candidates:
         raise _no_model(path, name)
+    for candidate in candidates:
+        if candidate != path and not is_text(candidate.name):
+            raise invalid_model(
+                f"archive '{name}' has a model directory whose name is not UTF-8, '{candidate.name}': rename it"
+            )
     entries = candidates if len(candidates) == 1 else _entries(candidates, name, scripts)
     if len(entries) != 1:
         found = ", ".join(f"'{candidate.name}'" for candidate in candidates)

@@ -111,3 +111,8 @@ def source_of(url: str) -> Source:
 def is_plain(name: str) -> bool:
     """Whether a name can be that of one folder inside another, and of nothing else."""
     return bool(name) and "/" not in name and name not in {".", ".."} and "\0" not in name
+
+
+def is_text(name: str) -> bool:
+    """Whether the name of a file is UTF-8, without which no answer, index or metric can name it."""
+    return not any("\ud800" <= c <= "\udfff" for c in name)

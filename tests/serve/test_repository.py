@@ -354,3 +354,24 @@ def test_the_parts_of_an_ensemble_are_counted_as_the_models_that_they_are(tree, 
     assert [part.counted_as for part in open_model(root / "e", "e").members] == ["p"]
     both = open_model(root / "e", "e", others=(tmp_path / "other",))
     assert [part.counted_as for part in both.members] == ["m/p"]
+
+
+NO_TEXT = os.fsdecode(b"m\xff")
+
+
+def test_a_model_whose_directory_has_no_name_in_text_is_left_out(tree, caplog):
+    """No answer, index or metric could name it; the others are served, and it is told once."""
+    root = tree({"good/1/model.onnx": "", f"{NO_TEXT}/1/model.onnx": ""})
+    for _ in range(2):
+        assert list_models(root) == ["good"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"ignore model directory '{root}/m\\udcff', whose name is not UTF-8: rename it"
+    ]
+
+
+def test_an_archive_with_such_a_directory_is_refused(tree):
+    """Its models are counted by the names of their directories."""
+    root = tree({"good/config.pbtxt": ONNX, "good/1/model.onnx": "", f"{NO_TEXT}/1/model.onnx": ""})
+    kind, sentence = refused(root)
+    assert kind is Kind.INVALID_MODEL
+    assert "a model directory whose name is not UTF-8, 'm\\udcff': rename it" in sentence
