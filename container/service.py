@@ -153,6 +153,9 @@ class Service:
                 return True
             _log.error("start-up model '%s' did not load: %s", name, error, extra={"target_model": name})
             return False
+        except Exception:  # noqa: BLE001 - the others are loaded all the same, and the server is ready some time
+            _log.exception("start-up model '%s' did not load", name, extra={"target_model": name})
+            return False
         return True
 
     @property

@@ -80,7 +80,7 @@ class Poller:
         """Look once, and do what there is to do; returns whether each model is loaded as it is now."""
         try:
             now = await asyncio.get_running_loop().run_in_executor(None, self._scan)
-        except MmeError as error:
+        except Exception as error:  # noqa: BLE001 - nobody else would look again
             _log.error("everything stays as it is, the repository can't be read: %s", error)
             return False
         changed, self._seen = changes(self._seen, now), now
@@ -92,8 +92,9 @@ class Poller:
     async def _load(self, name: str) -> None:
         try:
             await self._models.reload(name)
-        except MmeError as error:
-            _log.error("model '%s' did not load: %s", name, error, extra={"target_model": name})
+        except Exception as error:  # noqa: BLE001 - whatever it is, the folder is to be looked at again
+            ours = isinstance(error, MmeError)
+            _log.error("model '%s' did not load: %s", name, error, exc_info=not ours, extra={"target_model": name})
             self._failing.add(name)
         else:
             self._failing.discard(name)
@@ -102,7 +103,7 @@ class Poller:
         self._failing.discard(name)
         try:
             await self._models.unload(name)
-        except MmeError as error:  # it never loaded, or does not come to an end
+        except Exception as error:  # noqa: BLE001 - it never loaded, or does not come to an end, or as above
             _log.info("model '%s' left the repository: %s", name, error, extra={"target_model": name})
         else:
             _log.info("model '%s' left the repository, and is unloaded", name, extra={"target_model": name})

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 import shutil
 import tarfile
 import time
@@ -15,6 +16,7 @@ from container.settings import Mode, PingMode, Settings, SettingsError
 from model_handlers.base import Footprint
 from serve.cache.eviction import Policy, Rules
 from serve.control import Control
+from serve.engine import Engine
 
 
 def infer(running, path, json_inputs):
@@ -310,3 +312,42 @@ def test_a_configuration_by_another_name(start, tmp_path, put):
         for name in ("one", "two")
     }
     assert which == {"one": "named", "two": "plain"}
+
+
+def test_names_of_files_that_are_no_text_cost_nobody_an_answer(start, tmp_path, put, json_inputs):
+    """Whoever asks for a model that lacks its file is told what is there instead; index and metrics are as ever."""
+    put["multiple"](tmp_path, "twice", 2.0)
+    (tmp_path / "broken" / "1").mkdir(parents=True)
+    (tmp_path / "broken" / "config.pbtxt").write_text('backend: "onnxruntime"')
+    Path(os.fsdecode(bytes(tmp_path / "broken" / "1") + b"/model-\xff.onnx")).touch()
+    shutil.copytree(tmp_path / "twice", os.fsdecode(bytes(tmp_path) + b"/twice-\xff"))
+    running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, ping_mode=PingMode.READY)
+    wait_until(lambda: states(running).get("twice", ("",))[0] == "READY")
+    for path in ("/models/broken/invoke", "/v2/models/broken/infer"):
+        reply = running.http("POST", path, {}, json.dumps({"inputs": json_inputs(X=[1, 2, 3, 4])}).encode())
+        assert reply.status >= 400
+        assert "model-\\udcff.onnx" in reply.json["error"]
+    assert sorted(states(running)) == ["broken", "twice"]
+    assert running.http("GET", "/metrics").status == 200
+
+
+def test_a_load_at_start_that_fails_in_a_way_nobody_knows_is_over(start, tmp_path, put, monkeypatch):
+    """The others are loaded, and the server is ready where it waits for no more than the end of all of them."""
+    load = Engine.load
+
+    async def fail(engine, name):
+        if name == "two":
+            raise RuntimeError("can't start new thread")
+        await load(engine, name)
+
+    monkeypatch.setattr(Engine, "load", fail)
+    for name in ("one", "two"):
+        put["multiple"](tmp_path, name, 2.0)
+    running = start(
+        mode=Mode.REPOSITORY,
+        model_repository=tmp_path,
+        model_control_mode=Control.EXPLICIT,
+        load_models=("two", "one"),
+    )
+    wait_until(lambda: running.http("GET", "/v2/health/ready").status == 200)
+    assert states(running)["one"][0] == "READY"

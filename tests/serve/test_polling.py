@@ -45,6 +45,7 @@ class Folder:
         self.models = models
         self.done = []
         self.broken = set()
+        self.fault = None
         self.unreadable = False
 
     def scan(self):
@@ -57,13 +58,13 @@ class Folder:
         """See `Models`."""
         self.done.append(f"load {name}")
         if name in self.broken:
-            raise MmeError(Kind.INVALID_MODEL, "bad")
+            raise self.fault or MmeError(Kind.INVALID_MODEL, "bad")
 
     async def unload(self, name):
         """See `Models`."""
         self.done.append(f"unload {name}")
         if name in self.broken:
-            raise MmeError(Kind.UNKNOWN_MODEL, "there is none")
+            raise self.fault or MmeError(Kind.UNKNOWN_MODEL, "there is none")
 
     def asked(self):
         """What it was asked for since this was asked last."""
@@ -109,3 +110,34 @@ def test_modes_that_leave_clients_no_say(mode, refuses):
     with pytest.raises(MmeError, match="explicit model load / unload is not allowed if polling is enabled") as caught:
         Control(mode).check()
     assert caught.value.kind is Kind.UNAVAILABLE
+
+
+def test_whatever_goes_wrong_the_folder_is_looked_at_again(caplog):
+    """Also what nobody expects: a thread that the system has no room for, at a load, an unload or a look."""
+    folder = Folder(a="1", b="1")
+    poller = Poller(folder, folder.scan, 0)
+
+    async def main():
+        folder.fault = RuntimeError("can't start new thread")
+        folder.broken = {"a"}
+        assert not await poller.look()
+        assert sorted(folder.asked()) == ["load a", "load b"]
+        folder.models = {"b": "2"}
+        assert await poller.look()
+        assert folder.asked() == ["unload a", "load b"]
+        looks, seen = [], asyncio.Event()
+        scan = folder.scan
+
+        def fail_once():
+            poller._scan = scan
+            raise folder.fault
+
+        poller._scan = fail_once
+        task = asyncio.create_task(poller.run(lambda there: (looks.append(there), len(looks) == 2 and seen.set())))
+        async with asyncio.timeout(60):
+            await seen.wait()
+        task.cancel()
+        assert looks[:2] == [False, True]
+
+    asyncio.run(main())
+    assert "model 'a' did not load: can't start new thread" in caplog.text
