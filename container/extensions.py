@@ -84,7 +84,7 @@ def statistics(engine: Engine, name: str, number: int | None) -> list[dict[str, 
         if (not wanted or model == wanted) and (number is None or version == number)
     ]
     if wanted and not rows:
-        known = any(model == wanted for model, _ in engine.stats)
+        known = any(model == wanted for model, _ in list(engine.stats))
         raise invalid_argument(
             f"requested model version is not available for model '{name}'"
             if known

@@ -91,7 +91,7 @@ class Watcher:
                         break
         succeeded = failed = total_ns = queue_ns = 0
         targets = self._engine.target_stats
-        for (name, _), stats in self._engine.stats.items():
+        for (name, _), stats in self._engine.stats.copy().items():  # loads add to it, on their threads
             if name in targets:  # its members' requests are steps of its own
                 succeeded += stats.success.count
                 total_ns += stats.success.ns

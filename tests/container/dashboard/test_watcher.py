@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from container.settings import Mode
 from serve.cache.cache_events import CacheEvent, Deed
 from serve.request import Timings
-from serve.stats import ModelStats
+from serve.stats import Duration, ModelStats
 
 
 def columns(running):
@@ -109,3 +109,21 @@ def test_only_the_last_events_are_kept(served):
     for number in range(100):
         running.on_loop.call(running.engine.cache.events.tell, CacheEvent(Deed.LOADED, f"m{number}"))
     assert [name for _, name, _ in happened(running)] == [f"m{number}" for number in range(99, 39, -1)]
+
+
+def test_a_model_that_loads_while_a_second_is_taken_costs_no_second(served, ask, until):
+    """Loads begin to count on threads of their own, in the middle of anything."""
+    running = served({"a": 10}, "a")
+
+    class Loading(ModelStats):
+        @property
+        def success(self):
+            running.engine.stats["late", 1] = ModelStats()
+            return Duration()
+
+        success = success.setter(lambda *_: None)
+
+    running.on_loop.call(running.engine.stats.__setitem__, ("a", 2), Loading())
+    until(lambda: ("late", 1) in running.engine.stats, "a second to be taken")
+    before = len(columns(running)["hits"])
+    until(lambda: len(columns(running)["hits"]) > before + 1, "the seconds after")
