@@ -116,7 +116,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
             return False
         try:
             self._sent = self._send(requests, watch)
-        except (MmeError, OSError):  # `execute_requests` will meet it again, and tell
+        except Exception:  # noqa: BLE001 - `execute_requests` will meet it again, and tell
             return False
         finally:
             if self._sent is None:

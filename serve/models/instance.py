@@ -158,7 +158,10 @@ class Instance:
         if isinstance(answers, Exception):
             results = [failure(self._signature, answers)] * len(batch)
         else:
-            results = self._signature.collect(batch, answers)
+            try:
+                results = self._signature.collect(batch, answers)
+            except Exception as error:  # noqa: BLE001 - as in `execute_batch`
+                results = [failure(self._signature, error)] * len(batch)
         size = self._signature.rows(batch)
         timings = Timings(start, sent - start, executed - sent, _now() - executed, size, calls=calls_of(requests))
         stamp(results, timings)

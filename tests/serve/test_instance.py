@@ -385,3 +385,35 @@ def test_a_batch_that_cannot_be_begun_is_its_own_misfortune(toys):
     lane.stop()
     assert [getattr(result, "message", "good") for result in results] == ["good", "1 can't be begun", "good"]
     assert "finish 1" not in log
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["on the loop", "on the thread"])
+def test_answers_that_can_not_be_handed_out_are_everybodys_error(toys, threaded):
+    """Those of a batch that was sent: nobody waits for ever, and the lane takes the next one."""
+    config = toys.config()
+
+    class Sent(toys.Scripted):
+        sees_requests = True
+
+        def send_requests(self, requests, _watch):
+            self.requests = requests
+            return True
+
+        def take_answers(self):
+            return None if threaded else []
+
+        def await_answers(self):
+            return []
+
+    lane, reports = lane_on(Sent(config), [])
+    for _ in range(2):
+        batch = [request_of(config, [1, 1]), request_of(config, [2, 2])]
+        assert lane.send(batch, None)
+        execution = lane.receive()
+        if threaded:
+            assert execution is None
+            lane.wait()
+            execution = reports.get(timeout=60)
+        assert execution.batch is batch
+        assert [result.kind for result in execution.results] == [Kind.INTERNAL] * 2
+    lane.stop()

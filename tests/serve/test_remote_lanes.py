@@ -342,3 +342,28 @@ def test_a_process_is_given_batches_ahead_and_everybody_gets_their_own(
         await asyncio.to_thread(model.close)
 
     run(main())
+
+
+def test_a_batch_that_the_loop_can_not_send_is_left_to_the_thread(run, toys, model_file, monkeypatch):
+    """Whatever is in its way: nobody waits for ever, and the lane is sent the next one."""
+
+    async def main():
+        async with serving(toys, model_file) as (model, [handler]):
+            calls = count_threads(handler, monkeypatch)
+            with monkeypatch.context() as short:
+                short.setattr(handler, "_packed", failing_once(handler._packed))
+                assert (await ask(model)).tolist() == [2, 2]
+            assert calls == ["execute_requests"]
+            await at_rest(model, calls)
+
+    def failing_once(packed):
+        left = [MemoryError("1 TiB")]
+
+        def pack(requests):
+            if left:
+                raise left.pop()
+            return packed(requests)
+
+        return pack
+
+    run(main())
