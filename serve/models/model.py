@@ -286,7 +286,7 @@ class Model:
         if self._limits is not None:
             return []
         with self._lock:
-            if not self._queue.whole():
+            if self._idle or not self._queue.whole():  # who is idle executes it at once
                 return []
             take = self._queue.take(_now(), (lane.number,))
             if take.batch:

@@ -733,3 +733,48 @@ def test_every_accepted_request_is_answered_exactly_once(toys, actions, moods, l
             assert sum(model.stats.failures.values()) == len(kinds) - kinds.count(None) + refused
 
     toys.run(main())
+
+
+def test_no_batch_waits_behind_another_one_while_a_lane_is_idle(run, toys):
+    """A lane that works ahead leaves a batch to the idle one, which is about to be given it."""
+
+    async def main():
+        loop, began = asyncio.get_running_loop(), []
+        second = toys.Call(2)
+
+        class Ahead(toys.Scripted):
+            ahead = True
+
+            def begin(self, inputs, _outputs):
+                number = int(inputs["x"][0, 0])
+                began.append((self, number))
+                if number == 1:  # the other request comes, and the loop does nothing else before this lane has looked
+                    loop.call_soon_threadsafe(come)
+                    assert came.wait(60)
+                else:
+                    looked.set()
+                    both.set()
+                return inputs["x"]
+
+            def finish(self, rows):
+                looked.set()
+                assert both.wait(60)  # else this lane might be the next to be idle
+                return self.script(rows)
+
+        came, looked, both = (threading.Event() for _ in range(3))
+
+        def come():
+            model.submit(second.request)
+            came.set()
+            assert looked.wait(60)
+
+        handlers = [Ahead(toys.config(max_batch_size=1)) for _ in range(2)]
+        model = Model("m", 1, [(f"m_{index}", each) for index, each in enumerate(handlers)], ModelStats(), loop)
+        first = ask(model, toys.Call(1))
+        await answers(first, second)
+        assert [call.kind for call in (first, second)] == [None, None]
+        assert [number for _, number in began] == [1, 2]
+        assert began[0][0] is not began[1][0]
+        await asyncio.to_thread(model.close)
+
+    run(main())
