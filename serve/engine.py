@@ -42,7 +42,7 @@ from serve.scheduling.response_cache import ResponseCache
 from serve.sources.origins import Origins, unknown
 from serve.sources.shared_script import SharedScript
 from serve.sources.source import Archived, InRepository, Overridden, Unpacked, origin, source_of
-from serve.sources.store import ARCHIVE_SUFFIX
+from serve.sources.store import ARCHIVE_SUFFIX, UntoldError
 from serve.state_file import LazyFile, StateFile
 from serve.targets import proofs
 from serve.targets.proofs import Proofs
@@ -253,7 +253,7 @@ class Engine:
             async with self._patience(name, "its load goes on, try again later"):
                 report = await self.cache.acquire(entry)
         except MmeError as error:
-            if error.kind is Kind.UNKNOWN_MODEL:
+            if error.kind is Kind.UNKNOWN_MODEL or _may_be_nobody(entry, error):
                 self.register.forget(entry)
             elif error.kind in _USELESS:
                 await self._discard(entry, error)
@@ -574,7 +574,7 @@ class Engine:
         """Unregister; but the index goes on saying why of what store or repository has."""
         entry.evicted, entry.source = False, origin(entry.source)
         self.register.withdraw(entry.name)
-        if isinstance(entry.source, Unpacked) or error.kind is Kind.UNKNOWN_MODEL:
+        if isinstance(entry.source, Unpacked) or error.kind is Kind.UNKNOWN_MODEL or _may_be_nobody(entry, error):
             await self._drop(entry)
         elif error.kind in _USELESS:
             await self._discard(entry, error)
@@ -613,6 +613,11 @@ class Engine:
             await asyncio.shield(entry.closing)
         finally:
             entry.closing = None
+
+
+def _may_be_nobody(entry: Entry[Any], error: MmeError) -> bool:
+    """Whether a name was never seen to be that of a model: clients may ask for any, while the store can't be asked."""
+    return isinstance(error, UntoldError) and not entry.registered and not entry.stats.loads
 
 
 def _check_client(model: AnyModel, request: InferenceRequest) -> None:

@@ -49,13 +49,19 @@ class StoredObject:
     etag: str
 
 
-class UnreachableError(MmeError):
-    """The store can't be asked now; what it said before may hold still. Kind UNAVAILABLE."""
+class UntoldError(MmeError):
+    """The store does not say whether there is such an archive. Kind UNAVAILABLE."""
 
     __slots__ = ()
 
     def __init__(self, message: str) -> None:
         super().__init__(Kind.UNAVAILABLE, message)
+
+
+class UnreachableError(UntoldError):
+    """The store can't be asked now; what it said before may hold still."""
+
+    __slots__ = ()
 
 
 class Store(Protocol):
@@ -70,7 +76,7 @@ class Store(Protocol):
 
         Raises:
             MmeError: INVALID_ARGUMENT for a name that can't be one, UNKNOWN_MODEL when there is none, UNAVAILABLE
-                when the store refuses to say; as an `UnreachableError` when it cannot be asked.
+                as an `UntoldError` when the store refuses to say, as an `UnreachableError` when it cannot be asked.
         """
 
     def open(self, obj: StoredObject) -> BinaryIO:
@@ -199,7 +205,7 @@ class LocalStore:
                 raise _unknown_model(name, self.uri) from error
             reason = f"model '{name}' in {self.uri} cannot be opened: {error.strerror}; check its permissions"
             if isinstance(error, PermissionError):
-                raise MmeError(Kind.UNAVAILABLE, reason) from error
+                raise UntoldError(reason) from error
             raise UnreachableError(reason) from error
 
 
@@ -325,7 +331,7 @@ class S3Store:
             raise self._refused(error, name) from error
         except (NoCredentialsError, PartialCredentialsError) as error:
             reason = f"no AWS credentials for {self.uri}: give the process a role or a profile"
-            raise MmeError(Kind.UNAVAILABLE, reason) from error
+            raise UntoldError(reason) from error
         except BotoCoreError as error:
             reason = f"the store {self.uri} cannot be reached, check network, endpoint and region: {error}"
             raise UnreachableError(reason) from error
@@ -346,11 +352,12 @@ class S3Store:
             )
         elif code in _ARCHIVED:
             reason = f"{self.uri}{name} is archived in a cold storage class: restore it first"
+            return MmeError(Kind.UNAVAILABLE, reason)
         else:
             reason = f"S3 answered {code or 'an error'} for {self.uri}{name}: try again"
             if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) in _BUSY:
                 return UnreachableError(reason)
-        return MmeError(Kind.UNAVAILABLE, reason)
+        return UntoldError(reason)
 
     def _has_bucket(self) -> bool:
         """False only when S3 says so: HEAD of an object answers 404 alike for the object and for the bucket."""

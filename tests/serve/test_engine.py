@@ -516,6 +516,28 @@ def test_names_that_nobody_has_are_refused_and_do_not_pile_up(run, toys, tmp_pat
     run(main())
 
 
+def test_names_that_a_store_says_nothing_of_do_not_pile_up(run, toys, tmp_path, store):
+    """While it can't be asked clients may name anything; what was in memory once stays known."""
+
+    async def main():
+        async with engine_of(tmp_path, store=str(store)) as engine:
+            assert await answered(engine, toys, "a.tar.gz") == 2
+            store.rename(tmp_path / "away")
+            for number in range(3):
+                with pytest.raises(MmeError) as caught:
+                    await ask(engine, toys.Call(1), f"no-{number}.tar.gz")
+                assert failure(caught) is Kind.UNAVAILABLE
+                for change in (engine.load, engine.reload):
+                    with pytest.raises(MmeError):
+                        await change(f"no-{number}.tar.gz")
+            assert list(engine.cache.entries) == list(engine.target_stats) == ["a.tar.gz"]
+            assert engine.body_takers == engine.decoupled == set()
+            (tmp_path / "away").rename(store)
+            assert await answered(engine, toys, "a.tar.gz") == 2
+
+    run(main())
+
+
 # -- load, reload, unload ----------------------------------------------------------------------------------------------
 
 
