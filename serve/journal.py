@@ -48,6 +48,17 @@ class Row:
     config: str = ""
     folder: str = ""
 
+    def checked(self) -> Row:
+        """It, if its values are of their types, which a file may have otherwise.
+
+        Raises:
+            TypeError: they are not.
+        """
+        texts = (self.name, self.url, self.config, self.folder)
+        if not all(isinstance(text, str) for text in texts) or not isinstance(self.used, int | float):
+            raise TypeError(f"a row that is none: {self}")
+        return self
+
 
 class Journal:
     """The registered models and their other names, in a file.
@@ -118,7 +129,8 @@ class Journal:
     def _take(self, document: Mapping[str, Any]) -> None:
         """What the worker before knew; what makes no sense is left out."""
         try:
-            self.rows = {row["name"]: Row(**row) for row in document.get("models", ())}
+            rows = [Row(**row).checked() for row in document.get("models", ())]
+            self.rows = {row.name: row for row in rows}
             self.aliases = dict(document.get("aliases", ()))
             self.unloaded = set(document.get("unloaded", ()))
         except (TypeError, ValueError, KeyError) as error:

@@ -11,6 +11,7 @@ at a time: many changes become one write.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -64,12 +65,14 @@ class StateFile:
 
     def write(self, document: dict[str, Any]) -> None:
         """Replace the document. What the disk has against it is said once, and nothing else comes of it."""
+        fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             own_directory(self._path.parent)
-            fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
             fresh.write_bytes(orjson.dumps({_FORM: self._form, **document}))
             fresh.replace(self._path)
         except (OSError, MmeError) as error:
+            with contextlib.suppress(OSError):  # half of it, on a disk that is full
+                fresh.unlink()
             if self._writable:
                 _log.warning(
                     "%s can't be written; the next worker will not know what this one knows: %s", self._path, error

@@ -53,7 +53,8 @@ class Proofs:
         self._proven: LRUCache[str, bool] = LRUCache(_MOST)
         self._seen: LRUCache[tuple[Path, str], Status] = LRUCache(_MOST)
         proven = file.read().get("proven") if file is not None else None
-        self._proven.update({proof: True for proof in proven or () if isinstance(proof, str)})
+        found = proven if isinstance(proven, list) else ()
+        self._proven.update({proof: True for proof in found if isinstance(proof, str)})
 
     def __repr__(self) -> str:
         return f"<Proofs of {len(self._proven)} files>"

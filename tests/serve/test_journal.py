@@ -148,6 +148,9 @@ def test_a_server_started_anew_knows_nothing(journals, tmp_path):
         {"models": 7},
         {"models": [7]},
         {"models": [{"name": "a"}], "aliases": [1]},
+        {"models": [{"name": 5}]},
+        {"models": [{"name": "a", "used": "today"}]},
+        {"models": [{"name": "a", "url": None}]},
     ],
 )
 def test_a_journal_that_makes_no_sense_is_ignored(journals, tmp_path, document, caplog):

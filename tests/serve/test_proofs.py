@@ -131,10 +131,11 @@ def test_a_file_that_is_written_meanwhile_is_refused(monkeypatch, tried, file):
     assert tried == ["two, which is longer"]
 
 
-def test_a_file_of_nonsense_is_ignored(tmp_path):
+@pytest.mark.parametrize(("proven", "count"), [('[1, "a", null]', 1), ("5", 0), ('{"a": 1}', 0), ('"ab"', 0)])
+def test_a_file_of_nonsense_is_ignored(tmp_path, proven, count):
     """Whoever wrote it."""
     path = tmp_path / "cache" / "proofs.json"
     path.parent.mkdir()
-    path.write_text('{"form": "mme proofs 1", "proven": [1, "a", null]}')
+    path.write_text(f'{{"form": "mme proofs 1", "proven": {proven}}}')
 
-    assert repr(Proofs(StateFile(path, proofs.FORM))) == "<Proofs of 1 files>"
+    assert repr(Proofs(StateFile(path, proofs.FORM))) == f"<Proofs of {count} files>"

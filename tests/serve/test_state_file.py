@@ -54,6 +54,14 @@ def test_what_a_dead_worker_was_writing_goes(file, tmp_path):
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["known.json"]
 
 
+def test_a_write_that_fails_leaves_nothing_beside_its_place(file, tmp_path, caplog):
+    """What was written of it would take room on a disk that is full."""
+    (tmp_path / "cache" / "known.json" / "in the way").mkdir(parents=True)
+    file.write({"a": 1})
+    assert "known.json can't be written" in caplog.text
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["known.json"]
+
+
 def test_a_place_that_can_not_hold_it_is_told_of_once(file, tmp_path, caplog):
     """A server whose cache directory can't be written goes on without; it says so when that begins."""
     (tmp_path / "cache").touch()
