@@ -16,6 +16,7 @@ import os
 import posixpath
 import shutil
 import tempfile
+import threading
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,6 +119,7 @@ class Overrides:
         self._life = life or self._own
         self._budget = budget
         self._folders: weakref.WeakSet[OverrideFolder] = weakref.WeakSet()
+        self._lock = threading.Lock()  # of all folders, and of what they may take together
         for left in directory.glob("*~*"):
             if not goes_on(left.name.partition("~")[0]):
                 shutil.rmtree(left, ignore_errors=True)
@@ -138,7 +140,7 @@ class Overrides:
             if base is None:
                 raise ValueError(f"model '{name}' has no files")
             return Overridden(origin(base), override.config)
-        with disk_errors(f"the files that model '{name}' is to be loaded with can't be written"):
+        with disk_errors(f"the files that model '{name}' is to be loaded with can't be written"), self._lock:
             folder = self._folder(name, files)
         there = InRepository(folder.path) if base is None else origin(base)
         return Overridden(there, override.config, folder)

@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -276,3 +278,22 @@ def test_files_can_be_a_model_that_is_nowhere_else(play, tmp_path, write_onnx):
         assert caught.value.kind is Kind.UNKNOWN_MODEL
 
     play(scene)
+
+
+def test_two_at_once_do_not_take_more_than_there_is(tmp_path):
+    """Of loads that come together, those find room that fit beside the ones before them."""
+    overrides = Overrides(tmp_path / "overrides", budget=10_000_000)
+    together = threading.Barrier(16)
+
+    def load(number):
+        together.wait(60)
+        try:
+            return overrides.source(f"m{number}", None, Override("{}", {"file:1/model.onnx": bytes(6_000_000)}))
+        except MmeError as error:
+            return error
+
+    with ThreadPoolExecutor(16) as pool:
+        made = list(pool.map(load, range(16)))
+    errors = [each for each in made if isinstance(each, MmeError)]
+    assert len(errors) == 15
+    assert {error.kind for error in errors} == {Kind.OUT_OF_MEMORY}
