@@ -101,6 +101,9 @@ class Refiner:
         with self._lock:
             if self._closed:
                 raise MmeError(Kind.UNAVAILABLE, "nothing is refined any more")
+            if self._process is not None and self._process.is_gone:  # while it was idle, for want of memory
+                self._process.end()
+                self._process = None
             if self._process is None:
                 self._process = _Process(self._store)
             return self._process
@@ -149,6 +152,11 @@ class _Process:
         if not told:
             raise MmeError(Kind.UNAVAILABLE, f"refining ended with {self._process.wait()}: {self._last_words()}")
         return bool(json.loads(told))
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether somebody ended it."""
+        return self._process.poll() is not None
 
     def kill(self) -> None:
         """Have it ended at once; who waits for its answer is told."""

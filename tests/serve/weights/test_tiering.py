@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import shutil
 import signal
 import subprocess
@@ -682,6 +683,27 @@ def test_a_process_that_dies_takes_one_refinement_with_it(run, serving, write, u
             await served.settled("b")
             assert served.watched("b").forms.refined
             assert not served.watched("a").forms.refined
+
+    run(main())
+
+
+def test_a_process_that_dies_while_it_is_idle_takes_none_with_it(run, serving, write, monkeypatch, processes):
+    """It is the first that the kernel ends; the next model has another one."""
+    monkeypatch.setattr(refining, "_IDLE_SECONDS", 600)
+    write("a")
+    write("b", seed=3)
+
+    async def main():
+        async with serving() as served:
+            await served.ask("a")
+            await served.settled("a")
+            [idle] = processes
+            os.kill(idle.pid, signal.SIGKILL)
+            await asyncio.to_thread(os.waitid, os.P_PID, idle.pid, os.WEXITED | os.WNOWAIT)
+            await served.ask("b")
+            await served.settled("b")
+            assert served.watched("b").forms.refined
+            assert [process.returncode for process in processes] == [-signal.SIGKILL, None]
 
     run(main())
 
