@@ -63,14 +63,22 @@ class Summary:
         """Count one that ended at `now`, by `time.monotonic()`."""
         self.count += 1
         self.ns += ns
+        self._forget(now)
         self._recent.append((now, ns))
 
     def quantiles(self, wanted: Sequence[float], now: float) -> list[float]:
         """Nanoseconds, of each quantile; not a number where there is none of the last minute."""
-        recent = sorted(ns for at, ns in self._recent if at >= now - _WINDOW_SECONDS)
+        self._forget(now)
+        recent = sorted(ns for _, ns in self._recent)
         if not recent:
             return [float("nan")] * len(wanted)
         return [float(recent[min(int(quantile * len(recent)), len(recent) - 1)]) for quantile in wanted]
+
+    def _forget(self, now: float) -> None:
+        """What is of no minute that anybody asks for: it would add up, of hundreds of models."""
+        recent = self._recent
+        while recent and recent[0][0] < now - _WINDOW_SECONDS:
+            recent.popleft()
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ def test_quantiles_are_those_of_the_last_minute():
     assert summary.quantiles((0.5,), now=61.0) == [7]
     assert all(map(math.isnan, summary.quantiles((0.5, 0.9), now=200.0)))
     assert (summary.count, summary.ns) == (101, 5057)
+    assert not summary._recent, "they would add up, of hundreds of models"
 
 
 def test_only_so_many_values_are_remembered():
