@@ -123,6 +123,7 @@ class Stream:
             MmeError: the status that ends the stream.
         """
         self._reader = asyncio.create_task(self._read(requests))
+        self._reader.add_done_callback(self._read_all)  # though it was cancelled before it began
         while True:
             while self._parts:
                 part = self._parts.popleft()
@@ -183,15 +184,19 @@ class Stream:
     # -- from the client -------------------------------------------------------------------------------------------
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
-        try:
-            async for data in requests:
-                await self._take(data)
-                while self._unsent > _PAUSE:
-                    self._taken.clear()
-                    await self._taken.wait()
-        finally:
-            self._reads = False
-            self._changed.set()
+        async for data in requests:
+            await self._take(data)
+            while self._unsent > _PAUSE:
+                self._taken.clear()
+                await self._taken.wait()
+
+    def _read_all(self, reader: asyncio.Task[None]) -> None:
+        """There are no more requests, or they can't be read any more."""
+        self._reads = False
+        self._changed.set()
+        error = None if reader.cancelled() else reader.exception()
+        if error is not None:
+            _log.error("a stream can't be read any further", exc_info=error)
 
     async def _take(self, data: bytes) -> None:
         """Submit one request."""

@@ -51,3 +51,17 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
         asyncio.run(run())
     assert raised.value.kind is Kind.TOO_LARGE
     assert len(taken) == 1
+
+
+def test_a_stream_that_is_drained_as_it_opens_ends(monkeypatch):
+    """Though nothing of it was read yet: the server's end waits for no stream that has nothing to answer."""
+
+    async def run():
+        stream = Stream(None, None, None, {})
+        serving = asyncio.create_task(stream.serve(no_requests(), None))
+        await asyncio.sleep(0)  # it has begun, its reader has not
+        stream.drain()
+        async with asyncio.timeout(10):
+            await serving
+
+    asyncio.run(run())
