@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
-
-from cachetools import LRUCache
 
 from model_handlers.base import Footprint
 from serve.cache.estimates import REMEMBERED, learned_factor, ratio
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
 FORM = "mme footprints 1"
 _ARTIFACTS = 10_000  # one more forgets the one unused for longest
 _KINDS = ("host", "device")
-_FIELDS = tuple(field.name for field in fields(Footprint) if field.compare)
 
 
 class Footprints:
@@ -34,13 +30,13 @@ class Footprints:
 
     def __init__(self, document: Mapping[str, Any] | None = None) -> None:
         self._lock = threading.Lock()
-        self._seen: LRUCache[str, Footprint] = LRUCache(_ARTIFACTS)
+        self._seen: dict[str, Footprint] = {}  # the one unused for longest first; a snapshot takes it at one stroke
         self._ratios: dict[str, deque[float]] = {}
         document = document or {}
         for identity, row in _items(document.get("seen")):
             footprint = _footprint(row)
             if footprint is not None:
-                self._seen[identity] = footprint
+                self._remember(identity, footprint)
         for key, row in _items(document.get("ratios")):
             if isinstance(row, list) and all(isinstance(number, int | float) for number in row):
                 self._ratios[key] = deque(map(float, row), REMEMBERED)
@@ -58,9 +54,9 @@ class Footprints:
             factor: the handler's own idea of bytes in memory per byte on disk.
         """
         with self._lock:
-            seen = self._seen.pop(identity, None)
+            seen = self._seen.get(identity)
             if seen is not None:
-                self._seen[identity] = seen  # to the end: a snapshot is in the order of use
+                self._remember(identity, seen)
                 return seen
             host, device = (learned_factor(self._ratios.get(f"{backend} {kind}", ()), factor) for kind in _KINDS)
         return Footprint(int(on_disk.host * host), int(on_disk.device * device))
@@ -68,24 +64,25 @@ class Footprints:
     def measured(self, identity: str, backend: str, on_disk: Footprint, taken: Footprint) -> None:
         """Remember what an artifact took, and learn from it."""
         with self._lock:
-            self._seen.pop(identity, None)
-            self._seen[identity] = taken
+            self._remember(identity, taken)
             for kind in _KINDS:
                 learned = ratio(getattr(taken, kind), getattr(on_disk, kind))
                 if learned is not None:
                     self._ratios.setdefault(f"{backend} {kind}", deque(maxlen=REMEMBERED)).append(learned)
 
+    def _remember(self, identity: str, footprint: Footprint) -> None:
+        self._seen.pop(identity, None)
+        self._seen[identity] = footprint
+        if len(self._seen) > _ARTIFACTS:
+            del self._seen[next(iter(self._seen))]
+
     def snapshot(self) -> dict[str, Any]:
         """All of it as a document for JSON, the artifact unused for longest first."""
         with self._lock:
-            return {
-                "seen": {identity: _row(footprint) for identity, footprint in self._seen.items()},
-                "ratios": {key: list(ratios) for key, ratios in self._ratios.items()},
-            }
-
-
-def _row(footprint: Footprint) -> dict[str, int]:
-    return {name: getattr(footprint, name) for name in _FIELDS}
+            seen = list(self._seen.items())
+            ratios = {key: list(ratios) for key, ratios in self._ratios.items()}
+        rows = {identity: {"host": footprint.host, "device": footprint.device} for identity, footprint in seen}
+        return {"seen": rows, "ratios": ratios}
 
 
 def _items(document: Any) -> list[tuple[str, Any]]:
@@ -96,7 +93,7 @@ def _footprint(row: Any) -> Footprint | None:
     """A footprint out of a file that a later version, or nobody we know, may have written."""
     if not isinstance(row, dict):
         return None
-    known = {name: row.get(name, 0) for name in _FIELDS}
+    known = {name: row.get(name, 0) for name in _KINDS}
     if not all(isinstance(number, int) and number >= 0 for number in known.values()):
         return None
     return Footprint(**known)

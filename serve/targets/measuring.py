@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from model_handlers import devices
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from model_handlers.priority import usual_priority
+from model_handlers.priority import threads, usual_priority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 R = TypeVar("R")
-_THREADS = Path("/proc/self/task")
 _POLL_SECONDS = 0.05
 
 
@@ -53,10 +51,10 @@ class Scales:
             MmeError: CANCELLED while it waited for its turn.
         """
         with self._turn(cancelled):
-            threads = _threads()
+            others = threads()
             before = _memory_taken()
             loaded = load()
-            _restore_priority(threads)
+            _restore_priority(others)
             return loaded, _memory_taken() - before
 
     @contextlib.contextmanager
@@ -96,15 +94,11 @@ def _memory_taken() -> Footprint:
     return Footprint(devices.private_memory(), devices.device_memory_used())
 
 
-def _threads() -> set[int]:
-    return {int(entry.name) for entry in _THREADS.iterdir()}
-
-
 def _restore_priority(before: set[int]) -> None:
     """Threads that a framework started for the model inherited the loader's low priority; they do not execute at it.
 
     A framework's threads are not Python's; what Python started meanwhile are other loaders.
     """
-    begun = _threads() - before
-    for thread in begun - {thread.native_id for thread in threading.enumerate()}:
+    begun = threads() - before
+    for thread in begun and begun - {thread.native_id for thread in threading.enumerate()}:
         usual_priority(thread)

@@ -13,6 +13,7 @@ import pytest
 from model_handlers import onnx, registry
 from model_handlers.base import CPU, Device, Footprint, Placement
 from model_handlers.errors import Kind, MmeError
+from model_handlers.priority import threads
 from serve.models.model import Model
 from serve.sources.source import InRepository, Unpacked
 from serve.stats import ModelStats
@@ -418,7 +419,7 @@ def test_a_model_for_another_backend_is_refused_before_memory_is_asked_for(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a priority")
 def test_threads_of_a_framework_get_their_priority_back_and_loaders_do_not(run):
     """After a load, what a framework started runs at full priority; another load thread that began meanwhile stays."""
-    before = measuring._threads()
+    before = threads()
     nice = {}
     lowered, go, ended = threading.Barrier(3), threading.Event(), threading.Barrier(3)
 
