@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -27,6 +26,7 @@ from gunicorn.workers.base import Worker
 
 from container.answers import too_large
 from container.app import make_app
+from container.garbage import QuietCollector
 from container.http1 import Http1Server, Limits
 from container.metrics_port import MetricsPort
 from container.on_loop import OnLoop
@@ -91,10 +91,8 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         service.start()
         if grpc is not None:
             await grpc.start()
-        # What start-up left behind lives as long as we do: the collector need not look at it again and again.
-        gc.collect()
-        gc.freeze()
-        await self._beat_until(stop)
+        collector = QuietCollector()
+        await self._beat_until(stop, collector)
         service.routes.draining = True
         for listener in listeners:
             listener.close()
@@ -116,10 +114,11 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         self.alive = False
         stop.set()
 
-    async def _beat_until(self, stop: asyncio.Event) -> None:
-        """Tell the master that the loop turns; stop when asked to, or when the master is gone."""
+    async def _beat_until(self, stop: asyncio.Event, collector: QuietCollector) -> None:
+        """Tell the master that the loop turns, and collect garbage; stop when asked to, or when the master is gone."""
         while not stop.is_set():
             self.notify()
+            collector.look()
             if self.ppid != os.getppid():
                 _log.error("the master process is gone; stopping")
                 self._stop_asked(signal.SIGTERM, stop)
