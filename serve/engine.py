@@ -1,7 +1,8 @@
 """The engine: load, unload, infer, index. Composition, no policy.
 
-It ties together where models come from (`target.Source`), who is in memory (`model_cache`) and who executes
-(`model`). Every method is called on the event loop; `on_loop` of the container brings callers from other threads here.
+It ties together where models come from (`origins`), who comes into memory and leaves it because somebody asks
+(`admission`), who is there (`model_cache`) and who executes (`model`). Every method is called on the event loop;
+`on_loop` of the container brings callers from other threads here.
 
 *Registered* and *resident* are two things: a registered model that was evicted answers its next request after a
 reload; it is never unknown.
@@ -13,7 +14,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,13 +23,12 @@ from model_handlers.body import takes_body
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
 from model_handlers.priority import lower_priority
+from serve.admission import Admission
 from serve.cache import footprints
 from serve.cache.cache_events import CacheEvent, CacheTimes, Deed
 from serve.cache.footprints import Footprints
 from serve.cache.lifecycle import State
 from serve.cache.model_cache import ModelCache
-from serve.control import Control
-from serve.dependents import parts_of, wholes_of
 from serve.index import index_rows
 from serve.journal import Journal
 from serve.load_waits import LoadWaits
@@ -41,8 +40,8 @@ from serve.register import Register
 from serve.scheduling.response_cache import ResponseCache
 from serve.sources.origins import Origins, unknown
 from serve.sources.shared_script import SharedScript
-from serve.sources.source import Archived, InRepository, Overridden, Unpacked, origin, source_of
-from serve.sources.store import ARCHIVE_SUFFIX, UntoldError
+from serve.sources.source import InRepository, Overridden, origin
+from serve.sources.store import ARCHIVE_SUFFIX
 from serve.state_file import LazyFile, StateFile
 from serve.targets import proofs
 from serve.targets.proofs import Proofs
@@ -52,7 +51,7 @@ from serve.weights.store import WeightStore
 from serve.weights.tiering import Tiering
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from model_handlers.config import ModelConfig
@@ -63,17 +62,14 @@ if TYPE_CHECKING:
     from serve.models.labels import Labels
     from serve.request import InferenceRequest, InferenceResponse, LoadReport
     from serve.sources.disk_room import DiskRoom
-    from serve.sources.source import Source
     from serve.stats import ModelStats
     from serve.targets.prepared import PreparedTarget
     from serve.targets.target import AnyModel, Target
 
 _log = logging.getLogger("mme.engine")
-_GRACE_SECONDS = 5.0  # SageMaker waits for 360, of which a load may take 350
 _SPARE = 16  # threads that stand in for those in which a framework hangs while it closes a model
 _LET_GO_SECONDS = 30.0  # for a model that nobody uses to be closed
 _FOOTPRINT_SECONDS = 2.0  # from a measurement to the file
-_USELESS = {Kind.INVALID_MODEL, Kind.UNSUPPORTED}  # errors that say that what was unpacked is good for nothing
 
 
 class Engine:
@@ -112,13 +108,15 @@ class Engine:
             limited=options.control.limits,
             journal=Journal(options.cache_directory, options.life, self.cache.entries, self._writes),
         )
+        self._admission = Admission(
+            options, self.cache, self.register, self._origins, loads=self._loads, unloads=self._unloads
+        )
         self.target_stats = self.register.stats
         self.body_takers = self.register.body_takers
         self.decoupled = self.register.decoupled
         self.times = CacheTimes()
         self.cache.events.listen(self.times.hear)
         self.cache.events.listen(self._note)
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def _loader(self, known: Footprints) -> ModelLoader:
         options = self.options
@@ -225,7 +223,7 @@ class Engine:
         Raises:
             MmeError: as `submit_cold`, and what `make` raises; CANCELLED where the client left before that.
         """
-        entry, report = await self._acquire(name)
+        entry, report = await self._admission.acquire(name)
         try:
             model = entry.leased().version(version)
             request = make(model.config)
@@ -245,25 +243,6 @@ class Engine:
             request.lease = None
             entry.release()
             raise
-
-    async def _acquire(self, name: str) -> tuple[Entry[Target], LoadReport]:
-        entry = self.register.entry(name)
-        began = time.perf_counter_ns()
-        try:
-            async with self._patience(name, "its load goes on, try again later"):
-                report = await self.cache.acquire(entry)
-        except MmeError as error:
-            if error.kind is Kind.UNKNOWN_MODEL or _may_be_nobody(entry, error):
-                self.register.forget(entry)
-            elif error.kind in _USELESS:
-                await self._discard(entry, error)
-            raise
-        if report.load:
-            self.register.note(entry)
-            waited = time.perf_counter_ns() - began
-            entry.stats.wait.add(waited)
-            self.cache.events.tell(CacheEvent(Deed.WAITED, name, waited))
-        return entry, report
 
     def end_sequence(self, name: str, correlation_id: int | str) -> None:
         """Nothing more comes of a sequence of a model, whether it is in memory or not."""
@@ -291,160 +270,16 @@ class Engine:
         self.options.control.check()
 
     async def load(self, name: str, url: str = "", alias: str = "") -> None:
-        """Register a model and load it.
-
-        Args:
-            name: the name to register.
-            url: a folder with the unpacked model, or an archive; "" for a model that store or repository has.
-            alias: another name that requests may use, or "".
-
-        Raises:
-            MmeError: ALREADY_EXISTS when it is loaded or being loaded; else why it can't be loaded, and then it is not
-                registered either.
-        """
-        known = self.cache.entries.get(name)
-        if known is not None and not known.abandoned and (known.state is State.READY or known.task is not None):
-            raise MmeError(Kind.ALREADY_EXISTS, f"model '{name}' is already loaded; unload it first to load it anew")
-        entry = self.register.add(name, source_of(url) if url else self.register.find(name))
-        self.register.call(name, alias)
-        await self._load_or_give_up(entry, self.cache.load(entry))
-        await self._load_parts(name)
+        """Register a model and load it: see `Admission.load`."""
+        await self._admission.load(name, url, alias)
 
     async def reload(self, name: str, override: Override | None = None) -> None:
-        """Load a model as it is now where it comes from. One in memory serves until the new one does.
-
-        A load under way will do.
-
-        Args:
-            name: the registered name.
-            override: what to load it with this once.
-
-        Raises:
-            MmeError: UNKNOWN_MODEL, or why it can't be loaded. Then it is not registered any more, unless it was in
-                memory and had not to leave for the new one: that one goes on serving.
-        """
-        source = await self._source(name, override)
-        self.register.serve(name)
-        entry = self.cache.entries.get(name) or self.register.add(name, source)
-        anew = entry.resident is not None
-        await self._load_or_give_up(entry, self.cache.reload(entry, source))
-        for whole in wholes_of(name, self.cache.entries) if anew else ():
-            with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why
-                await self.reload(whole)
-        await self._load_parts(name)
-
-    async def _load_parts(self, name: str) -> None:
-        """With an ensemble of a repository those are loaded that it is made of, to be asked by themselves as well.
-
-        Where requests bring in what they ask for, that is left to them.
-        """
-        whole = self.cache.entries.get(name)
-        if self.options.control is not Control.EXPLICIT or whole is None or whole.state is not State.READY:
-            return
-        if not isinstance(origin(whole.source), InRepository):
-            return
-        whole.share()  # what it is made of must not put it out of memory
-        try:
-            for part in whole.leased().members:
-                known = self.cache.entries.get(part)
-                if known is None or not known.registered:
-                    with contextlib.suppress(MmeError):  # the ensemble has its own, and the log says why
-                        await self.reload(part)
-        finally:
-            whole.release()
-
-    async def _source(self, name: str, override: Override | None) -> Source:
-        """Where a model comes from, under an override if there is one."""
-        if override is None:
-            return self.register.source(name)
-        base: Source | None = None
-        try:
-            base = self.register.source(name)
-        except MmeError:
-            if not override.files:
-                raise
-        made: Source = await self._loop.run_in_executor(self._loads, self._origins.overridden, name, base, override)
-        return made
-
-    async def _load_or_give_up(self, entry: Entry[Target], loading: Coroutine[Any, Any, LoadReport]) -> None:
-        """Load a model that nobody but who asks for it now wants: if it does not load in time, it is unloaded.
-
-        One that serves already goes on.
-        """
-        goes_on = entry.state is State.READY
-        then = "the one that serves goes on" if goes_on else "it is unloaded again; try later"
-        try:
-            async with self._patience(entry.name, then):
-                await loading
-        except MmeError as error:
-            entry = self.cache.entries.get(entry.name, entry)
-            if goes_on and entry.resident is not None:
-                raise
-            if entry.task is not None:
-                self._begin(self._unload(entry))
-            else:
-                await self._give_up(entry, error)
-            raise
-        finally:
-            await self.register.noted(self.cache.entries.get(entry.name, entry))
-
-    @contextlib.asynccontextmanager
-    async def _patience(self, name: str, then: str) -> AsyncIterator[None]:
-        """Wait for a load no longer than that may take, and a moment: the load's own end comes first if it can."""
-        seconds = self.options.load_patience
-        try:
-            async with asyncio.timeout(seconds + _GRACE_SECONDS) as timer:
-                yield
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            raise MmeError(Kind.UNAVAILABLE, f"model '{name}' did not load within {seconds:.0f} s; {then}") from None
+        """Load a model as it is now where it comes from: see `Admission.reload`."""
+        await self._admission.reload(name, override)
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
-        """Unregister a model; return when its memory was given back.
-
-        Args:
-            name: the registered name.
-            dependents: whether the models go too that it consists of, unless others in memory do.
-
-        Raises:
-            MmeError: UNKNOWN_MODEL when it is not registered; UNAVAILABLE when it still executes or loads after a long
-                time. Then its memory comes back when that ends.
-        """
-        entry = self.cache.entries.get(name)
-        if entry is None or entry.abandoned:
-            raise unknown(name)
-        parts = parts_of(name, self.cache.entries) if dependents else ()
-        await self._unload_in_time(entry)
-        for part in parts:
-            if part in self.cache.entries:
-                await self._unload_in_time(self.cache.entries[part])
-
-    async def _unload_in_time(self, entry: Entry[Target]) -> None:
-        seconds = self.options.unload_patience
-        try:
-            async with asyncio.timeout(seconds):
-                await self._unload(entry)
-        except TimeoutError:
-            self._begin(self._unload(entry))
-            raise MmeError(
-                Kind.UNAVAILABLE,
-                f"model '{entry.name}' still executes or loads after {seconds:.0f} s; nobody is served by it any more, "
-                "and its memory comes back when that ends",
-            ) from None
-
-    async def _unload(self, entry: Entry[Target]) -> None:
-        await self.cache.unload(entry)
-        entry = self.cache.entries.get(entry.name, entry)
-        if entry.abandoned:
-            await self._drop(entry)
-        await self.register.noted(entry)
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Go on with what nobody waits for any more."""
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        """Unregister a model: see `Admission.unload`."""
+        await self._admission.unload(name, dependents=dependents)
 
     def registered(self) -> list[tuple[str, str]]:
         """(name, url) of every registered model, by name: those in memory, and those that we put out of it."""
@@ -465,7 +300,7 @@ class Engine:
     @contextlib.asynccontextmanager
     async def leased(self, name: str, version: int | None = None) -> AsyncIterator[AnyModel]:
         """The model, in memory for as long as the context lasts; it is loaded if need be."""
-        entry, _ = await self._acquire(name)
+        entry, _ = await self._admission.acquire(name)
         try:
             yield entry.leased().version(version)
         finally:
@@ -567,57 +402,6 @@ class Engine:
         except (TimeoutError, CancelledError):  # the server ends
             relief.cancel()
             return False
-
-    # -- what is left of models -----------------------------------------------------------------------------------
-
-    async def _give_up(self, entry: Entry[Target], error: MmeError) -> None:
-        """Unregister; but the index goes on saying why of what store or repository has."""
-        entry.evicted, entry.source = False, origin(entry.source)
-        self.register.withdraw(entry.name)
-        if isinstance(entry.source, Unpacked) or error.kind is Kind.UNKNOWN_MODEL or _may_be_nobody(entry, error):
-            await self._drop(entry)
-        elif error.kind in _USELESS:
-            await self._discard(entry, error)
-
-    async def _drop(self, entry: Entry[Target]) -> None:
-        """Unregister a model, and remove what was unpacked for it; not if it is being loaded again meanwhile.
-
-        The index goes on telling that a repository's was unloaded.
-        """
-        await self._discard(entry)
-        entry.source = origin(entry.source)
-        if entry.abandoned:
-            self.register.withdraw(entry.name)
-        if not isinstance(entry.source, InRepository) or not self._is_offered(entry.name):
-            self.register.forget(entry)
-
-    def _is_offered(self, name: str) -> bool:
-        with contextlib.suppress(MmeError):
-            return isinstance(self.register.find(name), InRepository)
-        return False
-
-    async def _discard(self, entry: Entry[Target], error: MmeError | None = None) -> None:
-        """Remove what was unpacked for a model that is not in memory; a load that begins meanwhile waits.
-
-        With an error it is what was unpacked last that goes, being good for nothing; else all.
-        """
-        source = origin(entry.source)
-        if not isinstance(source, Archived) or entry.busy or self.cache.entries.get(entry.name) is not entry:
-            return
-        artifacts, name = source.artifacts, source.name
-        removal = (
-            functools.partial(artifacts.condemn, name, error) if error else functools.partial(artifacts.discard, name)
-        )
-        entry.closing = asyncio.get_running_loop().run_in_executor(self._unloads, removal)
-        try:
-            await asyncio.shield(entry.closing)
-        finally:
-            entry.closing = None
-
-
-def _may_be_nobody(entry: Entry[Any], error: MmeError) -> bool:
-    """Whether a name was never seen to be that of a model: clients may ask for any, while the store can't be asked."""
-    return isinstance(error, UntoldError) and not entry.registered and not entry.stats.loads
 
 
 def _check_client(model: AnyModel, request: InferenceRequest) -> None:

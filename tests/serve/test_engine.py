@@ -233,7 +233,7 @@ def test_a_load_whose_time_is_over_is_given_up(run, toys, tmp_path, repository):
 
 def test_patience_with_a_load_ends_and_the_load_goes_on(run, toys, tmp_path, repository, monkeypatch):
     """A load that waited for its turn has its time still before it: whoever asked for it may ask again."""
-    monkeypatch.setattr("serve.engine._GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("serve.admission._GRACE_SECONDS", 0.0)
 
     async def main():
         async with engine_of(tmp_path, repository=repository, load_patience=0.05, load_threads=1) as engine:
@@ -876,7 +876,7 @@ def test_a_load_that_hangs_keeps_no_other_from_loading(run, toys, tmp_path, repo
 
 def test_an_explicit_load_that_takes_too_long_registers_nothing(run, toys, tmp_path, unpacked, stuck, monkeypatch):
     """A platform that asks for a load is answered in time; then the model is unknown, as after any failed load."""
-    monkeypatch.setattr("serve.engine._GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("serve.admission._GRACE_SECONDS", 0.0)
 
     async def main():
         async with engine_of(tmp_path, evicts=False, load_patience=0.05) as engine, let_go(stuck):
@@ -943,7 +943,7 @@ def test_an_unload_waits_no_longer_than_it_may(run, toys, tmp_path, repository, 
             await engine.unload("b")
             assert engine.cache.room.used() != Footprint()
             go.set()
-            await until(lambda: engine.cache.room.used() == Footprint() and not engine._tasks)
+            await until(lambda: engine.cache.room.used() == Footprint() and not engine._admission._tasks)
             assert call.kind is None
             assert await answered(engine, toys, "a") == 2
 

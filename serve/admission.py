@@ -1,0 +1,313 @@
+"""Admission: which models come into memory, and leave it, because somebody asks by name.
+
+A request brings in the model that it names; a load, a reload and an unload are what a client or an operator asks for.
+Each waits no longer than it may, takes along what belongs to the model, as the models that an ensemble consists of,
+and leaves nothing behind of one that did not load: no name, and nothing on the disk. Who is put out of memory for whom
+is the cache's business. On the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.errors import Kind, MmeError
+from serve.cache.cache_events import CacheEvent, Deed
+from serve.cache.lifecycle import State
+from serve.control import Control
+from serve.dependents import parts_of, wholes_of
+from serve.sources.origins import unknown
+from serve.sources.source import Archived, InRepository, Unpacked, origin, source_of
+from serve.sources.store import UntoldError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+    from concurrent.futures import Executor
+
+    from model_handlers.outside import Override
+    from serve.cache.cache_entry import Entry
+    from serve.cache.model_cache import ModelCache
+    from serve.engine_options import EngineOptions
+    from serve.register import Register
+    from serve.request import LoadReport
+    from serve.sources.origins import Origins
+    from serve.sources.source import Source
+    from serve.targets.prepared import PreparedTarget
+    from serve.targets.target import Target
+
+_GRACE_SECONDS = 5.0  # SageMaker waits for 360, of which a load may take 350
+_USELESS = {Kind.INVALID_MODEL, Kind.UNSUPPORTED}  # errors that say that what was unpacked is good for nothing
+
+
+class Admission:
+    """Lets models in and sends them out.
+
+    Args:
+        options: how long anything may take, and who has a say.
+        cache: who is in memory.
+        register: which names mean what.
+        origins: where models come from.
+        loads: threads for what a load needs before it begins.
+        unloads: threads for what an unload leaves behind.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        cache: ModelCache[PreparedTarget, Target],
+        register: Register,
+        origins: Origins,
+        *,
+        loads: Executor,
+        unloads: Executor,
+    ) -> None:
+        self._options = options
+        self._cache = cache
+        self._register = register
+        self._origins = origins
+        self._loads = loads
+        self._unloads = unloads
+        self._tasks: set[asyncio.Task[None]] = set()  # what goes on though nobody waits for it any more
+
+    def __repr__(self) -> str:
+        return f"<Admission to {self._cache!r}, {len(self._tasks)} ends under way>"
+
+    async def acquire(self, name: str) -> tuple[Entry[Target], LoadReport]:
+        """The entry of a name that a request has, leased: in memory, loaded first if need be; and what that cost.
+
+        Raises:
+            MmeError: UNKNOWN_MODEL, or why it can't be loaded.
+        """
+        entry = self._register.entry(name)
+        began = time.perf_counter_ns()
+        try:
+            async with self._patience(name, "its load goes on, try again later"):
+                report = await self._cache.acquire(entry)
+        except MmeError as error:
+            if error.kind is Kind.UNKNOWN_MODEL or _may_be_nobody(entry, error):
+                self._register.forget(entry)
+            elif error.kind in _USELESS:
+                await self._discard(entry, error)
+            raise
+        if report.load:
+            self._register.note(entry)
+            waited = time.perf_counter_ns() - began
+            entry.stats.wait.add(waited)
+            self._cache.events.tell(CacheEvent(Deed.WAITED, name, waited))
+        return entry, report
+
+    # -- loads -----------------------------------------------------------------------------------------------------
+
+    async def load(self, name: str, url: str = "", alias: str = "") -> None:
+        """Register a model and load it.
+
+        Args:
+            name: the name to register.
+            url: a folder with the unpacked model, or an archive; "" for a model that store or repository has.
+            alias: another name that requests may use, or "".
+
+        Raises:
+            MmeError: ALREADY_EXISTS when it is loaded or being loaded; else why it can't be loaded, and then it is not
+                registered either.
+        """
+        known = self._cache.entries.get(name)
+        if known is not None and not known.abandoned and (known.state is State.READY or known.task is not None):
+            raise MmeError(Kind.ALREADY_EXISTS, f"model '{name}' is already loaded; unload it first to load it anew")
+        entry = self._register.add(name, source_of(url) if url else self._register.find(name))
+        self._register.call(name, alias)
+        await self._load_or_give_up(entry, self._cache.load(entry))
+        await self._load_parts(name)
+
+    async def reload(self, name: str, override: Override | None = None) -> None:
+        """Load a model as it is now where it comes from. One in memory serves until the new one does.
+
+        A load under way will do.
+
+        Args:
+            name: the registered name.
+            override: what to load it with this once.
+
+        Raises:
+            MmeError: UNKNOWN_MODEL, or why it can't be loaded. Then it is not registered any more, unless it was in
+                memory and had not to leave for the new one: that one goes on serving.
+        """
+        source = await self._source(name, override)
+        self._register.serve(name)
+        entry = self._cache.entries.get(name) or self._register.add(name, source)
+        anew = entry.resident is not None
+        await self._load_or_give_up(entry, self._cache.reload(entry, source))
+        for whole in wholes_of(name, self._cache.entries) if anew else ():
+            with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why
+                await self.reload(whole)
+        await self._load_parts(name)
+
+    async def _load_parts(self, name: str) -> None:
+        """With an ensemble of a repository those are loaded that it is made of, to be asked by themselves as well.
+
+        Where requests bring in what they ask for, that is left to them.
+        """
+        whole = self._cache.entries.get(name)
+        if self._options.control is not Control.EXPLICIT or whole is None or whole.state is not State.READY:
+            return
+        if not isinstance(origin(whole.source), InRepository):
+            return
+        whole.share()  # what it is made of must not put it out of memory
+        try:
+            for part in whole.leased().members:
+                known = self._cache.entries.get(part)
+                if known is None or not known.registered:
+                    with contextlib.suppress(MmeError):  # the ensemble has its own, and the log says why
+                        await self.reload(part)
+        finally:
+            whole.release()
+
+    async def _source(self, name: str, override: Override | None) -> Source:
+        """Where a model comes from, under an override if there is one."""
+        if override is None:
+            return self._register.source(name)
+        base: Source | None = None
+        try:
+            base = self._register.source(name)
+        except MmeError:
+            if not override.files:
+                raise
+        made: Source = await asyncio.get_running_loop().run_in_executor(
+            self._loads, self._origins.overridden, name, base, override
+        )
+        return made
+
+    async def _load_or_give_up(self, entry: Entry[Target], loading: Coroutine[Any, Any, LoadReport]) -> None:
+        """Load a model that nobody but who asks for it now wants: if it does not load in time, it is unloaded.
+
+        One that serves already goes on.
+        """
+        goes_on = entry.state is State.READY
+        then = "the one that serves goes on" if goes_on else "it is unloaded again; try later"
+        try:
+            async with self._patience(entry.name, then):
+                await loading
+        except MmeError as error:
+            entry = self._cache.entries.get(entry.name, entry)
+            if goes_on and entry.resident is not None:
+                raise
+            if entry.task is not None:
+                self._begin(self._unload(entry))
+            else:
+                await self._give_up(entry, error)
+            raise
+        finally:
+            await self._register.noted(self._cache.entries.get(entry.name, entry))
+
+    @contextlib.asynccontextmanager
+    async def _patience(self, name: str, then: str) -> AsyncIterator[None]:
+        """Wait for a load no longer than that may take, and a moment: the load's own end comes first if it can."""
+        seconds = self._options.load_patience
+        try:
+            async with asyncio.timeout(seconds + _GRACE_SECONDS) as timer:
+                yield
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise MmeError(Kind.UNAVAILABLE, f"model '{name}' did not load within {seconds:.0f} s; {then}") from None
+
+    # -- unloads ---------------------------------------------------------------------------------------------------
+
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
+        """Unregister a model; return when its memory was given back.
+
+        Args:
+            name: the registered name.
+            dependents: whether the models go too that it consists of, unless others in memory do.
+
+        Raises:
+            MmeError: UNKNOWN_MODEL when it is not registered; UNAVAILABLE when it still executes or loads after a long
+                time. Then its memory comes back when that ends.
+        """
+        entry = self._cache.entries.get(name)
+        if entry is None or entry.abandoned:
+            raise unknown(name)
+        parts = parts_of(name, self._cache.entries) if dependents else ()
+        await self._unload_in_time(entry)
+        for part in parts:
+            if part in self._cache.entries:
+                await self._unload_in_time(self._cache.entries[part])
+
+    async def _unload_in_time(self, entry: Entry[Target]) -> None:
+        seconds = self._options.unload_patience
+        try:
+            async with asyncio.timeout(seconds):
+                await self._unload(entry)
+        except TimeoutError:
+            self._begin(self._unload(entry))
+            raise MmeError(
+                Kind.UNAVAILABLE,
+                f"model '{entry.name}' still executes or loads after {seconds:.0f} s; nobody is served by it any more, "
+                "and its memory comes back when that ends",
+            ) from None
+
+    async def _unload(self, entry: Entry[Target]) -> None:
+        await self._cache.unload(entry)
+        entry = self._cache.entries.get(entry.name, entry)
+        if entry.abandoned:
+            await self._drop(entry)
+        await self._register.noted(entry)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Go on with what nobody waits for any more."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- what is left of models -----------------------------------------------------------------------------------
+
+    async def _give_up(self, entry: Entry[Target], error: MmeError) -> None:
+        """Unregister; but the index goes on saying why of what store or repository has."""
+        entry.evicted, entry.source = False, origin(entry.source)
+        self._register.withdraw(entry.name)
+        if isinstance(entry.source, Unpacked) or error.kind is Kind.UNKNOWN_MODEL or _may_be_nobody(entry, error):
+            await self._drop(entry)
+        elif error.kind in _USELESS:
+            await self._discard(entry, error)
+
+    async def _drop(self, entry: Entry[Target]) -> None:
+        """Unregister a model, and remove what was unpacked for it; not if it is being loaded again meanwhile.
+
+        The index goes on telling that a repository's was unloaded.
+        """
+        await self._discard(entry)
+        entry.source = origin(entry.source)
+        if entry.abandoned:
+            self._register.withdraw(entry.name)
+        if not isinstance(entry.source, InRepository) or not self._is_offered(entry.name):
+            self._register.forget(entry)
+
+    def _is_offered(self, name: str) -> bool:
+        with contextlib.suppress(MmeError):
+            return isinstance(self._register.find(name), InRepository)
+        return False
+
+    async def _discard(self, entry: Entry[Target], error: MmeError | None = None) -> None:
+        """Remove what was unpacked for a model that is not in memory; a load that begins meanwhile waits.
+
+        With an error it is what was unpacked last that goes, being good for nothing; else all.
+        """
+        source = origin(entry.source)
+        if not isinstance(source, Archived) or entry.busy or self._cache.entries.get(entry.name) is not entry:
+            return
+        artifacts, name = source.artifacts, source.name
+        removal = (
+            functools.partial(artifacts.condemn, name, error) if error else functools.partial(artifacts.discard, name)
+        )
+        entry.closing = asyncio.get_running_loop().run_in_executor(self._unloads, removal)
+        try:
+            await asyncio.shield(entry.closing)
+        finally:
+            entry.closing = None
+
+
+def _may_be_nobody(entry: Entry[Any], error: MmeError) -> bool:
+    """Whether a name was never seen to be that of a model: clients may ask for any, while the store can't be asked."""
+    return isinstance(error, UntoldError) and not entry.registered and not entry.stats.loads
