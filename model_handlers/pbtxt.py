@@ -63,7 +63,8 @@ def config_of(message: pb.ModelConfig, *, model: str, strict_name: bool = False)
     check_fields(message, model)
     if strict_name and message.name and message.name != model:
         raise invalid_model(
-            f"unexpected directory name '{model}' for model '{message.name}', directory name must equal model name"
+            f"unexpected directory name '{model}' for model '{message.name}', directory name must equal model name: "
+            f'write name: "{model}", or leave the field out'
         )
     return normalise(translated(message, model))
 

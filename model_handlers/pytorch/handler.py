@@ -113,7 +113,7 @@ class TorchHandler(Handler):
         except MmeError:
             raise
         except Exception as error:  # PyTorch raises RuntimeError, its guards AssertionError, TorchScript what it likes
-            raise translated(error, model, loading=False) from error
+            raise translated(error, model, loading=False, given=self._given(inputs)) from error
         finally:
             if self._options.clean and self._device is not None:
                 torch.cuda.empty_cache()
@@ -126,6 +126,12 @@ class TorchHandler(Handler):
             gc.collect()  # exported programs are full of circles
         if self._device is not None:
             pytorch().cuda.empty_cache()
+
+    def _given(self, inputs: Mapping[str, Array]) -> str:
+        """What the model was called with: neither TorchScript nor anybody else tells what it can take."""
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
+        first = "the first of them the batch" if self.config.max_batch_size else "none of them added for a batch"
+        return f"; it was given {shapes}, whose dimensions are those of config.pbtxt, {first}"
 
     def _taken(self, torch: Any, result: Any, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """The outputs asked for, out of what the model returned."""

@@ -75,15 +75,18 @@ def never_unpickling() -> Iterator[None]:
                 os.environ[_FORCE] = before
 
 
-def translated(error: Exception, model: str, *, loading: bool) -> MmeError:
-    """PyTorch raises RuntimeError for nearly everything; only GPUs have a class for running out of memory."""
+def translated(error: Exception, model: str, *, loading: bool, given: str = "") -> MmeError:
+    """PyTorch raises RuntimeError for nearly everything; only GPUs have a class for running out of memory.
+
+    `given` says behind it what an execution was given.
+    """
     words = first_words(error)
     full = isinstance(error, (MemoryError, pytorch().OutOfMemoryError))
     if full or any(word in str(error) for word in _MEMORY_WORDS):
         return out_of_memory(f"model '{model}' ran out of memory: {words}")
     if loading:
         return invalid_model(f"PyTorch can't load model '{model}': {words}")
-    return MmeError(Kind.EXECUTION_FAILED, f"PyTorch execute failure: model '{model}': {words}")
+    return MmeError(Kind.EXECUTION_FAILED, f"PyTorch execute failure: model '{model}': {words}{given}")
 
 
 def first_words(error: Exception) -> str:

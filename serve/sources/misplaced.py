@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _CONFIG = "config.pbtxt"
 _SAVED_MODEL = "saved_model.pb"
+_SAVED_DIRECTORY = "model.savedmodel"
 _MODEL_FILES = tuple(
     dict.fromkeys(
         name for each in BACKENDS for name in (each.filename, *each.variants[1].values()) if name and "/" not in name
@@ -34,13 +35,13 @@ def advice(path: Path) -> str:
 
 def _saved_model(path: Path) -> str:
     """TensorFlow Serving's layout, which lacks a directory."""
-    places = [path, *(child for child in _below(path, 1) if child.name.isdigit())]
+    places = (place for place in (path, *_below(path, _DEEPEST)) if place.name != _SAVED_DIRECTORY)
     where = next((place for place in places if (place / _SAVED_MODEL).is_file()), None)
     if where is None:
         return ""
-    here = "" if where == path else f"{where.name}/"
-    version = str(int(where.name)) if here and int(where.name) else "1"
-    return f"move {here}{_SAVED_MODEL} and {here}variables/ into {version}/model.savedmodel/"
+    here = "" if where == path else f"{where.relative_to(path).as_posix()}/"
+    version = where.name.lstrip("0") if where.name.isdecimal() else ""
+    return f"move {here}{_SAVED_MODEL} and {here}variables/ into {version or 1}/{_SAVED_DIRECTORY}/"
 
 
 def _no_version(path: Path) -> str:

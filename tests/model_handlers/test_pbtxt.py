@@ -133,7 +133,8 @@ def test_the_author_of_an_archive_may_call_the_model_otherwise():
 def test_a_repository_insists_on_the_directory_name():
     """In a repository on disk, directory and configuration must agree; saying nothing is agreement."""
     assert refused('name: "other"', strict_name=True) == (
-        "unexpected directory name 'bert' for model 'other', directory name must equal model name"
+        "unexpected directory name 'bert' for model 'other', directory name must equal model name: "
+        'write name: "bert", or leave the field out'
     )
     assert parse_config("", model="bert", strict_name=True).name == "bert"
     assert parse_config('name: "bert"', model="bert", strict_name=True).name == "bert"

@@ -45,6 +45,14 @@ def tree(tmp_path):
             ["00000000/saved_model.pb"],
             "; move 00000000/saved_model.pb and 00000000/variables/ into 1/model.savedmodel/",
         ),
+        (
+            ["export/Servo/1589/saved_model.pb"],
+            "; move export/Servo/1589/saved_model.pb and export/Servo/1589/variables/ into 1589/model.savedmodel/",
+        ),
+        (
+            ["serve/m/config.pbtxt", "serve/m/1/model.savedmodel/saved_model.pb"],
+            "; a model lies too deep, in 'serve/m': pack what is in 'serve', not that folder itself",
+        ),
         (["saved_model.pb"], "; move saved_model.pb and variables/ into 1/model.savedmodel/"),
         (["MAR-INF/MANIFEST.json", "service.py"], "what their handler does into code/inference.py"),
         (["bert.mar"], "not read: put what their handler does into code/inference.py"),

@@ -318,6 +318,21 @@ def test_an_input_of_the_wrong_type_is_named(save, load, specs):
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("batch", "words"), [(8, "the first of them the batch"), (0, "none of them added for a batch")]
+)
+def test_shapes_that_a_model_cannot_take_are_told(save, load, specs, batch, words):
+    """Dims with the batch dimension, or without it, are seen where they meet the file's."""
+    handler = load(
+        save(_Scaled()), specs(x=("FP32", [1, 5]), scale=("FP32", [1])), specs(y=("FP32", [3]), z=("FP32", [1])), batch
+    )
+    with pytest.raises(MmeError, match="PyTorch execute failure: model 'm'") as caught:
+        handler.execute({"x": np.zeros((2, 1, 5), "f4"), "scale": X[:, :1]}, ["y"])
+
+    assert "; it was given x [2, 1, 5], scale " in caught.value.message
+    assert words in caught.value.message
+
+
 def test_an_output_of_another_type_than_declared_is_named(save, load, specs):
     """An output is never handed on under a type that it has not."""
     handler = load(save(_Same()), specs(x=("FP32", [4])), specs(y=("FP16", [4])))
