@@ -82,7 +82,7 @@ class Loading(Generic[P, T]):
         self._load_turns = Turns(turns)
         self._trial_turns = asyncio.Semaphore(turns)
         self._alone = Turns(1)
-        self._measured: set[Entry[T]] = set()  # who has that turn
+        self._overruled: set[Entry[T]] = set()  # whose measurement others wait for no more, though it goes on
         self._patience = patience
         self._give_way = give_way
 
@@ -119,13 +119,11 @@ class Loading(Generic[P, T]):
     @contextlib.contextmanager
     def lent_turn(self, entry: Entry[T]) -> Iterator[None]:
         """While a load that has its turn waits for another one, which then may have one, too."""
-        with self._load_turns.lent():
-            if entry not in self._measured:
-                yield
-                return
-            self._loader.overrule()
-            with self._alone.lent():
-                yield
+        with self._load_turns.lent(entry), self._alone.lent(entry) as is_measured:
+            if is_measured and entry not in self._overruled:
+                self._overruled.add(entry)
+                self._loader.overrule()
+            yield
 
     @contextlib.asynccontextmanager
     async def _turn(self, entry: Entry[T], prepared: P) -> AsyncIterator[None]:
@@ -135,11 +133,10 @@ class Loading(Generic[P, T]):
                 yield
             return
         async with self._alone.taken(entry), self._load_turns.taken(entry):
-            self._measured.add(entry)
             try:
                 yield
             finally:
-                self._measured.discard(entry)
+                self._overruled.discard(entry)
 
     def refuse(self, name: str, error: MmeError) -> None:
         """End the wait of model `name` for its turn to be equipped, if it waits, with an error."""

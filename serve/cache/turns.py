@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ class Turns:
     def __init__(self, count: int) -> None:
         self._free = count  # below 0 while more are had than there are, see `lent`
         self._waiting: dict[object, asyncio.Future[None]] = {}  # by who asked, the first of them first
+        self._having: set[object] = set()
+        self._lent: Counter[object] = Counter()  # for how many others, by who has it
 
     def __repr__(self) -> str:
         return f"<Turns: {self._free} free, {len(self._waiting)} waiting>"
@@ -35,19 +38,29 @@ class Turns:
             self._free -= 1
         else:
             await self._wait(name)
+        self._having.add(name)
         try:
             yield
         finally:
+            self._having.discard(name)
             self._pass_on()
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Somebody who has a turn waits for somebody else who needs one: meanwhile there is one more."""
-        self._pass_on()
+    def lent(self, name: object) -> Iterator[bool]:
+        """If `name` has a turn, which this tells, it waits for others: meanwhile there is one more, for all of them."""
+        if name not in self._having:
+            yield False
+            return
+        self._lent[name] += 1
+        if self._lent[name] == 1:
+            self._pass_on()
         try:
-            yield
+            yield True
         finally:
-            self._free -= 1  # the next that ends is the one that was lent
+            self._lent[name] -= 1
+            if not self._lent[name]:
+                del self._lent[name]
+                self._free -= 1  # the next that ends is the one that was lent
 
     def refuse(self, name: object, error: Exception) -> None:
         """Whoever waits under this name, if anybody does, is not to wait any longer."""

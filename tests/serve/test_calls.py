@@ -794,6 +794,9 @@ def test_models_whose_loads_call_models_that_are_not_loaded(server):
     assert {"warms-1", "warms-2", "called-1", "called-2"} <= {name for name, _ in server.engine.resident_models()}
 
 
+PLAINLY = 'parameters { key: "MME_WEIGHTS" value: { string_value: "plain" } }'
+
+
 def initializes(body):
     """A model.py that does this in `initialize`, and answers with what it left in `told`."""
     body = textwrap.indent(textwrap.dedent(body).strip(), " " * 8)
@@ -850,6 +853,22 @@ def test_what_another_one_takes_is_not_counted_as_its_loaders(server, write_repo
     entries = server.engine.cache.entries
     assert entries["heavy"].footprint.host >= 10_000_000
     assert entries["holder"].footprint.host < 10_000_000
+
+
+def test_two_that_another_one_loads_at_once_are_measured_one_by_one(server, write_repository_model):
+    """Neither is counted as the other's, though both have the turn of who waits for them."""
+    for name in ("twin-1", "twin-2", "alone"):
+        write_repository_model(server.repository / name, PLAINLY, weights=40_000_000)
+    both = "twins = [threading.Thread(target=pb_utils.load_model, args=(f'twin-{n}',)) for n in (1, 2)]"
+    wait = "for twin in twins: twin.start()\nfor twin in twins: twin.join()"
+    server.write("mother", initializes(f"{both}\n{wait}"), PLAIN + INLINE)
+
+    assert load(server, "alone") == load(server, "mother") == [None]
+
+    taken = {name: entry.footprint.host for name, entry in server.engine.cache.entries.items()}
+    for twin in ("twin-1", "twin-2"):
+        assert abs(taken[twin] - taken["alone"]) < 15_000_000
+    assert taken["mother"] < 15_000_000
 
 
 def test_loads_that_would_wait_for_each_other_are_refused(server):

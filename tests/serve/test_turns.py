@@ -1,6 +1,7 @@
 """Turns: no more at a time than there are, first come first served, and none is lost."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -101,7 +102,10 @@ def test_a_turn_is_lent_to_whoever_is_waited_for(run, idle):
         line = Line(1)
         a, b, c = line.begin("a", "b", "c")
         await idle()
-        with line.turns.lent():
+        with line.turns.lent("b"):  # it has none
+            await idle()
+            assert line.having == ["a"]
+        with line.turns.lent("a"):
             await idle()
             assert line.having == ["a", "b"]
         line.leave("a")
@@ -112,8 +116,36 @@ def test_a_turn_is_lent_to_whoever_is_waited_for(run, idle):
         assert line.having == ["c"]
         line.leave("c")
         await asyncio.gather(a, b, c)
-        with line.turns.lent():
-            assert repr(line.turns) == "<Turns: 2 free, 0 waiting>"
+        assert repr(line.turns) == "<Turns: 1 free, 0 waiting>"
+
+    run(main())
+
+
+def test_a_turn_is_lent_once_to_all_who_are_waited_for(run, idle):
+    """They have it one after the other, whichever of them is waited for no longer."""
+
+    async def main():
+        line = Line(1)
+        tasks = line.begin("a")
+        await idle()
+        with contextlib.ExitStack() as first:
+            first.enter_context(line.turns.lent("a"))
+            with line.turns.lent("a"):
+                tasks += line.begin("b", "c")
+                await idle()
+                assert line.having == ["a", "b"]
+                line.leave("b")
+                await idle()
+                first.close()
+                assert line.having == ["a", "c"]
+                line.leave("c")
+                await idle()
+                tasks += line.begin("d")
+                await idle()
+                assert line.having == ["a", "d"]
+        for name in "da":
+            line.leave(name)
+        await asyncio.gather(*tasks)
         assert repr(line.turns) == "<Turns: 1 free, 0 waiting>"
 
     run(main())
