@@ -34,15 +34,25 @@ def remove_staging(directory: Path) -> None:
 @contextmanager
 def staging_directory(parent: Path) -> Iterator[Path]:
     """A new directory that is gone afterwards, unless it was renamed."""
-    staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=parent))
-    fd = -1
+    staging, fd = _staging(parent)
     try:
-        fd = _locked(staging)
         yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-        if fd >= 0:
-            os.close(fd)
+        os.close(fd)
+
+
+def _staging(parent: Path) -> tuple[Path, int]:
+    """A new directory and the lock on it. Before it is locked, another run that begins may take it for a left one."""
+    while True:
+        staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=parent))
+        try:
+            fd = _locked(staging)
+        except (FileNotFoundError, BlockingIOError):
+            continue
+        if staging.exists():
+            return staging, fd
+        os.close(fd)
 
 
 def _locked(directory: Path) -> int:

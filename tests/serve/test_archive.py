@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
+from serve.sources import disk
 from serve.sources.archive import extract, pack
-from serve.sources.disk import remove_staging
+from serve.sources.disk import remove_staging, staging_directory
 from serve.sources.tar_member import ExtractLimits
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -500,6 +501,25 @@ def test_staging_of_the_dead_is_removed(tmp_path):
 
     assert remaining == [".staging-live", "model"]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["before it is opened", "before it is locked"])
+def test_staging_that_another_run_took_for_the_deads_is_made_anew(tmp_path, monkeypatch, opened):
+    """A run that begins in the very moment in which a directory is made costs nobody his archive."""
+    locked = disk._locked
+
+    def late(path):
+        monkeypatch.undo()
+        fd = os.open(path, os.O_RDONLY) if opened else -1
+        remove_staging(tmp_path)
+        return fd if opened else locked(path)
+
+    monkeypatch.setattr(disk, "_locked", late)
+    with staging_directory(tmp_path) as folder:
+        assert folder.is_dir()
+        remove_staging(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_killed_in_the_middle(tmp_path, targz_bytes):
