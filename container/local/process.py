@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shlex
 import signal
 import socket
@@ -30,6 +31,7 @@ _SERVE = (
     f"import sys; sys.path.insert(0, {_ROOT!r}); from container.cli import serve_command; sys.exit(serve_command([]))"
 )
 OURS = (sys.executable, "-P", "-c", _SERVE)  # this very code, whatever lies in the working directory
+_PORTS = range(20_000, 32_768)  # below those that Linux chooses from
 _LOOK_AGAIN = 0.05  # seconds
 _GRACE = 30.0
 _STDERR = 2  # the descriptor
@@ -49,10 +51,15 @@ def command_words(text: str, port: int, models: Path) -> list[str]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
+    """A port that nobody listens on, nor soon will: none of those that the system gives to whoever asks for any.
+
+    Raises:
+        MmeError: UNAVAILABLE when there is none.
+    """
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise MmeError(Kind.UNAVAILABLE, "there is no free port for the container: say which by --container-port")
 
 
 @contextmanager
