@@ -237,7 +237,7 @@ def pools_of(owner):
 
 def _fill_pool(pool):
     """Have a pool make its threads now, so that no test is blamed for them."""
-    barrier = threading.Barrier(min(pool._max_workers, 4))
+    barrier = threading.Barrier(min(pool._max_workers, 8))
     for made in [pool.submit(barrier.wait, PATIENCE) for _ in range(barrier.parties)]:
         made.result(PATIENCE)
 
