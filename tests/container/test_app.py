@@ -141,9 +141,11 @@ def test_flask_answers_what_our_own_server_answers(method, path, headers, body, 
 def test_any_wsgi_server_can_run_it(kind, warm, wsgi_server, raw_http):
     """All of it again over real sockets, through a threaded server and through one that tells no raw target."""
     port = wsgi_server(warm.app, kind)
-    for request in REQUESTS:
-        if kind == "wsgiref" and "\x85" in str(request[2].values()):
-            continue  # it takes such a byte for the end of a line
+    made_up = (
+        {"Content-Type": "application/json"} if kind == "wsgiref" else {}
+    )  # it has one of its own for who says none
+    for method, path, headers, body in REQUESTS:
+        request = method, path, made_up | headers, body
         mine, theirs = seen(warm.http(*request)), seen(raw_http(port, *request))
         assert theirs == mine, request
 
@@ -286,15 +288,19 @@ server.server_close()
 
 
 @pytest.fixture
-def foreign_server(tmp_path):
-    """Starts a foreign server that loads models of a repository, configured by its environment alone."""
+def foreign_server(tmp_path_factory):
+    """Starts a foreign server that loads models of a repository, configured by its environment alone.
+
+    What one that ends while it loads was in the middle of writing is for its next start to remove.
+    """
+    cache = tmp_path_factory.mktemp("foreign")
 
     def start(repository, model):
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("MME_", "SAGEMAKER_"))}
         environ |= {
             "MME_MODEL_REPOSITORY": str(repository),
             "MME_LOAD_MODEL": model,
-            "MME_CACHE_DIR": str(tmp_path / "cache"),
+            "MME_CACHE_DIR": str(cache),
         }
         return subprocess.Popen(
             [sys.executable, "-W", "error", "-c", SERVER],
