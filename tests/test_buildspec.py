@@ -93,13 +93,13 @@ def test_codebuild_builds_checks_and_pushes_both_images(codebuild):
     ]
     assert all(re.search(r"--target (\w+)", command)[1] in STAGES for command in built)
     assert all(re.search(r"--build-arg PYTHON_IMAGE=\S+/python:3\.11-slim-bookworm ", command) for command in built)
-    assert "run --rm mme-check" in commands
+    assert "run --rm --init mme-check" in commands
     for image in images:
         assert f"run --detach --env SAGEMAKER_MULTI_MODEL=true {image} serve" in commands
     assert commands[-2:] == [f"push {image}" for image in images]
 
 
-@pytest.mark.parametrize("fail", ["--target gpu", "--version", "--detach", "run --rm mme-check", "stop", "login"])
+@pytest.mark.parametrize("fail", ["--target gpu", "--version", "--detach", "run --rm --init mme-check", "stop", "login"])
 def test_codebuild_pushes_nothing_when_a_step_fails(codebuild, fail):
     """An image that does not build, start, pass or stop reaches no registry."""
     well, commands = codebuild(fail)

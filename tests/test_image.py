@@ -101,6 +101,14 @@ def test_pip_installs_only_pinned_versions_and_keeps_no_cache(stage):
         assert cacheless or "--no-cache-dir" in command, command
 
 
+def test_what_tests_of_the_contract_read_is_copied_beside_them():
+    """The folders of the project that they name: an image without one fails its own check."""
+    text = "\n".join(path.read_text() for path in (ROOT / "tests" / "contract").glob("*.py"))
+    copied = {source for step in STAGES["check"].every("COPY") for source in step.split()[:-1]}
+
+    assert {"docs", "examples"} <= set(re.findall(r'ROOT / "(\w+)"', text)) <= copied
+
+
 def test_what_is_copied_is_there_and_nothing_else_is_sent():
     """Every COPY finds its source in the context; secrets, environments and repositories stay out of it."""
     sources = {

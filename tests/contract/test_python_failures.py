@@ -178,11 +178,12 @@ def test_an_execution_that_goes_wrong(server, repository, deed):
     with Neighbour(server) as neighbour:
         bad = ask(server, "m", "bad")
         again = ask(server, "m")
+        # who was unloaded to make room is back when it is asked for
+        eventually(lambda: processes(server) == before, "the processes to be those before")
     assert (bad.status, again.status) == (status, 200), (bad.body, again.body)
     if words:
         assert words in bad.error
     assert set(neighbour.statuses) == {200}
-    eventually(lambda: processes(server) == before, "the processes to be those before")
     assert server.ask("POST", "/v2/repository/models/m/unload").status == 200
     eventually(lambda: len(processes(server)) == len(before) - 1, "the process to be gone")
 
