@@ -5,6 +5,7 @@ Called on load threads and in a fork server; `words` on any.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import logging
@@ -32,7 +33,7 @@ def imported(name: str) -> Any:
     """The library of that name, imported when the first model needs it.
 
     Raises:
-        MmeError: UNSUPPORTED where it is not installed.
+        MmeError: UNSUPPORTED where it is not installed, or wants a library of the system that is not there.
     """
     # Threads of OpenMP would wait for their next work in a loop, on cores that other models need.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -44,15 +45,20 @@ def imported(name: str) -> Any:
             Kind.UNSUPPORTED,
             f"this model of trees needs {name}, which is not installed; run `pip install 'mme[trees]'`",
         ) from error
+    except OSError as error:  # LightGBM wants libgomp.so.1, which slim images leave out
+        raise MmeError(
+            Kind.UNSUPPORTED, f"this model of trees needs {name}, which can't be imported ({error}); install that, too"
+        ) from error
     if name == "lightgbm":  # it would write to standard output, where lines are JSON
         module.register_logger(logging.getLogger("mme.lightgbm"))
     return module
 
 
 def preload() -> None:
-    """Import those that are installed, for the processes that are forked from this one."""
+    """Import what can be imported, for the processes that are forked from this one. Why not, a model is told."""
     for name in filter(has, _LIBRARIES):
-        imported(name)
+        with contextlib.suppress(MmeError):
+            imported(name)
 
 
 def words(error: Exception) -> str:

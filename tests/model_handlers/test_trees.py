@@ -438,3 +438,22 @@ def test_a_library_that_is_missing_is_told_with_its_extra(monkeypatch, trained):
     assert caught.value.kind is Kind.UNSUPPORTED
     assert "needs treelite, which is not installed; run `pip install 'mme[trees]'`" in caught.value.message
     libraries.imported.cache_clear()
+
+
+def test_a_library_that_the_system_lacks_something_for_is_told_by_its_model_alone(monkeypatch):
+    """LightGBM without libgomp: its models say what is missing, and the others' processes start."""
+
+    def import_without(name, *_):
+        if name == "lightgbm":
+            raise OSError("libgomp.so.1: cannot open shared object file")
+        return sys.modules[name]
+
+    monkeypatch.setattr(libraries, "import_without", import_without)
+    libraries.imported.cache_clear()
+    libraries.preload()
+    with pytest.raises(MmeError, match=r"needs lightgbm, which can't be imported \(libgomp\.so\.1: ") as caught:
+        libraries.imported("lightgbm")
+
+    assert caught.value.kind is Kind.UNSUPPORTED
+    assert libraries.imported("xgboost") is xgboost
+    libraries.imported.cache_clear()
