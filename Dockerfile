@@ -45,8 +45,8 @@ RUN pip install -c constraints.txt --no-build-isolation ".[onnx-gpu,grpc,otel]" 
 # ---- what both images say about themselves ----
 FROM ${PYTHON_IMAGE} AS runtime
 
-# The base image comes without Python's own modules compiled. A container whose files it may not write, as any but root's,
-# would compile them again in every process that it starts, the health check's among them.
+# The base image comes without Python's own modules compiled: pip would leave the bytecode of what it uses in the layer of
+# each commit, and a container whose files may not be written would compile the rest in every process.
 RUN python -m compileall -q -x '/(ensurepip|idlelib|lib2to3|site-packages|tests?|tkinter|turtledemo)/' /usr/local/lib
 
 # SageMaker refuses a multi-model endpoint or a pipeline without these. The third, bidirectional streaming, is not served.

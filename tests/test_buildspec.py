@@ -99,7 +99,9 @@ def test_codebuild_builds_checks_and_pushes_both_images(codebuild):
     assert commands[-2:] == [f"push {image}" for image in images]
 
 
-@pytest.mark.parametrize("fail", ["--target gpu", "--version", "--detach", "run --rm --init mme-check", "stop", "login"])
+@pytest.mark.parametrize(
+    "fail", ["--target gpu", "--version", "--detach", "run --rm --init mme-check", "stop", "login"]
+)
 def test_codebuild_pushes_nothing_when_a_step_fails(codebuild, fail):
     """An image that does not build, start, pass or stop reaches no registry."""
     well, commands = codebuild(fail)
