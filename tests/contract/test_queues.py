@@ -310,10 +310,10 @@ def test_responses_of_a_decoupled_model_are_counted_by_their_place(server):
     assert counts == {
         "0": {"compute_infer": 2, "compute_output": 2, "success": 2, "empty_response": 1},
         "1": {"compute_infer": 2, "compute_output": 2, "success": 1, "fail": 1},
-        "2": {"empty_response": 1},
+        "2": {"empty_response": 2},  # the last word of the first two, behind the error as well
     }
-    assert row["inference_stats"]["success"]["count"] == 2
-    assert row["inference_stats"]["fail"]["count"] == 1
+    assert row["inference_stats"]["success"]["count"] == 3  # an error that others may follow is one of its responses
+    assert row["inference_stats"]["fail"]["count"] == 0
 
 
 def test_an_ensemble_holds_back_what_is_too_much(server):
