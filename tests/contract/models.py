@@ -36,6 +36,14 @@ VALUES: Mapping[str, np.ndarray] = {
     "FP64": np.array([[0.1, -1e308], [1, 2]], np.float64),
     "BYTES": np.array([["grüße", ""], ["b", "☃" * 100]], np.object_),
 }
+# Triton's example of a model that answers as often as it is asked to.
+REPEAT = """
+backend: "repeat"
+model_transaction_policy { decoupled: true }
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "DELAY" data_type: TYPE_UINT32 dims: [ -1 ] },
+        { name: "WAIT" data_type: TYPE_UINT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "IDX" data_type: TYPE_UINT32 dims: [ 1 ] } ]
+"""
 
 
 def plus(number: float, megabytes: int = 0) -> bytes:

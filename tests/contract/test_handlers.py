@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from container import cli
+from tests.contract import models
 from tests.contract.server import Server, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -19,13 +20,6 @@ IDENTITY = """
 backend: "identity"
 input { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1 ] }
 output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ -1 ] }
-"""
-REPEAT = """
-backend: "repeat"
-model_transaction_policy { decoupled: true }
-input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "DELAY" data_type: TYPE_UINT32 dims: [ -1 ] },
-        { name: "WAIT" data_type: TYPE_UINT32 dims: [ 1 ] } ]
-output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "IDX" data_type: TYPE_UINT32 dims: [ 1 ] } ]
 """
 SQUARE = """
 backend: "square"
@@ -80,7 +74,7 @@ def server(tmp_path_factory, packages):
     """A server over the example, over models that are configurations alone, and over one of an installed backend."""
     folder = tmp_path_factory.mktemp("repository")
     shutil.copytree(NEAREST, folder / "nearest")
-    configs = {"identity": IDENTITY, "repeat": REPEAT, "square": SQUARE}
+    configs = {"identity": IDENTITY, "repeat": models.REPEAT, "square": SQUARE}
     configs["echo"] = SQUARE.replace("square", "echo").replace("decoupled: true", "decoupled: false")
     for name, config in configs.items():
         (folder / name).mkdir()

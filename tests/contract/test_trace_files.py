@@ -15,13 +15,6 @@ from tests.contract.server import Server
 
 X = {"inputs": [{"name": "X", "shape": [1, 4], "datatype": "FP32", "data": [0] * 4}]}
 BATCHED = "max_batch_size: 4\n"
-STREAM = """
-backend: "repeat"
-model_transaction_policy { decoupled: true }
-input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "DELAY" data_type: TYPE_UINT32 dims: [ -1 ] },
-        { name: "WAIT" data_type: TYPE_UINT32 dims: [ 1 ] } ]
-output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "IDX" data_type: TYPE_UINT32 dims: [ 1 ] } ]
-"""
 INSIDE = ["REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
 
 
@@ -123,7 +116,7 @@ def test_tensors_are_written_as_text(tmp_path, repository):
     path = tmp_path / "traces.json"
     stream = repository / "stream"
     (stream / "1").mkdir(parents=True)
-    (stream / "config.pbtxt").write_text(STREAM)
+    (stream / "config.pbtxt").write_text(models.REPEAT)
     with serve(tmp_path, repository, [f"triton,file={path}", "level=TENSORS"]) as server:
         x = {"inputs": [{"name": "X", "shape": [1, 4], "datatype": "FP32", "data": [0, 0.1, 1e9, -2]}]}
         assert server.ask("POST", "/v2/models/plus/infer", x).status == 200
