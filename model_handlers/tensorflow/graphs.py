@@ -1,6 +1,6 @@
-"""SavedModels and frozen graphs as functions: what they take and give, and how they are called.
+"""SavedModels and frozen graphs: what they take and give, and the graphs in which that is computed.
 
-Loaded on load threads, called on the threads that execute.
+Called on load threads.
 """
 
 from __future__ import annotations
@@ -27,25 +27,19 @@ _TYPES = {**BY_DTYPE_NAME, "half": FP16, "string": BYTES}
 _INTERNAL = "__saved_model"  # a signature whose name begins so is nobody's to call
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Graph:
-    """A model's function.
+    """What a model computes.
 
     Attributes:
         inputs, outputs: what it takes and gives.
-        call: takes tensors by name, returns tensors by name.
-        owner: keeps the variables alive that the function uses.
+        feeds, fetches: the names of these tensors in the graph.
     """
 
     inputs: list[GraphTensor]
     outputs: list[GraphTensor]
-    call: Any
-    owner: Any
-
-    def run(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Call it."""
-        result: Mapping[str, Any] = self.call(**values)
-        return result
+    feeds: dict[str, str]
+    fetches: dict[str, str]
 
 
 def saved_signature(config: ModelConfig, folder: Path) -> tuple[list[GraphTensor], list[GraphTensor]]:
@@ -96,23 +90,28 @@ def _described(config: ModelConfig, folder: Path) -> Any:
     return graph.signature_def[signature_key(config)]
 
 
-def load_saved(config: ModelConfig, folder: Path) -> Graph:
-    """A SavedModel's signature as a function.
+def load_saved(config: ModelConfig, folder: Path, session: Any) -> Graph:
+    """Read a SavedModel into a session, variables and tables included.
 
     Raises:
         MmeError: INVALID_MODEL, OUT_OF_MEMORY.
     """
     inputs, outputs = saved_signature(config, folder)
     try:
-        loaded = tensorflow().saved_model.load(str(folder), tags=[tag(config)])
-        function = loaded.signatures[signature_key(config)]
+        # Deprecated for as long as TensorFlow 2 is there, whose own reader knows no sessions.
+        loaded = tensorflow().compat.v1.saved_model.load(session, [tag(config)], str(folder))
     except Exception as error:  # tf.errors, and Python's own
         raise translated(error, config.name, loading=True) from error
-    return Graph(inputs, outputs, function, loaded)
+    signature = loaded.signature_def[signature_key(config)]
+    return Graph(inputs, outputs, _places(signature.inputs), _places(signature.outputs))
 
 
-def load_frozen(config: ModelConfig, file: Path) -> Graph:
-    """A frozen graph between the tensors that the configuration names as a function.
+def _places(described: Any) -> dict[str, str]:
+    return {name: info.name for name, info in described.items()}
+
+
+def load_frozen(config: ModelConfig, file: Path, nodes: Any) -> Graph:
+    """Read a frozen graph into an empty one; its model is what is between the tensors that the configuration names.
 
     Raises:
         MmeError: INVALID_MODEL where the file is no graph, or has no such tensors; OUT_OF_MEMORY.
@@ -126,20 +125,17 @@ def load_frozen(config: ModelConfig, file: Path) -> Graph:
     graph_def = tf.compat.v1.GraphDef()
     try:
         graph_def.ParseFromString(file.read_bytes())
-        wrapped = tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(graph_def, name=""), [])
-        nodes = wrapped.graph
-        feeds = {spec.name: _node(nodes, "input", spec, config) for spec in given_to(config)}
-        fetches = {spec.name: _node(nodes, "output", spec, config) for spec in all_outputs(config)}
-        pruned = wrapped.prune(list(feeds.values()), fetches)
-    except MmeError:
-        raise
+        with nodes.as_default():
+            tf.graph_util.import_graph_def(graph_def, name="")
     except Exception as error:  # protobuf's DecodeError, ValueError, tf.errors
         raise translated(error, config.name, loading=True) from error
+    feeds = {spec.name: _node(nodes, "input", spec, config) for spec in given_to(config)}
+    fetches = {spec.name: _node(nodes, "output", spec, config) for spec in all_outputs(config)}
+    return Graph(_facts(config, feeds), _facts(config, fetches), _names(feeds), _names(fetches))
 
-    def call(**values: Any) -> Any:
-        return pruned(*(values[name] for name in feeds))
 
-    return Graph(_facts(config, feeds), _facts(config, fetches), call, wrapped)
+def _names(tensors: Mapping[str, Any]) -> dict[str, str]:
+    return {name: tensor.name for name, tensor in tensors.items()}
 
 
 def _node(graph: Any, what: str, spec: TensorSpec, config: ModelConfig) -> Any:

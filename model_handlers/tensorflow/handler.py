@@ -20,13 +20,14 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.openvino import OpenvinoHandler
 from model_handlers.sequence_config import all_outputs
 from model_handlers.tensor import BF16, BYTES
+from model_handlers.tensorflow.functions import Function
 from model_handlers.tensorflow.graphs import load_frozen, load_saved, saved_signature
 from model_handlers.tensorflow.options import (
     DEFAULT_SIGNATURE,
     SIGNATURE,
     check,
     device_name,
-    set_up_process,
+    session_config,
     signature_key,
 )
 from model_handlers.tensorflow.runtime import PRELOAD, built_for_cuda, installed, tensorflow, translated
@@ -48,12 +49,12 @@ class TensorflowHandler(Handler):
     placement: ClassVar[Placement] = Placement.PROCESS
     preload: ClassVar[str] = PRELOAD
 
-    def __init__(self, graph: Graph, config: ModelConfig, device: str) -> None:
+    def __init__(self, graph: Graph, config: ModelConfig, session: Any) -> None:
         super().__init__(complete(config, graph.inputs, graph.outputs))
-        self._graph: Graph | None = graph
-        self._device = device
         self._inputs = {spec.name: spec for spec in given_to(self.config)}
         self._outputs = {spec.name: spec for spec in all_outputs(self.config)}
+        fetches = {name: graph.fetches[name] for name in self._outputs}
+        self._function: Function | None = Function(session, graph.feeds, fetches)
 
     @classmethod
     def gpu_capable(cls) -> bool:
@@ -82,11 +83,14 @@ class TensorflowHandler(Handler):
         check(config)
         if _by_openvino(config):
             return OpenvinoHandler.load(config, model_file, device, lane)
-        tf = tensorflow()
-        set_up_process(tf, config, device)
-        name = device_name(tf, device)
-        with tf.device(name):
-            return cls(cls.graph(config, model_file), config, name)
+        tf, nodes = tensorflow(), tensorflow().Graph()
+        settled = session_config(tf, config, device)
+        try:
+            with nodes.as_default(), tf.device(device_name(device)):
+                session = tf.compat.v1.Session(graph=nodes, config=settled)
+                return cls(cls.graph(config, model_file, session), config, session)
+        except tf.errors.OpError as error:  # of a device, or of what grappler makes of the graph
+            raise translated(error, config.name, loading=True) from error
 
     @classmethod
     def described(cls, config: ModelConfig, model_file: Path) -> tuple[list[Any], list[Any]]:
@@ -94,26 +98,26 @@ class TensorflowHandler(Handler):
         raise NotImplementedError
 
     @classmethod
-    def graph(cls, config: ModelConfig, model_file: Path) -> Graph:
-        """The model as a function."""
+    def graph(cls, config: ModelConfig, model_file: Path, session: Any) -> Graph:
+        """The model, read into a session."""
         raise NotImplementedError
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Call the function once."""
-        tf, graph = tensorflow(), self._graph
-        assert graph is not None  # noqa: S101 - it is not closed
+        assert self._function is not None  # noqa: S101 - it is not closed
+        given = {name: _given(array, self._inputs[name]) for name, array in inputs.items()}
         try:
-            with tf.device(self._device):
-                given = {name: _tensor(tf, array, self._inputs[name]) for name, array in inputs.items()}
-                results = graph.run(given)
-                return [_array(results[name], self._outputs[name]) for name in outputs]
+            results = self._function(given)
         except Exception as error:  # tf.errors, and Python's own
             raise translated(error, self.config.name, loading=False) from error
+        return [_array(results[name], self._outputs[name]) for name in outputs]
 
     def close(self) -> None:
         """Drop the function and its variables."""
-        self._graph = None
-        gc.collect()  # functions are full of circles
+        if self._function is not None:
+            self._function.close()
+        self._function = None
+        gc.collect()  # graphs are full of circles
 
 
 class SavedModelHandler(TensorflowHandler):
@@ -128,9 +132,9 @@ class SavedModelHandler(TensorflowHandler):
         return saved_signature(config, model_file)
 
     @classmethod
-    def graph(cls, config: ModelConfig, model_file: Path) -> Graph:
+    def graph(cls, config: ModelConfig, model_file: Path, session: Any) -> Graph:
         """See `TensorflowHandler`."""
-        return load_saved(config, model_file)
+        return load_saved(config, model_file, session)
 
 
 class GraphdefHandler(TensorflowHandler):
@@ -142,13 +146,13 @@ class GraphdefHandler(TensorflowHandler):
     @classmethod
     def described(cls, config: ModelConfig, model_file: Path) -> tuple[list[Any], list[Any]]:
         """See `TensorflowHandler`."""
-        graph = load_frozen(config, model_file)
+        graph = load_frozen(config, model_file, tensorflow().Graph())
         return graph.inputs, graph.outputs
 
     @classmethod
-    def graph(cls, config: ModelConfig, model_file: Path) -> Graph:
+    def graph(cls, config: ModelConfig, model_file: Path, session: Any) -> Graph:
         """See `TensorflowHandler`."""
-        return load_frozen(config, model_file)
+        return load_frozen(config, model_file, session.graph)
 
 
 def _by_openvino(config: ModelConfig) -> bool:
@@ -168,16 +172,12 @@ def _by_openvino(config: ModelConfig) -> bool:
     return True
 
 
-def _tensor(tf: Any, array: Array, spec: TensorSpec) -> Any:
-    if spec.data_type is BF16:
-        array = array.view(tf.bfloat16.as_numpy_dtype)
-    return tf.constant(array)
+def _given(array: Array, spec: TensorSpec) -> Array:
+    return array.view(tensorflow().bfloat16.as_numpy_dtype) if spec.data_type is BF16 else array
 
 
-def _array(tensor: Any, spec: TensorSpec) -> Array:
-    array: Array = np.asarray(tensor.numpy())
-    if spec.data_type is BF16:
-        return array.view(np.uint16)
-    if spec.data_type is BYTES and array.dtype != np.object_:  # one string alone
-        return np.array(array, dtype=np.object_)
-    return array
+def _array(result: Any, spec: TensorSpec) -> Array:
+    if spec.data_type is BYTES:  # one string alone is no array
+        return np.asarray(result, dtype=np.object_)
+    array = np.asarray(result)
+    return array.view(np.uint16) if spec.data_type is BF16 else array

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError
@@ -21,6 +20,7 @@ _WITHOUT_EFFECT = {
     "MAX_SESSION_SHARE_COUNT": "instances in one process share a model anyhow, and others can't",
 }
 _THREADS = range(1025)
+_CALLER = -1  # the thread that calls runs the operators, one after the other
 
 
 def signature_key(config: ModelConfig) -> str:
@@ -50,36 +50,37 @@ def check(config: ModelConfig) -> None:
         )
 
 
-def set_up_process(tf: Any, config: ModelConfig, device: Device) -> None:
-    """Threads, and what may be seen of GPUs: once a process, where nothing was computed in it yet.
+def session_config(tf: Any, config: ModelConfig, device: Device) -> Any:
+    """How a session computes, and what it sees of GPUs. The first one of a process settles both for all of it.
 
     Raises:
-        MmeError: INVALID_MODEL for a parameter that is not what it should be.
+        MmeError: INVALID_MODEL for a parameter that is not what it should be; UNAVAILABLE where TensorFlow does not see
+            the GPU.
     """
-    within = integer(config, _WITHIN, 0, _THREADS) or processors()
     between = integer(config, _BETWEEN, 0, _THREADS) or 1
-    with contextlib.suppress(RuntimeError):  # another model of this process came first
-        tf.config.threading.set_intra_op_parallelism_threads(within)
-        tf.config.threading.set_inter_op_parallelism_threads(between)
-        gpus = tf.config.list_physical_devices("GPU")
-        mine = gpus[device.index : device.index + 1] if device.kind == "gpu" else []
-        tf.config.set_visible_devices(mine, "GPU")
-        for gpu in mine:  # else the first model would take all of its memory
-            tf.config.experimental.set_memory_growth(gpu, True)
-
-
-def device_name(tf: Any, device: Device) -> str:
-    """TensorFlow's name for a device; where it sees one GPU alone, that is its first.
-
-    Raises:
-        MmeError: UNAVAILABLE where it does not see the GPU.
-    """
+    settled = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=integer(config, _WITHIN, 0, _THREADS) or processors(),
+        inter_op_parallelism_threads=between if between > 1 else _CALLER,
+        allow_soft_placement=True,  # what has no form for a GPU runs on the CPU
+    )
     if device.kind == "cpu":
-        return "/CPU:0"
-    seen = tf.config.get_visible_devices("GPU")
-    if not seen:
+        settled.device_count["GPU"] = 0
+    else:
+        _check_seen(tf, device)
+        settled.gpu_options.visible_device_list = str(device.index)
+        settled.gpu_options.allow_growth = True  # else the first model would take all of its memory
+    return settled
+
+
+def _check_seen(tf: Any, device: Device) -> None:
+    if device.index >= len(tf.config.list_physical_devices("GPU")):
         raise MmeError(
             Kind.UNAVAILABLE,
-            f"a model was to run on {device}, but TensorFlow sees no GPU; check that the driver, CUDA and cuDNN fit it",
+            f"a model was to run on {device}, but TensorFlow does not see that GPU; check that the driver, CUDA and "
+            "cuDNN fit it",
         )
-    return "/GPU:0" if len(seen) == 1 else f"/GPU:{device.index}"
+
+
+def device_name(device: Device) -> str:
+    """TensorFlow's name for a device; it sees one GPU alone, which is its first."""
+    return "/CPU:0" if device.kind == "cpu" else "/GPU:0"

@@ -57,6 +57,7 @@ def tensorflow() -> Any:
             "TensorFlow's models need TensorFlow, which is not installed; run `pip install 'mme[tensorflow]'`, or "
             "`pip install 'mme[openvino]'`, which reads most of them",
         ) from error
+    tf.get_logger().setLevel("ERROR")
     return tf
 
 

@@ -39,6 +39,10 @@ def models(tf, tmp_path_factory):
         def __init__(self):
             super().__init__()
             self.weights = tf.Variable(WEIGHTS)
+            self.last = tf.Variable(np.zeros([1, 4], "f4"), shape=[None, 4])
+            self.calls = tf.Variable(0)
+            words = tf.lookup.KeyValueTensorInitializer(["one", "two"], [1, 2])
+            self.numbers = tf.lookup.StaticHashTable(words, -1)
 
         @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.float32, name="x")])
         def scores(self, x):
@@ -66,6 +70,18 @@ def models(tf, tmp_path_factory):
             total = tf.where(start > 0, tf.zeros_like(total), total) + x * tf.reduce_sum(size)
             return {"sum": total, "next": total}
 
+        @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.float32, name="x")])
+        def remembers(self, x):
+            before = tf.identity(self.last)
+            self.last.assign(x)
+            return {"before": before}
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="word")])
+        def counts(self, word):
+            before = tf.identity(self.calls)
+            self.calls.assign_add(1)
+            return {"before": before, "number": self.numbers.lookup(word), "first": word[0]}
+
     model = Model()
     signatures = {
         "sums": model.sums,
@@ -73,6 +89,8 @@ def models(tf, tmp_path_factory):
         "shout": model.shout,
         "half": model.half,
         "picks": model.picks,
+        "remembers": model.remembers,
+        "counts": model.counts,
     }
     tf.saved_model.save(model, str(folder / "model.savedmodel"), signatures)
     tf.saved_model.save(tf.Module(), str(folder / "bare"))

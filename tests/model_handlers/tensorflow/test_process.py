@@ -46,6 +46,20 @@ def test_a_model_in_a_process(models, fork_server):
     assert not any(process.is_running() for process in processes)
 
 
+def test_a_model_that_keeps_what_it_was_given(models):
+    """What a variable holds of one batch is not written over by those that follow."""
+    config = ModelConfig("m", max_batch_size=8, parameters={"TF_SIGNATURE_DEF": "remembers"})
+    handler = start_isolated(SavedModelHandler, config, models.saved, CPU, "m_0_0")
+    batches = [np.full((2, 4), number, "f4") for number in range(5)]
+    try:
+        before = [handler.execute({"x": batch}, ["before"])[0].copy() for batch in batches]
+    finally:
+        handler.close()
+
+    for kept, batch in zip(before[1:], batches, strict=False):
+        np.testing.assert_array_equal(kept, batch)
+
+
 def test_a_model_without_a_signature_in_a_process(models):
     """The refusal is the same sentence as in this process."""
     with pytest.raises(MmeError, match="has no signature 'serving_default': found none"):

@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_handlers.base import CPU
+from model_handlers.base import CPU, Device
 from model_handlers.config import BatchInput, BatchInputKind, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.sequence_config import Control, ControlInput, ControlKind, SequenceBatching, SequenceState
 from model_handlers.tensor import FP32
 from model_handlers.tensorflow import GraphdefHandler, SavedModelHandler, handler
+from model_handlers.tensorflow.options import session_config
 from model_handlers.tensorflow.runtime import tensorflow
+from model_handlers.threads import processors
 from tests.frameworks import framework
 from tests.model_handlers.tensorflow.conftest import WEIGHTS
 
@@ -103,13 +105,65 @@ def test_a_frozen_graph(rows, models, load, specs):
     np.testing.assert_allclose(answer, X[:rows] @ WEIGHTS, rtol=1e-6)
 
 
+def test_the_names_of_one_tensor(models, load, specs):
+    """What is given may be asked for as well, and a tensor by two names."""
+    names = ("INPUT0:0", "OUTPUT0", "OUTPUT0:0")
+    outputs = specs(**{name: ("FP32", [4 if name.startswith("IN") else 3]) for name in names})
+    same, *products = load(models.frozen, specs(INPUT0=("FP32", [4])), outputs).execute({"INPUT0": X}, names)
+
+    np.testing.assert_array_equal(same, X)
+    for product in products:
+        np.testing.assert_allclose(product, X @ WEIGHTS, rtol=1e-6)
+
+
+def test_variables_and_tables_of_a_model(models, load):
+    """A variable that a call writes, and no output needs, has its value at the next; tables are filled, scalars come."""
+    counts = load(models.saved, max_batch_size=0, TF_SIGNATURE_DEF="counts")
+    given = {"word": np.array([b"two", b"six"], dtype=object)}
+    answers = [counts.execute(given, ["before", "number", "first"]) for _ in range(2)]
+
+    assert [[array.tolist() for array in answer] for answer in answers] == [[n, [2, -1], b"two"] for n in range(2)]
+    assert [array.dtype for array in answers[0]] == ["int32", "int32", "object"]
+
+
+def test_numbers_too_small_count_as_zero_as_in_tensorflow(tf, models, load):
+    """They are zero where TensorFlow has its own thread compute; ours reckons on as it did before."""
+    tiny = np.full((1, 4), 1e-40, "f4")
+    (y,) = load(models.saved).execute({"x": tiny}, ["y"])
+
+    assert not y.any()
+    assert not models.module.scores(tf.constant(tiny))["y"].numpy().any()
+    assert (tiny * np.float32(2)).all()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "within", "between"),
+    [({"TF_NUM_INTRA_THREADS": "3"}, 3, -1), ({"TF_NUM_INTER_THREADS": "1"}, None, -1), ({"TF_NUM_INTER_THREADS": "4"}, None, 4)],
+)  # fmt: skip
+def test_threads(parameters, within, between, tf):
+    """Operators run in the thread that calls, one after the other, unless more are asked for; no GPU is looked at."""
+    settled = session_config(tf, ModelConfig("m", parameters=parameters), CPU)
+
+    assert settled.intra_op_parallelism_threads == (within or processors())
+    assert settled.inter_op_parallelism_threads == between
+    assert settled.device_count == {"GPU": 0}
+
+
+def test_a_gpu_that_tensorflow_does_not_see(tf):
+    """It is named."""
+    with pytest.raises(MmeError, match=r"was to run on gpu:7, but TensorFlow does not see that GPU") as caught:
+        session_config(tf, ModelConfig("m"), Device("gpu", 7))
+
+    assert caught.value.kind is Kind.UNAVAILABLE
+
+
 REFUSED = {
     "a type": ("saved", {"x": ("FP16", [4])}, {}, {}, "expects datatype TYPE_FP16 for input 'x', model provides TYPE_FP32"),
     "a shape": ("saved", {"x": ("FP32", [5])}, {}, {}, r"tensor 'x': the model expects 2 dimensions \(shape \[-1,4\]\)"),
     "an input": ("saved", {"z": ("FP32", [4])}, {}, {}, "unexpected inference input 'z', allowed inputs are: x"),
     "a signature": (
         "saved", {}, {}, {"TF_SIGNATURE_DEF": "predict"},
-        "no signature 'predict': found half, picks, serving_default, shout, sums; name one in TF_SIGNATURE_DEF",
+        "no signature 'predict': found counts, half, picks, remembers, serving_default, shout, sums; name one in TF_SIGNATURE_DEF",
     ),
     "no signature": ("bare", {}, {}, {}, "has no signature 'serving_default': found none; name one in TF_SIGNATURE_DEF, or save"),
     "a tag": ("saved", {}, {}, {"TF_GRAPH_TAG": "train"}, "no graph with the tag 'train': found serve; set TF_GRAPH_TAG"),
