@@ -108,6 +108,9 @@ class TensorflowHandler(Handler):
         given = {name: _given(array, self._inputs[name]) for name, array in inputs.items()}
         try:
             results = self._function(given)
+        except KeyError as missing:
+            sentence = f"model '{self.config.name}' has to be given {missing}, which its configuration calls optional"
+            raise MmeError(Kind.EXECUTION_FAILED, sentence) from None
         except Exception as error:  # tf.errors, and Python's own
             raise translated(error, self.config.name, loading=False) from error
         return [_array(results[name], self._outputs[name]) for name in outputs]

@@ -239,6 +239,16 @@ def test_what_fails_inside_is_told_in_one_line(models, load):
     assert "\n" not in caught.value.message
 
 
+def test_an_input_left_out(models, load):
+    """A signature needs all that it names, whatever a configuration calls optional."""
+    with pytest.raises(
+        MmeError, match="model 'm' has to be given 'i', which its configuration calls optional"
+    ) as caught:
+        load(models.saved, TF_SIGNATURE_DEF="picks").execute({}, ["picked"])
+
+    assert caught.value.kind is Kind.EXECUTION_FAILED
+
+
 def test_openvino_reads_what_tensorflow_is_not_there_for(models, monkeypatch, specs):
     """Without TensorFlow its files are read by OpenVINO: the same names, the same answers."""
     framework("openvino")
