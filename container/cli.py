@@ -27,7 +27,7 @@ from container.settings import Mode, Settings, choose_single_model, settings_tab
 from container.settings.arguments import tritons_words
 from container.settings.protocol_values import keepalive, latencies, restrictions
 from container.settings.table import MME_VARIABLES
-from container.settings.values import batch_sizes, boolean, directories, names, resource_limits, trace_levels
+from container.settings.values import batch_sizes, boolean, names, repositories, resource_limits, trace_levels
 from container.ship.flags import COMMANDS as SHIP
 from container.ship.flags import DEFAULT_URL
 from container.version import installed_version
@@ -36,7 +36,9 @@ from model_handlers.errors import Kind, MmeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-_LISTS = frozenset({names, directories, resource_limits, batch_sizes, trace_levels, restrictions, keepalive, latencies})
+_LISTS = frozenset(
+    {names, repositories, resource_limits, batch_sizes, trace_levels, restrictions, keepalive, latencies}
+)
 _FLAGS = frozenset(row.flag for row in MME_VARIABLES if row.flag)
 _log = logging.getLogger("mme.start")
 
@@ -50,8 +52,10 @@ examples:
       the same from a folder, one model loaded at start
   mme serve --model-repository ./repository
       a Triton model repository, all models loaded at start
+  mme serve --model-repository s3://bucket/repository
+      the same from S3: directories of models under a prefix, each downloaded when it is loaded
   mme serve --model-repository ./repository --model-control-mode poll
-      the same, and what is added, changed or removed there later
+      a repository, and what is added, changed or removed there later
   mme serve --model-dir ./model
       one model, as SageMaker mounts it on /opt/ml/model
 

@@ -126,12 +126,21 @@ class Service:
         names = self._start_models
         explicit = self.settings.model_control_mode is Control.EXPLICIT
         if names == (ALL_MODELS,) or (self.settings.mode is Mode.REPOSITORY and not names and not explicit):
-            names = tuple(await asyncio.get_running_loop().run_in_executor(None, self.engine.find_all))
+            names = await self._find_all()
         unloaded = self.engine.register.unloaded  # from the worker before this one
         names = tuple(name for name in names if self.engine.canonical(name) not in unloaded)
         results = await asyncio.gather(*(self._load(name) for name in names))
         if all(results):
             self.routes.starting = False
+
+    async def _find_all(self) -> tuple[str, ...]:
+        """Every name that store or repository has, as soon as it can be read."""
+        while True:
+            try:
+                return tuple(await asyncio.get_running_loop().run_in_executor(None, self.engine.find_all))
+            except MmeError as error:
+                _log.error("nothing is loaded at start until store or repository can be read: %s", error)
+            await asyncio.sleep(self.settings.poll_seconds)
 
     async def _poll(self) -> None:
         self._looked(await self._poller.look())
@@ -211,6 +220,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         evicts=settings.mode is not Mode.PLATFORM,
         eviction=Rules(settings.eviction, settings.pins, settings.min_residency),
         store=settings.model_store if settings.mode is Mode.STORE else "",
+        bucket=settings.repository_url if settings.mode is Mode.REPOSITORY else "",
         repository=repositories.get(settings.mode),
         more_repositories=settings.more_repositories if settings.mode is Mode.REPOSITORY else (),
         namespaces=settings.model_namespacing,

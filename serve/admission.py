@@ -20,7 +20,7 @@ from serve.cache.lifecycle import State
 from serve.control import Control
 from serve.dependents import parts_of, wholes_of
 from serve.sources.origins import unknown
-from serve.sources.source import Archived, InRepository, Unpacked, origin, source_of
+from serve.sources.source import Archived, InBucket, InRepository, Unpacked, origin, source_of
 from serve.sources.store import UntoldError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Admission:
         whole = self._cache.entries.get(name)
         if self._options.control is not Control.EXPLICIT or whole is None or whole.state is not State.READY:
             return
-        if not isinstance(origin(whole.source), InRepository):
+        if not isinstance(origin(whole.source), InRepository | InBucket):
             return
         whole.share()  # what it is made of must not put it out of memory
         try:
@@ -281,13 +281,9 @@ class Admission:
         entry.source = origin(entry.source)
         if entry.abandoned:
             self._register.withdraw(entry.name)
-        if not isinstance(entry.source, InRepository) or not self._is_offered(entry.name):
+        in_repository = isinstance(entry.source, InRepository | InBucket)
+        if not in_repository or not self._origins.offers(entry.name):
             self._register.forget(entry)
-
-    def _is_offered(self, name: str) -> bool:
-        with contextlib.suppress(MmeError):
-            return isinstance(self._register.find(name), InRepository)
-        return False
 
     async def _discard(self, entry: Entry[Target], error: MmeError | None = None) -> None:
         """Remove what was unpacked for a model that is not in memory; a load that begins meanwhile waits.

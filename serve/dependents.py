@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from serve.sources.source import InRepository, origin
+from serve.sources.source import InBucket, InRepository, origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -39,6 +39,8 @@ def _holds(whole: Entry[Any], part: Entry[Any]) -> bool:
     if whole.resident is None or whole is part:
         return False
     here, there = origin(whole.source), origin(part.source)
+    if isinstance(here, InBucket) and isinstance(there, InBucket):
+        return there.name in whole.resident.members
     if not isinstance(here, InRepository) or not isinstance(there, InRepository):
         return False
     beside = there.path.parent in {here.path.parent, *here.others}

@@ -40,7 +40,7 @@ from serve.register import Register
 from serve.scheduling.response_cache import ResponseCache
 from serve.sources.origins import Origins, unknown
 from serve.sources.shared_script import SharedScript
-from serve.sources.source import InRepository, Overridden, origin
+from serve.sources.source import InBucket, InRepository, Overridden, origin
 from serve.sources.store import ARCHIVE_SUFFIX
 from serve.state_file import LazyFile, StateFile
 from serve.targets import proofs
@@ -159,8 +159,8 @@ class Engine:
 
     @property
     def disk_room(self) -> DiskRoom | None:
-        """What unpacked archives take of the disk; None where there are none."""
-        return self._origins.artifacts.room if self._origins.artifacts is not None else None
+        """What downloaded models take of the disk; None where there are none."""
+        return self._origins.room
 
     def _disk_has_room(self, size: int) -> bool:
         return self.disk_room is None or self.disk_room.has(size)
@@ -379,8 +379,8 @@ class Engine:
         self.register.versions[event.name] = sorted(target.versions)
         source = origin(self.cache.entries[event.name].source)
         namespace = ""
-        if self.options.namespaces and isinstance(source, InRepository):
-            namespace = str(source.path.parent)
+        if self.options.namespaces and isinstance(source, InRepository | InBucket):
+            namespace = source.repository
         for model in target.models():
             model.stats.tags, model.stats.namespace = model.config.metric_tags, namespace
             model.stats.load_ns = event.ns

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.errors import MmeError, invalid_argument
 from serve.journal import Row, clock
 from serve.sources.origins import Origins, unavailable, unknown
-from serve.sources.source import Archived, Overridden, Source, Unpacked, origin, source_of
+from serve.sources.source import Archived, InBucket, Overridden, Source, Unpacked, origin, source_of
 from serve.stats import TargetStats
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class Register:
         if row.body:
             self.body_takers.add(row.name)
         base = origin(entry.source)
-        if isinstance(base, Archived) and row.used:
+        if isinstance(base, Archived | InBucket) and row.used:
             base.artifacts.used(row.name, row.used)
 
     def _source_in(self, row: Row) -> Source:

@@ -117,7 +117,7 @@ def _source(settings: Settings) -> str:
 
 
 def _repositories(settings: Settings) -> str:
-    folders = [str(settings.model_repository), *map(str, settings.more_repositories)]
+    folders = [str(repository) for repository in settings.repositories]
     return f"the {'repository' if len(folders) == 1 else 'repositories'} {', '.join(folders)}"
 
 

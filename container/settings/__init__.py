@@ -79,6 +79,7 @@ class Settings:
         mode: where models come from; one of `model_dir` (SINGLE), `model_store` (STORE: an s3:// URL or an absolute
             path) and `model_repository` (REPOSITORY) goes with it.
         more_repositories: further repositories.
+        repository_url: an s3:// URL in place of both, "" where they are folders.
         load_models: models to load at start; in a repository () means all, and so does ("*",).
         model_control_mode: who decides which models of a repository are served.
         poll_seconds: seconds between two looks at it, where it is polled.
@@ -145,6 +146,7 @@ class Settings:
     model_store: str = ""
     model_repository: Path | None = None
     more_repositories: tuple[Path, ...] = ()
+    repository_url: str = ""
     load_models: tuple[str, ...] = ()
     model_control_mode: Control = Control.DEMAND
     poll_seconds: float = 15.0
@@ -278,8 +280,8 @@ class Settings:
                 continue
             seen.add(variable.field)
             value = getattr(self, variable.field)
-            if variable.field == "model_repository" and value is not None:
-                value = (value, *self.more_repositories)
+            if variable.field == "model_repository":
+                value = self.repositories
             ours = variable.name.startswith("MME_")
             if value not in (None, "", ()) and (ours or value != getattr(defaults, variable.field)):
                 written[variable.name] = to_text(value)
@@ -287,8 +289,15 @@ class Settings:
             written["SAGEMAKER_MULTI_MODEL"] = "true"
         return written
 
+    @property
+    def repositories(self) -> tuple[Path | str, ...]:
+        """Every model repository, whether a folder or a URL."""
+        if self.repository_url:
+            return (self.repository_url,)
+        return () if self.model_repository is None else (self.model_repository, *self.more_repositories)
+
     def check_paths(self) -> None:
-        """Check that the folders which models come from are there, and that archives find one to be unpacked in.
+        """Check that the folders which models come from are there, and that downloads find one to be unpacked in.
 
         Raises:
             SettingsError: naming the variable and the folder.
@@ -297,17 +306,17 @@ class Settings:
         store = Path(self.model_store) if local_store else None
         if store and not store.is_dir():
             raise SettingsError(f"--model-store/MME_MODEL_STORE='{store}': there is no such folder")
-        if self.mode is Mode.STORE and not _can_be_written(self.cache_dir):
+        in_s3 = self.mode is Mode.REPOSITORY and self.repository_url
+        if (in_s3 or self.mode is Mode.STORE) and not _can_be_written(self.cache_dir):
             raise SettingsError(
-                f"--cache-dir/MME_CACHE_DIR='{self.cache_dir}': archives are unpacked there, and it can't be written; "
+                f"--cache-dir/MME_CACHE_DIR='{self.cache_dir}': models are unpacked there, and it can't be written; "
                 "name a folder that can, or mount one there"
             )
         script = self.script_directory
         if script.startswith("/") and not Path(script, self.script_program).is_file():
             raise SettingsError(f"SAGEMAKER_SUBMIT_DIRECTORY='{script}': there is no {self.script_program} in it")
-        repositories = (self.model_repository, *self.more_repositories) if self.mode is Mode.REPOSITORY else ()
-        for repository in repositories:
-            if repository and not repository.is_dir():
+        for repository in self.repositories if self.mode is Mode.REPOSITORY else ():
+            if isinstance(repository, Path) and not repository.is_dir():
                 raise SettingsError(f"--model-repository/MME_MODEL_REPOSITORY='{repository}': there is no such folder")
 
     def check_tracing(self) -> None:

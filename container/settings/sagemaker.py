@@ -72,6 +72,9 @@ def _choose_mode(reading: Reading) -> None:
 
 def _choose_repositories(reading: Reading) -> None:
     first, *more = reading.fields.pop("model_repository", ()) or (None,)
+    if isinstance(first, str):
+        reading.fields["repository_url"] = first
+        return
     if first is not None:
         reading.fields["model_repository"], reading.fields["more_repositories"] = first, tuple(more)
     names = [folder.name for folder in (first, *more) if folder is not None]

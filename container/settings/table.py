@@ -33,9 +33,9 @@ MME_VARIABLES = (
     Variable(
         "MME_MODEL_REPOSITORY",
         "model_repository",
-        v.directories,
-        "Serve a Triton model repository, or several (comma-separated; the flag may be repeated). Without a control "
-        "mode all its models are loaded at start.",
+        v.repositories,
+        "Serve a Triton model repository, or several (comma-separated; the flag may be repeated), or one in S3. "
+        "Without a control mode all its models are loaded at start.",
         "--model-repository",
         "none",
     ),

@@ -52,6 +52,7 @@ _BYTES_ALLOWED = "a size such as 67108864, 350MB or 2GiB"
 _SHARE = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)%|([01]\.[0-9]+))(?:\s*-\s*(.+))?")
 _BUDGET_ALLOWED = "a size such as 350MB or 2GiB, or a share such as 80% or 0.8, or one less a size such as 95%-2GiB"
 _JSON = "application/json"
+_ENDPOINT = r"(?:(?:https?://)?(?:[0-9A-Za-z.-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}/)?"
 _CODE = "/opt/ml/model/code"  # where the SageMaker SDK puts a script into every archive
 
 
@@ -79,7 +80,7 @@ class Mode(Enum):
     PLATFORM = "platform"  # SageMaker unpacks, loads and unloads
     SINGLE = "single"  # one model directory, pinned
     STORE = "store"  # archives in S3 or a folder, loaded when they are asked for
-    REPOSITORY = "repository"  # a Triton model repository on disk, loaded at start
+    REPOSITORY = "repository"  # a Triton model repository on disk or in S3, loaded at start
 
 
 class RateLimit(Enum):
@@ -273,27 +274,36 @@ def file(text: str) -> Path:
     return directory(text)
 
 
-def directories(text: str) -> tuple[Path, ...]:
-    """Folders between commas."""
+def repositories(text: str) -> tuple[Path, ...] | tuple[str]:
+    """Folders between commas; or one prefix in S3, maybe of another S3 than AWS's, as Triton has it."""
+    if text.strip().startswith("s3://") and "," not in text:
+        return (_s3_url(text.strip(), _ENDPOINT, "one s3://bucket/prefix, or s3://https://host:port/bucket/prefix"),)
     parts = [part.strip() for part in text.split(",")]
     if not all(parts) or "\0" in text:
-        msg = "folders between commas, none of them empty"
+        msg = "folders between commas, none of them empty, or one s3://bucket/prefix"
         raise ValueError(msg)
     if any("://" in part for part in parts):
-        msg = "folders of this machine; archives under an S3 prefix are served with --model-store"
+        msg = "folders of this machine, or one s3://bucket/prefix alone"
         raise ValueError(msg)
     return tuple(dict.fromkeys(directory(part) for part in parts))
 
 
+def _s3_url(text: str, before: str, allowed: str) -> str:
+    """A prefix in a bucket, without needless slashes; `before` is the pattern of what may stand before the bucket."""
+    pattern = rf"s3://({before})([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?:/([^\0]*))?"
+    if found := re.fullmatch(pattern, text, re.DOTALL):
+        place, bucket, prefix = found.groups()
+        return f"s3://{place}{bucket}/{(prefix or '').strip('/')}".rstrip("/")
+    raise ValueError(allowed)
+
+
 def model_store(text: str) -> str:
     """`s3://bucket/prefix`, or a folder (made absolute; `file://` may stand before it)."""
-    if text.startswith("s3://"):
-        bucket, _, prefix = text.removeprefix("s3://").partition("/")
-        if re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", bucket):
-            return f"s3://{bucket}/{prefix.strip('/')}".rstrip("/")
-    elif "://" not in text.removeprefix("file://") and "\0" not in text:
-        return str(directory(text.removeprefix("file://")))
     msg = "s3://bucket/prefix or a folder of .tar.gz archives"
+    if text.startswith("s3://"):
+        return _s3_url(text, "", msg)
+    if "://" not in text.removeprefix("file://") and "\0" not in text:
+        return str(directory(text.removeprefix("file://")))
     raise ValueError(msg)
 
 

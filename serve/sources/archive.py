@@ -8,7 +8,6 @@ what is inside. Synchronous; runs on load threads, and touches no state but the 
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import tarfile
@@ -20,9 +19,9 @@ from typing import TYPE_CHECKING, cast
 
 from isal import isal_zlib
 
-from model_handlers.disk import disk_errors, fsync_directory
-from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from serve.sources.disk import staging_directory
+from model_handlers.disk import disk_errors
+from model_handlers.errors import MmeError, invalid_argument, invalid_model
+from serve.sources.disk import publish, staging_directory
 from serve.sources.inflate import GZIP_WINDOW, InflatedStream
 from serve.sources.tar_member import ExtractLimits, checked_path, is_mac_metadata, shown
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _COPY_SIZE = 1 << 20
-_EXISTS = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +71,8 @@ def extract(
             with InflatedStream(stream, name, cancelled) as source:
                 unpacking = _Unpacking(name, staging, limits or ExtractLimits(), claim)
                 unpacking.run(source)
-            _publish(unpacking, destination)
+            publish(staging, unpacking.directories(), destination)
         return Extracted(unpacking.files, unpacking.bytes)
-
-
-def _publish(unpacking: _Unpacking, destination: Path) -> None:
-    """Make the staging directory the destination.
-
-    A rename is atomic for processes, not for power: without fsync of the files and of every directory, the name may
-    survive a crash while the bytes behind it do not, and the next run would take the empty files for the model.
-    """
-    for directory in unpacking.directories():
-        fsync_directory(directory)
-    unpacking.root.chmod(0o755)
-    try:
-        unpacking.root.rename(destination)
-    except OSError as error:
-        if error.errno not in _EXISTS:
-            raise
-        raise MmeError(Kind.ALREADY_EXISTS, f"{destination} exists already: discard it first") from error
-    fsync_directory(destination.parent)
 
 
 class _Unpacking:

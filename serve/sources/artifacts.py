@@ -148,7 +148,7 @@ class Artifacts:
             if hold is not None:
                 artifact = Artifact(name, path, downloaded=False, seconds=0.0, hold=hold)
             else:
-                obj = obj or self.store.stat(name)
+                obj = obj or self._stat(name)
                 artifact = self._download(obj, self._path(name, obj.etag), cancelled)
             self._fetched[name] = artifact.path
             return artifact
@@ -187,12 +187,12 @@ class Artifacts:
                 return None, copies[-1]
             self._postpone()  # others need not wait until this one knows
         try:
-            obj = self.store.stat(name)
+            obj = self._stat(name)
         except UnreachableError as error:
             if not copies:
                 raise
             if not self._outage_until:
-                _log.warning("archives are served from disk, current or not, until the store can be asked: %s", error)
+                _log.warning("models are served from disk, current or not, until the store can be asked: %s", error)
             self._postpone()
             return None, copies[-1]
         if self._outage_until:
@@ -221,9 +221,8 @@ class Artifacts:
     ) -> MmeError | None:
         """Download an archive into its directory; the error when the disk is full."""
         claim = functools.partial(self.room.claim, unpacking)
-        stream = self.store.open(obj)
         try:
-            size = extract(stream, path, name=obj.name, limits=self._limits, claim=claim, cancelled=cancelled).bytes
+            size = self._bring(obj, path, claim, cancelled)
         except MmeError as error:
             if is_disk_full(error):
                 return error
@@ -234,6 +233,15 @@ class Artifacts:
             size = directory_size(path)  # another process was faster; same etag, same content
         self.room.published(path, size)
         return None
+
+    def _stat(self, name: str) -> StoredObject:
+        """What there is under a name."""
+        return self.store.stat(name)
+
+    def _bring(self, obj: StoredObject, path: Path, claim: Callable[[int], None], cancelled: Callable[[], bool]) -> int:
+        """Make the directory `path` of it, complete or not at all; its bytes, each claimed before it was written."""
+        stream = self.store.open(obj)
+        return extract(stream, path, name=obj.name, limits=self._limits, claim=claim, cancelled=cancelled).bytes
 
     def _remember_broken(self, path: Path, error: MmeError) -> None:
         with self._guard:
@@ -272,7 +280,7 @@ class Artifacts:
         try:
             while not entry.lock.acquire(timeout=_POLL_SECONDS):
                 if cancelled():
-                    raise MmeError(Kind.CANCELLED, f"the load of archive '{name}' was cancelled")
+                    raise MmeError(Kind.CANCELLED, f"the load of '{name}' was cancelled")
             try:
                 yield
             finally:

@@ -1,4 +1,4 @@
-"""What the disk tier does to directories: stage them, measure them.
+"""What the disk tier does to directories: stage them, publish them, measure them.
 
 A staging directory is one that nobody may take for finished. Its owner holds a lock on it that dies with the process,
 so that the next run can tell what a crash left from what a live process still writes.
@@ -6,6 +6,7 @@ so that the next run can tell what a crash left from what a live process still w
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -14,10 +15,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model_handlers.disk import fsync_directory
+from model_handlers.errors import Kind, MmeError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _STAGING_PREFIX = ".staging-"
+_EXISTS = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 def remove_staging(directory: Path) -> None:
@@ -40,6 +45,32 @@ def staging_directory(parent: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         os.close(fd)
+
+
+def publish(staging: Path, directories: Iterable[Path], destination: Path) -> None:
+    """Make a staging directory the destination.
+
+    A rename is atomic for processes, not for power: without fsync of the files and of every directory, the name may
+    survive a crash while the bytes behind it do not, and the next run would take the empty files for the model.
+
+    Args:
+        staging: whose files are on the disk.
+        directories: every one that was made in it, the deepest first, and itself.
+        destination: must not exist, or be empty.
+
+    Raises:
+        MmeError: ALREADY_EXISTS when the destination is there.
+    """
+    for directory in directories:
+        fsync_directory(directory)
+    staging.chmod(0o755)
+    try:
+        staging.rename(destination)
+    except OSError as error:
+        if error.errno not in _EXISTS:
+            raise
+        raise MmeError(Kind.ALREADY_EXISTS, f"{destination} exists already: discard it first") from error
+    fsync_directory(destination.parent)
 
 
 def _staging(parent: Path) -> tuple[Path, int]:

@@ -62,6 +62,18 @@ class Hold:
             self.room._release(self.path)  # noqa: SLF001 - its own
 
 
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """The use of several."""
+
+    holds: tuple[Hold, ...]
+
+    def release(self) -> None:
+        """None of them is used any more."""
+        for hold in self.holds:
+            hold.release()
+
+
 class Derived(Protocol):
     """What lies on the same disk and was made of what archives hold, as the weights of models.
 
@@ -186,7 +198,7 @@ class DiskRoom:
                 continue
             if self._evict_one(unpacking.name) is None and not self._let_go(unpacking.name):
                 raise out_of_memory(
-                    f"archive '{unpacking.name}' finds no room on disk: models in memory, and archives being unpacked, "
+                    f"'{unpacking.name}' finds no room on disk: models in memory, and those on their way to the disk, "
                     f"hold {self.used - size} of {self.budget} bytes; raise MME_DISK_BUDGET, or unload a model first"
                 )
 
@@ -204,7 +216,7 @@ class DiskRoom:
 
     def _too_large(self, name: str) -> MmeError:
         return out_of_memory(
-            f"archive '{name}' unpacks to more than the whole disk budget of {self.budget} bytes: raise "
+            f"'{name}' takes more than the whole disk budget of {self.budget} bytes: raise "
             "MME_DISK_BUDGET, or give the cache directory a larger disk"
         )
 

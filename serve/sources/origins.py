@@ -1,4 +1,4 @@
-"""Where models come from: archives of a store, folders of repositories, folders by name; and what a client sends once.
+"""Where models come from: archives of a store, repositories on disk or in S3, folders; what a client sends once.
 
 Looks names up; it knows neither who is in memory nor who is registered. `find` and `canonical` are for the event loop;
 `find_all`, `scan` and `overridden` block on disk or network, and are for threads.
@@ -6,20 +6,23 @@ Looks names up; it knows neither who is in memory nor who is registered. `find` 
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
 from serve.sources.artifacts import Artifacts
+from serve.sources.directories import Directories, open_bucket
 from serve.sources.override import FOLDER, Overrides
 from serve.sources.repositories import Repositories
-from serve.sources.source import Archived, InRepository
-from serve.sources.store import ARCHIVE_SUFFIX, open_store, validate_name
+from serve.sources.source import Archived, InBucket, InRepository, is_plain
+from serve.sources.store import ARCHIVE_SUFFIX, open_store, validate_name, wrong_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from model_handlers.outside import Override
     from serve.engine_options import EngineOptions
+    from serve.sources.disk_room import DiskRoom
     from serve.sources.scripts import Scripts
     from serve.sources.source import Overridden, Source
     from serve.weights.store import WeightStore
@@ -45,15 +48,14 @@ class Origins:
         weights: WeightStore,
         let_go: Callable[[str], bool],
     ) -> None:
+        disk, budget = options.cache_directory, options.disk_budget
         self.artifacts: Artifacts | None = None
         if options.store:
-            self.artifacts = Artifacts(
-                open_store(options.store),
-                options.cache_directory,
-                budget=options.disk_budget,
-                let_go=let_go,
-                derived=weights,
-            )
+            self.artifacts = Artifacts(open_store(options.store), disk, budget=budget, let_go=let_go, derived=weights)
+        self._directories: Directories | None = None
+        if options.bucket:
+            bucket = open_bucket(options.bucket)
+            self._directories = Directories(bucket, disk, budget=budget, let_go=let_go, derived=weights)
         self._repositories: Repositories | None = None
         if options.repository is not None:
             folders = (options.repository, *options.more_repositories)
@@ -62,7 +64,13 @@ class Origins:
         self._overrides = Overrides(options.cache_directory / FOLDER, options.life, options.disk_budget)
 
     def __repr__(self) -> str:
-        return f"<Origins {self.artifacts or self._repositories or sorted(self._folders)}>"
+        return f"<Origins {self.artifacts or self._directories or self._repositories or sorted(self._folders)}>"
+
+    @property
+    def room(self) -> DiskRoom | None:
+        """What is taken of the disk by what was downloaded; None where nothing is."""
+        downloaded = self.artifacts or self._directories
+        return downloaded.room if downloaded is not None else None
 
     def canonical(self, name: str) -> str:
         """The one name of what a name means: a store's archives may be named with or without suffix."""
@@ -78,6 +86,10 @@ class Origins:
         """
         if self.artifacts is not None:
             return Archived(self.artifacts, validate_name(name))
+        if self._directories is not None:
+            if not is_plain(name) or wrong_name(name):
+                raise unknown(name)
+            return InBucket(self._directories, name)
         if name in self._folders:
             return InRepository(self._folders[name])
         found = self._repositories.find(name) if self._repositories is not None else None
@@ -89,11 +101,23 @@ class Origins:
         """Every name that there is. Blocks."""
         if self.artifacts is not None:
             return [stored.name for stored in self.artifacts.store.list()]
+        if self._directories is not None:
+            return list(self._directories.scan())
         return self._repositories.names() if self._repositories is not None else list(self._folders)
 
     def scan(self) -> dict[str, str]:
         """Every name that the repositories have, and what its files look like. Blocks."""
+        if self._directories is not None:
+            return self._directories.scan()
         return self._repositories.scan() if self._repositories is not None else {}
+
+    def offers(self, name: str) -> bool:
+        """Whether a repository has a model of that name; one in S3, when it was asked last."""
+        if self._directories is not None:
+            return self._directories.has(name)
+        with contextlib.suppress(MmeError):
+            return isinstance(self.find(name), InRepository)
+        return False
 
     @property
     def refused(self) -> Mapping[str, str]:

@@ -28,10 +28,10 @@ from serve.sources.checksums import checksum_errors
 from serve.sources.disk import directory_size
 from serve.sources.misplaced import advice
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
-from serve.sources.source import is_text
+from serve.sources.source import is_plain, is_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from model_handlers.config import EnsembleStep
 
@@ -144,6 +144,7 @@ def open_model(
     strict_name: bool = True,
     override: str = "",
     others: tuple[Path, ...] = (),
+    fetch: Callable[[str], Path | None] | None = None,
 ) -> ModelDirectory:
     """The model whose own directory is `path`, such as a repository of several holds.
 
@@ -154,6 +155,7 @@ def open_model(
         strict_name: refuse a configuration that calls the model something else.
         override: a configuration, as JSON, in place of the model's own; "" for that.
         others: further repositories, in which the parts of an ensemble may be that are not beside it.
+        fetch: brings a model of a repository that is not on disk, by its name; None where `path` lies in one that is.
 
     Raises:
         MmeError: UNKNOWN_MODEL when there is no such directory; INVALID_MODEL, UNSUPPORTED.
@@ -165,31 +167,58 @@ def open_model(
         if not is_model(path) and not scripts.serves(path):
             raise _no_model(path, name)
         model = _open(path, name, scripts, strict_name=strict_name, override=override)
-        repositories = (path.parent, *others)
+        neighbours = _Fetched(fetch) if fetch is not None else _Beside((path.parent, *others))
         members = [
-            replace(
-                _open(part, f"{name}:{part.name}", scripts, strict_name=False), counted_as=_known_as(part, repositories)
-            )
-            for part in _parts(repositories, model, scripts)
+            replace(_open(part, f"{name}:{part.name}", scripts, strict_name=False), counted_as=neighbours.called(part))
+            for part in _parts(neighbours, model, scripts)
         ]
         return replace(model, members=tuple(members))
 
 
-def _known_as(part: Path, repositories: tuple[Path, ...]) -> str:
-    """What clients call a model of one of several repositories: by its repository too, where its name is not enough."""
-    alone = sum((repository / part.name).is_dir() for repository in repositories) == 1
-    return part.name if alone else f"{part.parent.name}/{part.name}"
+class _Beside:
+    """Where the models of repositories on disk are: the one that an ensemble is in, then the others."""
+
+    def __init__(self, repositories: tuple[Path, ...]) -> None:
+        self._repositories = repositories
+        self._there: dict[Path, set[Path]] = {}  # read when the first ensemble asks
+
+    def find(self, step: EnsembleStep) -> Path | None:
+        """The directory of the model that a step means; None if there is none."""
+        self._there = self._there or {place: set(_directories(place)) for place in self._repositories}
+        return next((place / step.model for place in self._there if self._is_meant(step, place)), None)
+
+    def called(self, part: Path) -> str:
+        """What clients call a model: by its repository too, where its name is not enough."""
+        alone = sum((repository / part.name).is_dir() for repository in self._repositories) == 1
+        return part.name if alone else f"{part.parent.name}/{part.name}"
+
+    def _is_meant(self, step: EnsembleStep, place: Path) -> bool:
+        return step.namespace in {"", place.name, str(place)} and place / step.model in self._there[place]
 
 
-def _parts(repositories: tuple[Path, ...], ensemble: ModelDirectory, scripts: Scripts) -> list[Path]:
-    """The models that an ensemble consists of, those of its ensembles too: beside it, or in another repository."""
+class _Fetched:
+    """Where the models of a repository are that is not on disk: in it alone, and named by their names alone."""
+
+    def __init__(self, fetch: Callable[[str], Path | None]) -> None:
+        self._fetch = fetch
+
+    def find(self, step: EnsembleStep) -> Path | None:
+        """As `_Beside.find`."""
+        return self._fetch(step.model) if is_plain(step.model) and not step.namespace else None
+
+    def called(self, part: Path) -> str:
+        """As `_Beside.called`."""
+        return part.name
+
+
+def _parts(neighbours: _Beside | _Fetched, ensemble: ModelDirectory, scripts: Scripts) -> list[Path]:
+    """The models that an ensemble consists of, those of its ensembles too."""
     waiting = list(ensemble.config.ensemble)
-    places = [(place, set(_directories(place))) for place in repositories] if waiting else []
     found: dict[str, Path] = {}
     while waiting:
         step = waiting.pop()
-        part = next((place / step.model for place, there in places if _is_meant(step, place, there)), ensemble.path)
-        if part == ensemble.path:
+        part = neighbours.find(step)
+        if part is None or part == ensemble.path:
             continue
         if found.get(step.model, part) != part:
             raise invalid_model(
@@ -200,10 +229,6 @@ def _parts(repositories: tuple[Path, ...], ensemble: ModelDirectory, scripts: Sc
             found[step.model] = part
             waiting += _read_config(part, step.model, scripts, strict_name=False).ensemble
     return list(found.values())
-
-
-def _is_meant(step: EnsembleStep, repository: Path, there: Collection[Path]) -> bool:
-    return step.namespace in {"", repository.name, str(repository)} and repository / step.model in there
 
 
 def namespace_errors(config: ModelConfig) -> Iterator[MmeError]:

@@ -1,4 +1,4 @@
-"""Where a target model comes from: an archive in a store, a folder that somebody unpacked, a repository of several."""
+"""Where a model comes from: an archive in a store, a folder that somebody unpacked, a repository, on disk or in S3."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
     from serve.sources.artifacts import Artifacts
+    from serve.sources.directories import Directories
     from serve.sources.override import OverrideFolder
 
 _FORBIDDEN_ROOTS = tuple(Path(root) for root in ("/dev", "/proc", "/sys"))
@@ -55,8 +56,31 @@ class InRepository:
         """The folder."""
         return str(self.path)
 
+    @property
+    def repository(self) -> str:
+        """Where the folder lies."""
+        return str(self.path.parent)
 
-Origin = Archived | Unpacked | InRepository
+
+@dataclass(frozen=True, slots=True)
+class InBucket:
+    """A source: a model's directory in a repository in S3, by its name there."""
+
+    artifacts: Directories
+    name: str
+
+    @property
+    def url(self) -> str:
+        """As a person would write it."""
+        return f"{self.artifacts.uri}{self.name}"
+
+    @property
+    def repository(self) -> str:
+        """The prefix under which it lies."""
+        return self.artifacts.uri
+
+
+Origin = Archived | Unpacked | InRepository | InBucket
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,14 +112,15 @@ def validate_name(name: str) -> str:
     Raises:
         MmeError: INVALID_ARGUMENT, saying what is wrong with it.
     """
-    reason = _wrong_name(name)
+    reason = wrong_name(name)
     if reason:
         shown = ascii(name if len(name) <= 100 else f"{name[:100]}...")
         raise invalid_argument(f"model name {shown} {reason}: give a relative name such as 'tenant/model.tar.gz'")
     return name
 
 
-def _wrong_name(name: str) -> str:
+def wrong_name(name: str) -> str:
+    """What is wrong with a name that is to lie inside of a store; "" for nothing."""
     if not name:
         return "is empty"
     if any(c < " " or c == "\x7f" or "\ud800" <= c <= "\udfff" for c in name):
@@ -181,7 +182,7 @@ class LocalStore:
     def _archives(self) -> Iterator[StoredObject]:
         paths = (Path(base, file) for base, _, files in os.walk(self._directory) for file in files)
         for name in sorted(path.relative_to(self._directory).as_posix() for path in paths):
-            if name.endswith(ARCHIVE_SUFFIX) and not _wrong_name(name):
+            if name.endswith(ARCHIVE_SUFFIX) and not wrong_name(name):
                 try:
                     yield self.stat(name)
                 except MmeError:  # gone since, or not a file: the list is of those that can be opened
@@ -240,6 +241,7 @@ class S3Store:
         bucket: str,
         prefix: str = "",
         *,
+        endpoint: str = "",
         part_size: int = _PART_SIZE,
         parts_ahead: int = _PARTS_AHEAD,
         attempts: int = 4,
@@ -249,6 +251,7 @@ class S3Store:
         Args:
             bucket: its name.
             prefix: what stands before every name, without slashes around it.
+            endpoint: the URL of an S3 that is not AWS's; "" for the one that boto3 finds.
             part_size: bytes of a ranged GET; an object that is not larger is fetched by one plain GET.
             parts_ahead: parts of one object in memory and on the way.
             attempts: of each request, before its error counts.
@@ -257,12 +260,14 @@ class S3Store:
             raise invalid_argument(f"'{bucket}' is not the name of a bucket: write s3://bucket/prefix")
         prefix = prefix.strip("/")
         self._bucket = bucket
+        self._endpoint = endpoint
         self._prefix = f"{validate_name(prefix)}/" if prefix else ""
         self._part_size = part_size
         self._parts_ahead = parts_ahead
         with self._s3():
             self._client: Any = boto3.session.Session().client(
                 "s3",
+                endpoint_url=endpoint or None,
                 config=Config(
                     retries={"mode": "standard", "total_max_attempts": attempts},
                     max_pool_connections=_CONNECTIONS,
@@ -274,7 +279,7 @@ class S3Store:
     @property
     def uri(self) -> str:
         """The prefix as an s3:// URI."""
-        return f"s3://{self._bucket}/{self._prefix}"
+        return f"s3://{self._endpoint and f'{self._endpoint}/'}{self._bucket}/{self._prefix}"
 
     def __repr__(self) -> str:
         return f"<S3Store {self.uri}>"
@@ -303,12 +308,16 @@ class S3Store:
         return itertools.islice(self._archives(), limit)
 
     def _archives(self) -> Iterator[StoredObject]:
-        with self._s3():
-            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
+        return (obj for obj in self.objects() if obj.name.endswith(ARCHIVE_SUFFIX) and not wrong_name(obj.name))
+
+    def objects(self, beginning: str = "") -> Iterator[StoredObject]:
+        """Everything whose name begins like that, whatever it is and however it is called; `open` takes it."""
+        prefix = self._prefix + beginning
+        with self._s3(beginning):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
             for entry in itertools.chain.from_iterable(page.get("Contents", ()) for page in pages):
                 name = entry["Key"].removeprefix(self._prefix)
-                if name.endswith(ARCHIVE_SUFFIX) and not _wrong_name(name):
-                    yield StoredObject(name, entry["Size"], entry["ETag"].strip('"'))
+                yield StoredObject(name, entry["Size"], entry["ETag"].strip('"'))
 
     def _get(self, obj: StoredObject, start: int, stop: int) -> _Body:
         condition = {"IfMatch": f'"{obj.etag}"'}
@@ -344,7 +353,7 @@ class S3Store:
         if code in _NO_KEY or (code in _ABSENT and name and self._has_bucket()):
             return _unknown_model(name, self.uri)
         if code in _NO_BUCKET or code in _ABSENT:
-            reason = f"the bucket of {self.uri} does not exist: create it, or name another model store"
+            reason = f"the bucket of {self.uri} does not exist: create it, or name another"
         elif code in _DENIED:
             reason = (
                 f"S3 denies access to {self.uri}{name}: allow s3:GetObject and s3:ListBucket to this role "

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Device
     from model_handlers.config import ModelConfig
-    from serve.sources.disk_room import Hold
+    from serve.sources.disk_room import Hold, Holds
     from serve.sources.repository import ModelDirectory
     from serve.targets.environments import Brought
     from serve.weights.forms import TargetForms
@@ -34,7 +34,7 @@ class PreparedTarget:
         brought: the environments of its versions.
         forms: that it is loaded from; None where that is the model's files.
         members: the other models of the archive.
-        hold: keeps the files on disk, where they came out of an archive.
+        hold: keeps the files on disk, where they were downloaded.
     """
 
     target: str
@@ -51,7 +51,7 @@ class PreparedTarget:
     forms: TargetForms | None = None
     download_ns: int = 0
     members: tuple[PreparedTarget, ...] = ()
-    hold: Hold | None = None
+    hold: Hold | Holds | None = None
 
     @property
     def equipped(self) -> bool:

@@ -32,10 +32,11 @@ from serve.models.limited_lanes import Limits
 from serve.models.model import Model
 from serve.models.warmup_samples import Warmup
 from serve.scheduling.ensemble_check import check_members
+from serve.sources.disk_room import Holds
 from serve.sources.override import digest_of
 from serve.sources.repository import ModelDirectory, open_model, open_target
 from serve.sources.scripts import Scripts
-from serve.sources.source import Archived, InRepository, Overridden, Source, Unpacked
+from serve.sources.source import Archived, InBucket, InRepository, Overridden, Source, Unpacked
 from serve.stats import new_stats
 from serve.targets.environments import Brought, look, make
 from serve.targets.measuring import Scales
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from serve.outside import EngineOutside
     from serve.request import InferenceResponse
     from serve.scheduling.response_cache import ResponseCache
+    from serve.sources.artifacts import Artifact
     from serve.stats import ModelStats
     from serve.targets.measuring import Others
     from serve.targets.target import AnyModel
@@ -132,11 +134,13 @@ class ModelLoader:
         self._started = started
 
     def prepare(self, name: str, source: Source, cancelled: Callable[[], bool]) -> PreparedTarget:
-        """Fetch the archive, if it is one, and understand what is in it."""
+        """Fetch what has to be downloaded, and understand what is in it."""
         scripts, override = self._scripts(), ""
         if isinstance(source, Overridden):
             override = source.config
             source = source.base if source.folder is None else InRepository(source.folder.path)
+        if isinstance(source, InBucket):
+            return self._gathered(name, source, override, cancelled)
         if not isinstance(source, Archived):
             directory = _opened(source, name, scripts, override)
             return self._prepared(directory, name, directory.fingerprint() + digest_of(override), cancelled)
@@ -154,6 +158,27 @@ class ModelLoader:
             artifact.hold.release()
             raise
         return replace(prepared, download_ns=download_ns, hold=artifact.hold)
+
+    def _gathered(self, name: str, source: InBucket, override: str, cancelled: Callable[[], bool]) -> PreparedTarget:
+        """A model of a repository in S3, and the models that it consists of."""
+        fetched: dict[str, Artifact] = {}
+
+        def fetch(part: str) -> Path:
+            if part not in fetched:
+                fetched[part] = source.artifacts.fetch(part, cancelled)
+            return fetched[part].path / part
+
+        try:
+            model = fetch(source.name)
+            directory = open_model(model, name, self._scripts(), override=override, fetch=_if_known(fetch))
+            content = "+".join(fetched[part].identity for part in sorted(fetched)) + digest_of(override)
+            prepared = self._prepared(directory, name, content, cancelled)
+        except BaseException:
+            Holds(tuple(artifact.hold for artifact in fetched.values())).release()
+            raise
+        seconds = sum(artifact.seconds for artifact in fetched.values())
+        holds = Holds(tuple(artifact.hold for artifact in fetched.values()))
+        return replace(prepared, download_ns=int(seconds * 1e9), hold=holds)
 
     def overrule(self) -> None:
         """See `Scales`."""
@@ -414,6 +439,20 @@ class ModelLoader:
             for handler in handlers:
                 handler.close()
             raise
+
+
+def _if_known(fetch: Callable[[str], Path]) -> Callable[[str], Path | None]:
+    """The same, for who can tell better what is missing."""
+
+    def fetch_known(name: str) -> Path | None:
+        try:
+            return fetch(name)
+        except MmeError as error:
+            if error.kind not in {Kind.UNKNOWN_MODEL, Kind.INVALID_ARGUMENT}:
+                raise
+            return None
+
+    return fetch_known
 
 
 def _opened(source: Unpacked | InRepository, name: str, scripts: Scripts, override: str) -> ModelDirectory:

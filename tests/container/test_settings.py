@@ -708,9 +708,44 @@ def test_additional_args_translate_the_flags_that_mean_something():
 
 def test_a_repository_is_no_prefix_of_a_store():
     """Somebody else's scheme is not taken for a folder of that name."""
-    for uri in ("s3://bucket/models", "gs://bucket", "/r, as://account/container"):
+    for uri in ("gs://bucket", "/r, as://account/container", "s3://bucket/models,/r", "s3://bucket/a,s3://bucket/b"):
         (sentence,) = problems(MME_MODEL_REPOSITORY=uri)
-        assert "expected folders of this machine; archives under an S3 prefix are served with --model-store" in sentence
+        assert "expected folders of this machine, or one s3://bucket/prefix alone" in sentence
+    for uri in (
+        "s3://",
+        "s3://B_d/x",
+        "s3://https://bucket/x",
+        "s3://ftp://host:9000/bucket/x",
+        "s3://host:port/bucket",
+    ):
+        (sentence,) = problems(MME_MODEL_REPOSITORY=uri)
+        assert "expected one s3://bucket/prefix, or s3://https://host:port/bucket/prefix" in sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("s3://bucket/a/b/", "s3://bucket/a/b"),
+        (" s3://bucket ", "s3://bucket"),
+        ("s3://minio.local:9000/bucket//a/", "s3://minio.local:9000/bucket/a"),
+        ("s3://https://[::1]:9000/bucket", "s3://https://[::1]:9000/bucket"),
+    ],
+)
+def test_a_repository_in_s3(text, url, tmp_path):
+    """Its URL stands in place of folders, without needless slashes, and reads back as it was written."""
+    settings = Settings.from_environ({"MME_MODEL_REPOSITORY": text, "MME_CACHE_DIR": str(tmp_path / "cache")})
+    assert (settings.mode, settings.repositories) == (Mode.REPOSITORY, (url,))
+    assert settings.model_repository is None
+    assert Settings.from_environ(settings.to_environ()) == settings
+    settings.check_paths()
+
+
+def test_a_repository_in_s3_needs_a_folder_to_be_downloaded_to(tmp_path):
+    """One that cannot be written is refused at start."""
+    (tmp_path / "file").touch()
+    environ = {"MME_MODEL_REPOSITORY": "s3://bucket/a", "MME_CACHE_DIR": str(tmp_path / "file" / "cache")}
+    with pytest.raises(SettingsError, match="models are unpacked there, and it can't be written"):
+        Settings.from_environ(environ).check_paths()
 
 
 def test_tritons_way_to_ask_for_traces_is_understood():
@@ -930,7 +965,7 @@ def test_every_field_has_a_variable_and_every_variable_a_field():
     named = {row.field for row in VARIABLES if row.field}
 
     assert named <= fields
-    assert fields - named == {"booster_accept", "mode", "more_repositories", "notices"}
+    assert fields - named == {"booster_accept", "mode", "more_repositories", "notices", "repository_url"}
 
 
 def test_the_table_for_people_is_complete():
@@ -1059,8 +1094,6 @@ def test_archives_that_can_be_unpacked_nowhere_refuse_to_start(tmp_path):
     (tmp_path / "file").touch()
     where = {"MME_MODEL_STORE": str(tmp_path), "MME_CACHE_DIR": str(tmp_path / "file" / "cache")}
 
-    with pytest.raises(
-        SettingsError, match=r"MME_CACHE_DIR='.*/file/cache': archives are unpacked there, and it can't"
-    ):
+    with pytest.raises(SettingsError, match=r"MME_CACHE_DIR='.*/file/cache': models are unpacked there, and it can't"):
         Settings.from_environ(where).check_paths()
     Settings.from_environ({**where, "MME_CACHE_DIR": str(tmp_path / "cache")}).check_paths()

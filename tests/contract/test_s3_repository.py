@@ -1,0 +1,164 @@
+"""A Triton model repository in S3 behind the real server: directories under a prefix, as they are on a disk elsewhere."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.contract import models
+from tests.contract.server import eventually
+from tests.contract.test_ensembles import PYTHON, ensemble, python_model
+
+PREFIX = "team/repository"
+BATCHING = "max_batch_size: 8\n"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """What is uploaded: two models, the first of two versions, a Python model, and an ensemble of all."""
+    root = tmp_path_factory.mktemp("repository")
+    models.lay_out(root / "one", models.plus(1), "version_policy: { all {} }\nmax_batch_size: 8\n")
+    models.lay_out(root / "one", models.plus(1), "version_policy: { all {} }\nmax_batch_size: 8\n", version=3)
+    models.lay_out(root / "two", models.plus(2), BATCHING)
+    python_model(root / "ten", PYTHON)
+    ensemble(root / "chain", "one IN a", "ten a b", "two b OUT")
+    return root
+
+
+@pytest.fixture
+def upload(s3, bucket, repository):
+    """A function that puts a model, or one file of a model, under a prefix."""
+
+    def put(prefix, *names, **contents):
+        for name in names:
+            for file in (path for path in (repository / name).rglob("*") if path.is_file()):
+                s3.upload_file(str(file), bucket, f"{prefix}/{file.relative_to(repository).as_posix()}")
+        for key, content in contents.items():
+            s3.put_object(Bucket=bucket, Key=f"{prefix}/{key}", Body=content)
+
+    return put
+
+
+@pytest.fixture
+def start(serve, bucket, gate, aws, tmp_path):
+    """A function that starts a server of what lies under a prefix; all of them have one cache."""
+
+    def started(prefix, **environ):
+        own = {"MME_MODEL_REPOSITORY": f"s3://{bucket}/{prefix}", "MME_CACHE_DIR": str(tmp_path / "cache")}
+        return serve({**own, **aws(gate.url), **environ})
+
+    return started
+
+
+def infer(server, name, version=None, data=(1, 2, 3, 4)):
+    """The first output, or the error."""
+    tensor = {"name": "IN" if name == "chain" else "X", "shape": [1, 4], "datatype": "FP32", "data": list(data)}
+    path = f"/v2/models/{name}/versions/{version}/infer" if version else f"/v2/models/{name}/infer"
+    answer = server.ask("POST", path, {"inputs": [tensor]})
+    return answer.json["outputs"][0]["data"] if answer.status == 200 else (answer.status, answer.error)
+
+
+def index(server):
+    """Model and version → state, "" for a model that never was loaded."""
+    rows = server.ask("POST", "/v2/repository/index", {}).json
+    return {(row["name"], row.get("version", "")): row.get("state", "") for row in rows}
+
+
+def load(server, name, verb="load", parameters=None):
+    """What the model control API says: None, or the error."""
+    answer = server.ask("POST", f"/v2/repository/models/{name}/{verb}", {"parameters": parameters or {}})
+    return None if answer.status == 200 else (answer.status, answer.error)
+
+
+def test_all_models_are_loaded_at_start_and_downloaded_once(upload, start, gate):
+    """Versions, an ensemble and a Python model answer; a server that starts behind it finds all of them on disk."""
+    upload(PREFIX, "one", "two", "ten", "chain")
+    server = start(PREFIX)
+    eventually(lambda: list(index(server).values()) == ["READY"] * 5, "all models")
+    assert infer(server, "one") == infer(server, "one", 1) == infer(server, "one", 3) == [2, 3, 4, 5]
+    assert infer(server, "chain") == [22, 32, 42, 52]
+    status, error = infer(server, "nobody")
+    assert status == 400
+    assert "unknown model: 'nobody' is not found: there is nothing under s3://" in error
+    assert load(server, "nobody") == (500, "failed to load 'nobody', failed to poll from model repository")
+    assert ("nobody", "") not in index(server)
+    downloads = [key for key in gate.downloads if PREFIX in key]
+    assert len(downloads) == len(set(downloads))
+    assert sum("/one/" in key for key in downloads) == 3
+    server.stop()
+
+    gate.downloads.clear()
+    again = start(PREFIX)
+    eventually(lambda: list(index(again).values()) == ["READY"] * 5, "all models")
+    assert infer(again, "chain") == [22, 32, 42, 52]
+    assert [key for key in gate.downloads if "/model." in key] == []
+
+
+def test_models_are_loaded_and_unloaded_by_the_control_api(upload, start, s3, bucket):
+    """In mode explicit: an ensemble brings its parts along, a load takes what is there now, with another configuration."""
+    prefix = "explicit"
+    upload(prefix, "one", "two", "ten", "chain")
+    server = start(prefix, MME_MODEL_CONTROL_MODE="explicit", MME_LOAD_MODEL="one")
+    assert infer(server, "one") == [2, 3, 4, 5]
+    assert infer(server, "two")[0] == 400
+    assert index(server) == {
+        ("one", "1"): "READY",
+        ("one", "3"): "READY",
+        **{(n, ""): "" for n in ("chain", "ten", "two")},
+    }
+    assert load(server, "chain") is None
+    assert infer(server, "chain") == [22, 32, 42, 52]
+    assert infer(server, "two") == [3, 4, 5, 6]
+
+    upload(prefix, **{"two/1/model.onnx": models.plus(200)})
+    assert load(server, "two") is None
+    assert infer(server, "two") == [201, 202, 203, 204]
+    assert infer(server, "chain") == [220, 230, 240, 250], "an ensemble is loaded anew with its part"
+
+    config = {"backend": "onnxruntime", "max_batch_size": 2}
+    assert load(server, "two", parameters={"config": json.dumps(config)}) is None
+    assert server.ask("GET", "/v2/models/two/config").json["max_batch_size"] == 2
+
+    assert load(server, "chain", "unload", {"unload_dependents": True}) is None
+    assert infer(server, "chain")[0] == 404
+    assert {key: state for key, state in index(server).items() if key[0] == "ten"} == {("ten", "1"): "UNAVAILABLE"}
+    assert load(server, "ten") is None
+    assert infer(server, "ten") == [10, 20, 30, 40]
+
+    s3.put_object(Bucket=bucket, Key=f"{prefix}/bad/", Body=b"")
+    status, error = load(server, "bad")
+    assert status == 400
+    assert f"model 'bad' has no files in s3://{bucket}/{prefix}/bad/: put config.pbtxt and 1/model.onnx there" in error
+
+
+def test_a_repository_that_is_polled_follows_its_bucket(upload, start, s3, bucket):
+    """What comes is loaded, what changes is loaded anew with the ensembles made of it, what goes is unloaded."""
+    prefix = "polled"
+    upload(prefix, "two")
+    server = start(prefix, MME_MODEL_CONTROL_MODE="poll", MME_REPOSITORY_POLL_SECS="0.2")
+    eventually(lambda: infer(server, "two") == [3, 4, 5, 6], "the model of the start")
+    assert load(server, "two")[0] == 503
+    upload(prefix, "one", "ten", "chain")
+    eventually(lambda: infer(server, "chain") == [22, 32, 42, 52], "what came")
+    upload(prefix, **{"two/1/model.onnx": models.plus(3)})
+    eventually(lambda: infer(server, "two") == [4, 5, 6, 7], "what changed")
+    eventually(lambda: infer(server, "chain") == [23, 33, 43, 53], "what is made of it")
+    s3.delete_object(Bucket=bucket, Key=f"{prefix}/chain/config.pbtxt")
+    eventually(lambda: "chain" not in {name for name, _ in index(server)}, "what went")
+    assert infer(server, "chain")[0] == 400
+    assert infer(server, "two") == [4, 5, 6, 7]
+
+
+def test_a_repository_that_can_not_be_read_yet_is_read_later(upload, start, s3, s3_url, aws, serve, tmp_path):
+    """No bucket: the log names it and the server is there; once it is made, its models are loaded."""
+    url = f"s3://{s3_url.removeprefix('http://')}/made-later-{tmp_path.stat().st_ino}/r"
+    environ = {**aws("http://127.0.0.1:9"), "MME_MODEL_REPOSITORY": url, "MME_REPOSITORY_POLL_SECS": "0.2"}
+    server = serve(environ)
+    eventually(lambda: "nothing is loaded at start until store or repository can be read" in server.log, "the log")
+    name = url.split("/")[3]
+    assert f"/{name}/r/ does not exist: create it, or name another" in server.log
+    s3.create_bucket(Bucket=name)
+    s3.put_object(Bucket=name, Key="r/late/1/model.onnx", Body=models.plus(5))
+    eventually(lambda: ("late", "1") in index(server), "the model")
+    assert infer(server, "late") == [6, 7, 8, 9]

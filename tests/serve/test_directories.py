@@ -1,0 +1,310 @@
+"""Models of a repository in S3 come to disk whole, once per content, or with an error that says why not."""
+
+import os
+import threading
+
+import pytest
+
+from model_handlers.errors import Kind, MmeError
+from serve.sources.directories import Directories, open_bucket
+from serve.sources.store import S3Store
+from serve.sources.transfer import check_names, transfer
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+CONFIG = b'backend: "onnxruntime"\n'
+
+
+@pytest.fixture
+def put(s3_bucket, s3_client):
+    """Put objects into the repository `r/`: key → content, or None to remove it."""
+
+    def put(contents):
+        for key, content in contents.items():
+            if content is None:
+                s3_client.delete_object(Bucket=s3_bucket, Key=f"r/{key}")
+            else:
+                s3_client.put_object(Bucket=s3_bucket, Key=f"r/{key}", Body=content)
+
+    return put
+
+
+@pytest.fixture
+def repository(s3_bucket, tmp_path):
+    """A function that makes the tier of the repository, each time anew, as another run does."""
+    made = []
+
+    def make(prefix="r", **options):
+        made.append(Directories(S3Store(s3_bucket, prefix, attempts=1), tmp_path / "disk", **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.room.close()
+
+
+def error_of(call, *arguments):
+    """The kind and the sentence of the error that a call raises."""
+    with pytest.raises(MmeError) as caught:
+        call(*arguments)
+    return caught.value.kind, caught.value.message
+
+
+def tree(path):
+    """Every file below by its name, and every empty directory by its name and a slash."""
+    found = {}
+    for below in path.rglob("*"):
+        name = below.relative_to(path).as_posix()
+        if below.is_file():
+            found[name] = below.read_bytes()
+        elif not any(below.iterdir()):
+            found[f"{name}/"] = None
+    return found
+
+
+MODEL = {"m/config.pbtxt": CONFIG, "m/1/model.onnx": b"one", "m/1/empty": b"", "m/2/": b"", "mm/1/model.onnx": b"no"}
+
+
+def test_a_model_comes_to_disk_as_a_directory_of_its_name(put, repository):
+    """All objects below it, empty files and directories too, and nothing of a model whose name begins alike."""
+    put(MODEL)
+    artifact = repository().fetch("m")
+    assert tree(artifact.path) == {"m/config.pbtxt": CONFIG, "m/1/model.onnx": b"one", "m/1/empty": b"", "m/2/": None}
+    assert (artifact.downloaded, artifact.size) == (True, len(CONFIG) + 3)
+    assert artifact.path.stat().st_mode & 0o777 == 0o755
+    assert (artifact.path / "m" / "config.pbtxt").stat().st_mode & 0o777 == 0o644
+
+
+def test_known_content_is_not_downloaded_again(put, repository, s3_client, s3_bucket, monkeypatch):
+    """Neither by the same run nor by a later one; another content is, beside the old one; the old one is found again."""
+    put(MODEL)
+    first = repository().fetch("m")
+    later = repository()
+    with monkeypatch.context() as patched:
+        patched.setattr(S3Store, "open", None)
+        again = later.fetch("m")
+    assert (again.path, again.downloaded, again.identity) == (first.path, False, first.identity)
+    put({"m/1/model.onnx": b"two"})
+    second = later.fetch("m")
+    assert second.downloaded
+    assert (second.path / "m" / "1" / "model.onnx").read_bytes() == b"two"
+    assert (first.path / "m" / "1" / "model.onnx").read_bytes() == b"one"
+    put({"m/1/model.onnx": b"one"})
+    assert later.fetch("m").path == first.path
+
+
+@pytest.mark.parametrize("change", [{"m/1/new": b""}, {"m/1/empty": None}, {"m/1/model.onnx": b"two"}])
+def test_a_scan_tells_each_change(change, put, repository):
+    """Every model has an etag, which any object's coming, going or changing changes; others keep theirs."""
+    put(MODEL)
+    models = repository()
+    before = models.scan()
+    put(change)
+    now = models.scan()
+    assert list(before) == list(now) == ["m", "mm"]
+    assert before["m"] != now["m"]
+    assert before["mm"] == now["mm"]
+
+
+def test_what_a_scan_takes_for_models(put, repository, caplog):
+    """Directories that hold a file; none of hidden ones, of marks that the console leaves, nor of what lies beside."""
+    models = repository()
+    assert models.scan() == models.scan() == {}
+    assert caplog.text.count("has no models: put directories there, or name another prefix") == 1
+    put(
+        {
+            **MODEL,
+            "README.md": b"",
+            ".git/HEAD": b"",
+            "mark/": b"",
+            "mark/1/": b"",
+            "b\\ad/1/x": b"",
+            "deep/1/a/b/c": b"",
+        }
+    )
+    assert list(models.scan()) == ["deep", "m", "mm"]
+    assert [name for name in ("m", "deep", "mark", "nobody") if models.has(name)] == ["m", "deep"]
+    put({"deep/1/a/b/c": None})
+    models.scan()
+    assert not models.has("deep")
+
+
+def test_a_scan_goes_on_behind_the_first_page(put, repository, s3_client, s3_bucket, monkeypatch):
+    """More objects than one answer has are all told."""
+    put({f"m{number}/1/x": b"" for number in range(7)})
+    models = repository()
+    paginator = models._bucket._client.get_paginator
+    monkeypatch.setattr(models._bucket._client, "get_paginator", lambda name: _Paged(paginator(name)))
+    assert list(models.scan()) == [f"m{number}" for number in range(7)]
+
+
+class _Paged:
+    """A paginator of small pages."""
+
+    def __init__(self, paginator):
+        self._paginator = paginator
+
+    def paginate(self, **options):
+        """Two objects a page."""
+        return self._paginator.paginate(**options, PaginationConfig={"PageSize": 2})
+
+
+def test_a_prefix_of_one_model_is_refused(put, repository):
+    """Somebody named one directory too many: the sentence names the file that tells."""
+    put(MODEL)
+    kind, message = error_of(repository("r/m").scan)
+    assert kind is Kind.INVALID_ARGUMENT
+    assert "/r/m/config.pbtxt is a model's: name the prefix above it" in message
+
+
+@pytest.mark.parametrize(
+    ("objects", "kind", "sentence"),
+    [
+        (
+            {},
+            Kind.UNKNOWN_MODEL,
+            "'m' is not found: there is nothing under s3://{bucket}/r/m/, put config.pbtxt and 1/ there",
+        ),
+        (
+            {"m/": b"", "m/1/": b""},
+            Kind.INVALID_MODEL,
+            "model 'm' has no files in s3://{bucket}/r/m/: put config.pbtxt",
+        ),
+        ({"m/1/": b"", "m//x": b""}, Kind.INVALID_MODEL, "object 'm//x' in s3://{bucket}/r/ has an empty part"),
+        ({"m/../../x": b""}, Kind.INVALID_MODEL, "object 'm/../../x' in s3://{bucket}/r/ has an empty part"),
+        (
+            {"m/1": b"", "m/1/x": b""},
+            Kind.INVALID_MODEL,
+            "'m/1' in s3://{bucket}/r/ is an object and has objects below",
+        ),
+        ({f"m/{'x' * 256}": b""}, Kind.INVALID_MODEL, "in s3://{bucket}/r/ has a name of more than 255 bytes"),
+    ],
+)
+def test_what_can_be_no_model(objects, kind, sentence, put, repository, s3_bucket, tmp_path, monkeypatch):
+    """Nothing is downloaded of it, and the sentence names bucket and key."""
+    put(objects)
+    monkeypatch.setattr(S3Store, "open", None)
+    models = repository()
+    found, message = error_of(models.fetch, "m")
+    assert found is kind
+    assert sentence.format(bucket=s3_bucket) in message
+    assert models.has("m") == (kind is not Kind.UNKNOWN_MODEL)
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == [".locks"]
+
+
+def test_names_of_objects_stay_inside():
+    """Names of a model are taken, with spaces and foreign letters and as often as they come."""
+    check_names(["m/1/a b", "m/1/ü", "m/", "m/1/", "m/config.pbtxt", "m/..a/b.."], "s3://b/")
+
+
+def test_no_such_bucket(s3_environment, tmp_path):
+    """The sentence names it, for all models and for one."""
+    models = Directories(S3Store("nobodys-bucket", "r", attempts=1), tmp_path)
+    for call in (models.scan, lambda: models.fetch("m")):
+        kind, message = error_of(call)
+        assert kind is Kind.UNAVAILABLE
+        assert "the bucket of s3://nobodys-bucket/r/ does not exist: create it, or name another" in message
+    models.room.close()
+
+
+def test_an_object_that_is_replaced_or_removed_meanwhile(put, repository, monkeypatch, tmp_path):
+    """Two contents are never mixed: the load fails, nothing is left, and the next one takes what is there."""
+    put(MODEL)
+    models, stat = repository(), Directories._stat
+    for change, sentence in [
+        ({"m/1/model.onnx": b"two"}, "was replaced while it was downloaded: try again"),
+        ({"m/1/model.onnx": None}, "an object of model 'm' in .* was removed while it was downloaded: try again"),
+    ]:
+
+        def late(self, name, change=change):
+            found = stat(self, name)
+            put(change)
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Directories, "_stat", late)
+            with pytest.raises(MmeError, match=sentence) as caught:
+                models.fetch("m")
+        assert caught.value.kind is Kind.UNAVAILABLE
+        assert [path.name for path in (tmp_path / "disk").iterdir()] == [".locks"]
+    put(MODEL)
+    assert tree(models.fetch("m").path)["m/1/model.onnx"] == b"one"
+
+
+def test_models_share_the_disk_by_their_last_use(put, repository):
+    """With room for two the one leaves that nobody holds; a model larger than all of it is refused unread."""
+    put({f"{name}/1/x": bytes(60_000) for name in "abc"} | {"large/1/x": bytes(200_000)})
+    models = repository(budget=130_000)
+    models.fetch("a")
+    models.fetch("b").hold.release()
+    models.fetch("c")
+    assert models.fetch("a").downloaded is False
+    assert models.room.archives == 120_000
+    kind, message = error_of(models.fetch, "large")
+    assert kind is Kind.OUT_OF_MEMORY
+    assert "'large' takes more than the whole disk budget of 130000 bytes" in message
+
+
+def test_large_objects_are_fetched_in_parts(put, s3_bucket, tmp_path, monkeypatch):
+    """Whatever their sizes, and one after the other where they are large."""
+    monkeypatch.setattr("serve.sources.transfer._LARGE", 100_000)
+    contents = {f"m/1/{number}": os.urandom(number * 30_011) for number in range(8)}
+    put(contents)
+    models = Directories(S3Store(s3_bucket, "r", part_size=50_000), tmp_path)
+    assert tree(models.fetch("m").path) == contents
+    models.room.close()
+
+
+def test_a_load_that_is_cancelled_leaves_nothing(put, s3_bucket, tmp_path):
+    """While bytes are waited for, too."""
+    put(MODEL)
+    store, waits = S3Store(s3_bucket, "r"), threading.Event()
+    objects = [obj for obj in store.objects("m/") if obj.size]
+
+    class Stalled:
+        """An object whose bytes don't come."""
+
+        def __init__(self):
+            self._closed = threading.Event()
+
+        def read(self, _size):
+            """Wait for the end."""
+            waits.set()
+            assert self._closed.wait(60)
+            raise ValueError("closed")
+
+        def close(self):
+            """End the wait."""
+            self._closed.set()
+
+    kind, message = error_of(
+        lambda: transfer(objects, lambda _: Stalled(), tmp_path / "m", what="model 'm'", cancelled=waits.is_set)
+    )
+    assert (kind, message) == (Kind.CANCELLED, "the load of model 'm' was cancelled")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "uri", "endpoint"),
+    [
+        ("s3://bucket", "s3://bucket/", None),
+        ("s3://bucket/a/b", "s3://bucket/a/b/", None),
+        ("s3://minio:9000/bucket/a", "s3://http://minio:9000/bucket/a/", "http://minio:9000"),
+        ("s3://https://minio:9000/bucket/a", "s3://https://minio:9000/bucket/a/", "https://minio:9000"),
+    ],
+)
+def test_where_a_url_leads(url, uri, endpoint, s3_environment, s3_url):
+    """To AWS, or where boto3 is told to; or to a host and port, by HTTP unless https stands before them."""
+    store = open_bucket(url)
+    assert store.uri == uri
+    assert store._client.meta.endpoint_url == (endpoint or s3_url)
+
+
+def test_another_s3_is_asked(put, s3_bucket, s3_url, tmp_path, monkeypatch):
+    """The endpoint in the URL counts before the environment's."""
+    put(MODEL)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    models = Directories(open_bucket(f"s3://{s3_url.removeprefix('http://')}/{s3_bucket}/r"), tmp_path)
+    assert list(models.scan()) == ["m", "mm"]
+    assert models.fetch("m").downloaded
+    models.room.close()
