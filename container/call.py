@@ -18,18 +18,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from container import answers
 from container.codec import event_stream
 from container.codec.body import body_of, content_type_of
 from container.codec.classification import classified
 from container.codec.compression import ENCODINGS, compress, wanted_encoding
+from container.codec.effort import takes_long
 from container.codec.encode import encode, encode_line
 from container.codec.framing import BINARY_TYPE
 from container.codec.generate import encode_generate, error_event
 from container.codec.shared import NO_PLACES
 from container.codec.sse import event
+from container.in_turn import InTurn
 from container.targets import Flavor, InferenceType
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.request import InferenceResponse
@@ -44,7 +46,10 @@ if TYPE_CHECKING:
     from serve.request import InferenceRequest, LoadReport
 
     Parts = Sequence[bytes | memoryview]
-    ClassNames = Callable[[str, str], tuple[bool, Mapping[str, Sequence[str]]]]
+    Names = tuple[bool, Mapping[str, Sequence[str]]]
+    ClassNames = Callable[[str, str], Names]
+
+T = TypeVar("T")
 
 _log = logging.getLogger("mme.infer")
 
@@ -95,6 +100,7 @@ class Call:
         "_begun",
         "_first",
         "_over",
+        "_turn",
         "class_names",
         "exchange",
         "flavor",
@@ -120,6 +126,7 @@ class Call:
         self._begun = False
         self._first: InferenceResponse | None = None  # of a call of type `generate`
         self._over = False
+        self._turn: InTurn | None = None  # once a thread has had to write for it
 
     def become(self, kind: type[Call]) -> None:
         """Be a call of another type from now on: what its body is was for its model to say.
@@ -139,6 +146,8 @@ class Call:
 
     def complete(self, _request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
         """The one response, the error, or the end of several responses."""
+        if self._turn is not None and self._turn.waits(functools.partial(Call.complete, self, _request, result)):
+            return
         if isinstance(result, InferenceResponse):
             self._answer(result)
         elif isinstance(result, MmeError):
@@ -149,7 +158,12 @@ class Call:
 
     def respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
         """One response of several."""
-        if self._over:
+        if self._over or (
+            self._turn is not None and self._turn.waits(functools.partial(Call.respond, self, request, response))
+        ):
+            return
+        if (slow := self._slow_reply(response)) is not None:
+            self._work_out(self._line, response, slow, functools.partial(self._responded, request))
             return
         try:
             content_type, data = self._part(response)
@@ -160,9 +174,24 @@ class Call:
         self._begin_once(content_type)
         self._write(data)
 
+    def _responded(self, request: InferenceRequest, line: asyncio.Future[bytes]) -> None:
+        """A thread has written one response of several."""
+        if self._over:
+            return
+        try:
+            data = line.result()
+        except Exception as error:  # noqa: BLE001 - as above
+            self.fail(known(error))
+            request.cancel()
+            return
+        self._begin_once(self.wire.content_type)
+        self._write(data)
+
     def respond_error(self, request: InferenceRequest, error: MmeError) -> None:
         """An error of the model that others may follow; where the answer has no room for them it is the last."""
-        if self._over:
+        if self._over or (
+            self._turn is not None and self._turn.waits(functools.partial(Call.respond_error, self, request, error))
+        ):
             return
         if self._goes_on_behind(error):
             self._log_failure(error)
@@ -214,10 +243,51 @@ class Call:
     # -- one response --------------------------------------------------------------------------------------------
 
     def _answer(self, response: InferenceResponse) -> None:
+        if (slow := self._slow_reply(response)) is not None:
+            self._work_out(encode, response, slow, functools.partial(self._answered, response))
+            return
         try:
-            content_type, lines, parts = self._encoded(response)
-            headers = lines + self._headers(response)
+            encoded = self._encoded(response)
         except Exception as error:  # noqa: BLE001 - an answer that can't be written must not keep its batch from theirs
+            self.fail(known(error))
+            return
+        self._send_encoded(response, encoded)
+
+    def _answered(self, response: InferenceResponse, written: asyncio.Future[tuple[Parts, int | None]]) -> None:
+        """A thread has written the one answer."""
+        try:
+            encoded = self._told(*written.result())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
+            self.fail(known(error))
+        else:
+            self._send_encoded(response, encoded)
+
+    def _slow_reply(self, response: InferenceResponse) -> Reply | None:
+        """How the client wants its answer, kept for a thread, if writing the response takes long."""
+        reply = self.reply
+        if reply is None or not takes_long(response, reply.places, reply.classes, reply):
+            return None
+        return reply.kept()
+
+    def _work_out(
+        self,
+        write: Callable[[InferenceResponse, Reply], T],
+        response: InferenceResponse,
+        reply: Reply,
+        done: Callable[[asyncio.Future[T]], None],
+    ) -> None:
+        """Have a thread write a response; what happens to the request meanwhile waits for it."""
+        self._turn = self._turn or InTurn()
+        self._turn.work_out(functools.partial(_written, write, response, reply, self._names(response)), done)
+
+    def _line(self, response: InferenceResponse, reply: Reply) -> bytes:
+        return self.wire.response(response, reply.places)
+
+    def _send_encoded(self, response: InferenceResponse, encoded: tuple[bytes, bytes, Parts]) -> None:
+        content_type, lines, parts = encoded
+        try:
+            headers = lines + self._headers(response)
+        except Exception as error:  # noqa: BLE001 - as above
             self.fail(known(error))
             return
         accepted = self.exchange.headers.get("accept-encoding")
@@ -230,7 +300,10 @@ class Call:
         """Content type, further header lines, and body."""
         if self.reply is None:
             return content_type_of(response), b"", (body_of(response),)
-        parts, length = encode(self._shown(response), self.reply)
+        return self._told(*encode(self._shown(response), self.reply))
+
+    def _told(self, parts: Parts, length: int | None) -> tuple[bytes, bytes, Parts]:
+        """See `_encoded`, of what `encode` returned."""
         if length is None:
             return _JSON, b"", parts
         if self.kserve_form:
@@ -264,10 +337,11 @@ class Call:
 
     def _shown(self, response: InferenceResponse) -> InferenceResponse:
         """With classes in place of tensors, where the client wants them."""
-        if self.class_names is None or self.reply is None:
-            return response
-        batches, labels = self.class_names(response.model_name, response.model_version)
-        return classified(response, self.reply.classes, labels, batches=batches)
+        return response if self.reply is None else _shown(response, self.reply, self._names(response))
+
+    def _names(self, response: InferenceResponse) -> Names | None:
+        """What has to be known of a model for its classes, None where the client wants none."""
+        return None if self.class_names is None else self.class_names(response.model_name, response.model_version)
 
     # -- to the client -------------------------------------------------------------------------------------------
 
@@ -431,6 +505,20 @@ CALLS: dict[tuple[InferenceType, bool], type[Call]] = {
     (InferenceType.GENERATE, True): _EventStreamGenerate,
     (InferenceType.GENERATE_STREAM, True): _EventStreamGenerateStream,
 }
+
+
+def _shown(response: InferenceResponse, reply: Reply, names: Names | None) -> InferenceResponse:
+    if names is None:
+        return response
+    batches, labels = names
+    return classified(response, reply.classes, labels, batches=batches)
+
+
+def _written(
+    write: Callable[[InferenceResponse, Reply], T], response: InferenceResponse, reply: Reply, names: Names | None
+) -> T:
+    """A response as bytes. On any thread."""
+    return write(_shown(response, reply, names), reply)
 
 
 def known(error: Exception) -> MmeError:

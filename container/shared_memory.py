@@ -3,11 +3,12 @@
 A region is a part of a POSIX shared memory object that a client made, and whose key it tells. It is opened here, never
 made, and read and written by `pread` and `pwrite`, never mapped: the owner can cut the object short at any moment, and
 whoever then touches a mapping of it is killed by SIGBUS. A read is one copy, as receiving a body is; what was read and
-checked does not change any more. The event loop reads small tensors itself, and leaves large ones to a thread.
+checked does not change any more. The event loop reads and writes small tensors itself, and leaves large ones to a
+thread.
 
 A region that is unregistered is unknown at once; a request that has found it before keeps it open until it is answered.
 
-Knows no protocol. On the event loop.
+Knows no protocol. On the event loop, but for reading and writing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _FOLDER = "/dev/shm"  # noqa: S108 - where Linux has the objects that shm_open makes
 _RESERVED = "triton_python_backend_shm_region_"  # Triton's own, which may be running beside us
 _MOST_BYTES = 2**63 - 1
-_AT_ONCE = 1 << 20  # bytes of a tensor that the event loop reads, in 0.2 ms; a thread reads what is larger
+AT_ONCE = 1 << 20  # bytes of a tensor that the event loop copies, in 0.2 ms; a thread copies what is larger
 DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 
 
@@ -193,7 +194,7 @@ class Regions:
             Unread: of what a thread has to read.
             MmeError: see `Region.read`.
         """
-        if place.byte_size > _AT_ONCE:
+        if place.byte_size > AT_ONCE:
             raise Unread(place)
         return place.read()
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array, DataType
 
 _MAX_DEPTH = 64  # numpy's limit of dimensions
+_PIECE = 1 << 15  # elements that are written at a time, in a millisecond or two
 # What elements must be, by the kind of numpy dtype that carries them. To Python, true is a number; to the protocol not.
 _ELEMENTS: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
 # What Triton's parser calls what they should be, and how it reads to people.
@@ -131,7 +132,7 @@ def _out_of_range(data_type: DataType, what: str) -> MmeError:
 
 
 def array_to_json(array: Array, data_type: DataType, name: str) -> Any:
-    """What orjson (with its numpy option) writes as the flat `data` of an output.
+    """What orjson (with its numpy option) writes as the flat `data` of an output; a large one's is written already.
 
     Raises:
         MmeError: UNSUPPORTED for a type or a number that JSON can't carry, or bytes that are not text.
@@ -142,9 +143,26 @@ def array_to_json(array: Array, data_type: DataType, name: str) -> Any:
             f"sending {data_type.name} data via JSON is not supported. "
             f"Please use the binary data format for output '{name}'",
         )
-    if data_type is BYTES:
-        return [_text(element, name) for element in array.ravel().tolist()]
-    return np.ascontiguousarray(array).ravel()
+    flat = np.ascontiguousarray(array).ravel()
+    if flat.size > _PIECE:
+        return _in_pieces(flat, data_type, name)
+    return _texts(flat, name) if data_type is BYTES else flat
+
+
+def _in_pieces(flat: Array, data_type: DataType, name: str) -> orjson.Fragment:
+    """As `array_to_json`. orjson lets no other thread run while it writes; between pieces they have their turn."""
+    pieces = []
+    for start in range(0, flat.size, _PIECE):
+        piece = flat[start : start + _PIECE]
+        if data_type is not BYTES:
+            refuse_nonfinite(piece, name)
+        elements = _texts(piece, name) if data_type is BYTES else piece
+        pieces.append(orjson.dumps(elements, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
+    return orjson.Fragment(b"[%b]" % b",".join(pieces))
+
+
+def _texts(flat: Array, name: str) -> list[str]:
+    return [_text(element, name) for element in flat.tolist()]
 
 
 def refuse_nonfinite(array: Array, name: str) -> None:

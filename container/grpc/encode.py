@@ -36,7 +36,7 @@ _RESPONSE = _tag(pb.ModelStreamInferResponse, "infer_response")
 
 
 class Encoder:
-    """Encodes responses, and remembers what it said of outputs."""
+    """Encodes responses, and remembers what it said of outputs. Long ones are encoded by threads."""
 
     def __init__(self) -> None:
         self._heads: dict[Any, bytes] = {}

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from container.call import known
 from container.codec.classification import classified
+from container.codec.effort import takes_long
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import PLAIN, Decoder
 from container.grpc.encode import Encoder, placed
 from container.grpc.messages import parsed
 from container.grpc.traces import Following, headers_of
+from container.in_turn import InTurn
 from container.read_ahead import read_ahead
 from container.shared_memory import Regions, Unread
 from container.targets import parse_version
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from container.traced import Tracing
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
+    from serve.models.labels import Labels
     from serve.request import Completion, InferenceRequest, InferenceResponse, LoadReport
 
     Headers = Callable[[], dict[str, str]]
@@ -81,8 +84,27 @@ class Codec:
         """See `Encoder.encode`; with classes in place of tensors, or tensors in shared memory, where that is wanted."""
         if wanted is PLAIN:
             return self._encoder.encode(response, final)
-        if wanted.classes:
-            batches, labels = self._engine.class_names(response.model_name, response.model_version)
+        return self.encoding(response, wanted, final)()
+
+    def encoding(
+        self,
+        response: InferenceResponse,
+        wanted: Wanted,
+        final: bool | None = None,  # noqa: FBT001 - see Encoder
+    ) -> Callable[[], bytes]:
+        """`encode`, to be called on any thread, and after the request is over too."""
+        names = self._engine.class_names(response.model_name, response.model_version) if wanted.classes else None
+        return functools.partial(self._encode, response, wanted.kept(), names, final)
+
+    def _encode(
+        self,
+        response: InferenceResponse,
+        wanted: Wanted,
+        names: tuple[bool, Labels] | None,
+        final: bool | None,  # noqa: FBT001 - see Encoder
+    ) -> bytes:
+        if names is not None:
+            batches, labels = names
             response = classified(response, wanted.classes, labels, batches=batches)
         if wanted.places:
             return placed(response, wanted.places, final)
@@ -124,7 +146,7 @@ class Inference:
     async def _answer(self, data: bytes, context: Any, following: Following | None) -> bytes:
         message = parsed(pb.ModelInferRequest, data)
         name, version = self._codec.target(message)
-        call = _UnaryCall(self._codec.encode)
+        call = _UnaryCall(self._codec)
         headers = functools.partial(headers_of, context)
         try:
             request, call.wanted = self._codec.decode(message, call.complete, headers)
@@ -165,10 +187,10 @@ class _UnaryCall:
         wanted: how the client wants them. Set once the request is decoded.
     """
 
-    __slots__ = ("_encode", "answer", "wanted")
+    __slots__ = ("_codec", "answer", "wanted")
 
-    def __init__(self, encode: Callable[[InferenceResponse, Wanted], bytes]) -> None:
-        self._encode = encode
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.wanted: Wanted
 
@@ -180,9 +202,22 @@ class _UnaryCall:
             self.answer.set_exception(result or MmeError(Kind.EXECUTION_FAILED, "the model sent no response"))
             return
         try:
-            self.answer.set_result(self._encode(result, self.wanted))
+            if takes_long(result, self.wanted.places, self.wanted.classes):
+                InTurn().work_out(self._codec.encoding(result, self.wanted), self._encoded)
+            else:
+                self.answer.set_result(self._codec.encode(result, self.wanted))
         except Exception as error:  # noqa: BLE001 - an answer that can't be written must not keep its batch from theirs
             self.answer.set_exception(known(error))
+
+    def _encoded(self, written: asyncio.Future[bytes]) -> None:
+        """A thread has written the answer, or could not."""
+        error = written.exception()
+        if self.answer.done():
+            return
+        if error is None:
+            self.answer.set_result(written.result())
+        else:
+            self.answer.set_exception(known(error) if isinstance(error, Exception) else error)
 
 
 def _refuse_decoupled(config: ModelConfig) -> None:

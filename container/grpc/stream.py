@@ -15,16 +15,19 @@ that does not read what a decoupled model sends is cut off.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from container.call import known
+from container.codec.effort import takes_long
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import PLAIN
 from container.grpc.encode import error_in_stream, final_response, in_stream
 from container.grpc.messages import parsed
 from container.grpc.traces import Following, headers_of
+from container.in_turn import InTurn
 from container.shared_memory import Unread
 from model_handlers.errors import Kind, MmeError
 
@@ -266,12 +269,25 @@ class Call:
         answer: the one answer, once it is there.
     """
 
-    __slots__ = ("_failed", "_last", "_stream", "answer", "following", "id", "model", "ordered", "request", "wanted")
+    __slots__ = (
+        "_failed",
+        "_last",
+        "_stream",
+        "_turn",
+        "answer",
+        "following",
+        "id",
+        "model",
+        "ordered",
+        "request",
+        "wanted",
+    )
 
     def __init__(self, stream: Stream, following: Following) -> None:
         self._stream = stream
         self.following = following
         self._last = False
+        self._turn: InTurn | None = None  # once a thread has had to write for it
         self._failed = False  # there is nothing more to tell, though its model may send more until it hears of that
         self.request: InferenceRequest | None = None
         self.wanted = PLAIN
@@ -287,8 +303,14 @@ class Call:
             self._stream.cut(MmeError(Kind.TOO_LARGE, "the client reads the responses of its stream too slowly"))
         if self._stream.closed or self._failed:
             return
+        if self._turn is not None and self._turn.waits(functools.partial(self.respond, request, response)):
+            return
         self._last = response.final
         self.model = (response.model_name, response.model_version)
+        if takes_long(response, self.wanted.places, self.wanted.classes):
+            work = self._stream.codec.encoding(response, self.wanted, response.final)
+            self._in_turn().work_out(work, functools.partial(self._responded, request))
+            return
         try:
             part = self._stream.codec.encode(response, self.wanted, response.final)
         except Exception as error:  # noqa: BLE001 - a response that can't be written ends this request and no other
@@ -297,9 +319,28 @@ class Call:
             return
         self._stream.write(in_stream(part))
 
+    def _responded(self, request: InferenceRequest, written: asyncio.Future[bytes]) -> None:
+        """A thread has written one response of several."""
+        if self._stream.closed or self._failed:
+            return
+        try:
+            part = written.result()
+        except Exception as error:  # noqa: BLE001 - as above
+            self.fail(known(error))
+            request.cancel()
+            return
+        self._stream.write(in_stream(part))
+
+    def _in_turn(self) -> InTurn:
+        if self._turn is None:
+            self._turn = InTurn()
+        return self._turn
+
     def respond_error(self, request: InferenceRequest, error: MmeError) -> None:
         """An error of the model that others may follow, unless it ends the stream."""
         if self._stream.closed or self._failed:
+            return
+        if self._turn is not None and self._turn.waits(functools.partial(self.respond_error, request, error)):
             return
         if self._stream.errors_as_status:
             self.fail(error)
@@ -311,8 +352,13 @@ class Call:
         """The one response, the error, or the end of several responses."""
         if self._stream.closed or self._failed:
             return
+        if self._turn is not None and self._turn.waits(functools.partial(self.complete, _request, result)):
+            return
         if isinstance(result, MmeError):
             self.fail(result, final=True)
+            return
+        if result is not None and takes_long(result, self.wanted.places, self.wanted.classes):
+            self._in_turn().work_out(self._stream.codec.encoding(result, self.wanted, final=True), self._completed)
             return
         try:
             if result is not None:
@@ -323,6 +369,18 @@ class Call:
         except Exception as error:  # noqa: BLE001 - an answer that can't be written must not keep its batch from theirs
             self.fail(known(error))
             return
+        self._stream.over(self)
+
+    def _completed(self, written: asyncio.Future[bytes]) -> None:
+        """A thread has written the one answer."""
+        if self._stream.closed or self._failed:
+            return
+        try:
+            self.answer = in_stream(written.result())
+        except Exception as error:  # noqa: BLE001 - as above
+            self.fail(known(error))
+            return
+        self._stream.write_in_order()
         self._stream.over(self)
 
     def fail(self, error: MmeError, *, final: bool | None = None) -> None:

@@ -37,6 +37,7 @@ class Answers:
     Attributes:
         outstanding: those that are not answered yet.
         open: those that were executed, and are to be answered unasked.
+        is_going: whether the model goes.
 
     Args:
         signature: the model's.
@@ -68,7 +69,7 @@ class Answers:
         self._rescue = rescue
         self._decoupled = decoupled
         self._unasked = unasked
-        self._going = False
+        self.is_going = False
         self._posts = Posts(loop, self._respond)
 
     def __repr__(self) -> str:
@@ -136,7 +137,7 @@ class Answers:
     def _leave_open(self, requests: list[InferenceRequest]) -> None:
         """These have no answer yet, and no lane owes them one."""
         self.open.update(requests)
-        if self._going:
+        if self.is_going:
             self._refuse_open()
 
     def _respond(self, opened: OpenRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see Post
@@ -204,7 +205,7 @@ class Answers:
             self.refuse(request, MmeError(Kind.QUEUE_TIMEOUT, f"{self._expiry} for model '{self._name}'"))
         for request in take.cancelled:
             left = MmeError(Kind.CANCELLED, f"the client of model '{self._name}' left")
-            self.refuse(request, left if not self._going else self.going())
+            self.refuse(request, left if not self.is_going else self.going())
 
     def refuse(self, request: InferenceRequest, error: MmeError) -> None:
         """Count and answer a request that will not be executed."""
@@ -214,7 +215,7 @@ class Answers:
 
     def refuse_open(self) -> None:
         """The model goes: tell everybody who waits for what it will send unasked, from now on."""
-        self._going = True
+        self.is_going = True
         self._refuse_open()
 
     def going(self) -> MmeError:

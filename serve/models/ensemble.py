@@ -112,10 +112,22 @@ class EnsembleModel:
         request.batch_size = checked.batch_size
         request.order = checked.order
         request.arrival_ns = _now()
-        if self._cached is not None and self._cached.answered(request):
-            return
+        if self._cached is not None:
+            if self._cached.takes_long(request):
+                self.outstanding += 1
+                self._cached.look_up(request, self._looked_up)
+                return
+            if self._cached.answered(request):
+                return
         self.outstanding += 1
         self._journey(self, request).begin()
+
+    def _looked_up(self, request: InferenceRequest, response: InferenceResponse | None) -> None:
+        if response is None:
+            self._journey(self, request).begin()
+        else:
+            self.outstanding -= 1
+            request.resolve(response)
 
     def end_sequence(self, correlation_id: int | str) -> None:
         """The models of its steps have sequences; see there."""

@@ -142,6 +142,8 @@ class Model:
         self._ticket = itertools.count()
         stats.keep_first_responses(self.config)
         self._cached = cached_responses(self.config, responses, stats, loop, reads_parameters=unasked)
+        self._looks_up = False
+        self._behind: list[InferenceRequest] = []  # who came while a request of theirs was looked up, in order
         self._overtakes = self.config.dynamic_batching is None or not self.config.dynamic_batching.preserve_ordering
 
     def __repr__(self) -> str:
@@ -173,7 +175,17 @@ class Model:
         request.order = checked.order
         request.signature = checked.signature
         request.arrival_ns = _now()
-        if self._cached is not None and (self._overtakes or not self.outstanding) and self._cached.answered(request):
+        if self._cached is not None and (self._overtakes or not self.outstanding):
+            if self._cached.takes_long(request):
+                self._answers.outstanding += 1
+                self._looks_up = True
+                self._cached.look_up(request, self._looked_up)
+                return
+            if self._cached.answered(request):
+                return
+        elif self._looks_up:  # which nobody overtakes here
+            self._answers.outstanding += 1
+            self._behind.append(request)
             return
         try:
             with self._lock:
@@ -184,6 +196,34 @@ class Model:
         self._answers.outstanding += 1
         if self._queue.hears:
             request.on_cancel = functools.partial(self._client_left, request)
+        self._ask_for_dispatch()
+
+    def _looked_up(self, request: InferenceRequest, response: InferenceResponse | None) -> None:
+        """An accepted request was looked up among the responses that are kept."""
+        behind, self._behind = self._behind, []
+        self._looks_up = False
+        if response is None:
+            self._queue_late(request)
+        else:
+            self._answers.outstanding -= 1
+            request.resolve(response)
+        for later in behind:
+            self._queue_late(later)
+
+    def _queue_late(self, request: InferenceRequest) -> None:
+        """Queue a request that was accepted before."""
+        try:
+            if self._answers.is_going:
+                raise self._answers.going()
+            with self._lock:
+                self._queue.push(request)
+        except MmeError as error:
+            self._answers.refuse(request, error)
+            return
+        if self._queue.hears:
+            request.on_cancel = functools.partial(self._client_left, request)
+            if request.cancelled:
+                self._client_left(request)
         self._ask_for_dispatch()
 
     def _client_left(self, request: InferenceRequest) -> None:

@@ -1,16 +1,24 @@
-"""Calls that turn out to be of another type than their route says."""
+"""Calls that turn out to be of another type than their route says, and calls whose answers take long to write."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import json
+import threading
+import time
 
 import numpy as np
 import pytest
 
+from container import call as module
+from container import in_turn
 from container.call import CALLS
+from container.codec.encode import Reply, encode
 from container.on_loop import WaitingExchange
 from container.targets import Flavor, InferenceType
-from model_handlers.tensor import UINT8
+from model_handlers.errors import Kind, MmeError
+from model_handlers.tensor import FP32, UINT8
 from serve.request import InferenceRequest, InferenceResponse, Layout, LoadReport
 
 
@@ -66,3 +74,121 @@ def test_a_call_that_becomes_another_knows_that_its_client_left(calls, kind):
         if not early:
             exchange.on_disconnect()
         assert (call.over, request.cancelled) == (True, True)
+
+
+# -- answers that take long to write ---------------------------------------------------------------------------------
+
+LARGE = np.arange(1 << 17, dtype=np.float32)
+SMALL = np.arange(2, dtype=np.float32)
+
+
+def asked(calls):
+    """A call of type `infer` that wants JSON, its request, and its exchange."""
+    exchange = WaitingExchange("POST", b"/invocations", {}, b"x")
+    call = calls[InferenceType.INFER, False](exchange, Flavor.SAGEMAKER)
+    exchange.on_disconnect = call.abandon
+    call.reply = Reply({}, binary=False, remember=True)
+    request = InferenceRequest(Layout((("X", FP32, (1,)),), ()), [SMALL[:1]], call.complete)
+    request.on_response, request.on_error = call.respond, call.respond_error
+    return call, call.take(request), exchange
+
+
+def response(array):
+    """Of a model with one output."""
+    return InferenceResponse("m", "1", [("Y", FP32, array)])
+
+
+def body_of(exchange):
+    """Status and body, once they are whole."""
+    status, _, body = exchange.wait()
+    return status, body if isinstance(body, bytes) else b"".join(body)
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """On which threads answers were written: whether each was that of the loop."""
+    found = []
+
+    def encoded(*arguments):
+        found.append(threading.current_thread() is threading.main_thread())
+        return encode(*arguments)
+
+    monkeypatch.setattr(module, "encode", encoded)
+    return found
+
+
+def writers_rest():
+    """Wait until no thread writes any more."""
+    while in_turn._WRITERS.works():
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(("array", "on_loop"), [(SMALL, True), (LARGE, False)])
+def test_a_long_answer_is_written_by_a_thread(array, on_loop, calls, threads):
+    """The client sees no difference."""
+
+    async def main():
+        _, request, exchange = asked(calls)
+        request.resolve(response(array))
+        assert threads == ([True] if on_loop else [])
+        return await asyncio.to_thread(body_of, exchange)
+
+    status, body = asyncio.run(main())
+    assert (status, json.loads(body)["outputs"][0]["data"]) == (200, array.tolist())
+    assert threads == [on_loop]
+
+
+def test_several_responses_keep_their_order(calls):
+    """Also errors behind a long one, and the end."""
+
+    async def main():
+        _, request, exchange = asked(calls)
+        for each in (
+            response(SMALL),
+            response(LARGE),
+            MmeError(Kind.EXECUTION_FAILED, "not this one"),
+            response(SMALL),
+        ):
+            request.respond(each)
+        request.resolve(None)
+        return await asyncio.to_thread(body_of, exchange)
+
+    status, body = asyncio.run(main())
+    lines = [json.loads(line) for line in body.splitlines()]
+    sizes = [line["outputs"][0]["shape"] if "outputs" in line else line["error"] for line in lines]
+    assert (status, sizes) == (200, [[2], [1 << 17], "not this one", [2]])
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_long_answer_that_can_not_be_written_is_an_error(several, calls):
+    """The client hears of it, once, and the model that nobody wants more of it."""
+
+    async def main():
+        _, request, exchange = asked(calls)
+        wrong = response(np.full(1 << 17, np.nan, np.float32))
+        if several:
+            request.respond(wrong)
+            request.respond(response(SMALL))
+        request.resolve(None if several else wrong)
+        return await asyncio.to_thread(body_of, exchange), request.cancelled
+
+    (status, body), cancelled = asyncio.run(main())
+    assert "NaN or infinity" in json.loads(body)["error"]
+    assert (status >= 400, cancelled) == (True, several)
+
+
+def test_a_client_that_leaves_while_its_answer_is_written_gets_none(calls):
+    """Nobody misses it."""
+
+    async def main():
+        call, request, exchange = asked(calls)
+        request.respond(response(LARGE))
+        request.respond(response(SMALL))
+        exchange.on_disconnect()
+        request.resolve(None)
+        await asyncio.to_thread(writers_rest)
+        await asyncio.sleep(0.001)  # the turn of the loop that hears of it
+        assert call.over
+        assert not exchange._answer.done()
+
+    asyncio.run(main())

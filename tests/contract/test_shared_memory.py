@@ -197,8 +197,8 @@ def test_every_type_beside_tensors_that_are_sent(client, triton, region):
 
 
 def test_large_tensors(client, triton, key):
-    """A thread reads them; the answer is the same, and requests of a stream keep their order."""
-    places = np.arange(200_000, dtype=np.int64) % 3
+    """Threads read and write them; the answer is the same, and requests of a stream keep their order."""
+    places = np.arange(300_000, dtype=np.int64) % 3
     handle = shm.create_shared_memory_region("big", key, 3 * places.nbytes)
     found: list = []
     try:

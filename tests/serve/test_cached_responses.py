@@ -1,20 +1,52 @@
-"""A model whose responses are cached answers what it answered before, and executes what it did not."""
+"""A model whose responses are cached answers what it answered before, and executes what it did not.
+
+Whether the loop compares and copies tensors, or a thread because they are large.
+"""
 
 import asyncio
 import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from model_handlers.config import DynamicBatching
+from model_handlers.config import DynamicBatching, QueuePolicy
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32
+from serve.models import cached_responses
 from serve.models.model import Model
 from serve.request import Layout
 from serve.scheduling.response_cache import ResponseCache
 from serve.stats import ModelStats
 
 BATCHING = DynamicBatching((8,))
+
+
+@pytest.fixture(autouse=True, params=["loop", "thread"])
+def small(request, monkeypatch):
+    """Everything is small, or nothing is: then one thread compares and copies, in order."""
+    if request.param == "loop":
+        yield True
+        return
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # its thread is there before the test
+        monkeypatch.setattr(cached_responses, "_THREADS", pool)
+        monkeypatch.setattr(cached_responses, "_AT_ONCE", 0)
+        yield False
+
+
+LARGE = pytest.mark.parametrize("small", ["thread"], indirect=True)
+
+
+@pytest.fixture
+def looking(small):
+    """Set, it lets a large request be looked up."""
+    assert not small
+    goes_on = threading.Event()
+    cached_responses._THREADS.submit(goes_on.wait, 60)
+    yield goes_on
+    goes_on.set()
 
 
 @contextlib.asynccontextmanager
@@ -39,6 +71,7 @@ async def ask(model, toys, *numbers, **options):
     model.submit(call.request)
     assert call.answers == []  # never before `submit` returns
     await call.answer()
+    await asyncio.wrap_future(cached_responses._THREADS.submit(int))  # what is to be kept has been copied
     return call
 
 
@@ -159,5 +192,105 @@ def test_an_answer_from_the_cache_overtakes_nobody_where_order_is_kept(run, toys
             await ask(model, toys, 1)
             assert order == [2, 1]
             assert handler.batches == [[1], [2, 1]]
+
+    run(main())
+
+
+@LARGE
+def test_whoever_leaves_while_it_is_looked_up_is_not_executed(looking, run, toys):
+    """The model hears of no request that nobody waits for."""
+
+    async def main():
+        async with serving(toys) as (model, handler, _):
+            call = toys.Call(1)
+            model.submit(call.request)
+            call.request.cancel()
+            assert model.outstanding == 1
+            looking.set()
+            await call.answer()
+            assert (call.kind, handler.batches) == (Kind.CANCELLED, [])
+
+    run(main())
+
+
+@LARGE
+def test_a_queue_that_is_full_when_a_request_was_looked_up_refuses_it(looking, run, toys):
+    """It is too late to refuse to accept it: that is its answer, and it is counted."""
+
+    async def main():
+        gate = toys.Gate()
+        policy = DynamicBatching((8,), queue_policy=QueuePolicy(max_queue_size=1))
+        async with serving(toys, gate, dynamic_batching=policy) as (model, _, _):
+            calls = [toys.Call(n) for n in range(1, 4)]
+            model.submit(calls[0].request)
+            looking.set()
+            await gate.arrived()
+            for call in calls[1:]:
+                model.submit(call.request)
+            await calls[2].answer()
+            gate.open()
+            await calls[1].answer()
+            assert [call.kind for call in calls] == [None, None, Kind.QUEUE_FULL]
+            assert model.stats.fail.count == 1
+
+    run(main())
+
+
+@LARGE
+def test_a_model_that_goes_refuses_what_it_looks_up(looking, run, toys):
+    """As it refuses what is queued."""
+
+    async def main():
+        async with serving(toys) as (model, handler, _):
+            call = toys.Call(1)
+            model.submit(call.request)
+            model.refuse_waiting()
+            looking.set()
+            await call.answer()
+            assert (call.kind, handler.batches) == (Kind.UNAVAILABLE, [])
+
+    run(main())
+
+
+@LARGE
+def test_nobody_overtakes_a_request_that_is_looked_up_where_order_is_kept(looking, run, toys, monkeypatch):
+    """With preserve_ordering whoever comes meanwhile is queued behind it; else a small request need not wait."""
+
+    async def main(preserves):
+        order = []
+        policy = DynamicBatching((1,), preserve_ordering=preserves)
+        config = {"dynamic_batching": policy, "max_batch_size": 1}
+        async with serving(toys, **config) as (model, _, _):
+            large, small = [toys.Call(n, on_answer=lambda call: order.append(call.numbers[0])) for n in (1, 2)]
+            monkeypatch.setattr(cached_responses, "_AT_ONCE", 0)
+            model.submit(large.request)
+            monkeypatch.setattr(cached_responses, "_AT_ONCE", 1 << 20)
+            model.submit(small.request)
+            if not preserves:
+                await small.answer()
+            looking.set()
+            await large.answer()
+            await small.answer()
+        return order
+
+    assert run(main(preserves=False)) == [2, 1]
+    looking.clear()
+    cached_responses._THREADS.submit(looking.wait, 60)
+    assert run(main(preserves=True)) == [1, 2]
+
+
+@LARGE
+def test_a_request_that_can_not_be_looked_up_is_executed(looking, run, toys, monkeypatch):
+    """Where there is no memory to compare it, it is a request like any other."""
+
+    def no_memory(*_):
+        raise MemoryError
+
+    async def main():
+        async with serving(toys) as (model, handler, cache):
+            monkeypatch.setattr(cached_responses.CachedResponses, "_key", no_memory)
+            looking.set()
+            assert (await ask(model, toys, 1)).kind is None
+            assert (handler.batches, len(cache)) == ([[1]], 0)
 
     run(main())

@@ -253,3 +253,27 @@ def test_a_line_refuses_what_json_cannot_carry(respond, refusal):
     broken, fine = (respond(("Y", "FP32", np.array([value], "<f4"))) for value in (np.nan, 1))
     assert "NaN" in refusal(encode_line, broken, kind=Kind.UNSUPPORTED)
     assert json.loads(encode_line(fine))["outputs"][0]["data"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "array"),
+    [
+        ("FP32", np.arange(100_000, dtype=np.float32)),
+        ("FP32", np.arange(65_536, dtype=np.float32).reshape(256, 256).T),
+        ("BOOL", np.arange(70_000) % 3 == 0),
+        ("BYTES", np.array([f"é{i}".encode() for i in range(40_000)], dtype=np.object_)),
+    ],
+)
+def test_a_large_output_is_the_same_json(datatype, array, respond, written):
+    """It is written in pieces, between which others have their turn."""
+    header, _ = written(respond(("Y", datatype, array)), reply())
+    flat = array.ravel().tolist()
+    assert header["outputs"][0]["data"] == ([each.decode() for each in flat] if datatype == "BYTES" else flat)
+
+
+@pytest.mark.parametrize(("datatype", "wrong"), [("FP32", np.inf), ("BYTES", b"\xff")])
+def test_what_json_cannot_carry_is_refused_wherever_it_lies(datatype, wrong, respond, refusal):
+    """In the last piece of a large output too."""
+    array = np.full(70_000, wrong if datatype == "FP32" else b"a", np.float32 if datatype == "FP32" else np.object_)
+    array[:-1], array[-1] = array[0] if datatype == "BYTES" else 0, wrong
+    refusal(encode, respond(("Y", datatype, array)), reply(), kind=Kind.UNSUPPORTED)

@@ -1,4 +1,4 @@
-"""A stream whose client does not read; everything else of streams is tested by a real client."""
+"""A stream whose client does not read, and long responses; everything else of streams is tested by a real client."""
 
 import asyncio
 from types import SimpleNamespace
@@ -6,12 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from container.grpc import grpc_service_pb2 as pb
 from container.grpc import stream as module
+from container.grpc.decode import Wanted
 from container.grpc.encode import Encoder
+from container.grpc.infer import Codec
 from container.grpc.stream import Call, Stream
 from container.grpc.traces import Following
 from model_handlers.errors import Kind, MmeError
-from model_handlers.tensor import FP32
+from model_handlers.tensor import BYTES, FP32
 from serve.request import InferenceRequest, InferenceResponse, Layout
 
 
@@ -65,3 +68,48 @@ def test_a_stream_that_is_drained_as_it_opens_ends(monkeypatch):
             await serving
 
     asyncio.run(run())
+
+
+WORDS = np.array([b"word"] * 5000, dtype=np.object_)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_what_takes_long_to_write_keeps_its_place(decoupled):
+    """A thread writes it; what comes behind it, of its request or of its stream, comes behind it."""
+    taken = []
+
+    async def run():
+        stream, over = Stream(None, Codec(None), None, {}), asyncio.Event()
+
+        async def write(part):
+            taken.append(pb.ModelStreamInferResponse.FromString(part))
+            if len(taken) == 3:
+                over.set()
+
+        serving = asyncio.create_task(stream.serve(no_requests(), write))
+        calls = [Call(stream, Following(None, {}, "ModelStreamInfer")) for _ in range(1 if decoupled else 3)]
+        for call in calls:
+            call.request = InferenceRequest(Layout((), ()), [], call.complete)
+            call.wanted = Wanted({}, empty_final=False)
+            call.ordered = not decoupled
+            stream._calls.add(call)
+            stream._order.append(call)
+        if decoupled:
+            stream._order.clear()
+        words = [WORDS[:1], WORDS, WORDS[:2]]
+        for number, part in enumerate(words):
+            call, result = calls[-1 if decoupled else number], InferenceResponse("m", "1", [("Y", BYTES, part)])
+            if decoupled:
+                call.respond(call.request, result)
+            else:
+                call.complete(call.request, result)
+        if decoupled:
+            call.complete(call.request, None)
+        async with asyncio.timeout(60):
+            await over.wait()
+        stream.drain()
+        await serving
+
+    asyncio.run(run())
+    assert [list(each.infer_response.outputs[0].shape) for each in taken] == [[1], [5000], [2]]
+    assert taken[1].infer_response.raw_output_contents[0] == b"\4\0\0\0word" * 5000

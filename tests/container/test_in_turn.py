@@ -1,0 +1,47 @@
+"""What a thread works out for a request keeps its place among whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+
+from container.in_turn import InTurn
+
+
+def test_events_wait_for_what_is_worked_out_before_them():
+    """In their order, and each on the loop, though one of them has something worked out as well, and another fails."""
+    happened, go_on = [], threading.Event()
+
+    async def main():
+        turn, ended = InTurn(), asyncio.Event()
+
+        def event(name):
+            if not turn.waits(functools.partial(event, name)):
+                happened.append((name, threading.current_thread() is threading.main_thread()))
+                if name == "end":
+                    ended.set()
+
+        def slow(name, result):
+            if turn.waits(functools.partial(slow, name, result)):
+                return
+            turn.work_out(functools.partial(worked, result), lambda future: event(f"{name}: {future.exception()}"))
+
+        def worked(result):
+            assert go_on.wait(60)
+            assert threading.current_thread() is not threading.main_thread()
+            assert result, "not today"
+
+        event("begin")
+        slow("first", result=True)
+        event("second")
+        slow("third", result=False)
+        event("fourth")
+        event("end")
+        go_on.set()
+        await ended.wait()
+
+    asyncio.run(main())
+    names = [name.splitlines()[0] for name, _ in happened]
+    assert names == ["begin", "first: None", "second", "third: not today", "fourth", "end"]
+    assert all(on_loop for _, on_loop in happened)
