@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import logging
 import os
@@ -18,7 +19,7 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from container.config.flags import COMMAND as CONFIG
 from container.engines.flags import COMMAND as BUILD
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve_command(argv: Sequence[str] | None = None) -> int:
     """Start the server as SageMaker does: the environment says everything, flags are allowed."""
-    parser = argparse.ArgumentParser(prog="serve", description="Start the server; the same as `mme serve`.")
+    parser = _CommandParser(prog="serve", description="Start the server; the same as `mme serve`.")
     _add_serve_flags(parser)
     return _guarded("serve", _serve_arguments(parser, sys.argv[1:] if argv is None else argv))
 
@@ -187,10 +188,24 @@ _COMMANDS = {
 }
 
 
+class _CommandParser(argparse.ArgumentParser):
+    """The parser of one command, which refuses itself what it does not know: the error is about it, not about `mme`."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's; nothing is left over."""
+        known, others = super().parse_known_args(args, namespace)
+        if others:
+            meant = difflib.get_close_matches(others[0].partition("=")[0], self._option_string_actions, 1)
+            hint = f"did you mean {meant[0]}? " if meant else ""
+            told = f"{hint}`{self.prog} --help` lists what there is"
+            self.exit(2, f"{self.prog}: unrecognized arguments: {' '.join(others)}; {told}\n")
+        return known, others
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mme", description="A serving container for SageMaker multi-model endpoints.")
     parser.add_argument("--version", action="version", version=f"mme {installed_version() or '(not installed)'}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_CommandParser)
     _add_serve_flags(_command(commands, "serve", "start the server", _SERVE_EXAMPLES))
     _add_models_flags(_command(commands, "models", "list a server's models", _MODELS_EXAMPLES))
     for each in COMMANDS:
@@ -201,7 +216,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, examples: str
+    commands: argparse._SubParsersAction[_CommandParser], name: str, summary: str, examples: str
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         name,

@@ -7,9 +7,14 @@ Runs in gunicorn's master, and again on a reload.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
+import time
 from typing import TYPE_CHECKING
+
+from gunicorn.systemd import listen_fds
 
 from container.logs import configure, logging_config
 from container.settings import Settings
@@ -47,10 +52,38 @@ logconfig_dict = logging_config(_settings.log_level, _settings.log_format)
 
 
 def on_starting(server: Any) -> None:
-    """Refuse a number of workers that came another way: GUNICORN_CMD_ARGS or gunicorn's command line."""
+    """Refuse a number of workers that came another way (GUNICORN_CMD_ARGS, gunicorn's own flags), and a taken port."""
     if server.cfg.workers != 1:
         msg = f"workers={server.cfg.workers}: one process owns the model cache, so that only 1 worker can be used"
         raise RuntimeError(msg)
+    if server.master_pid or listen_fds(unset_environment=False):  # somebody hands us a socket that listens already
+        return
+    for place in server.cfg.address:
+        if isinstance(place, tuple):
+            _wait_for_port(*place)
+
+
+def _wait_for_port(host: str, port: int) -> None:
+    """Return when it can be listened to: a server that had it may be about to end.
+
+    Raises:
+        RuntimeError: gunicorn ends with its sentence.
+    """
+    for last in (False, False, False, False, True):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as place:
+            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                place.bind((host, port))
+            except OSError as error:
+                if last or error.errno != errno.EADDRINUSE:
+                    msg = (
+                        f"the server cannot listen to HTTP requests at {host}:{port}: {error.strerror}; "
+                        "choose another --port/MME_PORT, 0 takes a free one"
+                    )
+                    raise RuntimeError(msg) from error
+            else:
+                return
+        time.sleep(1)
 
 
 def when_ready(server: Any) -> None:  # noqa: ARG001 - gunicorn's interface

@@ -67,6 +67,8 @@ def _shown(arguments: argparse.Namespace) -> str:
     stats: list[Row] = []
     if arguments.stats:
         stats = ask(f"{url}/v2/models/stats", None, arguments.timeout)[0]["model_stats"]
+    if not index:
+        return f"no models at {url} yet: a request for one loads it, where its store or repository has it"
     return "\n".join(_lines(index, stats if arguments.stats else None, _date(headers)))
 
 
@@ -162,7 +164,7 @@ def _mean_ms(count: int, ns: int) -> str:
 
 def _columns(table: Sequence[Sequence[str]]) -> list[str]:
     """Aligned; a column without anything in it but its title stays away."""
-    kept = [column for column in zip(*table, strict=True) if any(column[1:]) or len(table) == 1]
+    kept = [column for column in zip(*table, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in kept]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

@@ -130,6 +130,21 @@ def test_a_flag_of_tritonserver_that_is_refused_says_what_there_is(capsys, tmp_p
     assert "unrecognized arguments: --model-reposytory" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("serve --store x", "mme serve: unrecognized arguments: --store x; did you mean --model-store? `mme serve --help` lists"),
+        ("serve ./archives", "mme serve: unrecognized arguments: ./archives; `mme serve --help` lists what there is"),
+        ("models --stat --uri=http://x", "mme models: unrecognized arguments: --uri=http://x; did you mean --url? `mme models --help`"),
+        ("config check . --jsn", "mme config check: unrecognized arguments: --jsn; did you mean --json? `mme config check --help`"),
+    ],
+)  # fmt: skip
+def test_words_that_a_command_does_not_know_are_its_own_error(capsys, words, sentence):
+    """It names the command, what may have been meant, and where to read on."""
+    assert run(*words.split()) == 2
+    assert capsys.readouterr().err.startswith(sentence)
+
+
 def test_a_flag_wins_over_its_variable(became, monkeypatch):
     """A flag that sets the default back beats a variable that says otherwise."""
     monkeypatch.setenv("MME_PORT", "9000")

@@ -118,6 +118,14 @@ def test_a_table_of_what_the_cache_knows(own, capsys, json_inputs):
     assert thrice == ["thrice", "not loaded"]
 
 
+def test_a_server_without_models_says_so(start, tmp_path, capsys):
+    """In a sentence, where a table would be a line of titles."""
+    url = f"http://127.0.0.1:{start(mode=Mode.REPOSITORY, model_repository=tmp_path).port}"
+
+    assert cli.main(["models", "--url", url]) == 0
+    assert capsys.readouterr().out.startswith(f"no models at {url} yet: a request for one loads it")
+
+
 def test_a_load_under_way_is_shown_with_its_time(own, capsys, json_inputs):
     """LOADING, and for how long."""
     with ThreadPoolExecutor(1) as pool, own.loads_held_up():

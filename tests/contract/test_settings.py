@@ -47,11 +47,12 @@ def test_what_can_not_be_honoured_refuses_to_start(tmp_path, command, environ, s
     assert done.stdout == ""
 
 
-def test_a_port_that_is_taken_is_said_and_ends(serve, tmp_path):
-    """A second server on the same port ends with an error that names the port."""
+@pytest.mark.parametrize(("host", "why"), [("127.0.0.1", "Address already in use"), ("192.0.2.1", "Cannot assign")])
+def test_a_place_that_can_not_be_listened_to_is_said_and_ends(serve, tmp_path, host, why):
+    """A second server on the same port, or one at somebody else's address, ends with a sentence that says what to do."""
     first = serve({"SAGEMAKER_MULTI_MODEL": "true"})
 
-    environ = {"SAGEMAKER_MULTI_MODEL": "true", "MME_HOST": "127.0.0.1", "MME_PORT": str(first.port)}
+    environ = {"SAGEMAKER_MULTI_MODEL": "true", "MME_HOST": host, "MME_PORT": str(first.port)}
     done = subprocess.run(
         [SCRIPTS / "serve"],
         env=clean_environment(tmp_path, **environ),
@@ -61,8 +62,10 @@ def test_a_port_that_is_taken_is_said_and_ends(serve, tmp_path):
         check=False,
     )
 
-    assert done.returncode != 0
-    assert str(first.port) in done.stderr
+    assert done.returncode == 1
+    assert f"the server cannot listen to HTTP requests at {host}:{first.port}: {why}" in done.stderr
+    assert "choose another --port/MME_PORT" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_log_lines_are_json_where_nobody_reads_them(serve, tmp_path):
