@@ -210,4 +210,7 @@ def _introduce(arguments: argparse.Namespace, port: int, container: Container) -
     url = f"http://{arguments.host}:{port}"
     tell(f"endpoint '{arguments.endpoint or 'any name'}' over {arguments.source}, container at {container.url}")
     tell(f"Listening at: {url}")
-    tell(f'boto3.client("sagemaker-runtime", endpoint_url="{url}", region_name="us-east-1")')
+    tell(
+        f'boto3.client("sagemaker-runtime", endpoint_url="{url}", region_name="us-east-1", '
+        'aws_access_key_id="any", aws_secret_access_key="any")'
+    )
