@@ -104,15 +104,17 @@ class Directories(Artifacts):
             MmeError: as `Store.stat`; INVALID_ARGUMENT when the prefix is that of one model.
         """
         found: dict[str, list[StoredObject]] = {}
+        has_config = False
         for obj in self._bucket.objects():
-            if obj.name == _CONFIG:
-                raise invalid_argument(
-                    f"{self.uri}{_CONFIG} is a model's: name the prefix above it, under which a repository has models"
-                )
+            has_config |= obj.name == _CONFIG
             name, slash, _ = obj.name.partition("/")
             if slash and not name.startswith(".") and not wrong_name(name):
                 found.setdefault(name, []).append(obj)
         models = {name: _etag(found[name]) for name in sorted(found) if _has_files(found[name])}
+        if has_config and all(name.isdigit() for name in models):
+            raise invalid_argument(
+                f"{self.uri}{_CONFIG} is a model's: name the prefix above it, under which a repository has models"
+            )
         if not models and not self._was_empty:
             _log.warning("the repository %s has no models: put directories there, or name another prefix", self.uri)
         self._known, self._was_empty = set(models), not models

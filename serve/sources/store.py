@@ -35,7 +35,7 @@ _MAX_NAME = 1024  # S3's own limit for a key
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
 _PART_SIZE = 12 << 20
 _PARTS_AHEAD = 4
-_CONNECTIONS = 32  # kept open: eight loads at a time, each with four parts
+_CONNECTIONS = 64  # kept open: eight loads at a time, each with four parts, and a few files beside those
 _CONNECT_SECONDS = 5
 _READ_SECONDS = 15
 

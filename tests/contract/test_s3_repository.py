@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
 
@@ -44,9 +46,11 @@ def upload(s3, bucket, repository):
 def start(serve, bucket, gate, aws, tmp_path):
     """A function that starts a server of what lies under a prefix; all of them have one cache."""
 
-    def started(prefix, **environ):
+    def started(prefix, *, ready=True, exit_code=0, **environ):
         own = {"MME_MODEL_REPOSITORY": f"s3://{bucket}/{prefix}", "MME_CACHE_DIR": str(tmp_path / "cache")}
-        return serve({**own, **aws(gate.url), **environ})
+        server = serve({**own, **aws(gate.url), **environ}, ready=ready, exit_code=exit_code)
+        server.cache = tmp_path / "cache"
+        return server
 
     return started
 
@@ -93,6 +97,23 @@ def test_all_models_are_loaded_at_start_and_downloaded_once(upload, start, gate)
     eventually(lambda: list(index(again).values()) == ["READY"] * 5, "all models")
     assert infer(again, "chain") == [22, 32, 42, 52]
     assert [key for key in gate.downloads if "/model." in key] == []
+
+
+def test_a_server_that_is_killed_while_it_downloads_leaves_no_half_model(upload, start, gate):
+    """The next one on that disk downloads the model whole, and sweeps away what the first had of it."""
+    prefix = "killed"
+    upload(prefix, "one")
+    key = f"{prefix}/one/1/model.onnx"
+    with gate.held(key):
+        first = start(prefix, ready=False, exit_code=-signal.SIGKILL)
+        gate.wait_for([key])
+        eventually(first.staging, "the directory that grows")
+        os.killpg(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+    assert first.staging() != []
+    second = start(prefix)
+    eventually(lambda: infer(second, "one") == [2, 3, 4, 5], "the whole model")
+    assert second.staging() == []
 
 
 def test_models_are_loaded_and_unloaded_by_the_control_api(upload, start, s3, bucket):

@@ -22,8 +22,9 @@ class FaultyS3:
     Attributes:
         port: where it listens.
         requests: (method, path) of all that came, in order.
-        faults: method → what answers instead where an archive is asked for: a function of the socket to the client and
-            the answer of the server.
+        faults: method → what answers instead where it is asked for what faults are for: a function of the socket to the
+            client and the answer of the server.
+        where: part of the paths that faults are for, which are archives' if nobody says otherwise.
         before: called with the method before the server is asked.
     """
 
@@ -33,6 +34,7 @@ class FaultyS3:
         self.port = self._listener.getsockname()[1]
         self.requests = []
         self.faults = {}
+        self.where = b".tar.gz"
         self.before = lambda _method: None
         self._threads = []
         self._accepting = threading.Thread(target=self._accept)
@@ -78,7 +80,7 @@ class FaultyS3:
             self.before(method.decode())
             answer = self._ask(request)
             try:
-                fault = self.faults.get(method.decode(), passed) if b".tar.gz" in path else passed
+                fault = self.faults.get(method.decode(), passed) if self.where in path else passed
                 fault(client, answer)
             except OSError:
                 return  # the client has had enough

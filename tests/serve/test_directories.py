@@ -9,6 +9,8 @@ from model_handlers.errors import Kind, MmeError
 from serve.sources.directories import Directories, open_bucket
 from serve.sources.store import S3Store
 from serve.sources.transfer import check_names, transfer
+from tests.serve import faulty_s3
+from tests.serve.faulty_s3 import FaultyS3
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -150,8 +152,9 @@ class _Paged:
 
 
 def test_a_prefix_of_one_model_is_refused(put, repository):
-    """Somebody named one directory too many: the sentence names the file that tells."""
-    put(MODEL)
+    """Somebody named one directory too many: the sentence names the file that tells. One beside models is nothing."""
+    put({**MODEL, "config.pbtxt": CONFIG})
+    assert list(repository().scan()) == ["m", "mm"]
     kind, message = error_of(repository("r/m").scan)
     assert kind is Kind.INVALID_ARGUMENT
     assert "/r/m/config.pbtxt is a model's: name the prefix above it" in message
@@ -205,6 +208,49 @@ def test_no_such_bucket(s3_environment, tmp_path):
         assert kind is Kind.UNAVAILABLE
         assert "the bucket of s3://nobodys-bucket/r/ does not exist: create it, or name another" in message
     models.room.close()
+
+
+@pytest.fixture
+def faulty(s3_url, monkeypatch):
+    """An S3 that fails as it is told to."""
+    with FaultyS3(s3_url) as s3:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
+        yield s3
+
+
+@pytest.mark.parametrize(
+    ("where", "sentence"),
+    [
+        (b"list-type=2", "S3 denies access to s3://{bucket}/r/m/: allow s3:GetObject and s3:ListBucket to this role"),
+        (b"/m/1/model.onnx", "S3 denies access to s3://{bucket}/r/m/1/model.onnx: allow s3:GetObject"),
+    ],
+)
+def test_what_a_role_may_not_read(where, sentence, put, faulty, repository, s3_bucket, tmp_path):
+    """The sentence names bucket, key and permissions, and nothing is left; once it may, the model is there."""
+    put(MODEL)
+    models = repository()
+    faulty.where, faulty.faults = where, {"GET": faulty_s3.status(403, "AccessDenied")}
+    kind, message = error_of(models.fetch, "m")
+    assert kind is Kind.UNAVAILABLE
+    assert sentence.format(bucket=s3_bucket) in message
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == [".locks"]
+    faulty.faults.clear()
+    assert models.fetch("m").downloaded
+
+
+def test_while_s3_cannot_be_reached_what_is_on_disk_is_served(put, faulty, repository):
+    """Known content is found without asking again and again; what is not there is an error, and so is a scan."""
+    put(MODEL)
+    models = repository()
+    path = models.fetch("m").path
+    faulty.where, faulty.faults = b"", {"GET": faulty_s3.hung_up}
+    before = faulty.count("GET")
+    assert [models.fetch("m").path for _ in range(3)] == [path] * 3
+    assert faulty.count("GET") == before + 1
+    for call, *arguments in ((models.fetch, "mm"), (models.scan,)):
+        kind, message = error_of(call, *arguments)
+        assert kind is Kind.UNAVAILABLE
+        assert "cannot be reached, check network, endpoint and region" in message
 
 
 def test_an_object_that_is_replaced_or_removed_meanwhile(put, repository, monkeypatch, tmp_path):
