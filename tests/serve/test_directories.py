@@ -1,5 +1,6 @@
 """Models of a repository in S3 come to disk whole, once per content, or with an error that says why not."""
 
+import asyncio
 import os
 import threading
 
@@ -7,8 +8,10 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from serve.sources.directories import Directories, open_bucket
+from serve.sources.source import InBucket
 from serve.sources.store import S3Store
 from serve.sources.transfer import check_names, transfer
+from serve.targets.target_loader import ModelLoader
 from tests.serve import faulty_s3
 from tests.serve.faulty_s3 import FaultyS3
 
@@ -129,6 +132,9 @@ def test_what_a_scan_takes_for_models(put, repository, caplog):
     put({"deep/1/a/b/c": None})
     models.scan()
     assert not models.has("deep")
+    put(dict.fromkeys(MODEL))
+    assert error_of(models.fetch, "m")[0] is Kind.UNKNOWN_MODEL
+    assert not models.has("m")
 
 
 def test_a_scan_goes_on_behind_the_first_page(put, repository, s3_client, s3_bucket, monkeypatch):
@@ -328,6 +334,44 @@ def test_a_load_that_is_cancelled_leaves_nothing(put, s3_bucket, tmp_path):
     )
     assert (kind, message) == (Kind.CANCELLED, "the load of model 'm' was cancelled")
     assert list(tmp_path.iterdir()) == []
+
+
+ENSEMBLE = b"""platform: "ensemble"
+input { name: "IN" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ 2 ] }
+ensemble_scheduling { step { model_name: "part" input_map { key: "x" value: "IN" } output_map { key: "y" value: "OUT" } } }
+"""
+
+
+def test_a_model_and_what_it_consists_of_stay_on_disk_while_it_is_loaded(
+    put, repository, run, tmp_path, write_repository_model
+):
+    """All of them are held, until the model is released, or does not load."""
+    part = tree(write_repository_model(tmp_path / "part"))
+    put({"whole/config.pbtxt": ENSEMBLE, **{f"part/{name}": content for name, content in part.items()}})
+    models = repository()
+
+    def on_disk():
+        for name in ("whole", "part"):
+            models.discard(name)
+        return [name for name in ("whole", "part") if models._copies(name)]
+
+    def prepare():
+        return ModelLoader(asyncio.get_running_loop(), {}).prepare("whole", InBucket(models, "whole"), lambda: False)
+
+    async def main():
+        prepared = prepare()
+        assert [member.directory.path.name for member in prepared.members] == ["part"]
+        assert prepared.download_ns > 0
+        assert on_disk() == ["whole", "part"]
+        prepared.release()
+        assert on_disk() == []
+        put({"part/config.pbtxt": b"platform: {"})
+        with pytest.raises(MmeError):
+            prepare()
+        assert on_disk() == []
+
+    run(main())
 
 
 @pytest.mark.parametrize(
