@@ -5,7 +5,9 @@ Whoever scrapes goes on where it always did, and need not reach the port that se
 
 from __future__ import annotations
 
+import functools
 import logging
+import socket
 from typing import TYPE_CHECKING
 
 from container.http1 import Http1Server, Limits, error_body
@@ -41,10 +43,16 @@ class MetricsPort:
         Raises:
             MmeError: INVALID_ARGUMENT when the port is taken.
         """
+        make = functools.partial(self._loop.create_server, self._http.protocol_factory)
         try:
-            self._listener = await self._loop.create_server(self._http.protocol_factory, host, port)
+            if ":" in host:  # as HTTP's own port and gRPC's, "::" means IPv4 too
+                listening = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+                self._listener = await make(sock=listening)
+            else:
+                self._listener = await make(host, port)
         except OSError as error:
-            sentence = f"the server cannot listen to metrics requests at {host}:{port}; choose another MME_METRICS_PORT"
+            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            sentence = f"the server cannot listen to metrics requests at {where}; choose another MME_METRICS_PORT"
             raise invalid_argument(sentence) from error
         _log.info("metrics listening at port %d", self._listener.sockets[0].getsockname()[1])
 

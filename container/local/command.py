@@ -207,7 +207,8 @@ def listening(app: Flask, host: str, port: int) -> Iterator[int]:
 
 
 def _introduce(arguments: argparse.Namespace, port: int, container: Container) -> None:
-    url = f"http://{arguments.host}:{port}"
+    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    url = f"http://{host}:{port}"
     tell(f"endpoint '{arguments.endpoint or 'any name'}' over {arguments.source}, container at {container.url}")
     tell(f"Listening at: {url}")
     tell(

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -326,11 +327,17 @@ def trace_url(text: str) -> str:
 
 
 def host(text: str) -> str:
-    """An address or host name to listen on."""
-    if not re.fullmatch(r"[0-9A-Za-z.:_-]+", text):
+    """An address or host name to listen on; an IPv6 one may come as URLs and gRPC have it: `[::1]`, `ipv6:[::1]`."""
+    bracketed = re.fullmatch(r"(?:ipv6:)?\[(.*:.*)\]", text)
+    address = bracketed[1] if bracketed else text
+    try:
+        known = str(IPv6Address(address)) if ":" in address else address
+    except ValueError:
+        known = ""
+    if not re.fullmatch(r"[0-9A-Za-z.:_-]+", known):
         msg = "an address such as 0.0.0.0, 127.0.0.1 or ::"
         raise ValueError(msg)
-    return text
+    return known
 
 
 def model_name(text: str) -> str:

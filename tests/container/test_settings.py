@@ -265,6 +265,10 @@ BAD_VALUES = [
     ("MME_PORT", "65536"),
     ("MME_PORT", "8\u066080"),
     ("MME_HOST", "0.0.0.0/8"),
+    ("MME_HOST", "[::1"),
+    ("MME_HOST", "[127.0.0.1]"),
+    ("MME_HOST", "::1::"),
+    ("MME_HOST", "[::1]:8080"),
     ("MME_REQUIRE_GPU", "maybe"),
     ("MME_WEIGHTS", "sometimes"),
     ("MME_LOAD_MODEL", "a,,b"),
@@ -435,6 +439,24 @@ def test_who_opens_a_port_for_metrics(environ, port):
     settings = Settings.from_environ(environ)
     assert settings.metrics_port == port
     assert Settings.from_environ(settings.to_environ()).metrics_port == port
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("::1", "::1"),
+        ("[::1]", "::1"),
+        ("ipv6:[::1]", "::1"),
+        ("[::]", "::"),
+        ("0.0.0.0", "0.0.0.0"),
+        ("a-b.c", "a-b.c"),
+    ],
+)
+def test_an_ipv6_address_may_come_in_brackets(text, host):
+    """As URLs and gRPC have it."""
+    settings = Settings.from_environ(SAFE | {"MME_HOST": text})
+    assert settings.host == host
+    assert Settings.from_environ(settings.to_environ()).host == host
 
 
 @pytest.mark.parametrize("other", [{}, {"MME_PORT": "9001"}, {"MME_GRPC_PORT": "9001"}])

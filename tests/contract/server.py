@@ -76,10 +76,18 @@ class Server:
         command: the console script and its arguments.
         ready: whether entering waits for a healthy ping, or only for an answer of any kind.
         exit_code: what the process has to end with.
+        host: the address at which it is asked.
     """
 
     def __init__(
-        self, folder: Path, environ: dict[str, str], *, command=("serve",), ready: bool = True, exit_code: int = 0
+        self,
+        folder: Path,
+        environ: dict[str, str],
+        *,
+        command=("serve",),
+        ready: bool = True,
+        exit_code: int = 0,
+        host: str = "127.0.0.1",
     ) -> None:
         self.home = folder / "home"
         self.home.mkdir(parents=True)
@@ -91,6 +99,7 @@ class Server:
         )
         self._ready = ready
         self._exit_code = exit_code
+        self._host = host
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -157,7 +166,7 @@ class Server:
 
     def ask(self, method: str, path: str, body: bytes | dict | None = None, **headers: str) -> Answer:
         """One request on a connection of its own; `_` in a header's name stands for `-`."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        connection = http.client.HTTPConnection(self._host, self.port, timeout=PATIENCE)
         try:
             data = json.dumps(body).encode() if isinstance(body, dict) else body
             connection.request(method, path, data, {name.replace("_", "-"): text for name, text in headers.items()})
