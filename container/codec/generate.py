@@ -62,12 +62,17 @@ def encode_generate(response: InferenceResponse) -> bytes:
     for name, data_type, array in response.outputs:
         _refuse_taken(document, (name,), "output", response.model_name)
         elements = array_to_json(array, data_type, name)
-        document[name] = elements[0] if len(elements) == 1 else elements
+        document[name] = _alone(elements) if array.size == 1 else elements
     body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"null" in body:  # in data, or in somebody's name
         for name, _, array in response.outputs:
             refuse_nonfinite(array, name)
     return body
+
+
+def _alone(elements: Any) -> orjson.Fragment:
+    """The one element of a list. As it is written there: of numpy's scalars orjson does not write every kind."""
+    return orjson.Fragment(orjson.dumps(elements, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
 
 
 def error_event(message: str) -> bytes:

@@ -412,6 +412,19 @@ def test_every_datatype_is_written_exactly_alone_and_in_a_list(datatype, arrays,
     assert answer["one"] == answer["all"][1]
 
 
+@pytest.mark.parametrize("kind", [np.longlong, np.ulonglong, np.int64, np.uint64])
+def test_a_whole_number_is_written_whatever_c_calls_its_type(kind, respond):
+    """ONNX Runtime's are numpy's `longlong`, which is no int64 to everybody."""
+    datatype = "INT64" if np.dtype(kind).kind == "i" else "UINT64"
+    assert orjson.loads(encode_generate(respond(("Y", datatype, np.array([[7]], kind)))))["Y"] == 7
+
+
+def test_a_long_output_is_a_flat_list_too(respond):
+    """One that is written in pieces."""
+    array = np.arange(100_000, dtype=np.int64).reshape(2, -1)
+    assert orjson.loads(encode_generate(respond(("Y", "INT64", array))))["Y"] == array.ravel().tolist()
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
