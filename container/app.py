@@ -143,7 +143,10 @@ def _http_error(error: HTTPException) -> Response:
         sentence = f"the server failed to answer {request.method} {request.path}; its log says why"
     else:
         sentence = f"{error.name}: {request.method} {request.path} is not a route of this server"
+    methods = sorted(getattr(error, "valid_methods", None) or ())  # of a 405
+    if methods:
+        sentence += f"; it takes {' and '.join(method for method in methods if method not in {'HEAD', 'OPTIONS'})}"
     response = Response(answers.error_body(sentence), status, content_type="application/json")
-    if error.code == 405 and getattr(error, "valid_methods", None):
-        response.headers["Allow"] = ", ".join(error.valid_methods)  # type: ignore[attr-defined]
+    if methods:
+        response.headers["Allow"] = ", ".join(methods)
     return response

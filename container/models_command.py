@@ -68,7 +68,7 @@ def _shown(arguments: argparse.Namespace) -> str:
     if arguments.stats:
         stats = ask(f"{url}/v2/models/stats", None, arguments.timeout)[0]["model_stats"]
     if not index:
-        return f"no models at {url} yet: a request for one loads it, where its store or repository has it"
+        return f"no models at {url}: it has loaded none, and lists none that a request would load"
     return "\n".join(_lines(index, stats if arguments.stats else None, _date(headers)))
 
 

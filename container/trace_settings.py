@@ -155,7 +155,7 @@ class TraceControl:
         first = self.server if model else self._first
         new = self.of(model).changed(wanted, first)
         if new.on and not self._sends:
-            raise MmeError(Kind.UNSUPPORTED, "traces go nowhere: start the server with MME_TRACE_URL")
+            raise MmeError(Kind.UNSUPPORTED, "traces go nowhere: start the server with MME_TRACE_URL or MME_TRACE_FILE")
         if not model:
             self.server = new
             return

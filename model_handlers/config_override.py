@@ -36,7 +36,7 @@ def parse_config_json(text: str, *, model: str, strict_name: bool = False) -> Mo
             raise _no_config(model, "it must be a JSON object")
         message = json_format.ParseDict(_known_enums(document, pb.ModelConfig.DESCRIPTOR), pb.ModelConfig())
     except (orjson.JSONDecodeError, json_format.ParseError) as error:
-        raise _no_config(model, str(error).replace("mme.", "")[:_SHOWN]) from None
+        raise _no_config(model, str(error).partition("\n")[0].replace("mme.", "")[:_SHOWN]) from None
     return config_of(message, model=model, strict_name=strict_name)
 
 

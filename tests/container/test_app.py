@@ -158,7 +158,7 @@ def test_errors_of_http_itself_are_json_sentences(kind, warm, wsgi_server, raw_h
     assert (missing.status, missing.error) == (404, "Not Found: GET /nowhere is not a route of this server")
     wrong = raw_http(port, "GET", "/invocations")
     assert wrong.status == 405
-    assert wrong.error == "Method Not Allowed: GET /invocations is not a route of this server"
+    assert wrong.error == "Method Not Allowed: GET /invocations is not a route of this server; it takes POST"
     assert set(wrong.headers["allow"].split(", ")) == {"POST", "OPTIONS"}
 
 

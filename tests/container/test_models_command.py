@@ -123,7 +123,7 @@ def test_a_server_without_models_says_so(start, tmp_path, capsys):
     url = f"http://127.0.0.1:{start(mode=Mode.REPOSITORY, model_repository=tmp_path).port}"
 
     assert cli.main(["models", "--url", url]) == 0
-    assert capsys.readouterr().out.startswith(f"no models at {url} yet: a request for one loads it")
+    assert capsys.readouterr().out.startswith(f"no models at {url}: it has loaded none")
 
 
 def test_a_load_under_way_is_shown_with_its_time(own, capsys, json_inputs):

@@ -232,6 +232,7 @@ def test_a_configuration_that_can_not_be_costs_nobody_the_model(play, config, ki
         with pytest.raises(MmeError) as caught:
             await engine.reload("a", Override(config))
         assert (caught.value.kind, words in caught.value.message) == (kind, True), caught.value
+        assert "\n" not in caught.value.message
         assert await answer() == 2
 
     play(scene)
