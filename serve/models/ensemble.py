@@ -15,6 +15,7 @@ from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
 from serve.models.batch_dimension import fitted, with_batch
 from serve.models.cached_responses import cached_responses
+from serve.models.execution import failure
 from serve.models.layout_check import KNOWN_LAYOUTS, CheckedLayouts
 from serve.models.straight_journey import Route, StraightJourney
 from serve.request import DecoupledError, InferenceRequest, InferenceResponse, Timings, layout_of
@@ -217,7 +218,20 @@ class _Journey:
                 self._run.ended(ready)
 
     def _submit(self, ready: Ready[Passed]) -> None:
-        request, part = self._request, self._ensemble.parts[ready.step]
+        part = self._ensemble.parts[ready.step]
+        step: InferenceRequest | None = None
+        try:
+            step = self._made(ready, part)
+            self._steps.add(step)
+            part.model.submit(step)
+        except Exception as error:  # noqa: BLE001 - as in `StraightJourney`
+            if step is not None:
+                self._steps.discard(step)
+            self._ended(ready, failure(part.model, error))
+
+    def _made(self, ready: Ready[Passed], part: Part) -> InferenceRequest:
+        """The request of a step whose tensors are there."""
+        request = self._request
         arrays, tensors = [], []
         for name, (kind, array, batched, _) in ready.inputs.items():
             if batched is not part.batches:
@@ -233,11 +247,7 @@ class _Journey:
         step.callers, step.trace = self._callers, request.trace
         if part.decoupled:
             step.on_response = functools.partial(self._came, ready, belongs)
-        self._steps.add(step)
-        try:
-            part.model.submit(step)
-        except MmeError as error:
-            complete(step, error)
+        return step
 
     def _complete(
         self,
@@ -247,10 +257,15 @@ class _Journey:
         result: InferenceResponse | MmeError | None,
     ) -> None:
         self._steps.discard(step)
-        if isinstance(result, MmeError):
-            self._fail(result)
-        elif result is not None:
+        if isinstance(result, InferenceResponse):
             self._came(ready, belongs, step, result)
+            result = None
+        self._ended(ready, result)
+
+    def _ended(self, ready: Ready[Passed], error: MmeError | None) -> None:
+        """A step will not answer any more, or could not be asked."""
+        if error is not None:
+            self._fail(error)
         self._go_on(self._run.ended(ready))
         self._finish_if_over()
 
@@ -273,6 +288,20 @@ class _Journey:
         return {name: (kind, array, batched, belongs) for name, kind, array in response.outputs}
 
     def _respond(self, tensors: dict[str, Passed]) -> None:
+        try:
+            response = self._made_response(tensors)
+        except Exception as error:  # noqa: BLE001 - as in `StraightJourney`
+            self._fail(failure(self._ensemble, error))
+            return
+        if not self._ensemble.config.decoupled:
+            self._response = response
+            return
+        if not self._has_answered:
+            self._has_answered = True
+            self._ensemble.stats.began_to_answer(_now() - self._request.arrival_ns)
+        self._request.respond(response)
+
+    def _made_response(self, tensors: dict[str, Passed]) -> InferenceResponse:
         config = self._ensemble.config
         outputs = [
             (spec.name, spec.data_type, with_batch(array, batched=batched, wanted=self._batches))
@@ -280,16 +309,9 @@ class _Journey:
                 (spec, tensors[spec.name]) for spec in config.outputs if spec.name in tensors
             )
         ]
-        response = InferenceResponse(
+        return InferenceResponse(
             self._ensemble.name, str(self._ensemble.version), outputs, self._request.id, self._timings
         )
-        if config.decoupled:
-            if not self._has_answered:
-                self._has_answered = True
-                self._ensemble.stats.began_to_answer(_now() - self._request.arrival_ns)
-            self._request.respond(response)
-        else:
-            self._response = response
 
     def _fail(self, error: MmeError) -> None:
         """The first error is the request's; what runs is not waited for longer than it takes to notice."""

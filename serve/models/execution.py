@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from model_handlers.errors import Kind, MmeError, out_of_memory
 from serve.models.open_request import OpenRequest
@@ -173,11 +173,17 @@ def stamp(results: Sequence[InferenceResponse | MmeError | None], timings: Timin
             result.timings = timings
 
 
-def failure(signature: Signature, error: Exception) -> MmeError:
-    """What the requests of a batch are told of an exception."""
+class Named(Protocol):
+    """Whoever executes. `name` is what errors call it."""
+
+    name: str
+
+
+def failure(model: Named, error: Exception) -> MmeError:
+    """What the requests of a batch, or of a step of an ensemble, are told of an exception."""
     if isinstance(error, MmeError):
         return error
     if isinstance(error, MemoryError):  # numpy's too, when a batch is joined
-        return out_of_memory(f"model '{signature.name}' ran out of memory: {error}")
-    _log.error("model '%s' failed in a way its handler does not know", signature.name, exc_info=error)
-    return MmeError(Kind.INTERNAL, f"model '{signature.name}' failed: {type(error).__name__}: {error}")
+        return out_of_memory(f"model '{model.name}' ran out of memory: {error}")
+    _log.error("model '%s' failed in a way its handler does not know", model.name, exc_info=error)
+    return MmeError(Kind.INTERNAL, f"model '{model.name}' failed: {type(error).__name__}: {error}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import MmeError
 from serve.models.batch_dimension import fitted, with_batch
+from serve.models.execution import failure
 from serve.models.layout_check import KNOWN_LAYOUTS
 from serve.request import InferenceRequest, InferenceResponse, Timings, layout_of
 from serve.scheduling.ensemble import ABSENT, Absent
@@ -120,7 +121,20 @@ class StraightJourney:
             self._finish()
 
     def _submit(self, step: PlannedStep) -> None:
-        request, part = self._request, self._ensemble.parts[step.index]
+        part = self._ensemble.parts[step.index]
+        sent: InferenceRequest | None = None
+        try:
+            sent = self._made(step, part)
+            self._running.add(sent)
+            part.model.submit(sent)
+        except Exception as error:  # noqa: BLE001 - whoever takes the answer of a step that is none must say so himself
+            if sent is not None:
+                self._running.discard(sent)
+            self._fail(failure(part.model, error))
+
+    def _made(self, step: PlannedStep, part: Part) -> InferenceRequest:
+        """The request of a step whose tensors are there."""
+        request = self._request
         held, batched = self._course.tensors, self._route.batched
         arrays = []
         for name, place in step.inputs:
@@ -141,12 +155,7 @@ class StraightJourney:
         sent.priority = request.priority
         sent.correlation_id, sent.flags = self._belonging(step) if self._told else self._belongs
         sent.callers, sent.trace = self._callers, request.trace
-        self._running.add(sent)
-        try:
-            part.model.submit(sent)
-        except MmeError as error:
-            self._running.discard(sent)
-            self._fail(error)
+        return sent
 
     def _complete(self, step: PlannedStep, sent: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
         self._running.discard(sent)
@@ -191,16 +200,25 @@ class StraightJourney:
 
     def _finish(self) -> None:
         ensemble, request = self._ensemble, self._request
+        result = self._result()
         ensemble.outstanding -= 1
         total = _now() - request.arrival_ns
-        if self._error is not None:
-            ensemble.stats.failed(self._error.kind, total)
-            request.resolve(self._error)
+        if isinstance(result, MmeError):
+            ensemble.stats.failed(result.kind, total)
+            request.resolve(result)
             return
         ensemble.stats.executed(request.batch_size, self._timings)
         ensemble.stats.succeeded(1, request.batch_size, self._waited, total, self._timings)
         ensemble.stats.began_to_answer(total)
-        request.resolve(self._response())
+        request.resolve(result)
+
+    def _result(self) -> InferenceResponse | MmeError:
+        if self._error is not None:
+            return self._error
+        try:
+            return self._response()
+        except Exception as error:  # noqa: BLE001 - as in `_submit`
+            return failure(self._ensemble, error)
 
     def _response(self) -> InferenceResponse:
         ensemble, tensors, batched = self._ensemble, self._course.tensors, self._route.batched
