@@ -175,13 +175,13 @@ def _elements(array: Array, data_type: DataType) -> list[str]:
     elements = array.ravel().tolist()
     if data_type is BF16:
         return []
-    if data_type is BYTES:
+    if data_type is BYTES or array.dtype.kind not in "biuf":
         return [f'"{_text(each)}"' for each in elements]
     return [f"{each:.6g}" for each in elements] if array.dtype.kind == "f" else [str(int(each)) for each in elements]
 
 
-def _text(element: str | bytes) -> str:
-    raw = element.encode(errors="replace") if isinstance(element, str) else bytes(element)
+def _text(element: object) -> str:
+    raw = element if isinstance(element, bytes) else str(element).encode(errors="replace")
     return raw.decode(errors="replace")
 
 
@@ -202,3 +202,5 @@ def _write(path: str, entries: list[dict[str, Any]]) -> None:
         Path(path).write_bytes(orjson.dumps(entries, default=_Kept.as_document))
     except OSError as error:
         _log.error("traces can't be written to %s: %s", path, error.strerror)
+    except Exception:  # noqa: BLE001 - nobody else hears of it
+        _log.exception("traces can't be written to %s", path)

@@ -6,6 +6,7 @@ nothing is traced the server makes calls of other classes.
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from container.targets import Flavor, InferenceType
     from serve.request import InferenceRequest, LoadReport
 
+_log = logging.getLogger("mme.trace")
 _now = time.perf_counter_ns
 
 
@@ -72,8 +74,7 @@ class Traced(Call):
         """One response of several, or the only one, where that is written as if there were several."""
         if self.trace is not None and response is not self.trace.last:
             self.trace.responses += 1
-            self.trace.last = response
-            self.tracer.responded(self.trace, response)
+            self._note(self.trace, response)
         super().respond(request, response)
 
     def complete(self, request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
@@ -81,8 +82,7 @@ class Traced(Call):
         if self.trace is not None and isinstance(result, InferenceResponse):
             self.trace.responses = 1
             if result is not self.trace.last:
-                self.trace.last = result
-                self.tracer.responded(self.trace, result)
+                self._note(self.trace, result)
         super().complete(request, result)
         self._tell(request, result if isinstance(result, MmeError) else None)
 
@@ -105,6 +105,14 @@ class Traced(Call):
         """The client left."""
         super().abandon()
         self._tell(None, MmeError(Kind.CANCELLED, "the client left"))
+
+    def _note(self, trace: Trace, response: InferenceResponse) -> None:
+        trace.last = response
+        try:
+            self.tracer.responded(trace, response)
+        except Exception as error:  # noqa: BLE001 - a model may answer anything; nobody goes without answer for a trace
+            what = f"{type(error).__name__}: {error}"
+            _log.error("a response of model '%s' can't be traced: %s", response.model_name, what)
 
     def _tell(self, request: InferenceRequest | None, error: MmeError | None) -> None:
         trace, self.trace = self.trace, None

@@ -179,10 +179,10 @@ def refuse_nonfinite(array: Array, name: str) -> None:
 
 
 def _text(element: Any, name: str) -> str:
-    if isinstance(element, str):
-        return element
+    if not isinstance(element, bytes):  # as its binary form has it
+        return str(element)
     try:
-        return bytes(element).decode()
+        return element.decode()
     except UnicodeDecodeError:
         raise MmeError(
             Kind.UNSUPPORTED,

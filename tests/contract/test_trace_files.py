@@ -146,3 +146,56 @@ def test_a_file_that_can_not_be_written_is_told(tmp_path, repository):
     with serve(tmp_path, repository, [f"triton,file={tmp_path}/none/traces.json"]) as server:
         assert server.ask("POST", "/v2/models/plus/infer", X).status == 200
     assert "none/traces.json: No such file or directory" in server.log
+
+
+# A handler in the serving process whose elements are no text.
+CARELESS = """
+import numpy as np
+
+from model_handlers.base import Handler
+from model_handlers.config_checks import normalise
+
+
+class Careless(Handler):
+    backend = "careless"
+    default_filename = "handler.py"
+
+    @classmethod
+    def autocomplete(cls, config, model_file):
+        return normalise(config)
+
+    @classmethod
+    def load(cls, config, model_file, device, lane):
+        return cls(config)
+
+    def execute(self, inputs, outputs):
+        return [np.array([5, None], object)]
+
+    def close(self):
+        pass
+"""
+CARELESS_CONFIG = """
+backend: "careless"
+parameters { key: "MME_PLACEMENT" value { string_value: "inline" } }
+input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "TEXT" data_type: TYPE_STRING dims: [ 2 ] }
+"""
+
+
+def test_what_can_not_be_traced_is_answered(tmp_path, repository):
+    """All the same; the log says why, and the traces of others are written."""
+    path = tmp_path / "traces.json"
+    careless = repository / "careless"
+    (careless / "1").mkdir(parents=True)
+    (careless / "config.pbtxt").write_text(CARELESS_CONFIG)
+    (careless / "1" / "handler.py").write_text(CARELESS)
+    one = {"inputs": [{"name": "X", "shape": [1], "datatype": "FP32", "data": [0]}]}
+    with serve(tmp_path, repository, [f"triton,file={path}", "level=TENSORS"]) as server:
+        answer = server.ask("POST", "/v2/models/careless/infer", one)
+        assert server.ask("POST", "/v2/models/plus/infer", X).status == 200
+
+    assert answer.status == 200
+    assert answer.json["outputs"][0]["data"] == ["5", "None"]
+    assert "a response of model 'careless' can't be traced: TypeError" in server.log
+    names = [each["model_name"] for each in json.loads(path.read_bytes()) if "model_name" in each]
+    assert "plus" in names
