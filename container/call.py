@@ -162,10 +162,10 @@ class Call:
             self._turn is not None and self._turn.waits(functools.partial(Call.respond, self, request, response))
         ):
             return
-        if (slow := self._slow_reply(response)) is not None:
-            self._work_out(self._line, response, slow, functools.partial(self._responded, request))
-            return
         try:
+            if (slow := self._slow_reply(response)) is not None:
+                self._work_out(self._line, response, slow, functools.partial(self._responded, request))
+                return
             content_type, data = self._part(response)
         except Exception as error:  # noqa: BLE001 - a response that can't be written ends this stream and no other
             self.fail(known(error))
@@ -243,10 +243,10 @@ class Call:
     # -- one response --------------------------------------------------------------------------------------------
 
     def _answer(self, response: InferenceResponse) -> None:
-        if (slow := self._slow_reply(response)) is not None:
-            self._work_out(encode, response, slow, functools.partial(self._answered, response))
-            return
         try:
+            if (slow := self._slow_reply(response)) is not None:
+                self._work_out(encode, response, slow, functools.partial(self._answered, response))
+                return
             encoded = self._encoded(response)
         except Exception as error:  # noqa: BLE001 - an answer that can't be written must not keep its batch from theirs
             self.fail(known(error))

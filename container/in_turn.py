@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from typing import TYPE_CHECKING, TypeVar
 
 from serve.threads import ThreadPerTask
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_log = logging.getLogger("mme.request")
 _WRITERS = ThreadPerTask("write")
 
 
@@ -41,7 +43,10 @@ class InTurn:
         asyncio.wrap_future(_WRITERS.submit(work)).add_done_callback(functools.partial(self._go_on, done))
 
     def _go_on(self, done: Callable[[asyncio.Future[T]], None], worked_out: asyncio.Future[T]) -> None:
-        behind, self._behind = self._behind or [], None
-        done(worked_out)
-        for event in behind:  # each asks again: one before it may have something worked out as well
-            event()
+        events: list[Callable[[], None]] = [functools.partial(done, worked_out), *(self._behind or ())]
+        self._behind = None
+        for event in events:
+            try:  # each asks again: one before it may have something worked out as well
+                event()
+            except Exception:  # noqa: BLE001 - what comes behind it must come: the end of the answer is among that
+                _log.exception("an answer could not be handed over")

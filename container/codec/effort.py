@@ -47,4 +47,6 @@ def takes_long(
 
 def _strings(array: Array) -> int:
     count: int = array.size
-    return count * _STRING if count > _FEW else count * _STRING + sum(map(len, array.flat))
+    if count > _FEW:
+        return count * _STRING
+    return count * _STRING + sum(len(element) for element in array.flat if isinstance(element, bytes | str))

@@ -307,11 +307,11 @@ class Call:
             return
         self._last = response.final
         self.model = (response.model_name, response.model_version)
-        if takes_long(response, self.wanted.places, self.wanted.classes):
-            work = self._stream.codec.encoding(response, self.wanted, response.final)
-            self._in_turn().work_out(work, functools.partial(self._responded, request))
-            return
         try:
+            if takes_long(response, self.wanted.places, self.wanted.classes):
+                work = self._stream.codec.encoding(response, self.wanted, response.final)
+                self._in_turn().work_out(work, functools.partial(self._responded, request))
+                return
             part = self._stream.codec.encode(response, self.wanted, response.final)
         except Exception as error:  # noqa: BLE001 - a response that can't be written ends this request and no other
             self.fail(known(error))
@@ -357,10 +357,10 @@ class Call:
         if isinstance(result, MmeError):
             self.fail(result, final=True)
             return
-        if result is not None and takes_long(result, self.wanted.places, self.wanted.classes):
-            self._in_turn().work_out(self._stream.codec.encoding(result, self.wanted, final=True), self._completed)
-            return
         try:
+            if result is not None and takes_long(result, self.wanted.places, self.wanted.classes):
+                self._in_turn().work_out(self._stream.codec.encoding(result, self.wanted, final=True), self._completed)
+                return
             if result is not None:
                 self.answer = in_stream(self._stream.codec.encode(result, self.wanted, final=True))
                 self._stream.write_in_order()

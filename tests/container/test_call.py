@@ -177,6 +177,23 @@ def test_a_long_answer_that_can_not_be_written_is_an_error(several, calls):
     assert (status >= 400, cancelled) == (True, several)
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_what_is_no_array_is_an_error(several, calls):
+    """As code of others may return it: nobody can say how long it takes to write, and the client is told at once."""
+
+    async def main():
+        _, request, exchange = asked(calls)
+        if several:
+            request.respond(response([1.0]))
+        request.resolve(None if several else response([1.0]))
+        assert exchange._answer.done()
+        return body_of(exchange), request.cancelled
+
+    (status, body), cancelled = asyncio.run(main())
+    assert "AttributeError" in json.loads(body)["error"]
+    assert (status, cancelled) == (500, several)
+
+
 def test_a_client_that_leaves_while_its_answer_is_written_gets_none(calls):
     """Nobody misses it."""
 

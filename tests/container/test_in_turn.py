@@ -45,3 +45,28 @@ def test_events_wait_for_what_is_worked_out_before_them():
     names = [name.splitlines()[0] for name, _ in happened]
     assert names == ["begin", "first: None", "second", "third: not today", "fourth", "end"]
     assert all(on_loop for _, on_loop in happened)
+
+
+def test_the_end_comes_whatever_came_before_it(caplog):
+    """Neither what was worked out nor an event behind it keeps the next from happening by what it raises."""
+    happened = []
+
+    async def main():
+        turn, ended = InTurn(), asyncio.Event()
+
+        def event(name):
+            if not turn.waits(functools.partial(event, name)):
+                happened.append(name)
+                if name == "end":
+                    ended.set()
+                raise RuntimeError(name)
+
+        turn.work_out(lambda: "first", lambda future: event(future.result()))
+        event("second")
+        event("end")
+        async with asyncio.timeout(60):
+            await ended.wait()
+
+    asyncio.run(main())
+    assert happened == ["first", "second", "end"]
+    assert len(caplog.records) == 3

@@ -28,6 +28,7 @@ FEW_WORDS = np.array(["word"] * 64, dtype=np.object_)
         ("BYTES", WORDS, "binary", True),
         ("BYTES", FILE, "binary", True),
         ("BYTES", FEW_WORDS, "json", False),
+        ("BYTES", np.array([5, None], dtype=np.object_), "json", False),  # which is for who writes it to refuse
     ],
 )
 def test_what_takes_long(datatype, array, how, long, respond):
