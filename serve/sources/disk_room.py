@@ -62,18 +62,6 @@ class Hold:
             self.room._release(self.path)  # noqa: SLF001 - its own
 
 
-@dataclass(frozen=True, slots=True)
-class Holds:
-    """The use of several."""
-
-    holds: tuple[Hold, ...]
-
-    def release(self) -> None:
-        """None of them is used any more."""
-        for hold in self.holds:
-            hold.release()
-
-
 class Derived(Protocol):
     """What lies on the same disk and was made of what archives hold, as the weights of models.
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Device
     from model_handlers.config import ModelConfig
-    from serve.sources.disk_room import Hold, Holds
+    from serve.sources.disk_room import Hold
+    from serve.sources.gathering import Gathering
     from serve.sources.repository import ModelDirectory
     from serve.targets.environments import Brought
     from serve.weights.forms import TargetForms
@@ -51,7 +52,7 @@ class PreparedTarget:
     forms: TargetForms | None = None
     download_ns: int = 0
     members: tuple[PreparedTarget, ...] = ()
-    hold: Hold | Holds | None = None
+    hold: Hold | Gathering | None = None
 
     @property
     def equipped(self) -> bool:

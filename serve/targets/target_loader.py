@@ -32,7 +32,7 @@ from serve.models.limited_lanes import Limits
 from serve.models.model import Model
 from serve.models.warmup_samples import Warmup
 from serve.scheduling.ensemble_check import check_members
-from serve.sources.disk_room import Holds
+from serve.sources.gathering import Gathering
 from serve.sources.override import digest_of
 from serve.sources.repository import ModelDirectory, open_model, open_target
 from serve.sources.scripts import Scripts
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from serve.outside import EngineOutside
     from serve.request import InferenceResponse
     from serve.scheduling.response_cache import ResponseCache
-    from serve.sources.artifacts import Artifact
     from serve.stats import ModelStats
     from serve.targets.measuring import Others
     from serve.targets.target import AnyModel
@@ -161,24 +160,15 @@ class ModelLoader:
 
     def _gathered(self, name: str, source: InBucket, override: str, cancelled: Callable[[], bool]) -> PreparedTarget:
         """A model of a repository in S3, and the models that it consists of."""
-        fetched: dict[str, Artifact] = {}
-
-        def fetch(part: str) -> Path:
-            if part not in fetched:
-                fetched[part] = source.artifacts.fetch(part, cancelled)
-            return fetched[part].path / part
-
+        models = Gathering(source.artifacts, cancelled)
         try:
-            model = fetch(source.name)
-            directory = open_model(model, name, self._scripts(), override=override, fetch=_if_known(fetch))
-            content = "+".join(fetched[part].identity for part in sorted(fetched)) + digest_of(override)
-            prepared = self._prepared(directory, name, content, cancelled)
+            path = models.fetch(source.name)
+            directory = open_model(path, name, self._scripts(), override=override, fetch=models.fetch_known)
+            prepared = self._prepared(directory, name, models.identity + digest_of(override), cancelled)
         except BaseException:
-            Holds(tuple(artifact.hold for artifact in fetched.values())).release()
+            models.release()
             raise
-        seconds = sum(artifact.seconds for artifact in fetched.values())
-        holds = Holds(tuple(artifact.hold for artifact in fetched.values()))
-        return replace(prepared, download_ns=int(seconds * 1e9), hold=holds)
+        return replace(prepared, download_ns=int(models.seconds * 1e9), hold=models)
 
     def overrule(self) -> None:
         """See `Scales`."""
@@ -439,20 +429,6 @@ class ModelLoader:
             for handler in handlers:
                 handler.close()
             raise
-
-
-def _if_known(fetch: Callable[[str], Path]) -> Callable[[str], Path | None]:
-    """The same, for who can tell better what is missing."""
-
-    def fetch_known(name: str) -> Path | None:
-        try:
-            return fetch(name)
-        except MmeError as error:
-            if error.kind not in {Kind.UNKNOWN_MODEL, Kind.INVALID_ARGUMENT}:
-                raise
-            return None
-
-    return fetch_known
 
 
 def _opened(source: Unpacked | InRepository, name: str, scripts: Scripts, override: str) -> ModelDirectory:

@@ -366,6 +366,10 @@ def test_a_model_and_what_it_consists_of_stay_on_disk_while_it_is_loaded(
         assert on_disk() == ["whole", "part"]
         prepared.release()
         assert on_disk() == []
+        put(dict.fromkeys(f"part/{name}" for name in part))
+        alone = prepare()
+        assert alone.members == ()
+        alone.release()
         put({"part/config.pbtxt": b"platform: {"})
         with pytest.raises(MmeError):
             prepare()
