@@ -220,7 +220,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         evicts=settings.mode is not Mode.PLATFORM,
         eviction=Rules(settings.eviction, settings.pins, settings.min_residency),
         store=settings.model_store if settings.mode is Mode.STORE else "",
-        bucket=settings.repository_url if settings.mode is Mode.REPOSITORY else "",
+        buckets=settings.repository_urls if settings.mode is Mode.REPOSITORY else (),
         repository=repositories.get(settings.mode),
         more_repositories=settings.more_repositories if settings.mode is Mode.REPOSITORY else (),
         namespaces=settings.model_namespacing,

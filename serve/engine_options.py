@@ -30,7 +30,7 @@ class EngineOptions:
         evicts: whether we make room ourselves; False where a platform manages the models.
         eviction: whom we evict then, and whom never.
         store: URI of the archives that requests may name, or "".
-        bucket: URL of a repository in S3 whose models requests may name, or "".
+        buckets: URLs of repositories in S3 whose models requests may name.
         repository, more_repositories: folders of models that requests may name; None for no such thing.
         namespaces: whether two of them may have models of one name.
         control: who decides which of those are served.
@@ -55,7 +55,7 @@ class EngineOptions:
     evicts: bool = True
     eviction: Rules = DEFAULT_RULES
     store: str = ""
-    bucket: str = ""
+    buckets: tuple[str, ...] = ()
     repository: Path | None = None
     more_repositories: tuple[Path, ...] = ()
     namespaces: bool = False

@@ -79,7 +79,7 @@ class Settings:
         mode: where models come from; one of `model_dir` (SINGLE), `model_store` (STORE: an s3:// URL or an absolute
             path) and `model_repository` (REPOSITORY) goes with it.
         more_repositories: further repositories.
-        repository_url: an s3:// URL in place of both, "" where they are folders.
+        repository_urls: s3:// URLs in place of both, () where they are folders.
         load_models: models to load at start; in a repository () means all, and so does ("*",).
         model_control_mode: who decides which models of a repository are served.
         poll_seconds: seconds between two looks at it, where it is polled.
@@ -146,7 +146,7 @@ class Settings:
     model_store: str = ""
     model_repository: Path | None = None
     more_repositories: tuple[Path, ...] = ()
-    repository_url: str = ""
+    repository_urls: tuple[str, ...] = ()
     load_models: tuple[str, ...] = ()
     model_control_mode: Control = Control.DEMAND
     poll_seconds: float = 15.0
@@ -292,8 +292,8 @@ class Settings:
     @property
     def repositories(self) -> tuple[Path | str, ...]:
         """Every model repository, whether a folder or a URL."""
-        if self.repository_url:
-            return (self.repository_url,)
+        if self.repository_urls:
+            return self.repository_urls
         return () if self.model_repository is None else (self.model_repository, *self.more_repositories)
 
     def check_paths(self) -> None:
@@ -306,7 +306,7 @@ class Settings:
         store = Path(self.model_store) if local_store else None
         if store and not store.is_dir():
             raise SettingsError(f"--model-store/MME_MODEL_STORE='{store}': there is no such folder")
-        in_s3 = self.mode is Mode.REPOSITORY and self.repository_url
+        in_s3 = self.mode is Mode.REPOSITORY and self.repository_urls
         if (in_s3 or self.mode is Mode.STORE) and not _can_be_written(self.cache_dir):
             raise SettingsError(
                 f"--cache-dir/MME_CACHE_DIR='{self.cache_dir}': models are unpacked there, and it can't be written; "

@@ -73,7 +73,10 @@ def _choose_mode(reading: Reading) -> None:
 def _choose_repositories(reading: Reading) -> None:
     first, *more = reading.fields.pop("model_repository", ()) or (None,)
     if isinstance(first, str):
-        reading.fields["repository_url"] = first
+        reading.fields["repository_urls"] = (first, *more)
+        if more and reading.fields.get("model_namespacing"):
+            label = reading.label("MME_MODEL_NAMESPACING")
+            reading.problems.append(f"{label}: only folders are namespaces; rename models that two prefixes in S3 have")
         return
     if first is not None:
         reading.fields["model_repository"], reading.fields["more_repositories"] = first, tuple(more)

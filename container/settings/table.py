@@ -34,7 +34,7 @@ MME_VARIABLES = (
         "MME_MODEL_REPOSITORY",
         "model_repository",
         v.repositories,
-        "Serve a Triton model repository, or several (comma-separated; the flag may be repeated), or one in S3. "
+        "Serve a Triton model repository, on disk or in S3, or several (comma-separated; the flag may be repeated). "
         "Without a control mode all its models are loaded at start.",
         "--model-repository",
         "none",

@@ -275,16 +275,17 @@ def file(text: str) -> Path:
     return directory(text)
 
 
-def repositories(text: str) -> tuple[Path, ...] | tuple[str]:
-    """Folders between commas; or one prefix in S3, maybe of another S3 than AWS's, as Triton has it."""
-    if text.strip().startswith("s3://") and "," not in text:
-        return (_s3_url(text.strip(), _ENDPOINT, "one s3://bucket/prefix, or s3://https://host:port/bucket/prefix"),)
+def repositories(text: str) -> tuple[Path, ...] | tuple[str, ...]:
+    """Folders between commas; or prefixes in S3, maybe of another S3 than AWS's, as Triton has it."""
     parts = [part.strip() for part in text.split(",")]
     if not all(parts) or "\0" in text:
-        msg = "folders between commas, none of them empty, or one s3://bucket/prefix"
+        msg = "folders, or s3://bucket/prefix, between commas, none of them empty"
         raise ValueError(msg)
+    if all(part.startswith("s3://") for part in parts):
+        allowed = "s3://bucket/prefix, or s3://https://host:port/bucket/prefix"
+        return tuple(dict.fromkeys(_s3_url(part, _ENDPOINT, allowed) for part in parts))
     if any("://" in part for part in parts):
-        msg = "folders of this machine, or one s3://bucket/prefix alone"
+        msg = "folders of this machine, or s3://bucket/prefix, not both"
         raise ValueError(msg)
     return tuple(dict.fromkeys(directory(part) for part in parts))
 

@@ -269,7 +269,7 @@ class Artifacts:
         return self._directory / f"{self._key(name)}-{_digest(etag, 16)}"
 
     def _key(self, name: str) -> str:
-        return _digest(f"{self.store.uri}\0{name}", 24)
+        return key_of(self.store.uri, name)
 
     @contextmanager
     def _locked(self, name: str, cancelled: Callable[[], bool]) -> Iterator[None]:
@@ -290,6 +290,11 @@ class Artifacts:
                 entry.users -= 1
                 if not entry.users:
                     del self._locks[name]
+
+
+def key_of(place: str, name: str) -> str:
+    """What the directories begin with of whatever is called like that in a place."""
+    return _digest(f"{place}\0{name}", 24)
 
 
 def _digest(text: str, length: int) -> str:

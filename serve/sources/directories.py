@@ -1,8 +1,9 @@
-"""The models of a repository in S3: the directories under a prefix, each brought to disk when it is loaded.
+"""The models of repositories in S3: the directories under their prefixes, each brought to disk when it is loaded.
 
 A model is what its objects are: their names, sizes and etags make its own etag, by which it lies on disk as an archive
 does (see `Artifacts`), so that one that is there is not downloaded again, and never half. On disk it lies in a
-directory of its name inside the one that is called by content. One listing tells all models, another one a model.
+directory of its name inside the one that is called by content. One listing of a prefix tells
+all its models, another one a model. A name that two repositories have is refused, as on disk.
 
 `has` is for the event loop; the rest blocks, and is for threads.
 """
@@ -16,14 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from serve.sources.artifacts import Artifacts
+from serve.sources.artifacts import Artifacts, key_of
 from serve.sources.store import S3Store, StoredObject, wrong_name
 from serve.sources.transfer import check_names, transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
-    from typing import BinaryIO
 
     from serve.sources.disk_room import Derived
 
@@ -37,10 +37,12 @@ class StoredDirectory(StoredObject):
     """A model's directory as its bucket has it: all bytes, and an etag that changes when any object does.
 
     Attributes:
+        bucket: where it is.
         objects: what lies in it; names begin with the model's.
     """
 
-    objects: tuple[StoredObject, ...] = ()
+    bucket: S3Store
+    objects: tuple[StoredObject, ...]
 
 
 def open_bucket(url: str) -> S3Store:
@@ -61,10 +63,13 @@ def open_bucket(url: str) -> S3Store:
 
 
 class Directories(Artifacts):
-    """The models of one repository in S3, and those that are on disk.
+    """The models of repositories in S3, and those that are on disk.
+
+    Attributes:
+        refused: name → why it is none that can be served, as of the last look at all of them.
 
     Args:
-        bucket: what lies under the prefix.
+        buckets: what lies under the prefix of each.
         directory: see `Artifacts`.
         budget: see `DiskRoom`.
         let_go: see `DiskRoom`.
@@ -73,91 +78,121 @@ class Directories(Artifacts):
 
     def __init__(
         self,
-        bucket: S3Store,
+        buckets: Sequence[S3Store],
         directory: Path,
         *,
         budget: int | None = None,
         let_go: Callable[[str], bool] = lambda _: False,
         derived: Derived | None = None,
     ) -> None:
-        super().__init__(bucket, directory, budget=budget, let_go=let_go, derived=derived)
-        self._bucket = bucket
-        self._known: set[str] = set()
-        self._was_empty = False
+        super().__init__(buckets[0], directory, budget=budget, let_go=let_go, derived=derived)
+        self.refused: dict[str, str] = {}
+        self._buckets = tuple(buckets)
+        self._places: dict[str, str] = {}  # model → where it was when that was asked last
+        self._empty: set[str] = set()
 
     def __repr__(self) -> str:
-        return f"<Directories of {self._bucket.uri}>"
+        return f"<Directories of {self.uri}>"
 
     @property
     def uri(self) -> str:
-        """The prefix as an s3:// URI."""
-        return self._bucket.uri
+        """The prefixes as s3:// URIs."""
+        return ", ".join(bucket.uri for bucket in self._buckets)
 
     def has(self, name: str) -> bool:
-        """Whether the repository had that model when it was asked last."""
-        return name in self._known
+        """Whether a repository had that model when it was asked last."""
+        return name in self._places
+
+    def place(self, name: str) -> str:
+        """The prefix as an s3:// URI under which a model is, as far as is known."""
+        return self._places.get(name, self._buckets[0].uri)
 
     def scan(self) -> dict[str, str]:
-        """Every model by its etag, in order. As to Triton, each directory with a file in it is a model.
+        """Every model, in order, and what its files look like. As to Triton, a directory with a file in it is a model.
 
         Raises:
-            MmeError: as `Store.stat`; INVALID_ARGUMENT when the prefix is that of one model.
+            MmeError: as `Store.stat`; INVALID_ARGUMENT when a prefix is that of one model.
         """
+        prints, places, refused = dict[str, str](), dict[str, str](), dict[str, str]()
+        for bucket in self._buckets:
+            for name, etag in self._scan(bucket).items():
+                if name in places:
+                    refused[name] = _ambiguous(name, [places[name], bucket.uri]).message
+                prints[name] = refused.get(name, etag)
+                places[name] = bucket.uri
+        self._places, self.refused = places, refused
+        return dict(sorted(prints.items()))
+
+    def _scan(self, bucket: S3Store) -> dict[str, str]:
+        """Every model of one repository by its etag."""
         found: dict[str, list[StoredObject]] = {}
         has_config = False
-        for obj in self._bucket.objects():
+        for obj in bucket.objects():
             has_config |= obj.name == _CONFIG
             name, slash, _ = obj.name.partition("/")
             if slash and not name.startswith(".") and not wrong_name(name):
                 found.setdefault(name, []).append(obj)
-        models = {name: _etag(found[name]) for name in sorted(found) if _has_files(found[name])}
+        models = {name: _etag(objects) for name, objects in found.items() if _has_files(objects)}
         if has_config and all(name.isdigit() for name in models):
             raise invalid_argument(
-                f"{self.uri}{_CONFIG} is a model's: name the prefix above it, under which a repository has models"
+                f"{bucket.uri}{_CONFIG} is a model's: name the prefix above it, under which a repository has models"
             )
-        if not models and not self._was_empty:
-            _log.warning("the repository %s has no models: put directories there, or name another prefix", self.uri)
-        self._known, self._was_empty = set(models), not models
+        if models:
+            self._empty.discard(bucket.uri)
+        elif bucket.uri not in self._empty:
+            self._empty.add(bucket.uri)
+            _log.warning("the repository %s has no models: put directories there, or name another prefix", bucket.uri)
         return models
 
     def _stat(self, name: str) -> StoredDirectory:
         """The model's directory.
 
         Raises:
-            MmeError: UNKNOWN_MODEL when there is none, INVALID_MODEL for one that can be none on disk; else as
-                `Store.stat`.
+            MmeError: UNKNOWN_MODEL when there is none, INVALID_MODEL for one that can be none on disk, or that two
+                repositories have; else as `Store.stat`.
         """
-        objects = tuple(self._bucket.objects(f"{name}/"))
-        if not objects:
-            self._known.discard(name)
+        listed = [(bucket, tuple(bucket.objects(f"{name}/"))) for bucket in self._buckets]
+        holders = [(bucket, objects) for bucket, objects in listed if objects]
+        if not holders:
+            self._places.pop(name, None)
             raise MmeError(
                 Kind.UNKNOWN_MODEL,
-                f"Request for unknown model: '{name}' is not found: there is nothing under {self.uri}{name}/, put "
-                f"{_CONFIG} and 1/ there",
+                f"Request for unknown model: '{name}' is not found: there is nothing under "
+                f"{' or '.join(f'{bucket.uri}{name}/' for bucket in self._buckets)}, put {_CONFIG} and 1/ there",
             )
-        self._known.add(name)
+        bucket, objects = holders[0]
+        self._places[name] = bucket.uri
+        if len(holders) > 1:
+            raise _ambiguous(name, [each.uri for each, _ in holders])
         if not _has_files(objects):
             raise invalid_model(
-                f"model '{name}' has no files in {self.uri}{name}/: put {_CONFIG} and 1/model.onnx there, or what its "
-                "backend loads"
+                f"model '{name}' has no files in {bucket.uri}{name}/: put {_CONFIG} and 1/model.onnx there, or what "
+                "its backend loads"
             )
-        check_names((obj.name for obj in objects), self.uri)
-        return StoredDirectory(name, sum(obj.size for obj in objects), _etag(objects), objects)
+        check_names((obj.name for obj in objects), bucket.uri)
+        return StoredDirectory(name, sum(obj.size for obj in objects), _etag(objects), bucket, objects)
 
     def _bring(self, obj: StoredObject, path: Path, claim: Callable[[int], None], cancelled: Callable[[], bool]) -> int:
         assert isinstance(obj, StoredDirectory)  # noqa: S101 - as _stat returns them
         claim(obj.size)
         try:
-            transfer(obj.objects, self._open, path, what=f"model '{obj.name}'", cancelled=cancelled)
+            transfer(obj.objects, obj.bucket.open, path, what=f"model '{obj.name}'", cancelled=cancelled)
         except MmeError as error:
             if error.kind is not Kind.UNKNOWN_MODEL:
                 raise
-            reason = f"an object of model '{obj.name}' in {self.uri} was removed while it was downloaded: try again"
+            reason = (
+                f"an object of model '{obj.name}' in {obj.bucket.uri} was removed while it was downloaded: try again"
+            )
             raise MmeError(Kind.UNAVAILABLE, reason) from error
         return obj.size
 
-    def _open(self, obj: StoredObject) -> BinaryIO:
-        return self._bucket.open(obj)
+    def _key(self, name: str) -> str:
+        return key_of(self.uri, name)
+
+
+def _ambiguous(name: str, places: Sequence[str]) -> MmeError:
+    where = " and ".join(places)
+    return invalid_model(f"model '{name}' is in {len(places)} repositories, {where}: rename or remove one")
 
 
 def _has_files(objects: Iterable[StoredObject]) -> bool:

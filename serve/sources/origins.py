@@ -53,9 +53,9 @@ class Origins:
         if options.store:
             self.artifacts = Artifacts(open_store(options.store), disk, budget=budget, let_go=let_go, derived=weights)
         self._directories: Directories | None = None
-        if options.bucket:
-            bucket = open_bucket(options.bucket)
-            self._directories = Directories(bucket, disk, budget=budget, let_go=let_go, derived=weights)
+        if options.buckets:
+            buckets = [open_bucket(url) for url in options.buckets]
+            self._directories = Directories(buckets, disk, budget=budget, let_go=let_go, derived=weights)
         self._repositories: Repositories | None = None
         if options.repository is not None:
             folders = (options.repository, *options.more_repositories)
@@ -122,7 +122,8 @@ class Origins:
     @property
     def refused(self) -> Mapping[str, str]:
         """Name → why it is none that can be served, as of the last look at all of them."""
-        return self._repositories.refused if self._repositories is not None else {}
+        of_names = self._directories or self._repositories
+        return of_names.refused if of_names is not None else {}
 
     def overridden(self, name: str, base: Source | None, override: Override) -> Overridden:
         """What a name means for one load. Blocks; see `Overrides.source`."""

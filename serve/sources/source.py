@@ -64,7 +64,7 @@ class InRepository:
 
 @dataclass(frozen=True, slots=True)
 class InBucket:
-    """A source: a model's directory in a repository in S3, by its name there."""
+    """A source: a model's directory in a repository in S3, or in one of several, by its name there."""
 
     artifacts: Directories
     name: str
@@ -72,12 +72,12 @@ class InBucket:
     @property
     def url(self) -> str:
         """As a person would write it."""
-        return f"{self.artifacts.uri}{self.name}"
+        return f"{self.repository}{self.name}"
 
     @property
     def repository(self) -> str:
         """The prefix under which it lies."""
-        return self.artifacts.uri
+        return self.artifacts.place(self.name)
 
 
 Origin = Archived | Unpacked | InRepository | InBucket

@@ -730,9 +730,9 @@ def test_additional_args_translate_the_flags_that_mean_something():
 
 def test_a_repository_is_no_prefix_of_a_store():
     """Somebody else's scheme is not taken for a folder of that name."""
-    for uri in ("gs://bucket", "/r, as://account/container", "s3://bucket/models,/r", "s3://bucket/a,s3://bucket/b"):
+    for uri in ("gs://bucket", "/r, as://account/container", "s3://bucket/models,/r", "gs://b,s3://bucket/b"):
         (sentence,) = problems(MME_MODEL_REPOSITORY=uri)
-        assert "expected folders of this machine, or one s3://bucket/prefix alone" in sentence
+        assert "expected folders of this machine, or s3://bucket/prefix, not both" in sentence
     for uri in (
         "s3://",
         "s3://B_d/x",
@@ -741,7 +741,7 @@ def test_a_repository_is_no_prefix_of_a_store():
         "s3://host:port/bucket",
     ):
         (sentence,) = problems(MME_MODEL_REPOSITORY=uri)
-        assert "expected one s3://bucket/prefix, or s3://https://host:port/bucket/prefix" in sentence
+        assert "expected s3://bucket/prefix, or s3://https://host:port/bucket/prefix" in sentence
 
 
 @pytest.mark.parametrize(
@@ -751,15 +751,23 @@ def test_a_repository_is_no_prefix_of_a_store():
         (" s3://bucket ", "s3://bucket"),
         ("s3://minio.local:9000/bucket//a/", "s3://minio.local:9000/bucket/a"),
         ("s3://https://[::1]:9000/bucket", "s3://https://[::1]:9000/bucket"),
+        ("s3://bucket/a, s3://bucket/b/,s3://bucket/a/", "s3://bucket/a,s3://bucket/b"),
     ],
 )
 def test_a_repository_in_s3(text, url, tmp_path):
     """Its URL stands in place of folders, without needless slashes, and reads back as it was written."""
     settings = Settings.from_environ({"MME_MODEL_REPOSITORY": text, "MME_CACHE_DIR": str(tmp_path / "cache")})
-    assert (settings.mode, settings.repositories) == (Mode.REPOSITORY, (url,))
+    assert (settings.mode, settings.repositories) == (Mode.REPOSITORY, tuple(url.split(",")))
     assert settings.model_repository is None
     assert Settings.from_environ(settings.to_environ()) == settings
     settings.check_paths()
+
+
+def test_only_folders_are_namespaces():
+    """Of several repositories in S3, names have to differ."""
+    urls = "s3://bucket/a,s3://bucket/b"
+    (sentence,) = problems(MME_MODEL_REPOSITORY=urls, MME_MODEL_NAMESPACING="true")
+    assert "MME_MODEL_NAMESPACING: only folders are namespaces; rename models that two prefixes in S3 have" in sentence
 
 
 def test_a_repository_in_s3_needs_a_folder_to_be_downloaded_to(tmp_path):
@@ -987,7 +995,7 @@ def test_every_field_has_a_variable_and_every_variable_a_field():
     named = {row.field for row in VARIABLES if row.field}
 
     assert named <= fields
-    assert fields - named == {"booster_accept", "mode", "more_repositories", "notices", "repository_url"}
+    assert fields - named == {"booster_accept", "mode", "more_repositories", "notices", "repository_urls"}
 
 
 def test_the_table_for_people_is_complete():

@@ -44,10 +44,11 @@ def upload(s3, bucket, repository):
 
 @pytest.fixture
 def start(serve, bucket, gate, aws, tmp_path):
-    """A function that starts a server of what lies under a prefix; all of them have one cache."""
+    """A function that starts a server of what lies under prefixes; all of them have one cache."""
 
-    def started(prefix, *, ready=True, exit_code=0, **environ):
-        own = {"MME_MODEL_REPOSITORY": f"s3://{bucket}/{prefix}", "MME_CACHE_DIR": str(tmp_path / "cache")}
+    def started(*prefixes, ready=True, exit_code=0, **environ):
+        urls = ",".join(f"s3://{bucket}/{prefix}" for prefix in prefixes)
+        own = {"MME_MODEL_REPOSITORY": urls, "MME_CACHE_DIR": str(tmp_path / "cache")}
         server = serve({**own, **aws(gate.url), **environ}, ready=ready, exit_code=exit_code)
         server.cache = tmp_path / "cache"
         return server
@@ -153,19 +154,20 @@ def test_models_are_loaded_and_unloaded_by_the_control_api(upload, start, s3, bu
     assert f"model 'bad' has no files in s3://{bucket}/{prefix}/bad/: put config.pbtxt and 1/model.onnx there" in error
 
 
-def test_a_repository_that_is_polled_follows_its_bucket(upload, start, s3, bucket):
-    """What comes is loaded, what changes is loaded anew with the ensembles made of it, what goes is unloaded."""
+def test_repositories_that_are_polled_follow_their_bucket(upload, start, s3, bucket):
+    """Two prefixes are one repository. What comes is loaded, what changes is loaded anew with the ensembles made of it, what goes is unloaded."""
     prefix = "polled"
     upload(prefix, "two")
-    server = start(prefix, MME_MODEL_CONTROL_MODE="poll", MME_REPOSITORY_POLL_SECS="0.2")
+    server = start(prefix, f"{prefix}-too", MME_MODEL_CONTROL_MODE="poll", MME_REPOSITORY_POLL_SECS="0.2")
     eventually(lambda: infer(server, "two") == [3, 4, 5, 6], "the model of the start")
     assert load(server, "two")[0] == 503
-    upload(prefix, "one", "ten", "chain")
+    upload(prefix, "one")
+    upload(f"{prefix}-too", "ten", "chain")
     eventually(lambda: infer(server, "chain") == [22, 32, 42, 52], "what came")
     upload(prefix, **{"two/1/model.onnx": models.plus(3)})
     eventually(lambda: infer(server, "two") == [4, 5, 6, 7], "what changed")
     eventually(lambda: infer(server, "chain") == [23, 33, 43, 53], "what is made of it")
-    s3.delete_object(Bucket=bucket, Key=f"{prefix}/chain/config.pbtxt")
+    s3.delete_object(Bucket=bucket, Key=f"{prefix}-too/chain/config.pbtxt")
     eventually(lambda: "chain" not in {name for name, _ in index(server)}, "what went")
     assert infer(server, "chain")[0] == 400
     assert infer(server, "two") == [4, 5, 6, 7]

@@ -39,8 +39,11 @@ def repository(s3_bucket, tmp_path):
     """A function that makes the tier of the repository, each time anew, as another run does."""
     made = []
 
-    def make(prefix="r", **options):
-        made.append(Directories(S3Store(s3_bucket, prefix, attempts=1), tmp_path / "disk", **options))
+    def make(*prefixes, **options):
+        prefixes = prefixes or ("r",)
+        made.append(
+            Directories([S3Store(s3_bucket, prefix, attempts=1) for prefix in prefixes], tmp_path / "disk", **options)
+        )
         return made[-1]
 
     yield make
@@ -141,8 +144,9 @@ def test_a_scan_goes_on_behind_the_first_page(put, repository, s3_client, s3_buc
     """More objects than one answer has are all told."""
     put({f"m{number}/1/x": b"" for number in range(7)})
     models = repository()
-    paginator = models._bucket._client.get_paginator
-    monkeypatch.setattr(models._bucket._client, "get_paginator", lambda name: _Paged(paginator(name)))
+    client = models._buckets[0]._client
+    paginator = client.get_paginator
+    monkeypatch.setattr(client, "get_paginator", lambda name: _Paged(paginator(name)))
     assert list(models.scan()) == [f"m{number}" for number in range(7)]
 
 
@@ -164,6 +168,25 @@ def test_a_prefix_of_one_model_is_refused(put, repository):
     kind, message = error_of(repository("r/m").scan)
     assert kind is Kind.INVALID_ARGUMENT
     assert "/r/m/config.pbtxt is a model's: name the prefix above it" in message
+
+
+def test_several_repositories_are_one(put, repository, s3_bucket):
+    """Each model is where it is; a name that two have is refused, by the index and by a load, until one is gone."""
+    put({"x/a/1/m": b"a", "x/both/1/m": b"x", "y/b/1/m": b"b", "y/both/1/m": b"y"})
+    models = repository("r/x", "r/y")
+    before = models.scan()
+    assert list(before) == ["a", "b", "both"]
+    where = f"s3://{s3_bucket}/r/x/ and s3://{s3_bucket}/r/y/"
+    assert models.refused == {"both": f"model 'both' is in 2 repositories, {where}: rename or remove one"}
+    assert error_of(models.fetch, "both") == (Kind.INVALID_MODEL, models.refused["both"])
+    assert [InBucket(models, name).url for name in "ab"] == [f"s3://{s3_bucket}/r/{url}" for url in ("x/a", "y/b")]
+    assert tree(models.fetch("b").path) == {"b/1/m": b"b"}
+    assert f"nothing under s3://{s3_bucket}/r/x/c/ or s3://{s3_bucket}/r/y/c/, put" in error_of(models.fetch, "c")[1]
+    put({"x/both/1/m": None})
+    assert models.scan()["both"] != before["both"]
+    assert models.refused == {}
+    assert tree(models.fetch("both").path) == {"both/1/m": b"y"}
+    assert repository("r/y").fetch("both").downloaded, "what is a name of several repositories is no name of one"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +231,7 @@ def test_names_of_objects_stay_inside():
 
 def test_no_such_bucket(s3_environment, tmp_path):
     """The sentence names it, for all models and for one."""
-    models = Directories(S3Store("nobodys-bucket", "r", attempts=1), tmp_path)
+    models = Directories([S3Store("nobodys-bucket", "r", attempts=1)], tmp_path)
     for call in (models.scan, lambda: models.fetch("m")):
         kind, message = error_of(call)
         assert kind is Kind.UNAVAILABLE
@@ -302,7 +325,7 @@ def test_large_objects_are_fetched_in_parts(put, s3_bucket, tmp_path, monkeypatc
     monkeypatch.setattr("serve.sources.transfer._LARGE", 100_000)
     contents = {f"m/1/{number}": os.urandom(number * 30_011) for number in range(8)}
     put(contents)
-    models = Directories(S3Store(s3_bucket, "r", part_size=50_000), tmp_path)
+    models = Directories([S3Store(s3_bucket, "r", part_size=50_000)], tmp_path)
     assert tree(models.fetch("m").path) == contents
     models.room.close()
 
@@ -398,7 +421,7 @@ def test_another_s3_is_asked(put, s3_bucket, s3_url, tmp_path, monkeypatch):
     """The endpoint in the URL counts before the environment's."""
     put(MODEL)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
-    models = Directories(open_bucket(f"s3://{s3_url.removeprefix('http://')}/{s3_bucket}/r"), tmp_path)
+    models = Directories([open_bucket(f"s3://{s3_url.removeprefix('http://')}/{s3_bucket}/r")], tmp_path)
     assert list(models.scan()) == ["m", "mm"]
     assert models.fetch("m").downloaded
     models.room.close()
