@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mme.worker")
 _SWITCH_INTERVAL = 0.0005  # seconds; a lane's thread must not keep the loop waiting for Python's default of 5 ms
 _NOTIFY_SECONDS = 1.0
-_QUICK_SECONDS = 1.0
+_QUICK_SECONDS = 1.0  # for models to end that owe answers which nobody gets any more
+_CLOSE_SECONDS = 2.0  # for models to end that owe none; gunicorn kills us a second later
 _READ_THREADS = 8
 _CHANGE_THREADS = 256  # idle ones cost nothing; each load or unload under way holds one
 
@@ -100,14 +101,14 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             port.close()
         http.drain()
         seconds = settings.drain_seconds if self._graceful else 0.0
-        if not await self._drained(http, grpc, seconds):
+        ends = loop.time() + seconds
+        drained = await self._drained(http, grpc, seconds)
+        if not drained:
             _log.warning("%d requests were not answered within %.0f s", http.in_flight, seconds)
             http.abort()
         front.close()
-        if self._graceful:
-            await service.close()
-        else:
-            await _close_quickly(service)
+        rest = max(ends - loop.time(), 0.0) + _CLOSE_SECONDS
+        await _close_in_time(service, rest if drained and self._graceful else _QUICK_SECONDS)
 
     def _stop_asked(self, number: int, stop: asyncio.Event) -> None:
         self._graceful = number == signal.SIGTERM
@@ -170,10 +171,10 @@ async def _grpc_server(service: Service) -> GrpcServer | None:
         await _give_up(service, error)
 
 
-async def _close_quickly(service: Service) -> None:
-    """Give models a moment to end, then end without them: whoever interrupts does not wait for what they execute."""
+async def _close_in_time(service: Service, seconds: float) -> None:
+    """Give models some time to end, then end without them: one that is stuck would keep us until somebody kills us."""
     try:
-        async with asyncio.timeout(_QUICK_SECONDS):
+        async with asyncio.timeout(seconds):
             await service.close()
     except TimeoutError:
         _log.warning("models still execute; ending without them")

@@ -9,7 +9,9 @@ import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.contract import models
+import pytest
+
+from tests.contract import models, sequence_models
 from tests.contract.server import SCRIPTS, clean_environment, eventually, post
 
 # Executes in the server's own process, for as long as a file is not there.
@@ -173,6 +175,37 @@ def test_a_drain_that_takes_too_long_is_cut(serve, tmp_path):
         with contextlib.suppress(ConnectionResetError):
             assert waiting.socket.recv(1) == b""
     assert "1 requests were not answered within" in server.log
+
+
+@pytest.mark.parametrize(("placement", "waits"), [("inline", True), ("process", True), ("process", False)])
+def test_models_that_are_stuck_do_not_keep_the_server(serve, tmp_path, placement, waits):
+    """It ends of itself when the drain is over, and their processes with it, whether or not anybody waits for them."""
+    repository = tmp_path / "repository"
+    config = WAITS_CONFIG.replace('"inline"', f'"{placement}"')
+    for name in ("a", "b"):
+        began = tmp_path / name
+        code = WAITS.format(go=tmp_path / "never").replace(
+            "        while", f"        open('{began}', 'w').close()\n        while"
+        )
+        sequence_models.lay_out(repository / name, code.encode(), config, "model.py")
+    server = serve({"MME_MODEL_REPOSITORY": str(repository), "MME_PING_MODE": "ready", "MME_DRAIN_SECONDS": "0.2"})
+    with server.connect() as first, server.connect() as second:
+        for name, connection in (("a", first), ("b", second)):
+            document = {"inputs": [{"name": "N", "datatype": "INT64", "shape": [1], "data": [1]}]}
+            connection.send(post(f"/v2/models/{name}/infer", document))
+        eventually(lambda: all((tmp_path / name).exists() for name in ("a", "b")), "both to be stuck")
+        if not waits:
+            left = [server.other_end(connection) for connection in (first, second)]
+            first.reset()
+            second.reset()
+            eventually(lambda: not server.sockets() & set(left), "the server to hear that its clients left")
+        processes = list(server.processes)
+
+        assert server.stop() == 0
+
+    assert "models still execute; ending without them" in server.log  # it was not killed for being late
+    assert ("2 requests were not answered" in server.log) is waits
+    eventually(lambda: not any(process.is_running() for process in processes), "their processes to end")
 
 
 def test_a_load_that_never_ends_does_not_keep_the_server(serve, tmp_path):
