@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from container.ship.requests import JSON, arrays_of, request_of
+from container.ship.requests import JSON, JSON_LINES, arrays_of, request_of
 from container.ship.senders import sender_of
 from model_handlers.errors import invalid_argument
 
@@ -59,15 +59,17 @@ def server_timing(header: str) -> list[tuple[str, str]]:
 
 
 def _show(answer: Answer, output: Path | None) -> None:
-    """The answer in a file, as it came or as arrays, or on standard output, JSON indented."""
+    """The answer in a file, as it came or as arrays, or on standard output, each document of JSON indented."""
     if output and output.suffix == ".npz":
         np.savez(output, **arrays_of(answer.headers.get("content-type", ""), answer.body))
         return
     if output:
         output.write_bytes(answer.body)
         return
-    if answer.headers.get("content-type", "").startswith(JSON):
-        print(json.dumps(json.loads(answer.body), indent=2, ensure_ascii=False))
+    media_type = answer.headers.get("content-type", "").partition(";")[0].strip()
+    if media_type in {JSON, JSON_LINES}:
+        for document in answer.body.splitlines() if media_type == JSON_LINES else (answer.body,):
+            print(json.dumps(json.loads(document), indent=2, ensure_ascii=False))
         return
     if sys.stdout.isatty():
         content_type = answer.headers.get("content-type", "no content type")

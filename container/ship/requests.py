@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 JSON = "application/json"
+JSON_LINES = "application/jsonlines"  # the answer of a decoupled model: a document each response
 _BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 
 
@@ -60,7 +61,7 @@ def arrays_of(content_type: str, body: bytes) -> dict[str, Any]:
     Raises:
         MmeError: INVALID_ARGUMENT when they are none.
     """
-    if not content_type.startswith((_BINARY, JSON)):
+    if not content_type.startswith(_BINARY) and content_type.partition(";")[0].strip() != JSON:
         raise invalid_argument(
             f"the answer is {content_type or 'of no content type'} and no tensors: give another FILE"
         )

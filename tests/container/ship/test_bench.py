@@ -205,5 +205,14 @@ def test_tensors_come_back_as_arrays(mme, server, tmp_path):
         assert {name: arrays[name].tolist() for name in arrays} == {
             "A": [[1.0], [2.0]], "S": [b"ab", b"c"], "B": [5, 6],
         }  # fmt: skip
-    with pytest.raises(MmeError, match="and no tensors"):
-        arrays_of("text/csv", b"")
+    for content_type in ("text/csv", "application/jsonlines"):
+        with pytest.raises(MmeError, match="and no tensors"):
+            arrays_of(content_type, b"")
+
+
+def test_several_responses_are_shown_one_below_the_other(mme, server, tmp_path):
+    """As a decoupled model answers: a line of JSON each."""
+    (tmp_path / "lines").write_text('{"N": 1}\n{"N": 2}\n')
+    said = mme("invoke", "--url", server.url, "--body", tmp_path / "lines", "--content-type", "application/jsonlines")
+
+    assert (said.code, said.out) == (0, '{\n  "N": 1\n}\n{\n  "N": 2\n}\n'), said.err
