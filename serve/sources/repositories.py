@@ -124,18 +124,33 @@ def print_of(path: Path) -> str:
         MmeError: INTERNAL when they can't be read.
     """
     digest = hashlib.sha256()
+    walked = {_place(str(path))}
     with disk_errors(f"model directory {path} cannot be read"):
-        for base, directories, files in os.walk(path):
-            directories.sort()
+        # A version may be a link, which leads elsewhere from one moment to the next; and links may lead in a circle.
+        for base, directories, files in os.walk(path, followlinks=True):
             digest.update(os.fsencode(f"{base}\0"))
+            places = {name: _place(os.path.join(base, name)) for name in sorted(directories)}  # noqa: PTH118
+            directories[:] = [name for name, place in places.items() if place not in walked]
+            walked.update(places.values())
+            for name, place in places.items():
+                digest.update(os.fsencode(f"{name}\0{place}\0"))
             for file in sorted(files):
                 digest.update(os.fsencode(f"{file}\0{_status(os.path.join(base, file))}\0"))  # noqa: PTH118
     return digest.hexdigest()[:32]
 
 
+def _place(directory: str) -> tuple[int, int]:
+    """The same for every way to a directory."""
+    try:
+        status = os.stat(directory)  # noqa: PTH116
+    except OSError:  # as in `_status`
+        return 0, 0
+    return status.st_dev, status.st_ino
+
+
 def _status(file: str) -> str:
     try:
         status = os.stat(file)  # noqa: PTH116
-    except FileNotFoundError:  # it went this moment, or is a link to nowhere
+    except OSError:  # it went this moment, is a link to nowhere or to itself: whoever loads the model will tell
         return "none"
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"

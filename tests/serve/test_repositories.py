@@ -91,5 +91,37 @@ def test_prints_tell_every_change(tmp_path):
     assert changed()
     (model / "link").symlink_to("nowhere")
     assert changed()
+    (model / "itself").symlink_to("itself")
+    assert changed()
     file.unlink()
+    assert changed()
+
+
+def test_prints_tell_what_links_lead_to(tmp_path):
+    """A version that is a link is another model's files once it leads elsewhere; circles are walked through once."""
+    model, store = tmp_path / "m", tmp_path / "store"
+    model.mkdir()
+    for name in ("old", "new"):
+        (store / name).mkdir(parents=True)
+        (store / name / "model.onnx").write_bytes(b"model")
+    prints = [print_of(model)]
+
+    def changed():
+        prints.append(print_of(model))
+        assert print_of(model) == prints[-1]
+        return prints[-1] not in prints[:-1]
+
+    (model / "1").symlink_to(store / "old")
+    assert changed()
+    (model / "1").unlink()
+    (model / "1").symlink_to(store / "new")
+    assert changed()
+    (store / "new" / "model.onnx").write_bytes(b"other model")
+    assert changed()
+    (model / "2").symlink_to(store / "new")
+    assert changed()
+    (model / "3").symlink_to(model)
+    assert changed()
+    (model / "3").unlink()
+    (model / "3").symlink_to(store / "new")
     assert changed()
