@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
+from serve.models.execution import failure
 from serve.models.open_request import Posts
 from serve.request import InferenceResponse, Timings
 from serve.stats import Outcome
@@ -151,8 +152,7 @@ class Answers:
         if isinstance(response, MmeError):
             result = response
         elif response is not None:
-            result = self._signature.response(request, response)
-            result.timings = Timings(opened.began_ns, 0, _now() - opened.began_ns, 0, calls=opened.calls)
+            result = self._made(opened, response)
         elif not self._decoupled:
             result = MmeError(Kind.EXECUTION_FAILED, f"model '{self._name}' ended a request without a response to it")
         if self._decoupled and isinstance(result, InferenceResponse):
@@ -163,6 +163,14 @@ class Answers:
             result = self._others_may_follow(request, result)
         if final or result is not None:
             self._finish(opened, result)
+
+    def _made(self, opened: OpenRequest, response: ModelResponse) -> InferenceResponse | MmeError:
+        try:
+            made = self._signature.response(opened.request, response)
+        except Exception as error:  # noqa: BLE001 - as in `execute_batch`; others wait for what was posted behind it
+            return failure(self._signature, error)
+        made.timings = Timings(opened.began_ns, 0, _now() - opened.began_ns, 0, calls=opened.calls)
+        return made
 
     def _others_may_follow(self, request: InferenceRequest, error: MmeError) -> MmeError | None:
         """Tell of an error that is not the last response; to a client that takes none behind it, it is."""

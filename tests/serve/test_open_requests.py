@@ -311,6 +311,29 @@ def test_a_model_that_is_not_decoupled_answers_once(run, toys):
 # -- unloading ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_response_that_is_none_is_an_error_and_keeps_nobody_from_theirs(run, toys, decoupled):
+    """Code of others may send what is no array; what was posted behind it is handed over all the same."""
+
+    async def main():
+        async with serving(toys, lambda requests: [None] * len(requests), decoupled=decoupled) as (model, handler):
+            clients = [Client(toys), Client(toys)]
+            for number, client in enumerate(clients):
+                model.submit(client.request)
+                while len(model._answers.open) <= number:  # noqa: ASYNC110 - a lane's doing
+                    await asyncio.sleep(0.001)
+            for request, sent in zip(handler.requests, (ModelResponse({"y": [1.0]}), response()), strict=True):
+                request.responder.send(sent, final=True)
+            async with asyncio.timeout(SECONDS):
+                for client in clients:
+                    await client.call.answer()
+            audit(model, clients)
+            assert clients[0].got[-1][1].kind is Kind.INTERNAL
+            assert not isinstance(clients[1].got[-1][1], MmeError)
+
+    run(main())
+
+
 def test_an_unload_ends_what_a_model_leaves_open(run, toys):
     """When patience is over each client is told, and the model that its clients left; what it then says is nobody's."""
     told = []
