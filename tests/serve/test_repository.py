@@ -375,3 +375,18 @@ def test_an_archive_with_such_a_directory_is_refused(tree):
     kind, sentence = refused(root)
     assert kind is Kind.INVALID_MODEL
     assert "a model directory whose name is not UTF-8, 'm\\udcff': rename it" in sentence
+
+
+def test_a_model_that_can_not_be_read_is_one_that_does_not_load(tmp_path):
+    """The others of its repository are listed, and whoever loads it hears why; here its path is longer than any may be."""
+    repository = tmp_path
+    while (room := 4060 - len(str(repository)) - 1) > 0:
+        repository /= "d" * min(room, 200)
+    (repository / "good" / "1").mkdir(parents=True)
+    unreadable = "model_with_a_name_of_some_length"
+    (repository / unreadable).mkdir()
+
+    assert list_models(repository) == ["good", unreadable]
+    with pytest.raises(MmeError, match=f"model '{unreadable}' cannot be read") as caught:
+        open_model(repository / unreadable, unreadable)
+    assert caught.value.kind is Kind.INTERNAL
