@@ -14,14 +14,20 @@ index of the request. Requests that differ, and answers that do, cross one by on
 from __future__ import annotations
 
 import math
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from model_handlers.base import PUT_BACK, ModelRequest, ModelResponse
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation.framing import ProtocolError, checked_parameters, error_fields, error_from, unpack
+from model_handlers.isolation.framing import (
+    ProtocolError,
+    are_sizes,
+    checked_parameters,
+    error_fields,
+    error_from,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -201,21 +207,21 @@ def _rows(tensors: Sequence[Mapping[str, Array]]) -> list[int] | None:
     if not tensors[0] or not all(map(_has_rows, tensors[0].values())):
         return None
     kinds = [(name, array.dtype, array.shape[1:]) for name, array in tensors[0].items()]
-    rows = []
+    rows: list[int] = []
     for each in tensors:
-        counts = {_count(each.get(name), dtype, shape) for name, dtype, shape in kinds}
-        count = counts.pop()
-        if counts or count < 0 or len(each) != len(kinds):
+        if len(each) != len(kinds):
             return None
+        count = -1
+        for name, dtype, shape in kinds:
+            array = each.get(name)
+            if array is None or not _has_rows(array) or array.dtype != dtype:
+                return None
+            length, *rest = array.shape
+            if tuple(rest) != shape or (count >= 0 and length != count):
+                return None
+            count = length
         rows.append(count)
     return rows
-
-
-def _count(array: Array | None, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    """The rows of an array that may lie behind others; -1 for one that may not."""
-    if array is None or not _has_rows(array) or array.dtype != dtype or array.shape[1:] != shape:
-        return -1
-    return int(array.shape[0])
 
 
 def _has_rows(array: Any) -> bool:
@@ -234,12 +240,17 @@ def _shares(fields: Message, shared: Array, model: str) -> Iterator[dict[str, Ar
     if rows is None:
         yield columns
         return
-    if not all(type(count) is int and count >= 0 for count in rows):
+    if not are_sizes(rows):
         raise ProtocolError(f"rows that are none: {str(rows)[:200]}")
-    if not all(array.ndim and len(array) == sum(rows) for array in columns.values()):
-        raise ProtocolError(f"columns of other lengths than {sum(rows)}")
-    for start, end in pairwise(accumulate(rows, initial=0)):
+    total = sum(rows)
+    for array in columns.values():
+        if array.ndim == 0 or len(array) != total:
+            raise ProtocolError(f"columns of other lengths than {total}")
+    start = 0
+    for count in rows:
+        end = start + count
         yield {name: array[start:end] for name, array in columns.items()}
+        start = end
 
 
 def _unpacked(places: Any, shared: Array, model: str) -> dict[str, Array]:

@@ -272,7 +272,7 @@ def unpack(shared: Array, place: Any, name: str, model: str) -> Array:
         data_type = BY_NAME[data_type]
     except (TypeError, ValueError, KeyError):
         raise ProtocolError(f"tensor '{name}' is described by {str(place)[:200]}") from None
-    if not _are_sizes([offset, nbytes]) or not _is_shape(shape) or offset + nbytes > shared.nbytes:
+    if not are_sizes([offset, nbytes]) or not _is_shape(shape) or offset + nbytes > shared.nbytes:
         raise ProtocolError(f"tensor '{name}' at {str(place)[:200]} lies outside its segment of {shared.nbytes} bytes")
     count = math.prod(shape)
     if data_type is BYTES:
@@ -286,10 +286,11 @@ def unpack(shared: Array, place: Any, name: str, model: str) -> Array:
 
 
 def _is_shape(shape: Any) -> bool:
-    return isinstance(shape, list) and len(shape) <= _MAX_RANK and _are_sizes(shape)
+    return isinstance(shape, list) and len(shape) <= _MAX_RANK and are_sizes(shape)
 
 
-def _are_sizes(numbers: list[Any]) -> bool:
+def are_sizes(numbers: list[Any]) -> bool:
+    """Whether all of them can count something."""
     for number in numbers:  # noqa: SIM110 - twice as fast as a generator, for each tensor of each batch
         if type(number) is not int or number < 0:
             return False
