@@ -21,14 +21,6 @@ COPY constraints.txt ./
 RUN python -m venv /opt/mme \
  && pip install -c constraints.txt setuptools
 
-# ---- mme itself, as a wheel ----
-FROM builder AS wheel
-COPY setup.cfg pyproject.toml README.md LICENSE ./
-COPY model_handlers ./model_handlers
-COPY serve ./serve
-COPY container ./container
-RUN pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
-
 # ---- what it depends on: a project without its packages is installed and taken off again ----
 FROM builder AS cpu-dependencies
 COPY setup.cfg pyproject.toml ./
@@ -41,6 +33,17 @@ FROM builder AS gpu-dependencies
 COPY setup.cfg pyproject.toml ./
 RUN pip install -c constraints.txt --no-build-isolation ".[onnx-gpu,grpc,otel]" \
  && pip uninstall --yes mme
+
+# ---- mme itself, as a wheel; what every request goes through is compiled: see setup.py ----
+FROM cpu-dependencies AS wheel
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends gcc libc6-dev \
+ && pip install -c constraints.txt mypy types-cachetools types-protobuf types-psutil
+COPY setup.py setup.cfg pyproject.toml README.md LICENSE ./
+COPY model_handlers ./model_handlers
+COPY serve ./serve
+COPY container ./container
+RUN MME_COMPILE=1 pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
 
 # ---- what both images say about themselves ----
 FROM ${PYTHON_IMAGE} AS runtime

@@ -2,7 +2,7 @@
 # ARGS go to the command behind a target: make test ARGS="-k batch", make demo ARGS="--rounds 1".
 
 .DEFAULT_GOAL := help
-.PHONY: help install frameworks demo test test-gpu lint bench proto clean
+.PHONY: help install frameworks compiled demo test test-gpu lint bench proto clean
 
 # The first that runs: the pins are for 3.11, newer versions may work.
 PYTHON ?= $(or $(shell for python in python3.11 python3; do \
@@ -24,6 +24,11 @@ install: $(INSTALLED) ## make .venv with everything in it; does nothing when not
 # 2.5 GB, so nothing else asks for them: without one its tests are skipped, or fail where REQUIRE_FRAMEWORKS=1.
 # PyPI's own torch is built for CUDA; PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu has the one for the CPU.
 frameworks: $(FRAMEWORKS) ## add PyTorch, TensorFlow, OpenVINO, the tree libraries and a builder of engines to .venv, for the CPU
+
+# Beside the sources, where Python finds them first. An edited module runs as it was until this is called again; make
+# clean takes them away. Tests that put something of their own in a compiled class's place fail: run tests/contract.
+compiled: install ## compile the path of a request, as the images have it (needs a C compiler and Python's headers)
+	MME_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace
 
 demo: install ## the main job: models in S3, loaded and unloaded as boto3 asks for them
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -52,6 +57,7 @@ proto: install ## generate the Python code of the .proto files
 clean: ## remove everything that make and the tools have written
 	rm -rf .venv .venv-gpu .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find container serve model_handlers -name '*.so' -delete
 
 # setuptools is installed first, and builds without isolation, so that its version is pinned as well.
 # The package of the demo's weights declares a framework of 2 GB that it is not read with: --no-deps.

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from model_handlers.base import FLAGS_TOLD, ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BF16
+from serve.decoupled_error import DecoupledError
 from serve.models.open_request import OpenRequest
-from serve.request import Called, DecoupledError, InferenceRequest, InferenceResponse, layout_of
+from serve.request import Called, InferenceRequest, InferenceResponse, layout_of
 
 if TYPE_CHECKING:
     import asyncio

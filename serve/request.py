@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -48,23 +48,6 @@ class Layout:
 def layout_of(inputs: tuple[tuple[str, DataType, tuple[int, ...]], ...], outputs: tuple[str, ...]) -> Layout:
     """The one layout of requests that are made here, by models and ensembles, and look alike."""
     return Layout(inputs, outputs)
-
-
-class DecoupledError(MmeError):
-    """Somebody who takes one response asks a model that sends any number of them.
-
-    Args:
-        subject: the model.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, subject: str) -> None:
-        super().__init__(
-            Kind.INVALID_ARGUMENT,
-            f"{subject} sends any number of responses to a request (decoupled transaction policy), which this route "
-            "can't carry; use generate_stream, or /invocations",
-        )
 
 
 class Lease(Protocol):

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
+from serve.decoupled_error import DecoupledError
 from serve.models.batch_dimension import fitted, with_batch
 from serve.models.cached_responses import cached_responses
 from serve.models.execution import failure
 from serve.models.layout_check import KNOWN_LAYOUTS, CheckedLayouts
 from serve.models.straight_journey import Route, StraightJourney
-from serve.request import DecoupledError, InferenceRequest, InferenceResponse, Timings, layout_of
+from serve.request import InferenceRequest, InferenceResponse, Timings, layout_of
 from serve.scheduling.ensemble import Graph, Progress, Ready, Run
 from serve.scheduling.ensemble_sequence import belonging, overridden
 from serve.scheduling.held_back import LimitedRun

@@ -82,7 +82,7 @@ class Instance:
         self._post = post
         self._inbox: SimpleQueue[Callable[[], Execution] | None] = SimpleQueue()
         self._sent = _NOTHING
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._own_thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._has_thread = False
         self._ended = threading.Event()
 
@@ -96,7 +96,7 @@ class Instance:
     def _hand(self, work: Callable[[], Execution]) -> None:
         self._inbox.put(work)
         if not self._has_thread:  # many lanes never need one
-            STARTER.start(self._thread)
+            STARTER.start(self._own_thread)
             self._has_thread = True
 
     def execute(self, batch: Batch) -> Execution:
@@ -173,7 +173,7 @@ class Instance:
         self._inbox.put(None)
         if self._has_thread:
             self._ended.wait()  # it may have yet to be started
-            self._thread.join()
+            self._own_thread.join()
 
     def _main(self) -> None:
         while work := self._inbox.get():

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
+from serve.decoupled_error import DecoupledError
 from serve.models.answers import Answers
 from serve.models.cached_responses import cached_responses
 from serve.models.costs import Costs, input_class
@@ -32,7 +33,6 @@ from serve.models.layout_check import CheckedLayouts
 from serve.models.loop_poll import LoopPoll
 from serve.models.remote_lanes import RemoteLanes
 from serve.models.sequence_tensors import signature_for
-from serve.request import DecoupledError, InferenceResponse
 from serve.scheduling.ordering import InOrder
 from serve.scheduling.queues import keeps_order, queue_for
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from serve.models.limited_lanes import LimitedLanes
     from serve.models.rescue import RescueRequest
     from serve.models.signature import Batch
-    from serve.request import InferenceRequest
+    from serve.request import InferenceRequest, InferenceResponse
     from serve.scheduling.batch_queue import Take
     from serve.scheduling.queues import Queue
     from serve.scheduling.response_cache import ResponseCache

@@ -10,7 +10,7 @@ lock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _WORD = (1 << 64) - 1
 
 
-class _Signal(NamedTuple):
+class _Signal:
     """A control tensor.
 
     Attributes:
@@ -45,10 +45,15 @@ class _Signal(NamedTuple):
         value: what it says of a request.
     """
 
-    name: str
-    data_type: DataType
-    nobody: object
-    value: Callable[[InferenceRequest], object]
+    __slots__ = ("data_type", "name", "nobody", "value")
+
+    def __init__(
+        self, name: str, data_type: DataType, nobody: object, value: Callable[[InferenceRequest], object]
+    ) -> None:
+        self.name = name
+        self.data_type = data_type
+        self.nobody = nobody
+        self.value = value
 
 
 class SequenceSignature(Signature):

@@ -114,7 +114,7 @@ def test_a_model_of_an_archive_made_by_mme_pack(server, tmp_path):
     """What `mme pack` wrote and the platform unpacked is a model."""
     archive = models.pack(models.lay_out(tmp_path / "plus", models.plus(3)), tmp_path / "plus.tar.gz")
     directory = tmp_path / "opt/ml/models/packed/model"
-    shutil.unpack_archive(archive, directory, filter="data")
+    shutil.unpack_archive(archive, directory)  # by no filter: Debian 12's Python has none
 
     assert load(server, "packed", str(directory)).status == 200
     assert models.y(invoke(server, "packed").json) == [4, 5, 6, 7]

@@ -1,0 +1,58 @@
+"""Compiles the path of a request where MME_COMPILE=1 says so; setup.cfg says all the rest.
+
+mypyc, which comes with mypy, makes C of the annotated Python that runs as well without it. It needs a C compiler and
+Python's headers. Listed are modules that every request goes through and that mypyc takes as they are: nothing in them
+is subclassed by interpreted code or changes its class. Each storey is a library of its own inside its package: a
+model's process that has an environment of its own finds `model_handlers` alone.
+"""
+
+import os
+
+from setuptools import Extension, setup
+
+COMPILED = {
+    "model_handlers": [
+        "isolation/batches",
+        "isolation/framing",
+        "python/answers",
+        "python/responses",
+    ],
+    "serve": [
+        "models/answers",
+        "models/dispatches",
+        "models/execution",
+        "models/instance",
+        "models/open_request",
+        "models/remote_lanes",
+        "models/sequence_tensors",
+        "models/signature",
+        "request",
+        "scheduling/batch_queue",
+    ],
+    "container": [
+        "codec/body",
+        "codec/decode",
+        "codec/encode",
+        "codec/fields",
+        "codec/framing",
+        "codec/layouts",
+        "http1/connection",
+        "http1/ending",
+        "http1/exchange",
+        "http1/reader",
+        "infer_routes",
+    ],
+}
+
+
+def _compiled() -> list[Extension]:
+    from mypyc.build import mypycify  # noqa: PLC0415 - who does not compile needs no mypy
+
+    groups = [
+        ([f"{storey}/{module}.py" for module in modules], f"{storey}.compiled") for storey, modules in COMPILED.items()
+    ]
+    options = ["--config-file", "setup.cfg", *[file for files, _ in groups for file in files]]
+    return mypycify(options, opt_level="3", debug_level="0", separate=groups)
+
+
+setup(ext_modules=_compiled() if os.environ.get("MME_COMPILE") == "1" else [])
