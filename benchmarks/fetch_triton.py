@@ -40,13 +40,9 @@ class Triton:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that make its stub run our Python's library, and import our numpy."""
+        """Variables that make its stub run our Python's library."""
         libraries = [sysconfig.get_config_var("LIBDIR"), str(self.folder / "nvidia_pytriton.libs")]
-        return {
-            "LD_LIBRARY_PATH": ":".join(libraries),
-            "PYTHONHOME": sys.base_prefix,
-            "PYTHONPATH": str(Path(np.__file__).parents[1]),
-        }
+        return {"LD_LIBRARY_PATH": ":".join(libraries), "PYTHONHOME": sys.base_prefix}
 
 
 def fetch(folder: Path) -> Triton:
@@ -59,7 +55,18 @@ def fetch(folder: Path) -> Triton:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as wheels:
             _unpack(_download(Path(wheels)), folder)
+    _link_numpy(folder / "pytriton/tritonserver/backends/python")
     return Triton(folder.resolve())
+
+
+def _link_numpy(backend: Path) -> None:
+    """Have the stub import our numpy: it looks into the backend's folder, and takes no PYTHONPATH."""
+    package = Path(np.__file__).parent
+    for source in (package, package.with_name("numpy.libs")):
+        link = backend / source.name
+        link.unlink(missing_ok=True)
+        if source.exists():
+            link.symlink_to(source)
 
 
 def _download(wheels: Path) -> Path:

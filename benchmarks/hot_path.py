@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -26,7 +25,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 import onnxruntime
-import psutil
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks import load
@@ -217,7 +215,7 @@ def main() -> int:
     if shutil.which("wrk") is None:
         print("wrk is not on the PATH; install it (Debian: apt-get install wrk)", file=sys.stderr)
         return 1
-    print(f"{os.cpu_count()} cores, load {psutil.getloadavg()[0]:.1f}, ONNX Runtime {onnxruntime.__version__}\n")
+    print(f"{load.setting()}, ONNX Runtime {onnxruntime.__version__}\n")
     with tempfile.TemporaryDirectory() as folder:
         repository = build_repository(Path(folder))
         with mme(repository) as server:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import psutil
+
+from container.version import is_compiled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +39,13 @@ done = function(summary, latency, requests)
     + summary.errors.write + summary.errors.timeout + summary.errors.connect))
 end
 """
+
+
+def setting() -> str:
+    """What figures belong to: the machine, who else is at work on it, Python, and whether mme is compiled."""
+    compiled = "compiled" if is_compiled() else "not compiled"
+    load = f"{os.cpu_count()} cores, load {psutil.getloadavg()[0]:.1f}"
+    return f"{load}, Python {platform.python_version()} ({platform.python_compiler()}), mme {compiled}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -307,7 +306,7 @@ def main() -> int:
         "large": lambda: measure_large(starters(peer), arguments.repeats),
         "light": lambda: measure_loads(starters(peer, empty=True)),
     }
-    print(f"{os.cpu_count()} cores, load {psutil.getloadavg()[0]:.1f}\n")
+    print(f"{load.setting()}\n")
     rows = [row for name, part in parts.items() if arguments.only in {None, name} for row in part()]
     Console(width=None if sys.stdout.isatty() else 120).print(as_table(rows))
     if arguments.json is not None:

@@ -10,7 +10,6 @@ absolute figures belong to the machine.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import statistics
 import sys
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-import psutil
 from onnx import TensorProto, helper
 
 from benchmarks import load
@@ -183,7 +181,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3, help="measurements of which the median counts (default 3)")
     parser.add_argument("--only", choices=("queue", "sequences", "batching", "ensemble"), help="one part")
     arguments = parser.parse_args()
-    print(f"{os.cpu_count()} cores, load {psutil.getloadavg()[0]:.1f}\n")
+    print(f"{load.setting()}\n")
     if arguments.only in (None, "queue"):
         measure_queue()
     if arguments.only in (None, "sequences"):

@@ -31,7 +31,7 @@ from container.settings.table import MME_VARIABLES
 from container.settings.values import batch_sizes, boolean, names, repositories, resource_limits, trace_levels
 from container.ship.flags import COMMANDS as SHIP
 from container.ship.flags import DEFAULT_URL
-from container.version import installed_version
+from container.version import installed_version, is_compiled
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -84,6 +84,10 @@ def serve_command(argv: Sequence[str] | None = None) -> int:
     parser = _CommandParser(prog="serve", description="Start the server; the same as `mme serve`.")
     _add_serve_flags(parser)
     return _guarded("serve", _serve_arguments(parser, sys.argv[1:] if argv is None else argv))
+
+
+def _version() -> str:
+    return f"mme {installed_version() or '(not installed)'}{', compiled' if is_compiled() else ''}"
 
 
 def _serve_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
@@ -204,7 +208,7 @@ class _CommandParser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mme", description="A serving container for SageMaker multi-model endpoints.")
-    parser.add_argument("--version", action="version", version=f"mme {installed_version() or '(not installed)'}")
+    parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_CommandParser)
     _add_serve_flags(_command(commands, "serve", "start the server", _SERVE_EXAMPLES))
     _add_models_flags(_command(commands, "models", "list a server's models", _MODELS_EXAMPLES))

@@ -1,8 +1,9 @@
-"""Which version of mme is installed."""
+"""Which version of mme is installed, and whether the path of a request is compiled."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 
 def installed_version() -> str:
@@ -11,3 +12,8 @@ def installed_version() -> str:
         return version("mme")
     except PackageNotFoundError:
         return ""
+
+
+def is_compiled() -> bool:
+    """Whether requests go through what setup.py compiles, or through its sources."""
+    return find_spec("container.compiled__mypyc") is not None
