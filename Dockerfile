@@ -36,14 +36,14 @@ RUN pip install -c constraints.txt --no-build-isolation ".[onnx-gpu,grpc,otel]" 
 
 # ---- mme itself, as a wheel; what every request goes through is compiled: see setup.py ----
 FROM cpu-dependencies AS wheel
-RUN apt-get update \
- && apt-get install --yes --no-install-recommends gcc libc6-dev \
- && pip install -c constraints.txt mypy types-cachetools types-protobuf types-psutil
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
+RUN pip install -c constraints.txt --target /opt/mypy mypy types-cachetools types-protobuf types-psutil
+ENV MME_COMPILE=1
 COPY setup.py setup.cfg pyproject.toml README.md LICENSE ./
 COPY model_handlers ./model_handlers
 COPY serve ./serve
 COPY container ./container
-RUN MME_COMPILE=1 pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
+RUN PYTHONPATH=/opt/mypy pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
 
 # ---- what both images say about themselves ----
 FROM ${PYTHON_IMAGE} AS runtime

@@ -12,12 +12,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+COMPILES = bool(shutil.which("cc")) and Path(sysconfig.get_path("include"), "Python.h").exists()
 _OUTSIDE = ("pip_", "ssl_", "http", "no_proxy")  # variables that say how this machine reaches packages
 
 
@@ -107,7 +106,7 @@ class Build:
 
     def path(self, path: str) -> str:
         """A text with the paths of the image in it, as paths of this machine."""
-        return re.sub(r"(?<![\w.])/(opt/mme|dist|usr/local/lib)\b", lambda m: str(self.folder / m[1]), path)
+        return re.sub(r"(?<![\w.])/(opt/mme|opt/mypy|dist|usr/local/lib)\b", lambda m: str(self.folder / m[1]), path)
 
     def make(self, stage: Stage) -> dict[str, str]:
         """Run the stage's steps, those of the stages it needs first; returns its environment."""
@@ -144,13 +143,15 @@ class Build:
             copy(self.context / source, place)
 
     def _run(self, text: str, workdir: Path, environment: dict[str, str]) -> None:
+        if text.startswith("apt-get "):
+            return  # what this machine has of the base's system is taken as it is
         mount = re.match(r"--mount=type=bind,from=(\w+),source=(\S+),target=(\S+) +", text)
         if mount:
             assert mount[2] == mount[3]
             self.make(self._stages[mount[1]])
             text = text[mount.end() :]
         # the machine's own cache spares the network; that the image keeps none is another test's business
-        shown = {**environment, "PIP_NO_CACHE_DIR": "0"}
+        shown = {**environment, "PIP_NO_CACHE_DIR": "0", "MME_COMPILE": str(int(COMPILES))}
         command = self.path(text).replace("--no-cache-dir ", "")
         done = subprocess.run(
             ["/bin/sh", "-ec", command], cwd=workdir, env=shown, capture_output=True, text=True, check=False
