@@ -76,7 +76,9 @@ def _name(arguments: argparse.Namespace, sources: list[Origin]) -> str:
         return sources[0].stem
     if arguments.output:
         return str(arguments.output.name).removesuffix(ARCHIVE_SUFFIX)
-    raise invalid_argument("give several models together a name: -o NAME.tar.gz")
+    raise invalid_argument(
+        "several models become one archive: name it with -o NAME.tar.gz; for one each, pack them one by one"
+    )
 
 
 def _check_arguments(arguments: argparse.Namespace, name: str, output: Path) -> None:

@@ -231,3 +231,14 @@ def test_the_disk_is_told_of_where_archives_are_unpacked(served_from_store, page
     told = until(lambda: (words := page.text("#disk")) != empty and words, "the archive on disk")
     page.open(running, scripts=False)
     assert page.text("#disk") == told
+
+
+def test_lists_without_anything_in_them_say_so(served_from_store, page, ask, until):
+    """As long as there is nothing to list."""
+    running = served_from_store("a")
+    page.open(running)
+    empty = """return ["#rows", "#events ol"].map((each) =>
+        getComputedStyle(document.querySelector(each), "::after").content)"""
+    assert page.run(empty) == ['"none"', '"nothing yet"']
+    assert ask(running, "a").status == 200
+    until(lambda: page.run(empty) == ["none", "none"], "the lists")

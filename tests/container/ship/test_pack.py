@@ -185,7 +185,7 @@ def test_an_ensemble_is_wired_and_packed(mme, plus, tmp_path):
         (("plus.onnx", "--ensemble", "plus,none", "-o", "a.tar.gz"), "there is no model 'none' among plus"),
         (("plus.onnx", "--ensemble", "plus", "-o", "plus.tar.gz"), "can't be called 'plus'"),
         (("plus.onnx", "plus.onnx", "-o", "a.tar.gz"), "two models have one name"),
-        (("plus.onnx", "other.onnx"), "give several models together a name"),
+        (("plus.onnx", "other.onnx"), "several models become one archive: name it"),
         (("plus.onnx", "other.onnx", "--config", "other.onnx", "-o", "a.tar.gz"), "--config is for one model"),
     ],
 )
