@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from container.traced import Tracing
 
 _log = logging.getLogger("mme.service")
+_TRACES_SECONDS = 0.5  # gunicorn kills us a second after models had their time to end
 
 
 class Service:
@@ -184,9 +185,17 @@ class Service:
             self._emf.close()  # before the engine: what unloads because we end is no metric
         if self._watcher is not None:
             self._watcher.close()
-        await self.engine.close()
-        if self.tracer is not None:  # after the last answer, whose spans are among those that it sends
-            await asyncio.get_running_loop().run_in_executor(None, self.tracer.close)
+        try:
+            await self.engine.close()
+        except asyncio.CancelledError:  # models are not waited for any longer; a file of traces takes a moment
+            await self._close_tracer(_TRACES_SECONDS)
+            raise
+        await self._close_tracer()  # after the last answer, whose spans are among those that it sends
+
+    async def _close_tracer(self, seconds: float | None = None) -> None:
+        if self.tracer is not None:
+            closing = asyncio.get_running_loop().run_in_executor(None, self.tracer.close)
+            await asyncio.wait([closing], timeout=seconds)
 
 
 def _tracer(settings: Settings) -> Tracing | None:

@@ -11,11 +11,24 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.contract import models
-from tests.contract.server import Server
+from tests.contract.server import Server, eventually, post
 
 X = {"inputs": [{"name": "X", "shape": [1, 4], "datatype": "FP32", "data": [0] * 4}]}
 BATCHED = "max_batch_size: 4\n"
 INSIDE = ["REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
+
+
+INLINE = 'parameters { key: "MME_PLACEMENT" value { string_value: "inline" } }\n'
+STUCK = """
+import pathlib
+import threading
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        pathlib.Path("{began}").touch()
+        threading.Event().wait()
+"""
 
 
 def around(protocol):
@@ -45,14 +58,15 @@ def repository(tmp_path):
     return tmp_path / "models"
 
 
-def serve(tmp_path, repository, flags):
-    """A server with these of Triton's flags."""
+def serve(tmp_path, repository, flags, **environ):
+    """A server with these of Triton's flags, and in this environment."""
     arguments = " ".join(f"--trace-config={flag}" for flag in ("mode=triton", "level=TIMESTAMPS", "rate=1", *flags))
     environ = {
         "MME_MODEL_REPOSITORY": str(repository),
         "MME_PING_MODE": "ready",
         "MME_GRPC_PORT": "0",
         "SAGEMAKER_TRITON_ADDITIONAL_ARGS": arguments,
+        **environ,
     }
     return Server(tmp_path / "server", environ)
 
@@ -94,6 +108,24 @@ def test_all_traces_are_written_when_the_server_ends(tmp_path, repository):
         assert (
             times[number][next(iter(times[number]))] <= times[number]["REQUEST_START"] <= times[number]["REQUEST_END"]
         )
+
+
+def test_traces_are_written_though_a_model_never_ends(tmp_path, repository):
+    """The server ends without it, not without what it has traced."""
+    path = tmp_path / "traces.json"
+    config = models.REPEAT.replace('"repeat"', '"python"') + INLINE
+    (repository / "stuck" / "1").mkdir(parents=True)
+    (repository / "stuck" / "config.pbtxt").write_text(config)
+    (repository / "stuck" / "1" / "model.py").write_text(STUCK.format(began=tmp_path / "began"))
+    with serve(tmp_path, repository, [f"triton,file={path}"], MME_DRAIN_SECONDS="0.2") as server:
+        assert server.ask("POST", "/v2/models/plus/infer", X).status == 200
+        with server.connect() as connection:
+            connection.send(post("/v2/models/stuck/generate_stream", {"IN": [7], "DELAY": [0], "WAIT": 0}))
+            eventually((tmp_path / "began").exists, "the model to be stuck")
+            assert server.stop() == 0
+
+    assert "models still execute; ending without them" in server.log
+    assert [each["model_name"] for each in read(path)[0].values()] == ["plus"]
 
 
 def test_so_many_traces_are_written_at_a_time(tmp_path, repository):
