@@ -20,7 +20,7 @@ from serve.cache.lifecycle import State
 from serve.control import Control
 from serve.dependents import parts_of, wholes_of
 from serve.sources.origins import unknown
-from serve.sources.source import Archived, InBucket, InRepository, Unpacked, origin, source_of
+from serve.sources.source import Archived, InBucket, InRepository, Overridden, Unpacked, origin, source_of
 from serve.sources.store import UntoldError
 
 if TYPE_CHECKING:
@@ -134,15 +134,24 @@ class Admission:
             MmeError: UNKNOWN_MODEL, or why it can't be loaded. Then it is not registered any more, unless it was in
                 memory and had not to leave for the new one: that one goes on serving.
         """
-        source = await self._source(name, override)
+        await self._reload(name, await self._source(name, override))
+
+    async def _reload(self, name: str, source: Source) -> None:
         self._register.serve(name)
         entry = self._cache.entries.get(name) or self._register.add(name, source)
         anew = entry.resident is not None
         await self._load_or_give_up(entry, self._cache.reload(entry, source))
         for whole in wholes_of(name, self._cache.entries) if anew else ():
             with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why
-                await self.reload(whole)
+                await self._reload_whole(whole)
         await self._load_parts(name)
+
+    async def _reload_whole(self, name: str) -> None:
+        """Load anew what consists of a model that was: as somebody loaded it, and if nobody unloaded it since."""
+        entry = self._cache.entries.get(name)
+        if entry is not None and entry.registered:
+            overridden = isinstance(entry.source, Overridden)
+            await self._reload(name, entry.source if overridden else self._register.source(name))
 
     async def _load_parts(self, name: str) -> None:
         """With an ensemble of a repository those are loaded that it is made of, to be asked by themselves as well.

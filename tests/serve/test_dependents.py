@@ -1,6 +1,7 @@
 """Which models of a repository consist of which others: tables of entries."""
 
 import asyncio
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,8 @@ import pytest
 from model_handlers.base import Footprint
 from model_handlers.config import InstanceGroup, InstanceKind
 from model_handlers.errors import Kind, MmeError
+from model_handlers.outside import Override
+from serve.cache.cache_events import Deed
 from serve.control import Control
 from serve.dependents import parts_of, wholes_of
 from serve.engine import Engine
@@ -100,6 +103,54 @@ def test_an_ensemble_changes_and_goes_with_its_parts(run, toys, tmp_path, write_
             await engine.reload("e")
             await engine.unload("e")
             assert [name for name, _ in engine.registered()] == ["a"]
+        finally:
+            await engine.close()
+
+    run(main())
+
+
+def test_an_ensemble_stays_as_a_client_loaded_it(run, toys, tmp_path, write_repository_model, write_onnx):
+    """With another configuration, though a part of it is loaded anew; one that was unloaded meanwhile stays away."""
+    for name in "ab":
+        write_repository_model(tmp_path / "r" / name, "max_batch_size: 8")
+    for name in "ef":
+        (tmp_path / "r" / name / "1").mkdir(parents=True)
+        (tmp_path / "r" / name / "config.pbtxt").write_text(ENSEMBLE)
+
+    async def main():
+        options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r")
+        engine = Engine(options, asyncio.get_running_loop())
+
+        async def answer():
+            call = toys.Call(1)
+            await engine.submit_cold("e", None, call.request)
+            return (await call.answer()).outputs[0][2][0, 0]
+
+        try:
+            for name in ("a", "b", "e", "f"):
+                await engine.reload(name)
+            tensor = {"data_type": "TYPE_FP32", "dims": [2]}
+            step = {"model_name": "b", "input_map": {"x": "x"}, "output_map": {"y": "y"}}
+            config = {
+                "platform": "ensemble",
+                "max_batch_size": 4,
+                "input": [{"name": "x", **tensor}],
+                "output": [{"name": "y", **tensor}],
+                "ensemble_scheduling": {"step": [step]},
+            }
+            await engine.reload("e", Override(json.dumps(config), {}))
+            assert await answer() == 2
+            write_onnx(tmp_path / "r" / "b" / "1" / "model.onnx", 5.0)
+            engine.cache.events.listen(lambda event: gone.append(event.name) if event.deed is Deed.LOADED else None)
+            gone = []
+            loading = asyncio.ensure_future(engine.reload("b"))
+            while "b" not in gone:  # noqa: ASYNC110 - a load's doing
+                await asyncio.sleep(0)
+            await engine.unload("f")
+            await loading
+            assert await answer() == 5
+            assert engine.is_overridden("e")
+            assert [name for name, _ in engine.registered()] == ["a", "b", "e"]
         finally:
             await engine.close()
 
