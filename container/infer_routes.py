@@ -2,8 +2,9 @@
 
 A request for a model in memory is decoded, queued and, when its batch is done, encoded and sent, without a task or a
 lock of its own. A request for any other model becomes a task that waits for the load. What a SageMaker body means is
-for the model to say: tensors as a rule, and whatever it likes to an inference script. Everything here runs on the loop;
-Flask reaches it through the same `dispatch`.
+for the model to say: tensors as a rule, and whatever it likes to an inference script. Everything here runs on the
+loop, but for the reading of a large body that is compressed, or holds strings; Flask reaches it through the same
+`dispatch`.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from container.codec.compression import inflate
 from container.codec.decode import Decoder
 from container.codec.framing import accepts_binary, explained, header_length
 from container.codec.generate import decode_generate
-from container.read_ahead import read_ahead
+from container.read_ahead import by_thread, read_ahead
 from container.session_calls import SESSION_ID, SessionCalls
-from container.shared_memory import Regions, Unread
+from container.shared_memory import AT_ONCE, Regions, Unread
 from container.targets import Flavor, InferenceType, Route, parse_target, parse_version
 from model_handlers.body import takes_body
 from model_handlers.errors import Kind, MmeError
 from serve.request import LoadReport
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
+    from container.codec.encode import Reply
     from container.exchange import Exchange
     from container.forwarding import Forwarding
     from container.restrictions import Restrictions
@@ -40,8 +42,10 @@ if TYPE_CHECKING:
     from serve.request import InferenceRequest
 
 _MAX_ROUTES = 4096  # targets remembered
+_QUICK_BYTES = 1 << 14  # of a compressed body: however much they are, they are inflated in milliseconds
 
 _ACCEPT = "accept"
+_STRINGS = b'"BYTES"'  # in the header of a request that sends some
 _STREAM_ACCEPT = "x-amzn-sagemaker-accept"  # boto3's, for event streams
 
 
@@ -156,7 +160,13 @@ class InferRoutes:
         headers = call.exchange.headers
         name = self._model_name(route, headers.get(TARGET_MODEL, ""))
         version = parse_version(route.version) if route.version else None
-        body = self._body(call.exchange)
+        if "content-encoding" in headers:
+            self._inflated(call, name, functools.partial(self._infer_body, call, route, name, version))
+        else:
+            self._infer_body(call, route, name, version, call.exchange.body)
+
+    def _infer_body(self, call: Call, route: Route, name: str, version: int | None, body: bytes) -> None:
+        headers = call.exchange.headers
         if SESSION_ID in headers and route.flavor is not Flavor.KSERVE:
             self._in_session(call, route, name, body, functools.partial(self._made_infer, call, route, name, body))
             return
@@ -167,6 +177,9 @@ class InferRoutes:
             if length == 0:
                 make = functools.partial(self._made_raw, call, route, body)
                 self._aside(call, name, self.engine.submit_made(name, version, make))
+                return
+            if length is not None and len(body) - length > AT_ONCE and _STRINGS in body[:length]:
+                self._aside(call, name, self._decoded_aside(call, route, name, version, body, length))
                 return
             request = self._decoded(call, route, name, body, length)
         except Unread as unread:
@@ -196,10 +209,29 @@ class InferRoutes:
             name, version, functools.partial(self._made_cold, call, route, body, request)
         )
 
+    async def _decoded_aside(
+        self, call: Call, route: Route, name: str, version: int | None, body: bytes, length: int
+    ) -> LoadReport:
+        """Submit a request once a thread has made texts of what it sends."""
+        regions = self._regions.held(at_once=True)
+        read: InferenceRequest | MmeError
+        try:
+            decode = functools.partial(self._decoder.decode, body, length, name, call.complete, regions)
+            read = self._asked(call, route, *await by_thread(decode))
+        except MmeError as wrong:
+            read = explained(wrong, call.exchange.headers.get("content-type", ""), body)
+            if route.flavor is Flavor.KSERVE:
+                raise read from None
+        return await self.engine.submit_made(name, version, functools.partial(self._made_cold, call, route, body, read))
+
     def _decoded(
         self, call: Call, route: Route, name: str, body: bytes, length: int | None, regions: Regions | None = None
     ) -> InferenceRequest:
-        request, call.reply = self._decoder.decode(body, length, name, call.complete, regions)
+        return self._asked(call, route, *self._decoder.decode(body, length, name, call.complete, regions))
+
+    def _asked(self, call: Call, route: Route, request: InferenceRequest, reply: Reply) -> InferenceRequest:
+        """What is submitted of what was decoded."""
+        call.reply = reply
         if call.reply.classes:
             call.class_names = self.engine.class_names
         if route.flavor is not Flavor.KSERVE:
@@ -286,7 +318,9 @@ class InferRoutes:
 
     def _generate(self, call: Call, route: Route) -> None:
         name = self._model_name(route, call.exchange.headers.get(TARGET_MODEL, ""))
-        body = self._body(call.exchange)
+        self._inflated(call, name, functools.partial(self._generate_body, call, route, name))
+
+    def _generate_body(self, call: Call, route: Route, name: str, body: bytes) -> None:
         make = functools.partial(self._made_generate, call, route, body)
         if SESSION_ID in call.exchange.headers and route.flavor is not Flavor.KSERVE:
             self._in_session(call, route, name, body, make)
@@ -302,9 +336,20 @@ class InferRoutes:
         request.on_response, request.on_error = call.respond, call.respond_error
         return self._taken(call, request)
 
-    def _body(self, exchange: Exchange) -> bytes:
+    def _inflated(self, call: Call, name: str, go_on: Callable[[bytes], None]) -> None:
+        """Go on with the body as it was before it was compressed, if it was."""
+        exchange = call.exchange
         encoding = exchange.headers.get("content-encoding")
-        return exchange.body if encoding is None else inflate(exchange.body, encoding, self._max_body)
+        if encoding is None:
+            go_on(exchange.body)
+        elif len(exchange.body) <= _QUICK_BYTES:
+            go_on(inflate(exchange.body, encoding, self._max_body))
+        else:
+            self._aside(call, name, self._inflated_aside(exchange.body, encoding, go_on))
+
+    async def _inflated_aside(self, body: bytes, encoding: str, go_on: Callable[[bytes], None]) -> LoadReport:
+        go_on(await by_thread(inflate, body, encoding, self._max_body))
+        return LoadReport()
 
     def _model_name(self, route: Route, header: str) -> str:
         name = route.model or header or self.default_model

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
+_PIECE = 1 << 12  # strings that are joined at a time
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DataType:
@@ -160,8 +162,16 @@ def decode_bytes_elements(buffer: bytes | memoryview, count: int, name: str, mod
 
 def encode_bytes_elements(array: Array) -> bytes:
     """The wire form of a BYTES tensor: each element, row-major, behind its 4-byte little-endian length."""
+    flat = array.ravel(order="C")
+    if flat.size <= _PIECE:
+        return _encoded_elements(flat)
+    # many parts are joined without a break, in which no other thread has its turn: so they are joined in pieces
+    return b"".join([_encoded_elements(flat[start : start + _PIECE]) for start in range(0, flat.size, _PIECE)])
+
+
+def _encoded_elements(flat: Array) -> bytes:
     parts: list[bytes] = []
-    for element in array.ravel(order="C").tolist():
+    for element in flat.tolist():
         data = element if isinstance(element, bytes) else str(element).encode()
         parts += (len(data).to_bytes(4, "little"), data)
     return b"".join(parts)

@@ -5,7 +5,8 @@ out once and kept as a *plan*, keyed by the header's bytes; a header met before 
 tensors are views into the body. Clients give each request an id of its own and write it first: the key leaves it out.
 A header that names a region of shared memory is worked out each time, since what lies there is another thing each time.
 
-A `Decoder` belongs to the event loop's thread.
+A `Decoder` belongs to the event loop. A thread that decodes for it, a request of many strings, may remember something
+beside it: that is one operation of a dict, and a layout that two have made costs a model one check.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A ModelInferRequest as a request of the engine: raw contents as they lie, typed contents as arrays, regions read.
 
 What inputs are called, and their types and shapes, are checked once for all requests that look alike. A `Decoder`
-belongs to the event loop's thread.
+belongs to the event loop, see `codec.decode` for the threads that decode for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from container.codec.fields import RequestFields
 from container.codec.layouts import Layouts
 from container.codec.shared import NO_PLACES, REGION, releasing, shared_input, shared_output
 from container.grpc.messages import values
-from container.shared_memory import Regions
+from container.shared_memory import AT_ONCE, Regions
 from model_handlers.errors import invalid_argument
 from model_handlers.tensor import BYTES, element_count
 from serve.request import InferenceRequest
@@ -133,6 +133,11 @@ class Decoder:
             form = tuple([described(name, datatype, list(shape)) for name, datatype, shape in key])
             self._forms[key] = form
         return form
+
+
+def holds_many_strings(message: ModelInferRequest, size: int) -> bool:
+    """Whether a message of so many bytes takes long to decode."""
+    return size > AT_ONCE and any(tensor.datatype == BYTES.name for tensor in message.inputs)
 
 
 def _inputs(message: ModelInferRequest, form: tuple[Description, ...], regions: Regions) -> list[Array]:

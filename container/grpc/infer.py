@@ -14,12 +14,12 @@ from container.call import known
 from container.codec.classification import classified
 from container.codec.effort import takes_long
 from container.grpc import grpc_service_pb2 as pb
-from container.grpc.decode import PLAIN, Decoder
+from container.grpc.decode import PLAIN, Decoder, holds_many_strings
 from container.grpc.encode import Encoder, placed
 from container.grpc.messages import parsed
 from container.grpc.traces import Following, headers_of
 from container.in_turn import InTurn
-from container.read_ahead import read_ahead
+from container.read_ahead import by_thread, read_ahead
 from container.shared_memory import Regions, Unread
 from container.targets import parse_version
 from model_handlers.errors import Kind, MmeError, invalid_argument
@@ -70,6 +70,13 @@ class Codec:
     ) -> tuple[InferenceRequest, Wanted]:
         """See `decode`; when its large tensors have been read out of shared memory, the first of which lies there."""
         return await read_ahead(self._regions, place, functools.partial(self.decode, message, on_complete, headers))
+
+    async def decode_aside(
+        self, message: pb.ModelInferRequest, on_complete: Completion, headers: Headers
+    ) -> tuple[InferenceRequest, Wanted]:
+        """See `decode`; by a thread, for a message that `holds_many_strings`."""
+        regions = self._regions.held(at_once=True)
+        return await by_thread(self.decode, message, on_complete, headers, regions)
 
     def decode(
         self, message: pb.ModelInferRequest, on_complete: Completion, headers: Headers, regions: Regions | None = None
@@ -149,7 +156,10 @@ class Inference:
         call = _UnaryCall(self._codec)
         headers = functools.partial(headers_of, context)
         try:
-            request, call.wanted = self._codec.decode(message, call.complete, headers)
+            if holds_many_strings(message, len(data)):
+                request, call.wanted = await self._codec.decode_aside(message, call.complete, headers)
+            else:
+                request, call.wanted = self._codec.decode(message, call.complete, headers)
         except Unread as unread:
             request, call.wanted = await self._codec.decode_later(message, call.complete, headers, unread.place)
         if following is not None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from container.call import known
 from container.codec.effort import takes_long
 from container.grpc import grpc_service_pb2 as pb
-from container.grpc.decode import PLAIN
+from container.grpc.decode import PLAIN, holds_many_strings
 from container.grpc.encode import error_in_stream, final_response, in_stream
 from container.grpc.messages import parsed
 from container.grpc.traces import Following, headers_of
@@ -219,7 +219,10 @@ class Stream:
         call.id = message.id
         name, version = self.codec.target(message)
         try:
-            request, call.wanted = self.codec.decode(message, call.complete, self._metadata)
+            if holds_many_strings(message, len(data)):
+                request, call.wanted = await self.codec.decode_aside(message, call.complete, self._metadata)
+            else:
+                request, call.wanted = self.codec.decode(message, call.complete, self._metadata)
         except Unread as unread:
             request, call.wanted = await self.codec.decode_later(message, call.complete, self._metadata, unread.place)
         request.on_response, request.on_error = call.respond, call.respond_error

@@ -4,11 +4,14 @@ import gzip
 import json
 import re
 import struct
+import threading
 import zlib
 
 import numpy as np
 import pytest
 
+from container import infer_routes
+from container.codec.decode import Decoder
 from container.codec.framing import BINARY_TYPE
 from container.on_loop import WaitingExchange
 from container.settings import Mode, PingMode
@@ -21,6 +24,7 @@ INFER = "/v2/models/arithmetic/infer"
 TARGET = "X-Amzn-SageMaker-Target-Model"
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 LENGTH = "Inference-Header-Content-Length"
+LOOP = "test loop"
 
 
 @pytest.fixture
@@ -474,6 +478,55 @@ def test_compressed_bodies_are_inflated(encoding, compress, post, sums, binary_b
     body, length = binary_body({"inputs": [binary_input("A", A), binary_input("B", B)]}, A.tobytes(), B.tobytes())
     reply = post(INFER, compress(body), Content_Encoding=encoding, **{LENGTH: str(length)})
     assert "SUM" in outputs_of(reply)
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """The threads that inflated bodies, and that decoded requests."""
+    found = []
+
+    def told(function):
+        def called(*arguments):
+            found.append(threading.current_thread().name)
+            return function(*arguments)
+
+        return called
+
+    monkeypatch.setattr(infer_routes, "inflate", told(infer_routes.inflate))
+    monkeypatch.setattr(Decoder, "decode", told(Decoder.decode))
+    return found
+
+
+def test_a_large_compressed_body_is_inflated_by_a_thread(post, sums, binary_body, threads, server):
+    """Answered as any other, and so is one that can't be inflated; a small one is not worth a thread."""
+    parameters = {f"key {number}": str(np.random.default_rng(number).random()) for number in range(2000)}
+    body = zlib.compress(json.dumps({**sums, "parameters": parameters}).encode())
+    assert len(body) > 1 << 14
+    assert "SUM" in outputs_of(post(INFER, body, Content_Encoding="deflate"))
+    assert post(INFER, body[:-1], Content_Encoding="deflate").error.startswith("the body's deflate data end too early")
+    assert [name == LOOP for name in threads] == [False, True, False]  # the middle one decoded
+    threads.clear()
+    assert "SUM" in outputs_of(post(INFER, zlib.compress(json.dumps(sums).encode()), Content_Encoding="deflate"))
+    assert threads == [LOOP, LOOP]
+
+
+@pytest.mark.parametrize("route", ["/v2/models/echo-BYTES/infer", "/models/echo-BYTES/invoke"])
+def test_a_large_body_of_strings_is_decoded_by_a_thread(route, server, binary_body, threads):
+    """Answered as any other, and so is one that holds another number of them; a small one is not worth a thread."""
+    words = [b"word", b"x" * (1 << 20)]
+    data = b"".join(len(word).to_bytes(4, "little") + word for word in words)
+    header = {"inputs": [binary_input("IN", np.frombuffer(data, np.uint8), "BYTES") | {"shape": [2]}]}
+    header["outputs"] = [{"name": "OUT", "parameters": {"binary_data": True}}]
+    body, length = binary_body(header, data)
+    headers = {LENGTH: str(length)} if "v2" in route else {"Content-Type": BINARY_TYPE.decode() + str(length)}
+    reply = server.http("POST", route, headers, body)
+    assert (reply.status, reply.body.endswith(data)) == (200, True)
+    header["inputs"][0]["shape"] = [3]
+    wrong, length = binary_body(header, data)
+    headers = {LENGTH: str(length)} if "v2" in route else {"Content-Type": BINARY_TYPE.decode() + str(length)}
+    assert "expected 3 string elements" in server.http("POST", route, headers, wrong).error
+    assert LOOP not in threads
+    assert len(threads) == 2
 
 
 def test_bodies_that_do_not_inflate_are_refused(start, repository, sums):

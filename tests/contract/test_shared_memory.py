@@ -196,6 +196,29 @@ def test_every_type_beside_tensors_that_are_sent(client, triton, region):
         del found
 
 
+def test_strings_of_a_megabyte_that_are_sent(client, triton):
+    """Threads read and write them, whatever the other inputs are; the answer is the same, and so is an error."""
+    words = np.array([["short", "x" * (1 << 20)], ["", "é"]], dtype=np.object_)
+    inputs, outputs = [], [triton.InferRequestedOutput("OUT_BYTES")]
+    for name, values in models.VALUES.items():
+        sent = triton.InferInput(f"IN_{name}", [2, 2], name)
+        inputs.append(sent.set_data_from_numpy(words if name == "BYTES" else values))
+    expected = [[word.encode() for word in row] for row in words]
+    assert client.infer("types", inputs, outputs=outputs).as_numpy("OUT_BYTES").tolist() == expected
+    next(sent for sent in inputs if sent.name() == "IN_BYTES").set_shape([2, 3])
+    assert "expected 6 string elements" in refused(client, triton, inputs, outputs, "types")[0]
+    if triton is tritonclient.grpc:
+        found: list = []
+        client.start_stream(lambda result, error: found.append(str(error or result.get_response().id)))
+        client.async_stream_infer("types", inputs, outputs=outputs, request_id="wrong")
+        next(sent for sent in inputs if sent.name() == "IN_BYTES").set_shape([2, 2])
+        client.async_stream_infer("types", inputs, outputs=outputs, request_id="right")
+        eventually(lambda: len(found) == 2, "two responses")
+        client.stop_stream()
+        assert "expected 6 string elements" in found[0]
+        assert found[1] == "right"
+
+
 def test_large_tensors(client, triton, key):
     """Threads read and write them; the answer is the same, and requests of a stream keep their order."""
     places = np.arange(300_000, dtype=np.int64) % 3
