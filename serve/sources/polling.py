@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 _log = logging.getLogger("mme.poll")
+_LEAVE_SECONDS = 10.0  # that models which were removed keep those waiting that came or changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class Poller:
         self._seconds = seconds
         self._seen: dict[str, str] = {}
         self._failing: set[str] = set()
+        self._leaving: set[asyncio.Future[None]] = set()
 
     def __repr__(self) -> str:
         return f"<Poller of {len(self._seen)} models>"
@@ -84,8 +86,7 @@ class Poller:
             _log.error("everything stays as it is, the repository can't be read: %s", error)
             return False
         changed, self._seen = changes(self._seen, now), now
-        for name in changed.removed:
-            await self._remove(name)
+        await self._remove_all(changed.removed)
         await asyncio.gather(*(self._load(name) for name in changed.present))
         return not self._failing
 
@@ -98,6 +99,15 @@ class Poller:
             self._failing.add(name)
         else:
             self._failing.discard(name)
+
+    async def _remove_all(self, names: Iterable[str]) -> None:
+        """Return when they have given back their memory, which others may need; who executes for long goes on alone."""
+        leaving = [asyncio.ensure_future(self._remove(name)) for name in names]
+        self._leaving.update(leaving)
+        for each in leaving:
+            each.add_done_callback(self._leaving.discard)
+        if leaving:
+            await asyncio.wait(leaving, timeout=_LEAVE_SECONDS)
 
     async def _remove(self, name: str) -> None:
         self._failing.discard(name)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
 from serve.control import Control
+from serve.sources import polling
 from serve.sources.polling import Changes, Poller, changes
 
 PRINTS = st.dictionaries(st.sampled_from("abc"), st.sampled_from("123"))
@@ -99,6 +100,36 @@ def test_a_poller_keeps_up(caplog):
     asyncio.run(main())
     assert "model 'b' did not load: bad" in caplog.text
     assert "everything stays as it is, the repository can't be read" in caplog.text
+
+
+def test_who_executes_without_end_keeps_nobody_waiting(monkeypatch):
+    """A model that was removed and can't leave goes on leaving by itself: others are loaded, and the folder looked at."""
+    monkeypatch.setattr(polling, "_LEAVE_SECONDS", 0.05)
+    ended = asyncio.Event()
+
+    class Stuck(Folder):
+        async def unload(self, name):
+            await super().unload(name)
+            if name == "a":
+                await ended.wait()
+                self.done.append("gone a")
+
+    async def main():
+        folder = Stuck(a="1", b="1")
+        poller = Poller(folder, folder.scan, 3600)
+        assert await poller.look()
+        folder.asked()
+        folder.models = {"c": "1"}
+        async with asyncio.timeout(60):
+            assert await poller.look()
+        assert folder.asked() == ["unload a", "unload b", "load c"]
+        ended.set()
+        await asyncio.gather(*poller._leaving)
+        assert folder.asked() == ["gone a"]
+        await asyncio.sleep(0)
+        assert not poller._leaving
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(("mode", "refuses"), [("demand", 0), ("none", 1), ("explicit", 0), ("poll", 1)])
