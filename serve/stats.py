@@ -10,6 +10,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping  # noqa: TC003 - a compiled dataclass looks at its types
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,6 @@ from model_handlers.errors import Kind
 from serve.latencies import DEFAULT_BUCKETS, Summaries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from model_handlers.config import ModelConfig
     from serve.latencies import Latencies
     from serve.request import Timings

@@ -5,6 +5,7 @@ A layout that fits yields what the scheduler has to know of every request that s
 
 from __future__ import annotations
 
+from collections.abc import Hashable  # noqa: TC003 - a compiled dataclass looks at its types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from model_handlers.errors import MmeError, invalid_argument
 from model_handlers.tensor import shape_matches
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable
+    from collections.abc import Collection, Iterable
 
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import TensorSpec

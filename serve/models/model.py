@@ -272,14 +272,11 @@ class Model:
         """Give a batch to every idle lane while there are both; when to ask again."""
         wake_at = 0
         while len(self._queue):
-            with self._lock:
-                if not self._idle:
+            take = self._next()
+            if take is None:
+                with self._lock:
                     wake_at = self._queue.next_deadline()
-                    break
-                take = self._queue.take(_now(), self._idle)
-                if take.batch:
-                    self._idle.remove(take.lane)
-                    self._ticket_for(take.batch)
+                break
             wake_at = take.wake_at
             if take.expired or take.cancelled:
                 self._answers.drop(take)
@@ -288,6 +285,17 @@ class Model:
             elif not take.cancelled:
                 break
         return wake_at
+
+    def _next(self) -> Take[InferenceRequest] | None:
+        """What the queue lets go now, its lane not idle any more; None while no lane is idle."""
+        with self._lock:
+            if not self._idle:
+                return None
+            take = self._queue.take(_now(), self._idle)
+            if take.batch:
+                self._idle.remove(take.lane)
+                self._ticket_for(take.batch)
+            return take
 
     def _start(self, lane: Instance, batch: Batch) -> None:
         if self._inline_ns and self._costs.quick(cost_class := input_class(batch)):
