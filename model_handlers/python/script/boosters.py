@@ -69,11 +69,13 @@ def matrix(body: bytes | str, content_type: object, features: int = 0) -> Any:
     """
     kind = media_type(content_type)
     try:
-        rows = _rows(body, kind, content_type, features)
+        with np.errstate(over="ignore"):
+            rows = _rows(body, kind, content_type, features)
+            _check_numbers(rows)
         columns = rows.shape[1]
     except MalformedBodyError:
         raise
-    except (ValueError, TypeError, AttributeError, LookupError) as error:
+    except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
         raise MalformedBodyError(f"the body is not rows of numbers in {content_type}: {error}") from error
     if features and not features - 1 <= columns <= features:  # as the container: a column for a label may be absent
         raise MalformedBodyError(f"a row of the body has {columns} numbers, and the model {features} features")
@@ -119,6 +121,15 @@ def _rows(body: bytes | str, kind: str, content_type: object, features: int) -> 
         return _sparse(_text(body), features)
     rows = decode(body, content_type)
     return np.atleast_2d(rows) if isinstance(rows, np.ndarray) else rows
+
+
+def _check_numbers(rows: Any) -> None:
+    """Refuse what the library would refuse with a stack of its own."""
+    values = rows if isinstance(rows, np.ndarray) else np.asarray(rows.data)
+    if values.dtype.kind not in "biuf":
+        raise ValueError("they hold what is no number")
+    if np.isinf(values.astype(np.float32, copy=False)).any():
+        raise ValueError("a number is infinite, or too large")
 
 
 def _table(text: str) -> NDArray[np.float32]:

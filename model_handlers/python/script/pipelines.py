@@ -76,7 +76,7 @@ def decoded(body: bytes | str, content_type: object = JSON) -> Any:
     if kind == JSON:
         return _document(body)
     if kind == CSV:
-        return {"inputs": _rows(body if isinstance(body, str) else body.decode())}
+        return {"inputs": _rows(body)}
     if kind.startswith("audio/"):
         return {"inputs": bytes(body) if not isinstance(body, str) else body.encode()}
     if kind.startswith("image/"):
@@ -112,8 +112,13 @@ def _document(body: bytes | str) -> Any:
         raise MalformedBodyError(f"the body is not {JSON}: {error}") from error
 
 
-def _rows(text: str) -> list[Any]:
-    rows = list(csv.DictReader(io.StringIO(text)))
+def _rows(body: bytes | str) -> list[Any]:
+    try:
+        text = body if isinstance(body, str) else body.decode()
+        csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # documents are longer than Python's 128 KiB
+        rows = list(csv.DictReader(io.StringIO(text)))
+    except (ValueError, csv.Error) as error:
+        raise MalformedBodyError(f"the body is not {CSV}: {error}") from error
     names = list(rows[0]) if rows else []
     if not any(name in _HEADERS for name in names):
         raise MalformedBodyError(f"the body is not {CSV} with a header of {', '.join(_HEADERS)}")
@@ -124,7 +129,7 @@ def _image(body: bytes | str) -> Any:
     image = importlib.import_module("PIL.Image")
     try:
         return image.open(io.BytesIO(body if isinstance(body, bytes) else body.encode())).convert("RGB")
-    except OSError as error:
+    except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
         raise MalformedBodyError(f"the body is no image: {error}") from error
 
 

@@ -132,6 +132,10 @@ def test_csv_is_written_as_the_container_does(bare, parameters, ends):
         ("1 0:a", SVM, "could not convert string to float"),
         ("1 7:1", SVM, "a row of the body has 8 numbers"),
         ("", SVM, "it holds no row"),
+        ("1,2,1e39", CSV, "a number is infinite, or too large"),
+        ("0:-inf", SVM, "a number is infinite, or too large"),
+        (f"{10**30}:1", SVM, "the body is not rows of numbers in"),
+        ('[[1, 2, "3"]]', "application/json", "they hold what is no number"),
         ('{"rows": 1}', "application/json", "the body is not rows of numbers in application/json"),
     ],
 )

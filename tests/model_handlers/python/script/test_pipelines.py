@@ -88,6 +88,7 @@ def test_a_description_that_is_none_says_so(scripts):
     ("body", "content_type", "inputs"),
     [
         ('inputs\nhello\n"a, b"\n', "text/csv", ["hello", "a, b"]),
+        (f"inputs\n{'long' * 50_000}\n", "text/csv", ["long" * 50_000]),
         ("question,context\nwho,me\n", "text/csv", [{"question": "who", "context": "me"}]),
         (b"RIFF....", "audio/wave", 8),
         (PIXEL, "image/png", [1, 1, "RGB"]),
