@@ -4,8 +4,8 @@
 #   docker build --target gpu .       with ONNX Runtime's CUDA provider; needs a driver for CUDA 13 (580 or newer)
 #   docker build --target check .     the CPU image and the tests of the contract, which it runs; start it with --init
 #
-# What mme depends on is a layer of its own, without mme: a new commit changes a layer of 7 MB, 2 of them compressed, not
-# the gigabytes of CUDA below it, which then need neither be pushed nor pulled again.
+# What mme depends on is a layer of its own, without mme: a new commit changes a layer of 10 MB, 3 of them compressed,
+# not the gigabytes of CUDA below it, which then need neither be pushed nor pulled again.
 
 # SageMaker's builders share addresses that Docker Hub turns away; buildspec.yml names a mirror here.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
