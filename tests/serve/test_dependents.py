@@ -70,6 +70,13 @@ ensemble_scheduling {
 """
 
 
+async def _answer(engine, toys):
+    """What the ensemble says of a row of ones."""
+    call = toys.Call(1)
+    await engine.submit_cold("e", None, call.request)
+    return (await call.answer()).outputs[0][2][0, 0]
+
+
 @pytest.mark.parametrize("where", ["beside", "elsewhere"])
 def test_an_ensemble_changes_and_goes_with_its_parts(run, toys, tmp_path, write_repository_model, write_onnx, where):
     """A part that is loaded anew is new in the ensemble as well, and leaves with it if it is to; also over folders."""
@@ -85,18 +92,13 @@ def test_an_ensemble_changes_and_goes_with_its_parts(run, toys, tmp_path, write_
         options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", repository=first, more_repositories=more)
         engine = Engine(options, asyncio.get_running_loop())
 
-        async def answer():
-            call = toys.Call(1)
-            await engine.submit_cold("e", None, call.request)
-            return (await call.answer()).outputs[0][2][0, 0]
-
         try:
             for name in ("a", "b", "e"):
                 await engine.reload(name)
-            assert await answer() == 4
+            assert await _answer(engine, toys) == 4
             write_onnx(first / "b" / "1" / "model.onnx", 5.0)
             await engine.reload("b")
-            assert await answer() == 10
+            assert await _answer(engine, toys) == 10
             await engine.unload("e", dependents=True)
             assert engine.registered() == []
             await engine.reload("a")
@@ -121,11 +123,6 @@ def test_an_ensemble_stays_as_a_client_loaded_it(run, toys, tmp_path, write_repo
         options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r")
         engine = Engine(options, asyncio.get_running_loop())
 
-        async def answer():
-            call = toys.Call(1)
-            await engine.submit_cold("e", None, call.request)
-            return (await call.answer()).outputs[0][2][0, 0]
-
         try:
             for name in ("a", "b", "e", "f"):
                 await engine.reload(name)
@@ -139,7 +136,7 @@ def test_an_ensemble_stays_as_a_client_loaded_it(run, toys, tmp_path, write_repo
                 "ensemble_scheduling": {"step": [step]},
             }
             await engine.reload("e", Override(json.dumps(config), {}))
-            assert await answer() == 2
+            assert await _answer(engine, toys) == 2
             write_onnx(tmp_path / "r" / "b" / "1" / "model.onnx", 5.0)
             engine.cache.events.listen(lambda event: gone.append(event.name) if event.deed is Deed.LOADED else None)
             gone = []
@@ -148,7 +145,7 @@ def test_an_ensemble_stays_as_a_client_loaded_it(run, toys, tmp_path, write_repo
                 await asyncio.sleep(0)
             await engine.unload("f")
             await loading
-            assert await answer() == 5
+            assert await _answer(engine, toys) == 5
             assert engine.is_overridden("e")
             assert [name for name, _ in engine.registered()] == ["a", "b", "e"]
         finally:
