@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from gunicorn.systemd import listen_fds
 
+from container.authority import authority
 from container.logs import configure, logging_config
 from container.settings import Settings
 from serve.life import life_of
@@ -28,7 +29,7 @@ _settings = Settings.from_environ(os.environ)
 configure(_settings.log_level, _settings.log_format)
 _DRAIN_MARGIN_SECONDS = 3  # for the worker to close what it holds; SageMaker kills 30 s after SIGTERM
 
-bind = f"[{_settings.host}]:{_settings.port}" if ":" in _settings.host else f"{_settings.host}:{_settings.port}"
+bind = authority(_settings.host, _settings.port)
 backlog = 2048  # SageMaker wants connections accepted within 250 ms, also while many clients come at once
 proc_name = "mme"
 

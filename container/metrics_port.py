@@ -10,6 +10,7 @@ import logging
 import socket
 from typing import TYPE_CHECKING
 
+from container.authority import authority
 from container.http1 import Http1Server, Limits, error_body
 from model_handlers.errors import invalid_argument
 
@@ -51,8 +52,10 @@ class MetricsPort:
             else:
                 self._listener = await make(host, port)
         except OSError as error:
-            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            sentence = f"the server cannot listen to metrics requests at {where}; choose another MME_METRICS_PORT"
+            sentence = (
+                f"the server cannot listen to metrics requests at {authority(host, port)}; "
+                "choose another MME_METRICS_PORT"
+            )
             raise invalid_argument(sentence) from error
         _log.info("metrics listening at port %d", self._listener.sockets[0].getsockname()[1])
 

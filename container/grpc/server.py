@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from container.authority import authority
 from container.forwarding import forwarding
 from container.grpc.infer import Codec, Inference
 from container.grpc.methods import HEALTH, INFERENCE, Methods
@@ -76,7 +77,7 @@ class GrpcServer:
         self.port = self._listen(settings.host, settings.grpc_port or 0, _credentials(settings))
 
     def _listen(self, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = authority(host, port)
         try:
             if credentials is None:
                 return int(self._server.add_insecure_port(address))

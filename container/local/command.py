@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import boto3
 from werkzeug.serving import WSGIRequestHandler, make_server
 
+from container.authority import authority
 from container.local.background import Background
 from container.local.endpoint import ANY_NAME, Endpoint
 from container.local.front import make_front
@@ -207,8 +208,7 @@ def listening(app: Flask, host: str, port: int) -> Iterator[int]:
 
 
 def _introduce(arguments: argparse.Namespace, port: int, container: Container) -> None:
-    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-    url = f"http://{host}:{port}"
+    url = f"http://{authority(arguments.host, port)}"
     tell(f"endpoint '{arguments.endpoint or 'any name'}' over {arguments.source}, container at {container.url}")
     tell(f"Listening at: {url}")
     tell(
