@@ -2,8 +2,9 @@
 
 mypyc, which comes with mypy, makes C of the annotated Python that runs as well without it. It needs a C compiler and
 Python's headers. Listed are modules that every request goes through and that mypyc takes as they are: nothing in them
-is subclassed by interpreted code or changes its class. Each storey is a library of its own inside its package: a
-model's process that has an environment of its own finds `model_handlers` alone.
+is subclassed by interpreted code, changes its class, or bounds a slice by a call that does something, since mypyc makes
+that call twice. Each storey is a library of its own inside its package: a model's process that has an environment of
+its own finds `model_handlers` alone.
 """
 
 import os
@@ -12,13 +13,20 @@ from setuptools import Extension, setup
 
 COMPILED = {
     "model_handlers": [
+        "busy_poll",
         "isolation/batches",
+        "isolation/child",
+        "isolation/events",
         "isolation/framing",
+        "isolation/process",
+        "isolation/segments",
         "python/answers",
+        "python/host",
         "python/responses",
     ],
     "serve": [
         "cache/cache_entry",
+        "cache/model_cache",
         "latencies",
         "models/answers",
         "models/costs",
@@ -34,12 +42,15 @@ COMPILED = {
         "models/signature",
         "request",
         "scheduling/batch_queue",
+        "scheduling/queue_level",
         "stats",
     ],
     "container": [
         "answers",
         "codec/body",
         "codec/decode",
+        "codec/described",
+        "codec/effort",
         "codec/encode",
         "codec/fields",
         "codec/framing",

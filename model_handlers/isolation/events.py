@@ -83,8 +83,8 @@ class Events:
         fds = [frame.fd] if frame.fd >= 0 else []
         while frame.data:
             try:
-                frame.data = frame.data[socket.send_fds(self._end, [frame.data], fds) :]
-                fds = []
+                sent = socket.send_fds(self._end, [frame.data], fds)
+                frame.data, fds = frame.data[sent:], []
             except OSError as error:
                 if error.errno not in _PASSING:
                     break  # the serving process is gone, and soon we are

@@ -19,8 +19,9 @@ from model_handlers.isolation import memfd
 from model_handlers.isolation.config_fields import config_from
 from model_handlers.isolation.framing import Packing, ProtocolError, error_from, unpack
 from model_handlers.isolation.hosts import admit, leave
+from model_handlers.isolation.leash import ChildDiedError
 from model_handlers.isolation.parameters import Deadlines
-from model_handlers.isolation.process import Child, ChildDiedError
+from model_handlers.isolation.process import Child
 from model_handlers.isolation.restarts import WINDOW, RestartBudget
 from model_handlers.isolation.segments import SegmentPool
 

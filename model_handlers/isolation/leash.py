@@ -12,9 +12,16 @@ import select
 import socket
 import time
 
+from model_handlers.errors import MmeError
 from model_handlers.isolation.fork_server import REPORT
 
 _REAP_SECONDS = 5.0  # for the fork server to tell the exit code of a process that was killed
+
+
+class ChildDiedError(MmeError):
+    """A process is no more, and this is why."""
+
+    __slots__ = ()
 
 
 class Leash:

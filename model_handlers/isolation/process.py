@@ -21,10 +21,10 @@ from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind
 from model_handlers.isolation.fork_client import FORKS, forks_with
 from model_handlers.isolation.framing import MessageReader, ProtocolError, encode_message
-from model_handlers.isolation.leash import Leash, milliseconds
+from model_handlers.isolation.leash import ChildDiedError, Leash, milliseconds
 from model_handlers.isolation.oom import LEDGER
 from model_handlers.isolation.output import Output
 
@@ -36,16 +36,12 @@ if TYPE_CHECKING:
     from model_handlers.isolation.program import Program
 
 _CHUNK = 64 << 10
+_DONTWAIT = int(socket.MSG_DONTWAIT)
+_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _AT_ONCE = 64 << 10  # bytes that go into an empty socket, whose buffer is three times as large
 _END_SECONDS = 2.0  # for the fork server to tell the exit code of a process that closed its socket
 _WORDS = 2000  # characters of standard error in an error message
 _OUT_OF_MEMORY_CODE = 137  # 128 + SIGKILL: what shells and containers make of a kill
-
-
-class ChildDiedError(MmeError):
-    """The process is no more, and this is why."""
-
-    __slots__ = ()
 
 
 class Child:
@@ -92,7 +88,7 @@ class Child:
             else:
                 self._leash = host.take_in(lane, held, [control, events, leash])
             undo.pop_all()
-        self.descriptors = (self._control.fileno(), self._leash.fileno())
+        self.descriptors: tuple[int, ...] = (self._control.fileno(), self._leash.fileno())
         self._poll = select.poll()
         for descriptor in self.descriptors:
             self._poll.register(descriptor, select.POLLIN)
@@ -165,7 +161,7 @@ class Child:
     def heard(self) -> Message | None:
         """The answer to what was begun, if it is there; None also where something is wrong, for `answer` to tell."""
         try:
-            self._messages.feed(self._control.recv(_CHUNK, socket.MSG_DONTWAIT))
+            self._messages.feed(self._control.recv(_CHUNK, _DONTWAIT))
             return self._messages.next()
         except (OSError, ProtocolError):
             return None
@@ -243,12 +239,11 @@ class Child:
         )
 
     def _send_some(self) -> None:
-        flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
         if self._unsent_fds:
             rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", self._unsent_fds)
-            sent = self._control.sendmsg([self._unsent], [rights], flags)  # socket.send_fds forgets the flags
+            sent = self._control.sendmsg([self._unsent], [rights], _FLAGS)  # socket.send_fds forgets the flags
         else:
-            sent = self._control.send(self._unsent, flags)
+            sent = self._control.send(self._unsent, _FLAGS)
         self._unsent, self._unsent_fds = self._unsent[sent:], ()
 
     def _send(self) -> None:

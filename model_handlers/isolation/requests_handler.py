@@ -22,8 +22,8 @@ from model_handlers.isolation.channel import Frame
 from model_handlers.isolation.counted import Counted
 from model_handlers.isolation.framing import Packing, ProtocolError, request_number
 from model_handlers.isolation.handler import EXECUTING, IDLE, NONSENSE, IsolatedHandler
+from model_handlers.isolation.leash import ChildDiedError
 from model_handlers.isolation.listener import Channel, DeafError
-from model_handlers.isolation.process import ChildDiedError
 from model_handlers.isolation.questions import Questions
 from model_handlers.metrics import METRICS
 from model_handlers.sequence_config import all_outputs

@@ -60,6 +60,8 @@ class Segment:
         out: whether that is on its way.
     """
 
+    __deletable__ = ("_mapping",)  # which compiled classes have to say
+
     def __init__(self, id: int, fd: int, size: int) -> None:  # noqa: A002 - the word for it
         self.id = id
         self.fd = fd

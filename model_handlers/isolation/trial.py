@@ -17,8 +17,9 @@ from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.isolation.config_fields import config_fields
 from model_handlers.isolation.framing import error_from
 from model_handlers.isolation.handler import NONSENSE
+from model_handlers.isolation.leash import ChildDiedError
 from model_handlers.isolation.parameters import Deadlines
-from model_handlers.isolation.process import Child, ChildDiedError
+from model_handlers.isolation.process import Child
 
 if TYPE_CHECKING:
     from pathlib import Path

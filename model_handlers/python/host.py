@@ -58,6 +58,8 @@ class Host:
         MmeError: INVALID_MODEL when the author's code fails, OUT_OF_MEMORY when it finds no room.
     """
 
+    __deletable__ = ("_author", "_module")  # which compiled classes have to say
+
     def __init__(
         self, config: ModelConfig, file: ModelFile, device: Device, lane: str, outside: Outside | None = None
     ) -> None:
