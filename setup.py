@@ -47,6 +47,7 @@ COMPILED = {
     ],
     "container": [
         "answers",
+        "call",
         "codec/body",
         "codec/decode",
         "codec/described",
@@ -56,6 +57,7 @@ COMPILED = {
         "codec/framing",
         "codec/json_data",
         "codec/layouts",
+        "delivery",
         "http1/connection",
         "http1/ending",
         "http1/exchange",

@@ -18,10 +18,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from container import answers
-from container.codec import event_stream
 from container.codec.body import body_of, content_type_of
 from container.codec.classification import classified
 from container.codec.compression import ENCODINGS, compress, wanted_encoding
@@ -31,7 +30,9 @@ from container.codec.framing import BINARY_TYPE
 from container.codec.generate import encode_generate, error_event
 from container.codec.shared import NO_PLACES
 from container.codec.sse import event
+from container.delivery import Delivery, FramedDelivery
 from container.in_turn import InTurn
+from container.shared_memory import Place  # noqa: TC001 - compiled, the types of fields are looked up
 from container.targets import Flavor, InferenceType
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.request import InferenceResponse
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     from container.codec.encode import Reply
     from container.exchange import Exchange
-    from container.shared_memory import Place
+    from container.traced import Following
     from serve.request import InferenceRequest, LoadReport
 
     Parts = Sequence[bytes | memoryview]
@@ -82,11 +83,17 @@ EVENTS = Wire(b"text/event-stream; charset=utf-8", lambda response, _: event(enc
 
 
 class Call:
-    """One request, of type `infer`.
+    """One request.
 
-    Attributes:
+    Args:
         exchange: where it came from and where its answer goes.
         flavor: the protocol that it came by.
+        kind: what its body means and how its answers are written.
+        event_stream: whether its answer travels in frames of an AWS event stream.
+        following: who follows it for a trace.
+
+    Attributes:
+        exchange, flavor, kind: as given; what its body is may be for its model to say, and then it is of type `infer`.
         kserve_form: whether a binary answer tells the length of its header as KServe has it.
         reply: how the client wants tensors. Set once the request is decoded; None where the answer is a body.
         request: what was submitted.
@@ -94,73 +101,70 @@ class Call:
         class_names: tells of a model and version whether it batches, and what its classes are called. Set where the
             client wants classes.
         session: header lines that tell of the session it is of.
+        over: whether nobody waits for an answer any more.
     """
 
-    __slots__ = (
-        "_begun",
-        "_first",
-        "_over",
-        "_turn",
-        "class_names",
-        "exchange",
-        "flavor",
-        "kserve_form",
-        "reply",
-        "report",
-        "request",
-        "session",
-    )
-
-    wire: ClassVar[Wire] = LINES
-    compresses: ClassVar[bool] = True  # for clients of KServe that ask for it
-
-    def __init__(self, exchange: Exchange, flavor: Flavor) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        flavor: Flavor,
+        kind: InferenceType = InferenceType.INFER,
+        *,
+        event_stream: bool = False,
+        following: Following | None = None,
+    ) -> None:
         self.exchange = exchange
         self.flavor = flavor
+        self.kind = kind
         self.kserve_form = False
         self.reply: Reply | None = None
         self.report: LoadReport | None = None
         self.request: InferenceRequest | None = None
         self.class_names: ClassNames | None = None
         self.session = b""
+        self.over = False
+        self._delivery = FramedDelivery(exchange) if event_stream else Delivery(exchange)
+        self._following = following
         self._begun = False
         self._first: InferenceResponse | None = None  # of a call of type `generate`
-        self._over = False
         self._turn: InTurn | None = None  # once a thread has had to write for it
-
-    def become(self, kind: type[Call]) -> None:
-        """Be a call of another type from now on: what its body is was for its model to say.
-
-        It is the one object, whose client may have left and whose load is known. No type has slots of its own.
-        """
-        self.__class__ = kind
 
     def take(self, request: InferenceRequest) -> InferenceRequest:
         """What is submitted for it; cancelled, if the client has left before it could be made."""
         self.request = request
-        if self._over:
+        if self._following is not None:
+            self._following.follow(request)
+        if self.over:
             request.cancel()
         return request
 
     # -- what the engine tells -----------------------------------------------------------------------------------
 
-    def complete(self, _request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
+    def complete(self, request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
         """The one response, the error, or the end of several responses."""
-        if self._turn is not None and self._turn.waits(functools.partial(Call.complete, self, _request, result)):
+        if self.over or self._waits(functools.partial(self.complete, request, result)):
+            return
+        if self.kind is InferenceType.GENERATE:
+            result = result or self._first or _not_one()
+        elif self.kind is InferenceType.GENERATE_STREAM and isinstance(result, InferenceResponse):
+            self.respond(request, result)  # the only response is an event as well
+            self.complete(request, None)
             return
         if isinstance(result, InferenceResponse):
             self._answer(result)
         elif isinstance(result, MmeError):
             self.fail(result)
-        elif not self._over:
-            self._begin_once(self.wire.content_type)
-            self._end()
+        else:
+            self._begin_once(self._wire.content_type)
+            self._delivery.end()
+            self._finish(None)
 
     def respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
         """One response of several."""
-        if self._over or (
-            self._turn is not None and self._turn.waits(functools.partial(Call.respond, self, request, response))
-        ):
+        if self.over or self._waits(functools.partial(self.respond, request, response)):
+            return
+        if self.kind is InferenceType.GENERATE:
+            self._keep(request, response)
             return
         try:
             if (slow := self._slow_reply(response)) is not None:
@@ -172,11 +176,23 @@ class Call:
             request.cancel()
             return
         self._begin_once(content_type)
-        self._write(data)
+        self._delivery.write(data)
+
+    def _waits(self, event: Callable[[], None]) -> bool:
+        """Whether what happens to the request has to wait for a thread that writes."""
+        return self._turn is not None and self._turn.waits(event)
+
+    def _keep(self, request: InferenceRequest, response: InferenceResponse) -> None:
+        """The first of type `generate` is its answer; a second one is too many."""
+        if self._first is None:
+            self._first = response
+        else:
+            self.fail(_not_one())
+            request.cancel()
 
     def _responded(self, request: InferenceRequest, line: asyncio.Future[bytes]) -> None:
         """A thread has written one response of several."""
-        if self._over:
+        if self.over:
             return
         try:
             data = line.result()
@@ -184,61 +200,65 @@ class Call:
             self.fail(known(error))
             request.cancel()
             return
-        self._begin_once(self.wire.content_type)
-        self._write(data)
+        self._begin_once(self._wire.content_type)
+        self._delivery.write(data)
 
     def respond_error(self, request: InferenceRequest, error: MmeError) -> None:
         """An error of the model that others may follow; where the answer has no room for them it is the last."""
-        if self._over or (
-            self._turn is not None and self._turn.waits(functools.partial(Call.respond_error, self, request, error))
-        ):
+        if self.over or self._waits(functools.partial(self.respond_error, request, error)):
             return
         if self._goes_on_behind(error):
             self._log_failure(error)
-            self._write(self.wire.error(error.message))
+            self._delivery.write(self._wire.error(error.message))
         else:
             self.fail(error)
             request.cancel()
 
     def fail(self, error: MmeError) -> None:
         """Answer with an error, or end what has begun with it."""
-        if self._over:
+        if self.over:
             return
         self._log_failure(error)
         if self._begun:
-            self._over = True
-            self._break(error)
-        else:
-            status, headers, body = answers.error(error, self.flavor.value)
-            if error.kind is Kind.UNSUPPORTED and "content-encoding" in self.exchange.headers:
-                headers += _ENCODINGS
-            self._refuse(status, headers, body)
-
-    @property
-    def over(self) -> bool:
-        """Whether nobody waits for an answer any more."""
-        return self._over
+            is_body = self.reply is None and self.kind is not InferenceType.GENERATE_STREAM
+            self._delivery.break_off(error.message, None if is_body else self._wire.error(error.message))
+            self._finish(error)
+            return
+        status, headers, body = answers.error(error, self.flavor.value)
+        if error.kind is Kind.UNSUPPORTED and "content-encoding" in self.exchange.headers:
+            headers += _ENCODINGS
+        self._refuse(status, headers, body)
+        self._finish(error)
 
     def acknowledge(self, body: bytes) -> None:
         """Answer a request that was not for the model, if anybody waits for it."""
-        if self._over:
-            return
-        self._over = True
-        self._send(_JSON, self._headers(None), (body,))
+        if not self.over:
+            self._send(_JSON, self._headers(None), (body,))
 
     def not_ready(self, name: str) -> None:
         """The model still loads; the Runtime API answers so that the client may try again."""
+        if self.over:
+            return
         self._refuse(
             *answers.runtime_error(
                 "ModelNotReadyException", f"Model '{name}' is still being downloaded or loaded; try again"
             )
         )
+        self._finish(MmeError(Kind.UNAVAILABLE, f"model '{name}' still loads"))
 
     def abandon(self) -> None:
         """The client left: a queued request need not run."""
-        self._over = True
         if self.request is not None:
             self.request.cancel()
+        self._finish(MmeError(Kind.CANCELLED, "the client left"))
+
+    def _finish(self, error: MmeError | None) -> None:
+        """Nobody waits any more: all is said, or the client has left."""
+        self.over = True
+        if self._following is not None:
+            if self.report is not None:
+                self._following.loaded(self.report)
+            self._following.over(error)
 
     # -- one response --------------------------------------------------------------------------------------------
 
@@ -281,7 +301,7 @@ class Call:
         self._turn.work_out(functools.partial(_written, write, response, reply, self._names(response)), done)
 
     def _line(self, response: InferenceResponse, reply: Reply) -> bytes:
-        return self.wire.response(response, reply.places)
+        return self._wire.response(response, reply.places)
 
     def _send_encoded(self, response: InferenceResponse, encoded: tuple[bytes, bytes, Parts]) -> None:
         content_type, lines, parts = encoded
@@ -291,13 +311,18 @@ class Call:
             self.fail(known(error))
             return
         accepted = self.exchange.headers.get("accept-encoding")
-        if accepted and self.compresses and self.flavor is Flavor.KSERVE and (encoding := wanted_encoding(accepted)):
+        encoding = None
+        if accepted and self.flavor is Flavor.KSERVE and self.kind is InferenceType.INFER:
+            encoding = wanted_encoding(accepted)
+        if encoding:
             self._send_compressed(content_type, headers, parts, encoding)
         else:
             self._send(content_type, headers, parts)
 
     def _encoded(self, response: InferenceResponse) -> tuple[bytes, bytes, Parts]:
         """Content type, further header lines, and body."""
+        if self.kind is InferenceType.GENERATE:
+            return _JSON, b"", (encode_generate(response),)
         if self.reply is None:
             return content_type_of(response), b"", (body_of(response),)
         return self._told(*encode(self._shown(response), self.reply))
@@ -324,16 +349,18 @@ class Call:
         return b"" if attributes is None else answers.custom_attributes(attributes)
 
     def _refuse(self, status: int, headers: bytes, body: bytes) -> None:
-        self._over = True
         if self.reply is not None:  # of a request that may not have been accepted
             self.reply.places.clear()
         self.exchange.respond(status, headers + self._attributes(), (body,))
 
     def _part(self, response: InferenceResponse) -> tuple[bytes, bytes | memoryview]:
         """Content type of the whole, if this is the first of several responses, and its bytes."""
+        wire = self._wire
+        if self.kind is InferenceType.GENERATE_STREAM:
+            return wire.content_type, wire.response(response, NO_PLACES)
         if self.reply is None:
             return content_type_of(response), body_of(response)
-        return self.wire.content_type, self.wire.response(self._shown(response), self.reply.places)
+        return wire.content_type, wire.response(self._shown(response), self.reply.places)
 
     def _shown(self, response: InferenceResponse) -> InferenceResponse:
         """With classes in place of tensors, where the client wants them."""
@@ -362,37 +389,30 @@ class Call:
             self._send(content_type, headers, parts)
 
     def _send(self, content_type: bytes, headers: bytes, parts: Parts) -> None:
-        self.exchange.respond(200, b"Content-Type: %b\r\n%b" % (content_type, headers), parts)
+        self._delivery.send(content_type, headers, parts)
+        self._finish(None)
 
     def _begin_once(self, content_type: bytes, status: int = 200) -> None:
         if not self._begun:
             self._begun = True
-            self._begin(content_type, self._headers(None), status)
+            self._delivery.begin(content_type, self._headers(None), status)
 
-    def _begin(self, content_type: bytes, headers: bytes, status: int = 200) -> None:
-        self.exchange.begin(status, b"Content-Type: %b\r\n%b" % (content_type, headers))
+    @property
+    def _wire(self) -> Wire:
+        return EVENTS if self.kind is InferenceType.GENERATE_STREAM else LINES
 
-    def _goes_on_behind(self, error: MmeError) -> bool:  # noqa: ARG002 - for those whose status it is
+    def _goes_on_behind(self, error: MmeError) -> bool:
         """Whether anything may follow an error of the model: not in a body, where it would be taken for a piece."""
-        return self._begun and self.reply is not None
-
-    def _write(self, data: bytes | memoryview) -> None:
-        self.exchange.write(data)
-
-    def _break(self, error: MmeError) -> None:
-        if self.reply is None:  # whatever was appended would be taken for a piece of the body
-            self.exchange.cut()
-            return
-        self._break_off(error)
-
-    def _break_off(self, error: MmeError) -> None:
-        """End with what went wrong."""
-        self.exchange.write(self.wire.error(error.message))
-        self.exchange.end()
-
-    def _end(self) -> None:
-        self._over = True
-        self.exchange.end()
+        if not self._delivery.outlives_errors:
+            return False
+        if self.kind is not InferenceType.GENERATE_STREAM:
+            return self._begun and self.reply is not None
+        if not self._begun:
+            if self.flavor is Flavor.RUNTIME:  # whose errors are documents of their own
+                return False
+            status, _, _ = answers.error(error, self.flavor.value)
+            self._begin_once(self._wire.content_type, status)
+        return True
 
     def _log_failure(self, error: MmeError) -> None:
         """Our failures are errors; a client's are of interest to whoever asked for details."""
@@ -405,106 +425,6 @@ class Call:
                 "inference_id": headers.get(INFERENCE_ID, ""),
             }
             _log.log(level, "%s", error, extra={key: value for key, value in context.items() if value})
-
-
-class GenerateCall(Call):
-    """One request of type `generate`: exactly one response, however many the model might send."""
-
-    __slots__ = ()
-
-    compresses: ClassVar[bool] = False
-
-    def respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
-        """Keep the first; a second one is too many."""
-        if self._first is None:
-            self._first = response
-        elif not self._over:
-            self.fail(_not_one())
-            request.cancel()
-
-    def complete(self, request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
-        """The one response, or the error."""
-        if self._over:
-            return
-        super().complete(request, result or self._first or _not_one())
-
-    def _encoded(self, response: InferenceResponse) -> tuple[bytes, bytes, Parts]:
-        return _JSON, b"", (encode_generate(response),)
-
-
-class GenerateStreamCall(Call):
-    """One request of type `generate_stream`: an event a response."""
-
-    __slots__ = ()
-
-    wire: ClassVar[Wire] = EVENTS
-
-    def complete(self, request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
-        """The only response is an event as well."""
-        if isinstance(result, InferenceResponse):
-            self.respond(request, result)
-            result = None
-        super().complete(request, result)
-
-    def _part(self, response: InferenceResponse) -> tuple[bytes, bytes | memoryview]:
-        return self.wire.content_type, self.wire.response(response, NO_PLACES)
-
-    def _goes_on_behind(self, error: MmeError) -> bool:
-        if not self._begun and self.flavor is Flavor.RUNTIME:  # whose errors are documents of their own
-            return False
-        status, _, _ = answers.error(error, self.flavor.value)
-        self._begin_once(self.wire.content_type, status)
-        return True
-
-    def _break(self, error: MmeError) -> None:
-        self._break_off(error)
-
-
-class _EventStream(Call):
-    """A call whose answer travels in frames of an AWS event stream."""
-
-    __slots__ = ()
-
-    def _send(self, content_type: bytes, headers: bytes, parts: Parts) -> None:
-        self._begin(content_type, headers)
-        for part in parts:
-            self._write(part)
-        self._end()
-
-    def _begin(self, content_type: bytes, headers: bytes, status: int = 200) -> None:
-        self.exchange.begin(status, b"%b%b%b\r\n%b" % (_EVENT_STREAM, _INNER_TYPE, content_type, headers))
-
-    def _goes_on_behind(self, error: MmeError) -> bool:  # noqa: ARG002 - see Call
-        return False  # an exception is the last frame
-
-    def _write(self, data: bytes | memoryview) -> None:
-        self.exchange.write(event_stream.payload_part(data))
-
-    def _break(self, error: MmeError) -> None:
-        self.exchange.write(event_stream.exception("ModelStreamError", error.message, "StreamBroken"))
-        self.exchange.end()
-
-
-_EVENT_STREAM = b"Content-Type: application/vnd.amazon.eventstream\r\n"
-_INNER_TYPE = b"X-Amzn-SageMaker-Content-Type: "
-
-
-class _EventStreamGenerate(_EventStream, GenerateCall):
-    __slots__ = ()
-
-
-class _EventStreamGenerateStream(_EventStream, GenerateStreamCall):
-    __slots__ = ()
-
-
-CALLS: dict[tuple[InferenceType, bool], type[Call]] = {
-    (InferenceType.INFER, False): Call,
-    (InferenceType.GENERATE, False): GenerateCall,
-    (InferenceType.GENERATE_STREAM, False): GenerateStreamCall,
-    (InferenceType.INFER, True): _EventStream,
-    (InferenceType.GENERATE, True): _EventStreamGenerate,
-    (InferenceType.GENERATE_STREAM, True): _EventStreamGenerateStream,
-}
 
 
 def _shown(response: InferenceResponse, reply: Reply, names: Names | None) -> InferenceResponse:

@@ -14,7 +14,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from container import answers
-from container.call import CALLS, CUSTOM_ATTRIBUTES, TARGET_MODEL, Call, known
+from container.call import CUSTOM_ATTRIBUTES, TARGET_MODEL, Call, known
 from container.codec.body import body_request
 from container.codec.compression import inflate
 from container.codec.decode import Decoder
@@ -24,12 +24,13 @@ from container.read_ahead import by_thread, read_ahead
 from container.session_calls import SESSION_ID, SessionCalls
 from container.shared_memory import AT_ONCE, Regions, Unread
 from container.targets import Flavor, InferenceType, Route, parse_target, parse_version
+from container.traced import follow
 from model_handlers.body import takes_body
 from model_handlers.errors import Kind, MmeError
 from serve.request import LoadReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine
 
     from container.codec.encode import Reply
     from container.exchange import Exchange
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from container.restrictions import Restrictions
     from container.session_calls import Make, Visit
     from container.shared_memory import Place
+    from container.traced import Tracing
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
     from serve.request import InferenceRequest
@@ -65,7 +67,7 @@ class InferRoutes:
         restrictions: what requests have to bring, None for nothing.
         forwarding: which headers models see, None for none.
         regions: of shared memory, in which tensors may lie; None for none.
-        calls: by inference type, and whether the answer is an event stream, what requests become.
+        tracer: what traces requests, None where traces go nowhere.
 
     Attributes:
         draining: set when the server goes: /ping says so, everything else is still answered.
@@ -86,7 +88,7 @@ class InferRoutes:
         restrictions: Restrictions | None = None,
         forwarding: Forwarding | None = None,
         regions: Regions | None = None,
-        calls: Mapping[tuple[InferenceType, bool], type[Call]] = CALLS,
+        tracer: Tracing | None = None,
     ) -> None:
         self.engine = engine
         self.default_model = default_model
@@ -98,7 +100,7 @@ class InferRoutes:
         self._inference_type = inference_type
         self._restrictions = restrictions
         self._forwarding = forwarding
-        self._calls = calls
+        self._tracer = tracer
         self._regions = Regions() if regions is None else regions
         self._decoder = Decoder(max_body, self._regions)
         self._routes: dict[bytes, Route | None] = {}
@@ -121,7 +123,8 @@ class InferRoutes:
         if exchange.method != "POST":
             return False
         inference_type = route.inference_type or self._inference_type
-        call = self._calls[inference_type, route.event_stream](exchange, route.flavor)
+        following = None if self._tracer is None else follow(self._tracer, exchange)
+        call = Call(exchange, route.flavor, inference_type, event_stream=route.event_stream, following=following)
         exchange.on_disconnect = call.abandon
         try:
             if self._restrictions is not None:
@@ -330,7 +333,7 @@ class InferRoutes:
     def _made_generate(self, call: Call, route: Route, body: bytes, config: ModelConfig) -> InferenceRequest:
         """Which keys are tensors depends on the model's configuration."""
         if takes_body(config) and route.flavor is not Flavor.KSERVE:
-            call.become(self._calls[InferenceType.INFER, route.event_stream])
+            call.kind = InferenceType.INFER
             return self._body_request(call, route, body)
         request = decode_generate(body, config, self._decoder.layouts, call.complete)
         request.on_response, request.on_error = call.respond, call.respond_error

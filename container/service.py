@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from container.budgets import disk_budget, memory_budget
-from container.call import CALLS
 from container.dashboard.document import Documents
 from container.dashboard.watcher import Watcher
 from container.emf import EmfReporter
@@ -90,7 +89,7 @@ class Service:
             restrictions=Restrictions(settings.http_restrictions) if settings.http_restrictions else None,
             forwarding=forwarding(settings.http_header_pattern),
             regions=self.regions,
-            calls=CALLS if self.tracer is None else self.tracer.calls(CALLS),
+            tracer=self.tracer,
         )
         self._emf = EmfReporter(self.engine, settings) if settings.emf else None
         self._watcher = Watcher(self.engine) if settings.dashboard else None

@@ -1,7 +1,7 @@
 """Which requests are traced, and what is remembered of them until they are answered. On the event loop.
 
-What becomes of a trace is for whom it is told: `tracing` sends spans, `trace_file` writes Triton's own format. Where
-nothing is traced the server makes calls of other classes.
+What becomes of a trace is for whom it is told: `tracing` sends spans, `trace_file` writes Triton's own format. It ends
+when the answer was handed to the connection, whoever wrote that.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from container.call import INFERENCE_ID, TARGET_MODEL, Call
+from container.call import INFERENCE_ID, TARGET_MODEL
 from container.trace_context import Origin, origin
 from container.trace_settings import TraceControl, TraceSettings
-from model_handlers.errors import Kind, MmeError
 from serve.request import InferenceResponse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from container.exchange import Exchange
-    from container.targets import Flavor, InferenceType
+    from model_handlers.errors import MmeError
     from serve.request import InferenceRequest, LoadReport
 
 _log = logging.getLogger("mme.trace")
@@ -55,70 +54,72 @@ class Trace:
         self.tensors: list[Any] = []
 
 
-class Traced(Call):
-    """A call that tells its tracer how it went, once; mixed into the classes of calls by `Tracing.calls`."""
+class Following:
+    """Follows one traced request, and tells its tracer how it went, once.
 
-    tracer: ClassVar[Tracing]
+    Args:
+        tracer: whom to tell.
+        trace: what it began.
+        came: by which way the request came.
+    """
 
-    def __init__(self, exchange: Exchange, flavor: Flavor) -> None:
-        super().__init__(exchange, flavor)
-        self.trace: Trace | None = self.tracer.begin(exchange.headers)
+    __slots__ = ("_came", "_request", "_trace", "_tracer")
 
-    def take(self, request: InferenceRequest) -> InferenceRequest:
-        """What is submitted for it, with the trace that its model may hand on."""
-        if self.trace is not None:
-            request.trace = self.tracer.handed_on(self.trace)
-        return super().take(request)
+    def __init__(self, tracer: Tracing, trace: Trace, came: dict[str, Any]) -> None:
+        self._tracer = tracer
+        self._trace: Trace | None = trace
+        self._came = came
+        self._request: InferenceRequest | None = None
 
-    def respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
-        """One response of several, or the only one, where that is written as if there were several."""
-        if self.trace is not None and response is not self.trace.last:
-            self.trace.responses += 1
-            self._note(self.trace, response)
-        super().respond(request, response)
+    def follow(self, request: InferenceRequest) -> None:
+        """Hear of its responses before whoever waits for them does; its model may hand the trace on."""
+        trace = self._trace
+        if trace is None:
+            return
+        self._request = request
+        request.trace = self._tracer.handed_on(trace)
+        complete, respond = request.on_complete, request.on_response
 
-    def complete(self, request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
-        """The one response, the error, or the end of several responses."""
-        if self.trace is not None and isinstance(result, InferenceResponse):
-            self.trace.responses = 1
-            if result is not self.trace.last:
-                self._note(self.trace, result)
-        super().complete(request, result)
-        self._tell(request, result if isinstance(result, MmeError) else None)
+        def completed(request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
+            if isinstance(result, InferenceResponse):
+                trace.responses = 1
+                self._note(trace, result)
+            complete(request, result)
 
-    def fail(self, error: MmeError) -> None:
-        """Answer with an error, or end what has begun with it."""
-        super().fail(error)
-        self._tell(self.request, error)
+        def responded(request: InferenceRequest, response: InferenceResponse) -> None:
+            trace.responses += 1
+            self._note(trace, response)
+            if respond is not None:
+                respond(request, response)
 
-    def acknowledge(self, body: bytes) -> None:
-        """It was not for the model."""
-        super().acknowledge(body)
-        self._tell(None, None)
-
-    def not_ready(self, name: str) -> None:
-        """The model still loads."""
-        super().not_ready(name)
-        self._tell(None, MmeError(Kind.UNAVAILABLE, f"model '{name}' still loads"))
-
-    def abandon(self) -> None:
-        """The client left."""
-        super().abandon()
-        self._tell(None, MmeError(Kind.CANCELLED, "the client left"))
+        request.on_complete = completed
+        if respond is not None:
+            request.on_response = responded
 
     def _note(self, trace: Trace, response: InferenceResponse) -> None:
         trace.last = response
         try:
-            self.tracer.responded(trace, response)
+            self._tracer.responded(trace, response)
         except Exception as error:  # noqa: BLE001 - a model may answer anything; nobody goes without answer for a trace
             what = f"{type(error).__name__}: {error}"
             _log.error("a response of model '%s' can't be traced: %s", response.model_name, what)
 
-    def _tell(self, request: InferenceRequest | None, error: MmeError | None) -> None:
-        trace, self.trace = self.trace, None
+    def loaded(self, report: LoadReport) -> None:
+        """It has waited for its model."""
+        if self._trace is not None and report.load:
+            self._trace.report = report
+
+    def over(self, error: MmeError | None) -> None:
+        """There is nothing more to hear of it: it is answered, or has failed."""
+        trace, self._trace = self._trace, None
         if trace is not None:
-            trace.report = self.report
-            self.tracer.end(trace, dict(_origin_attributes(self.exchange)), request, error)
+            self._tracer.end(trace, self._came, self._request, error)
+
+
+def follow(tracer: Tracing, exchange: Exchange) -> Following | None:
+    """Follow a request over HTTP, None if it is not traced."""
+    trace = tracer.begin(exchange.headers)
+    return None if trace is None else Following(tracer, trace, dict(_origin_attributes(exchange)))
 
 
 class Tracing(ABC):
@@ -133,14 +134,6 @@ class Tracing(ABC):
 
     def __init__(self, first: TraceSettings) -> None:
         self.control = TraceControl(first, sends=True)
-
-    def calls(
-        self, classes: Mapping[tuple[InferenceType, bool], type[Call]]
-    ) -> dict[tuple[InferenceType, bool], type[Call]]:
-        """Each class of calls, traced."""
-        return {
-            key: type(f"Traced{plain.__name__}", (Traced, plain), {"tracer": self}) for key, plain in classes.items()
-        }
 
     def begin(self, headers: Mapping[str, str]) -> Trace | None:
         """A trace of the request, None where it is not traced: what its client says counts, else the rate."""

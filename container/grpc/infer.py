@@ -17,7 +17,7 @@ from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import PLAIN, Decoder, holds_many_strings
 from container.grpc.encode import Encoder, placed
 from container.grpc.messages import parsed
-from container.grpc.traces import Following, headers_of
+from container.grpc.traces import follow, headers_of
 from container.in_turn import InTurn
 from container.read_ahead import by_thread, read_ahead
 from container.shared_memory import Regions, Unread
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from container.forwarding import Forwarding
     from container.grpc.decode import Wanted
     from container.shared_memory import Place
-    from container.traced import Tracing
+    from container.traced import Following, Tracing
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
     from serve.models.labels import Labels
@@ -138,17 +138,19 @@ class Inference:
         Raises:
             MmeError: why there is no response.
         """
-        if self._tracer is None:
+        following = follow(self._tracer, headers_of(context), "ModelInfer")
+        if following is None:
             return await self._answer(data, context, None)
-        following = Following(self._tracer, headers_of(context), "ModelInfer")
         try:
-            return await self._answer(data, context, following)
+            answer = await self._answer(data, context, following)
         except asyncio.CancelledError:
             following.over(MmeError(Kind.CANCELLED, "the client left"))
             raise
         except MmeError as error:
             following.over(error)
             raise
+        following.over(None)
+        return answer
 
     async def _answer(self, data: bytes, context: Any, following: Following | None) -> bytes:
         message = parsed(pb.ModelInferRequest, data)

@@ -26,7 +26,7 @@ from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import PLAIN, holds_many_strings
 from container.grpc.encode import error_in_stream, final_response, in_stream
 from container.grpc.messages import parsed
-from container.grpc.traces import Following, headers_of
+from container.grpc.traces import follow, headers_of
 from container.in_turn import InTurn
 from container.shared_memory import Unread
 from model_handlers.errors import Kind, MmeError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from container.grpc.infer import Codec
-    from container.traced import Tracing
+    from container.traced import Following, Tracing
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
     from serve.request import InferenceRequest, InferenceResponse
@@ -203,7 +203,7 @@ class Stream:
 
     async def _take(self, data: bytes) -> None:
         """Submit one request."""
-        call = Call(self, Following(self._tracer, self._headers, "ModelStreamInfer"))
+        call = Call(self, follow(self._tracer, self._headers, "ModelStreamInfer"))
         self._calls.add(call)
         self._order.append(call)
         try:
@@ -226,7 +226,8 @@ class Stream:
         except Unread as unread:
             request, call.wanted = await self.codec.decode_later(message, call.complete, self._metadata, unread.place)
         request.on_response, request.on_error = call.respond, call.respond_error
-        call.following.follow(request)
+        if call.following is not None:
+            call.following.follow(request)
         call.request = request
 
         def make(config: ModelConfig) -> InferenceRequest:
@@ -237,7 +238,9 @@ class Stream:
                 self.write_in_order()
             return request
 
-        call.following.loaded(await self._engine.submit_made(name, version, make))
+        report = await self._engine.submit_made(name, version, make)
+        if call.following is not None:
+            call.following.loaded(report)
 
     def _metadata(self) -> dict[str, str]:
         return self._headers
@@ -254,7 +257,8 @@ class Stream:
         for call in list(self._calls):
             if call.request is not None:
                 call.request.cancel()
-            call.following.over(MmeError(Kind.CANCELLED, "the client left"))
+            if call.following is not None:
+                call.following.over(MmeError(Kind.CANCELLED, "the client left"))
         self._calls.clear()
         self._order.clear()
 
@@ -263,7 +267,7 @@ class Call:
     """One request of a stream.
 
     Attributes:
-        following: its trace.
+        following: who follows it for a trace, if anybody does.
         request: what was submitted, None until it is decoded.
         wanted: how the client wants its responses.
         id: the client's, "" until it is read.
@@ -286,7 +290,7 @@ class Call:
         "wanted",
     )
 
-    def __init__(self, stream: Stream, following: Following) -> None:
+    def __init__(self, stream: Stream, following: Following | None) -> None:
         self._stream = stream
         self.following = following
         self._last = False
@@ -372,7 +376,7 @@ class Call:
         except Exception as error:  # noqa: BLE001 - an answer that can't be written must not keep its batch from theirs
             self.fail(known(error))
             return
-        self._stream.over(self)
+        self._over(None)
 
     def _completed(self, written: asyncio.Future[bytes]) -> None:
         """A thread has written the one answer."""
@@ -384,7 +388,7 @@ class Call:
             self.fail(known(error))
             return
         self._stream.write_in_order()
-        self._stream.over(self)
+        self._over(None)
 
     def fail(self, error: MmeError, *, final: bool | None = None) -> None:
         """Tell what went wrong, and no more of it; `final` where it is the last response of the model."""
@@ -393,5 +397,9 @@ class Call:
         self._failed = True
         self.wanted.places.clear()
         self._stream.tell(self, error, final=final)
+        self._over(error)
+
+    def _over(self, error: MmeError | None) -> None:
         self._stream.over(self)
-        self.following.over(error)
+        if self.following is not None:
+            self.following.over(error)

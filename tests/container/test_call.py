@@ -13,45 +13,54 @@ import pytest
 
 from container import call as module
 from container import in_turn
-from container.call import CALLS
+from container.call import Call
 from container.codec.encode import Reply, encode
 from container.on_loop import WaitingExchange
 from container.targets import Flavor, InferenceType
+from container.trace_settings import TraceSettings
+from container.traced import Tracing, follow
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, UINT8
 from serve.request import InferenceRequest, InferenceResponse, Layout, LoadReport
 
 
 @pytest.fixture(scope="module", params=["plain", "traced"])
-def calls(request):
-    """The classes of calls, and those of a server that traces."""
+def tracer(request):
+    """Nobody, and whoever traces."""
     if request.param == "plain":
-        yield CALLS
+        yield None
         return
     tracing = pytest.importorskip("container.tracing")
     tracer = tracing.Tracer("http://127.0.0.1:9/v1/traces", 1, "test")
     tracer.control.change("", {"trace_level": ["OFF"]})  # nobody is there to take spans
-    yield tracer.calls(CALLS)
+    yield tracer
     tracer.close()
 
 
-def made(calls, kind):
-    """A call that became one of type `infer`, its request taken, and its exchange."""
+def begun(tracer, kind=InferenceType.INFER, *, event_stream=False):
+    """A call, and its exchange."""
     exchange = WaitingExchange("POST", b"/invocations", {}, b"x")
-    call = calls[kind](exchange, Flavor.SAGEMAKER)
+    following = None if tracer is None else follow(tracer, exchange)
+    call = Call(exchange, Flavor.SAGEMAKER, kind, event_stream=event_stream, following=following)
     exchange.on_disconnect = call.abandon
-    call.become(calls[InferenceType.INFER, kind[1]])
+    return call, exchange
+
+
+def made(tracer, kind, *, event_stream=False):
+    """A call that became one of type `infer`, its request taken, and its exchange."""
+    call, exchange = begun(tracer, kind, event_stream=event_stream)
+    call.kind = InferenceType.INFER
     request = InferenceRequest(Layout((("BODY", UINT8, (1,)),), ()), [np.zeros(1, np.uint8)], call.complete)
     return call, request, exchange
 
 
-KINDS = tuple(itertools.product((InferenceType.GENERATE, InferenceType.GENERATE_STREAM), (False, True)))
+KINDS = (InferenceType.GENERATE, InferenceType.GENERATE_STREAM)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind[1]])
-def test_a_call_that_becomes_another_answers_as_that_one_does(calls, kind):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_that_becomes_another_answers_as_that_one_does(tracer, kind):
     """A body as it is, and what its load has cost."""
-    call, request, exchange = made(calls, kind)
+    call, request, exchange = made(tracer, kind)
     call.take(request)
     call.report = LoadReport(load=2_000_000)
 
@@ -63,11 +72,11 @@ def test_a_call_that_becomes_another_answers_as_that_one_does(calls, kind):
     assert b"Server-Timing: cache;desc=miss" in headers
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_call_that_becomes_another_knows_that_its_client_left(calls, kind):
+@pytest.mark.parametrize(("kind", "event_stream"), list(itertools.product(KINDS, (False, True))))
+def test_a_call_that_becomes_another_knows_that_its_client_left(tracer, kind, event_stream):
     """Before and after."""
     for early in (True, False):
-        call, request, exchange = made(calls, kind)
+        call, request, exchange = made(tracer, kind, event_stream=event_stream)
         if early:
             exchange.on_disconnect()
         call.take(request)
@@ -82,11 +91,9 @@ LARGE = np.arange(1 << 17, dtype=np.float32)
 SMALL = np.arange(2, dtype=np.float32)
 
 
-def asked(calls):
+def asked(tracer):
     """A call of type `infer` that wants JSON, its request, and its exchange."""
-    exchange = WaitingExchange("POST", b"/invocations", {}, b"x")
-    call = calls[InferenceType.INFER, False](exchange, Flavor.SAGEMAKER)
-    exchange.on_disconnect = call.abandon
+    call, exchange = begun(tracer)
     call.reply = Reply({}, binary=False, remember=True)
     request = InferenceRequest(Layout((("X", FP32, (1,)),), ()), [SMALL[:1]], call.complete)
     request.on_response, request.on_error = call.respond, call.respond_error
@@ -124,11 +131,11 @@ def writers_rest():
 
 
 @pytest.mark.parametrize(("array", "on_loop"), [(SMALL, True), (LARGE, False)])
-def test_a_long_answer_is_written_by_a_thread(array, on_loop, calls, threads):
+def test_a_long_answer_is_written_by_a_thread(array, on_loop, tracer, threads):
     """The client sees no difference."""
 
     async def main():
-        _, request, exchange = asked(calls)
+        _, request, exchange = asked(tracer)
         request.resolve(response(array))
         assert threads == ([True] if on_loop else [])
         return await asyncio.to_thread(body_of, exchange)
@@ -138,11 +145,11 @@ def test_a_long_answer_is_written_by_a_thread(array, on_loop, calls, threads):
     assert threads == [on_loop]
 
 
-def test_several_responses_keep_their_order(calls):
+def test_several_responses_keep_their_order(tracer):
     """Also errors behind a long one, and the end."""
 
     async def main():
-        _, request, exchange = asked(calls)
+        _, request, exchange = asked(tracer)
         for each in (
             response(SMALL),
             response(LARGE),
@@ -160,11 +167,11 @@ def test_several_responses_keep_their_order(calls):
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_long_answer_that_can_not_be_written_is_an_error(several, calls):
+def test_a_long_answer_that_can_not_be_written_is_an_error(several, tracer):
     """The client hears of it, once, and the model that nobody wants more of it."""
 
     async def main():
-        _, request, exchange = asked(calls)
+        _, request, exchange = asked(tracer)
         wrong = response(np.full(1 << 17, np.nan, np.float32))
         if several:
             request.respond(wrong)
@@ -178,11 +185,11 @@ def test_a_long_answer_that_can_not_be_written_is_an_error(several, calls):
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_what_is_no_array_is_an_error(several, calls):
+def test_what_is_no_array_is_an_error(several, tracer):
     """As code of others may return it: nobody can say how long it takes to write, and the client is told at once."""
 
     async def main():
-        _, request, exchange = asked(calls)
+        _, request, exchange = asked(tracer)
         if several:
             request.respond(response([1.0]))
         request.resolve(None if several else response([1.0]))
@@ -194,11 +201,11 @@ def test_what_is_no_array_is_an_error(several, calls):
     assert (status, cancelled) == (500, several)
 
 
-def test_a_client_that_leaves_while_its_answer_is_written_gets_none(calls):
+def test_a_client_that_leaves_while_its_answer_is_written_gets_none(tracer):
     """Nobody misses it."""
 
     async def main():
-        call, request, exchange = asked(calls)
+        call, request, exchange = asked(tracer)
         request.respond(response(LARGE))
         request.respond(response(SMALL))
         exchange.on_disconnect()
@@ -209,3 +216,51 @@ def test_a_client_that_leaves_while_its_answer_is_written_gets_none(calls):
         assert not exchange._answer.done()
 
     asyncio.run(main())
+
+
+class Remembering(Tracing):
+    """Traces everything, and keeps what it is told."""
+
+    def __init__(self):
+        super().__init__(TraceSettings(on=True, rate=1))
+        self.ended = []
+
+    def end(self, trace, came, request, error):  # noqa: ARG002 - how it came is not of interest
+        """Keep how many responses there were, whether there was a request, and what went wrong."""
+        self.ended.append((trace.responses, request is not None, error and error.message))
+
+    def close(self):
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_trace_ends_when_a_thread_has_written_the_answer(several):
+    """Not when the model gave it."""
+    tracer = Remembering()
+
+    async def main():
+        _, request, exchange = asked(tracer)
+        if several:
+            request.respond(response(LARGE))
+            request.resolve(None)
+        else:
+            request.resolve(response(LARGE))
+        assert tracer.ended == []
+        return await asyncio.to_thread(body_of, exchange)
+
+    status, _ = asyncio.run(main())
+    assert (status, tracer.ended) == (200, [(1, True, None)])
+
+
+def test_a_trace_ends_once():
+    """With what befell the request first."""
+    tracer = Remembering()
+
+    async def main():
+        call, request, exchange = asked(tracer)
+        exchange.on_disconnect()
+        call.fail(MmeError(Kind.INTERNAL, "later"))
+        request.resolve(response(SMALL))
+
+    asyncio.run(main())
+    assert tracer.ended == [(0, True, "the client left")]

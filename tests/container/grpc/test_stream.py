@@ -12,7 +12,6 @@ from container.grpc.decode import Wanted
 from container.grpc.encode import Encoder
 from container.grpc.infer import Codec
 from container.grpc.stream import Call, Stream
-from container.grpc.traces import Following
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, FP32
 from serve.request import InferenceRequest, InferenceResponse, Layout
@@ -38,7 +37,7 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
             await reading.wait()
 
         serving = asyncio.create_task(stream.serve(no_requests(), write))
-        call = Call(stream, Following(None, {}, "ModelStreamInfer"))
+        call = Call(stream, None)
         request = call.request = InferenceRequest(Layout((), ()), [], call.complete)
         stream._calls.add(call)
         for _ in range(20):
@@ -87,7 +86,7 @@ def test_what_takes_long_to_write_keeps_its_place(decoupled):
                 over.set()
 
         serving = asyncio.create_task(stream.serve(no_requests(), write))
-        calls = [Call(stream, Following(None, {}, "ModelStreamInfer")) for _ in range(1 if decoupled else 3)]
+        calls = [Call(stream, None) for _ in range(1 if decoupled else 3)]
         for call in calls:
             call.request = InferenceRequest(Layout((), ()), [], call.complete)
             call.wanted = Wanted({}, empty_final=False)
