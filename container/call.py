@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from container import answers
@@ -31,6 +30,8 @@ from container.codec.generate import encode_generate, error_event
 from container.codec.shared import NO_PLACES
 from container.codec.sse import event
 from container.delivery import Delivery, FramedDelivery
+from container.failures import known, log_failure
+from container.headers import CUSTOM_ATTRIBUTES
 from container.in_turn import InTurn
 from container.shared_memory import Place  # noqa: TC001 - compiled, the types of fields are looked up
 from container.targets import Flavor, InferenceType
@@ -52,12 +53,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_log = logging.getLogger("mme.infer")
-
-TARGET_MODEL = "x-amzn-sagemaker-target-model"
-CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
-INFERENCE_ID = "x-amzn-sagemaker-inference-id"
-_OURS = frozenset({Kind.INTERNAL, Kind.EXECUTION_FAILED, Kind.OUT_OF_MEMORY})
 _JSON = b"application/json"
 _ENCODINGS = f"Accept-Encoding: {', '.join(ENCODINGS)}\r\n".encode()
 _COMPRESSORS = ThreadPerTask("compress")
@@ -208,7 +203,7 @@ class Call:
         if self.over or self._waits(functools.partial(self.respond_error, request, error)):
             return
         if self._goes_on_behind(error):
-            self._log_failure(error)
+            log_failure(error, self.exchange)
             self._delivery.write(self._wire.error(error.message))
         else:
             self.fail(error)
@@ -218,7 +213,7 @@ class Call:
         """Answer with an error, or end what has begun with it."""
         if self.over:
             return
-        self._log_failure(error)
+        log_failure(error, self.exchange)
         if self._begun:
             is_body = self.reply is None and self.kind is not InferenceType.GENERATE_STREAM
             self._delivery.break_off(error.message, None if is_body else self._wire.error(error.message))
@@ -414,18 +409,6 @@ class Call:
             self._begin_once(self._wire.content_type, status)
         return True
 
-    def _log_failure(self, error: MmeError) -> None:
-        """Our failures are errors; a client's are of interest to whoever asked for details."""
-        level = logging.ERROR if error.kind in _OURS else logging.DEBUG
-        if _log.isEnabledFor(level):
-            headers = self.exchange.headers
-            context = {
-                "path": self.exchange.target.decode("latin-1"),
-                "target_model": headers.get(TARGET_MODEL, ""),
-                "inference_id": headers.get(INFERENCE_ID, ""),
-            }
-            _log.log(level, "%s", error, extra={key: value for key, value in context.items() if value})
-
 
 def _shown(response: InferenceResponse, reply: Reply, names: Names | None) -> InferenceResponse:
     if names is None:
@@ -439,14 +422,6 @@ def _written(
 ) -> T:
     """A response as bytes. On any thread."""
     return write(_shown(response, reply, names), reply)
-
-
-def known(error: Exception) -> MmeError:
-    """The error as one of ours; anything else is a bug, and its traceback belongs into the log."""
-    if isinstance(error, MmeError):
-        return error.with_traceback(None)  # the frames hold what the request held, and whoever keeps it them
-    _log.error("answering a request failed", exc_info=error)
-    return MmeError(Kind.INTERNAL, f"the server failed on this request: {type(error).__name__}: {error}")
 
 
 def _not_one() -> MmeError:

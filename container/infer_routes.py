@@ -14,12 +14,14 @@ import functools
 from typing import TYPE_CHECKING
 
 from container import answers
-from container.call import CUSTOM_ATTRIBUTES, TARGET_MODEL, Call, known
+from container.call import Call
 from container.codec.body import body_request
 from container.codec.compression import inflate
 from container.codec.decode import Decoder
 from container.codec.framing import accepts_binary, explained, header_length
 from container.codec.generate import decode_generate
+from container.failures import known
+from container.headers import CUSTOM_ATTRIBUTES, TARGET_MODEL
 from container.read_ahead import by_thread, read_ahead
 from container.session_calls import SESSION_ID, SessionCalls
 from container.shared_memory import AT_ONCE, Regions, Unread

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, Response, request
 
-from container.call import TARGET_MODEL
+from container.headers import TARGET_MODEL
 from container.views import json_answer, json_body
 from model_handlers.errors import invalid_argument
 

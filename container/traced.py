@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from container.call import INFERENCE_ID, TARGET_MODEL
+from container.headers import INFERENCE_ID, TARGET_MODEL
 from container.trace_context import Origin, origin
 from container.trace_settings import TraceControl, TraceSettings
 from serve.request import InferenceResponse

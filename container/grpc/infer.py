@@ -10,9 +10,9 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING, Any
 
-from container.call import known
 from container.codec.classification import classified
 from container.codec.effort import takes_long
+from container.failures import known
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import PLAIN, Decoder, holds_many_strings
 from container.grpc.encode import Encoder, placed

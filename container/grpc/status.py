@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpc import StatusCode
 
-from container.call import known
+from container.failures import known
 from model_handlers.errors import Kind
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from container.call import known
 from container.codec.effort import takes_long
+from container.failures import known
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import PLAIN, holds_many_strings
 from container.grpc.encode import error_in_stream, final_response, in_stream

@@ -1,0 +1,37 @@
+"""What went wrong with a request: as an error of ours, and in the log, where it says which request it was."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from container.headers import INFERENCE_ID, TARGET_MODEL
+from model_handlers.errors import Kind, MmeError
+
+if TYPE_CHECKING:
+    from container.exchange import Exchange
+
+_log = logging.getLogger("mme.infer")
+
+_OURS = frozenset({Kind.INTERNAL, Kind.EXECUTION_FAILED, Kind.OUT_OF_MEMORY})
+
+
+def known(error: Exception) -> MmeError:
+    """The error as one of ours; anything else is a bug, and its traceback belongs into the log."""
+    if isinstance(error, MmeError):
+        return error.with_traceback(None)  # the frames hold what the request held, and whoever keeps it them
+    _log.error("answering a request failed", exc_info=error)
+    return MmeError(Kind.INTERNAL, f"the server failed on this request: {type(error).__name__}: {error}")
+
+
+def log_failure(error: MmeError, exchange: Exchange) -> None:
+    """Our failures are errors; a client's are of interest to whoever asked for details."""
+    level = logging.ERROR if error.kind in _OURS else logging.DEBUG
+    if _log.isEnabledFor(level):
+        headers = exchange.headers
+        context = {
+            "path": exchange.target.decode("latin-1"),
+            "target_model": headers.get(TARGET_MODEL, ""),
+            "inference_id": headers.get(INFERENCE_ID, ""),
+        }
+        _log.log(level, "%s", error, extra={key: value for key, value in context.items() if value})

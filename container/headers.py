@@ -1,0 +1,7 @@
+"""SageMaker's headers of a request, by the lower-case names that exchanges have them under."""
+
+from __future__ import annotations
+
+TARGET_MODEL = "x-amzn-sagemaker-target-model"
+CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+INFERENCE_ID = "x-amzn-sagemaker-inference-id"
