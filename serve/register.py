@@ -99,12 +99,17 @@ class Register:
         """Refuse a request that names one model in its path and another in its header.
 
         Raises:
-            MmeError: INVALID_ARGUMENT.
+            MmeError: INVALID_ARGUMENT; UNKNOWN_MODEL where nothing has the path's name, so that whoever loads models
+                learns that this one has to be.
         """
-        if alias != name and self.aliases.get(alias) != name:
-            raise invalid_argument(
-                f"X-Amzn-SageMaker-Target-Model is '{alias}', which is not the target model that '{name}' was loaded as"
-            )
+        known = self.canonical(name)
+        if self.canonical(alias) == known:
+            return
+        if known not in self._cache.entries:
+            self.find(known)
+        raise invalid_argument(
+            f"X-Amzn-SageMaker-Target-Model is '{alias}', which is not the target model that '{name}' was loaded as"
+        )
 
     def call(self, name: str, alias: str) -> None:
         """Give a model another name, if that is one."""

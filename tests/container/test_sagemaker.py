@@ -113,6 +113,16 @@ def test_the_target_models_name_is_an_alias_bound_at_load(platform, load, json_i
     assert infer(platform, "/invocations", json_inputs, **{"Target-Model": "b.tar.gz"}).status == 404
 
 
+def test_a_model_that_is_not_loaded_is_not_found_whatever_the_header_says(platform, load, json_inputs):
+    """Or SageMaker, which sends the target model with each request, would not load what was unloaded."""
+    load("m", "hash1", **{"Target-Model": "a.tar.gz"})
+    load("n", "hash2", **{"Target-Model": "b.tar.gz"})
+    assert platform.http("DELETE", "/models/m").status == 200
+    for target in ("a.tar.gz", "b.tar.gz", "c.tar.gz"):
+        gone = infer(platform, "/models/m/invoke", json_inputs, **{"Target-Model": target})
+        assert (gone.status, gone.error) == (404, "Request for unknown model: 'm' is not found")
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
