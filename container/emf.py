@@ -118,11 +118,10 @@ class EmfReporter:
         hits, misses = (sum(counts[which] for counts in found.values()) for which in (0, 1))
         metrics = {"LoadedModelCount": loaded, "ModelCacheHit": _hits(hits, misses), **self._times}
         documents = [self._document(timestamp, metrics, {})]
-        aliases = self._engine.aliases()
         top = heapq.nlargest(self._settings.emf_top_models, found.items(), key=lambda item: sum(item[1]))
         for name, (hits, misses) in top:
             metrics = {"ModelCacheHit": _hits(hits, misses), **self._times_of.get(name, {})}
-            documents.append(self._document(timestamp, metrics, {"TargetModel": dimension(aliases.get(name, name))}))
+            documents.append(self._document(timestamp, metrics, {"TargetModel": dimension(name)}))
         self._times, self._times_of = {}, {}
         return documents
 

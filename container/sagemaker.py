@@ -5,6 +5,10 @@ POST   /models                  load: {"model_name", "url"}
 GET    /models/{name}           one model
 DELETE /models/{name}           unload; answered when the memory was given back
 GET    /execution-parameters    for batch transform
+
+SageMaker's names of models are opaque, and a header of its requests tells what clients call them. A model is served
+under that name, which is in answers, errors and metrics, and which the model is told; SageMaker's own is another name
+for it, by which these routes show it.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from container.on_loop import OnLoop
     from container.service import Service
     from container.views import View
+    from serve.engine import Engine
 
 PAGE = 100  # models in one answer, what SageMaker's own containers send
 
@@ -33,21 +38,22 @@ def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
 
     def list_models() -> Response:
         after = _token_name(request.args.get("next_page_token", ""))
-        return json_answer(page(on_loop.call(engine.registered), after))
+        return json_answer(page(on_loop.call(_posted, engine), after))
 
     def load_model() -> Response:
         engine.check_control()
         document = json_body(required=True)
         name, url = _text(document, "model_name"), _text(document, "url")
-        on_loop.run(engine.load(name, url, request.headers.get(TARGET_MODEL, "")))
+        target = request.headers.get(TARGET_MODEL, "")
+        on_loop.run(engine.load(target, url, name) if target else engine.load(name, url))
         return json_answer(_described(name, url))
 
     def get_model(name: str) -> Response:
-        return json_answer(_described(name, on_loop.call(engine.url, name)))
+        return json_answer(_described(name, on_loop.call(engine.url, engine.canonical(name))))
 
     def unload_model(name: str) -> Response:
         engine.check_control()
-        on_loop.run(engine.unload(name))
+        on_loop.run(engine.unload(engine.canonical(name)))
         return json_answer({})
 
     def execution_parameters() -> Response:
@@ -81,6 +87,12 @@ def page(models: list[tuple[str, str]], after: str) -> dict[str, Any]:
     if len(rest) > PAGE:
         document["nextPageToken"] = base64.urlsafe_b64encode(rest[PAGE - 1][0].encode()).decode()
     return document
+
+
+def _posted(engine: Engine) -> list[tuple[str, str]]:
+    """(name, url) of every registered model as they were posted, by name."""
+    posted = engine.aliases()
+    return sorted((posted.get(name, name), url) for name, url in engine.registered())
 
 
 def _token_name(token: str) -> str:

@@ -113,13 +113,19 @@ class Admission:
             MmeError: ALREADY_EXISTS when it is loaded or being loaded; else why it can't be loaded, and then it is not
                 registered either.
         """
-        known = self._cache.entries.get(name)
-        if known is not None and not known.abandoned and (known.state is State.READY or known.task is not None):
-            raise MmeError(Kind.ALREADY_EXISTS, f"model '{name}' is already loaded; unload it first to load it anew")
+        self._refuse_loaded(name, alias)
         entry = self._register.add(name, source_of(url) if url else self._register.find(name))
         self._register.call(name, alias)
         await self._load_or_give_up(entry, self._cache.load(entry))
         await self._load_parts(name)
+
+    def _refuse_loaded(self, *names: str) -> None:
+        for name in names:
+            known = self._cache.entries.get(self._register.aliases.get(name, name))
+            if known is not None and not known.abandoned and (known.state is State.READY or known.task is not None):
+                raise MmeError(
+                    Kind.ALREADY_EXISTS, f"model '{known.name}' is already loaded; unload it first to load it anew"
+                )
 
     async def reload(self, name: str, override: Override | None = None) -> None:
         """Load a model as it is now where it comes from. One in memory serves until the new one does.

@@ -258,7 +258,7 @@ class Engine:
         return self.register.canonical(name)
 
     def aliases(self) -> dict[str, str]:
-        """Registered name → the alias that clients know it by, where they know one: a platform's names are opaque."""
+        """Registered name → the other name that it was loaded with, where there is one."""
         return {name: alias for alias, name in self.register.aliases.items()}
 
     def check_control(self) -> None:

@@ -52,16 +52,15 @@ class Documents:
 
     def _made(self, wanted: str) -> dict[str, Any]:
         now = time.monotonic()
-        names = self._engine.aliases()
         entries = list(self._engine.cache.entries.values())
-        matching = [entry for entry in entries if _matches(entry, names, wanted)]
+        matching = [entry for entry in entries if _matches(entry, wanted)]
         shown = heapq.nlargest(ROWS, matching, key=_rank)
         loads = sorted((entry for entry in entries if entry.task is not None), key=lambda entry: entry.loading_since)
         return {
             "at": time.time(),
             "source": self._source,
             "uptime": now - self._began,
-            "memory": [memory for kind in ("host", "device") if (memory := self._memory(kind, entries, names, now))],
+            "memory": [memory for kind in ("host", "device") if (memory := self._memory(kind, entries, now))],
             "disk": self._disk(),
             "counts": {
                 "known": len(entries),
@@ -69,10 +68,10 @@ class Documents:
                 "matching": len(matching),
                 "loading": len(loads),
             },
-            "models": [_row(entry, names, now) for entry in shown],
+            "models": [_row(entry, now) for entry in shown],
             "rest": _rest(matching, shown),
-            "loading": [_load(entry, names, now) for entry in loads[:_LOADS]],
-            "events": [_told(happening, names) for happening in self._watcher.happenings],
+            "loading": [_load(entry, now) for entry in loads[:_LOADS]],
+            "events": [_told(happening) for happening in self._watcher.happenings],
             "history": self._watcher.history.columns(),
             "windows": self._watcher.history.windows(),
         }
@@ -84,9 +83,7 @@ class Documents:
             return None
         return {"budget": room.budget, "used": room.used, "archives": room.archives, "evictions": room.evictions}
 
-    def _memory(
-        self, kind: str, entries: Iterable[Entry[Target]], names: dict[str, str], now: float
-    ) -> dict[str, Any] | None:
+    def _memory(self, kind: str, entries: Iterable[Entry[Target]], now: float) -> dict[str, Any] | None:
         """One budget and who takes how much of it, the largest first; None where there is no memory of that kind."""
         room = self._engine.cache.room
         budget: int = getattr(room.budget, kind)
@@ -101,7 +98,7 @@ class Documents:
             "budget": budget,
             "held": held,
             "reserved": getattr(room.reserved, kind),
-            "bars": [{**_bar(entry, names, now), "bytes": getattr(entry.footprint, kind)} for entry in bars],
+            "bars": [{**_bar(entry, now), "bytes": getattr(entry.footprint, kind)} for entry in bars],
             "rest": {"models": len(holding) - len(bars), "bytes": held - barred},
         }
 
@@ -121,8 +118,8 @@ def _repositories(settings: Settings) -> str:
     return f"the {'repository' if len(folders) == 1 else 'repositories'} {', '.join(folders)}"
 
 
-def _matches(entry: Entry[Target], names: dict[str, str], wanted: str) -> bool:
-    return not wanted or wanted.casefold() in names.get(entry.name, entry.name).casefold()
+def _matches(entry: Entry[Target], wanted: str) -> bool:
+    return not wanted or wanted.casefold() in entry.name.casefold()
 
 
 def _rank(entry: Entry[Target]) -> tuple[bool, int, bool, float, str]:
@@ -138,15 +135,15 @@ def _idle(entry: Entry[Target], now: float) -> float | None:
     return max(now - entry.last_used, 0.0) if entry.last_used else None
 
 
-def _bar(entry: Entry[Target], names: dict[str, str], now: float) -> dict[str, Any]:
-    return {"name": names.get(entry.name, entry.name), "state": entry.state.value, "idle": _idle(entry, now)}
+def _bar(entry: Entry[Target], now: float) -> dict[str, Any]:
+    return {"name": entry.name, "state": entry.state.value, "idle": _idle(entry, now)}
 
 
-def _row(entry: Entry[Target], names: dict[str, str], now: float) -> dict[str, Any]:
+def _row(entry: Entry[Target], now: float) -> dict[str, Any]:
     resident = entry.resident
     queued = sum(model.queued for model in resident.models()) if resident is not None else 0
     return {
-        **_bar(entry, names, now),
+        **_bar(entry, now),
         "reason": entry.reason[:_LONGEST_REASON],
         "versions": sorted(resident.versions) if resident is not None else [],
         "pinned": entry.pinned and resident is not None,
@@ -170,23 +167,23 @@ def _rest(matching: list[Entry[Target]], shown: list[Entry[Target]]) -> dict[str
     }
 
 
-def _load(entry: Entry[Target], names: dict[str, str], now: float) -> dict[str, Any]:
+def _load(entry: Entry[Target], now: float) -> dict[str, Any]:
     return {
-        "name": names.get(entry.name, entry.name),
+        "name": entry.name,
         "seconds": now - entry.loading_since,
         "waiting": len(entry.waiters),
     }
 
 
-def _told(happening: Happening, names: dict[str, str]) -> dict[str, Any]:
+def _told(happening: Happening) -> dict[str, Any]:
     event = happening.event
     return {
         "at": event.at,
         "since": happening.since,
         "times": happening.times,
         "deed": event.deed.value,
-        "name": names.get(event.name, event.name),
-        "why": names.get(event.why, event.why)[:_LONGEST_REASON],
+        "name": event.name,
+        "why": event.why[:_LONGEST_REASON],
         "host": event.footprint.host,
         "device": event.footprint.device,
         "seconds": event.ns / 1e9,

@@ -113,6 +113,32 @@ def test_the_target_models_name_is_an_alias_bound_at_load(platform, load, json_i
     assert infer(platform, "/invocations", json_inputs, **{"Target-Model": "b.tar.gz"}).status == 404
 
 
+def test_a_model_is_called_as_clients_call_it(platform, load, json_inputs):
+    """Answers, errors, statistics and metrics have the target model's name; the routes that load it have SageMaker's."""
+    load("m", "hash1", **{"Target-Model": "tenant/a.tar.gz"})
+    load("b", "hash2")
+    header = {"Target-Model": "tenant/a.tar.gz"}
+    assert infer(platform, "/models/m/invoke", json_inputs, **header).json["model_name"] == "tenant/a.tar.gz"
+    assert infer(platform, "/models/m/invoke", json_inputs).json["model_name"] == "tenant/a.tar.gz"
+    wrong = platform.http("POST", "/models/m/invoke", {TARGET: "tenant/a.tar.gz"}, b'{"inputs": []}')
+    assert (wrong.status, "for model 'tenant/a.tar.gz'" in wrong.error) == (400, True)
+    assert platform.http("GET", "/v2/models/m/stats").json["model_stats"][0]["name"] == "tenant/a.tar.gz"
+    assert 'nv_inference_count{model="tenant/a.tar.gz"' in platform.http("GET", "/metrics").body.decode()
+    listed = platform.http("GET", "/models").json["models"]
+    assert [model["modelName"] for model in listed] == ["b", "m"]
+    assert platform.http("GET", "/models/m").json == listed[1]
+
+
+@pytest.mark.parametrize(("name", "target"), [("m", "b.tar.gz"), ("n", "a.tar.gz"), ("a.tar.gz", "")])
+def test_neither_name_is_given_twice(platform, load, name, target):
+    """A name of SageMaker's and a target model are one model until it is unloaded."""
+    load("m", "hash1", **{"Target-Model": "a.tar.gz"})
+    again = load(name, "hash2", **{"Target-Model": target})
+    assert (again.status, again.error) == (409, "model 'a.tar.gz' is already loaded; unload it first to load it anew")
+    assert platform.http("DELETE", "/models/m").status == 200
+    assert load(name, "hash2", **{"Target-Model": target}).status == 200
+
+
 def test_a_model_that_is_not_loaded_is_not_found_whatever_the_header_says(platform, load, json_inputs):
     """Or SageMaker, which sends the target model with each request, would not load what was unloaded."""
     load("m", "hash1", **{"Target-Model": "a.tar.gz"})
