@@ -30,7 +30,7 @@ from container.settings.protocol_values import keepalive, latencies, restriction
 from container.settings.table import MME_VARIABLES
 from container.settings.values import batch_sizes, boolean, names, repositories, resource_limits, trace_levels
 from container.ship.flags import COMMANDS as SHIP
-from container.ship.flags import DEFAULT_URL
+from container.ship.flags import DEFAULT_URL, seconds
 from container.version import installed_version, is_compiled
 from model_handlers.errors import Kind, MmeError
 
@@ -256,20 +256,13 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_models_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server; default {DEFAULT_URL}")
-    parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="default 10")
+    parser.add_argument("--timeout", type=seconds, default=10.0, metavar="SECONDS", help="default 10")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--stats", action="store_true", help="more columns: requests, failures, batches, mean times")
     how.add_argument("--json", action="store_true", help="the server's repository index as it comes")
     parser.add_argument(
-        "--watch", type=_interval, nargs="?", const=2.0, metavar="SECONDS", help="print again and again; default 2"
+        "--watch", type=seconds, nargs="?", const=2.0, metavar="SECONDS", help="print again and again; default 2"
     )
-
-
-def _interval(text: str) -> float:
-    seconds = float(text)
-    if not 0.1 <= seconds <= 86400:
-        raise ValueError
-    return seconds
 
 
 if __name__ == "__main__":

@@ -86,6 +86,8 @@ def _check_arguments(arguments: argparse.Namespace, name: str, output: Path) -> 
         raise invalid_argument(f"--name '{name}' is not the name of a directory")
     if not output.name.endswith(ARCHIVE_SUFFIX):
         raise invalid_argument(f"-o '{output}' must end in .tar.gz, because SageMaker takes no other archive")
+    if not output.parent.is_dir():
+        raise invalid_argument(f"-o '{output}' lies in no folder that there is: make '{output.parent}' first")
     if not 1 <= arguments.copies <= _MOST_COPIES:
         raise invalid_argument(f"--copies {arguments.copies} is not between 1 and {_MOST_COPIES}")
     if arguments.config and len(arguments.models) > 1:

@@ -59,7 +59,9 @@ def split_uri(uri: str) -> tuple[str, str]:
     """
     found = _S3_URI.fullmatch(uri)
     if found is None:
-        raise invalid_argument(f"'{uri}' is not a place in S3: write s3://bucket/prefix")
+        raise invalid_argument(
+            f"'{uri}' is not a place in S3: write s3://bucket/prefix; a bucket's name has 3 to 63 characters"
+        )
     return found[1], found[2] or ""
 
 

@@ -5,16 +5,21 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Sequence
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+_DAY = 86400  # seconds
+
+Number = TypeVar("Number", int, float)
 
 
 class Command(NamedTuple):
@@ -25,6 +30,27 @@ class Command(NamedTuple):
     examples: str
     add_flags: Callable[[argparse.ArgumentParser], None]
     run: str
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """How a flag reads a whole number: what argparse takes for a type."""
+    return functools.partial(_within, int, "a whole number", least, most)
+
+
+def number(least: float, most: float) -> Callable[[str], float]:
+    """How a flag reads a number."""
+    return functools.partial(_within, float, "a number", least, most)
+
+
+def _within(read: Callable[[str], Number], what: str, least: Number, most: Number, text: str) -> Number:
+    with contextlib.suppress(ValueError):
+        value = read(text)
+        if least <= value <= most:
+            return value
+    raise argparse.ArgumentTypeError(f"expected {what} from {least} to {most}, got '{text}'")
+
+
+seconds = number(0.1, _DAY)
 
 
 _LOCAL_EXAMPLES = """\
@@ -61,29 +87,35 @@ def _add_local_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="S3URI|DIR|ARCHIVE", help=sources)
     parser.add_argument("--endpoint", metavar="NAME", help="the only endpoint name that is answered; any by default")
     parser.add_argument("--host", default="127.0.0.1", help="where to listen; default 127.0.0.1")
-    parser.add_argument("--port", type=int, default=8080, help="default 8080; 0 for any")
+    parser.add_argument("--port", type=whole(0, 65535), default=8080, help="default 8080; 0 for any")
     what = "play SageMaker towards this container instead of mme's own: where it listens, or how to start it"
     parser.add_argument(
         "--emulate-platform", metavar="URL|COMMAND", help=f"{what}; {{port}} and {{models}} are filled in"
     )
     parser.add_argument("--env", metavar="NAME=VALUE", action="append", help="a variable for the container; repeatable")
-    parser.add_argument("--container-port", type=int, metavar="PORT", help="where a started container listens; any")
+    parser.add_argument(
+        "--container-port", type=whole(1, 65535), metavar="PORT", help="where a started container listens; any"
+    )
     parser.add_argument("--unpack-to", type=Path, metavar="DIR", help="where archives are unpacked; a temporary folder")
     parser.add_argument(
         "--mounted-at", metavar="PATH", help="what the container calls that folder; the same by default"
     )
     parser.add_argument("--no-model-cache", action="store_true", help="unload each model after use: ModelCacheSetting")
-    parser.add_argument("--throttle", type=float, default=0.0, metavar="N", help="requests a second; default all")
+    parser.add_argument(
+        "--throttle", type=number(0, 1_000_000), default=0.0, metavar="N", help="requests a second; default all"
+    )
     parser.add_argument("--async-output", metavar="S3URI", help="take asynchronous invocations; answers go here")
     parser.add_argument("--async-failure", metavar="S3URI", help="where their errors go; the same by default")
-    parser.add_argument("--async-workers", type=int, default=4, metavar="N", help="of them at a time; default 4")
-    for flag, seconds, help_text in (
+    parser.add_argument(
+        "--async-workers", type=whole(1, 1000), default=4, metavar="N", help="of them at a time; default 4"
+    )
+    for flag, limit, help_text in (
         ("--invocation-seconds", 60.0, "how long a request may take, a load included"),
         ("--load-seconds", 360.0, "how long download and load may take"),
         ("--startup-seconds", 480.0, "how long the container may take to be healthy"),
     ):
-        text = f"{help_text}; SageMaker's {seconds:.0f} by default"
-        parser.add_argument(flag, type=float, default=seconds, metavar="SECONDS", help=text)
+        text = f"{help_text}; SageMaker's {limit:.0f} by default"
+        parser.add_argument(flag, type=number(0, _DAY), default=limit, metavar="SECONDS", help=text)
 
 
 _PUSH_EXAMPLES = """\
@@ -135,13 +167,13 @@ def _add_deploy_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--subnet", metavar="ID", action="append", help=text)
     parser.add_argument("--security-group", metavar="ID", action="append", help="of the container; repeatable")
     parser.add_argument("--no-model-cache", action="store_true", help="unload each model after use: ModelCacheSetting")
-    parser.add_argument("--volume-gb", type=int, default=0, metavar="GB", help="size of each instance's disk")
+    parser.add_argument("--volume-gb", type=whole(1, 512), default=0, metavar="GB", help="size of each instance's disk")
     text = "how long the container may take to be healthy, 60 to 3600"
-    parser.add_argument("--startup-seconds", type=int, default=0, metavar="SECONDS", help=text)
+    parser.add_argument("--startup-seconds", type=whole(60, 3600), default=0, metavar="SECONDS", help=text)
     parser.add_argument("--async-output", metavar="S3URI", help="an asynchronous endpoint; its answers go here")
     parser.add_argument("--autoscale", metavar="LEAST..MOST", help="scale between so many instances, as in 1..4")
     text = "requests a minute and instance that scaling aims at; default 600"
-    parser.add_argument("--target-invocations", type=float, default=0.0, metavar="N", help=text)
+    parser.add_argument("--target-invocations", type=number(1, 1_000_000_000), default=0.0, metavar="N", help=text)
     parser.add_argument("--alarms", action="store_true", help="CloudWatch alarms: errors, latency, memory, thrashing")
     parser.add_argument("--alarm-topic", metavar="ARN", help="the SNS topic that they tell; means --alarms")
     parser.add_argument("--dashboard", action="store_true", help="a CloudWatch dashboard, called mme-NAME")
@@ -151,7 +183,7 @@ def _add_update_flags(parser: argparse.ArgumentParser) -> None:
     _add_deployed(parser)
     parser.add_argument("--canary", type=int, default=0, metavar="PERCENT", help="move so much capacity first, 1 to 50")
     text = "how long the first of the new ones are watched; default 60"
-    parser.add_argument("--bake-seconds", type=int, default=60, metavar="SECONDS", help=text)
+    parser.add_argument("--bake-seconds", type=whole(0, 3600), default=60, metavar="SECONDS", help=text)
     parser.add_argument("--keep-old", action="store_true", help="keep the old model and configuration")
 
 
@@ -164,7 +196,7 @@ def _add_deployed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--instance-type", metavar="TYPE", help="such as ml.g5.xlarge")
     text = "try a type that is not on the list of those that SageMaker runs multi-model endpoints on"
     parser.add_argument("--any-instance-type", action="store_true", help=text)
-    parser.add_argument("--instances", type=int, metavar="N", help="how many; default 1")
+    parser.add_argument("--instances", type=whole(1, 1000), metavar="N", help="how many; default 1")
     parser.add_argument("--role", metavar="ARN|NAME", help="the IAM role that the container runs as")
     parser.add_argument("--env", metavar="NAME=VALUE", action="append", help="a variable for the container; repeatable")
     parser.add_argument("--dry-run", action="store_true", help="print the API calls and make none of them")
@@ -254,7 +286,7 @@ def _add_sender(parser: argparse.ArgumentParser) -> None:
     text = f"a server over plain HTTP, or `mme local`, which is asked through boto3; default {DEFAULT_URL}"
     parser.add_argument("--url", help=text)
     parser.add_argument("--local", metavar="URL", help="boto3 against this server, whatever it is")
-    parser.add_argument("--timeout", type=float, default=70.0, metavar="SECONDS", help="default 70")
+    parser.add_argument("--timeout", type=seconds, default=70.0, metavar="SECONDS", help="default 70")
 
 
 def _add_request(parser: argparse.ArgumentParser) -> None:

@@ -91,7 +91,7 @@ def _content(source: str) -> bytes:
     """What is given itself as JSON, on standard input (`-`), or in a file."""
     if source == "-":
         return sys.stdin.buffer.read()
-    return source.encode() if source.lstrip().startswith("{") else Path(source).read_bytes()
+    return source.encode() if source.lstrip().startswith(("{", "[")) else Path(source).read_bytes()
 
 
 def _pair(spec: str) -> tuple[str, str] | None:

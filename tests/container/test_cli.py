@@ -236,6 +236,44 @@ def test_exec_keeps_the_process_and_is_not_fooled_by_the_working_directory(tmp_p
     assert store == str(home / "archives")
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("local", ".", "--port", "99999"), "--port: expected a whole number from 0 to 65535, got '99999'"),
+        (("local", ".", "--container-port", "0"), "--container-port: expected a whole number from 1 to 65535, got '0'"),
+        (("local", ".", "--throttle", "-1"), "--throttle: expected a number from 0 to 1000000, got '-1'"),
+        (("local", ".", "--load-seconds", "nan"), "--load-seconds: expected a number from 0 to 86400, got 'nan'"),
+        (("models", "--watch", "soon"), "--watch: expected a number from 0.1 to 86400, got 'soon'"),
+        (("invoke", "--json", "{}", "--timeout", "-1"), "--timeout: expected a number from 0.1 to 86400, got '-1'"),
+        (("deploy", "x", "--instances", "0"), "--instances: expected a whole number from 1 to 1000, got '0'"),
+        (("deploy", "x", "--startup-seconds", "5"), "--startup-seconds: expected a whole number from 60 to 3600, got"),
+        (("deploy", "x", "--volume-gb", "-5"), "--volume-gb: expected a whole number from 1 to 512, got '-5'"),
+        (("update", "x", "--bake-seconds", "1.5"), "--bake-seconds: expected a whole number from 0 to 3600, got '1.5'"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused_with_those_that_do(capsys, words, told):
+    """Before anything is done: a port is no other port, and no instances are not one."""
+    with pytest.raises(SystemExit) as raised:
+        cli.main(list(words))
+    assert raised.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_pack_says_that_there_is_no_folder_for_the_archive(capsys, tmp_path):
+    """By the names that were given, and before the model is looked at."""
+    output = tmp_path / "nowhere" / "m.tar.gz"
+    (tmp_path / "model.onnx").write_bytes(b"")
+    assert cli.main(["pack", str(tmp_path / "model.onnx"), "-o", str(output)]) == 2
+    told = capsys.readouterr().err
+    assert told == f"pack: -o '{output}' lies in no folder that there is: make '{output.parent}' first\n"
+
+
+def test_json_on_the_command_line_may_be_of_any_kind(capsys):
+    """What begins like an array is one, and no file's name: the server says what is wrong with it."""
+    assert cli.main(["invoke", "--url", "http://127.0.0.1:9", "--json", "[1]"]) == 1
+    assert "does not answer" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["serve", "models", *(each.name for each in COMMANDS)])
 def test_help_has_examples(command, capsys):
     """Each command's help shows how it is used."""
