@@ -37,9 +37,10 @@ def error(problem: MmeError, flavor: str) -> tuple[int, bytes, bytes]:
     statuses = STATUSES[problem.kind]
     if flavor == "kserve":
         return statuses.kserve, _JSON, error_body(problem.message)
+    status = problem.said or statuses.sagemaker
     if flavor == "sagemaker":
-        return statuses.sagemaker, _JSON, error_body(problem.message[:_MAX_MESSAGE])
-    return runtime_error(statuses.runtime, problem.message, statuses.sagemaker)
+        return status, _JSON, error_body(problem.message[:_MAX_MESSAGE])
+    return runtime_error("ModelError" if problem.said else statuses.runtime, problem.message, status)
 
 
 def runtime_error(name: str, message: str, original_status: int = 0) -> tuple[int, bytes, bytes]:

@@ -44,13 +44,16 @@ class MmeError(Exception):
 
     Attributes:
         kind: what went wrong; the only thing that code may branch on.
+        said: the status that a model's own code calls it, handed through to clients that are answered by one; 0 for
+            none, which is nearly always.
     """
 
-    __slots__ = ("kind",)
+    __slots__ = ("kind", "said")
 
-    def __init__(self, kind: Kind, message: str) -> None:
+    def __init__(self, kind: Kind, message: str, said: int = 0) -> None:
         super().__init__(message.encode(errors="backslashreplace").decode())
         self.kind = kind
+        self.said = said
 
     @property
     def message(self) -> str:

@@ -138,7 +138,8 @@ def request_number(batch: int, index: int) -> int:
 def error_fields(error: MmeError) -> Message:
     """An error, to cross by name."""
     message = error.message
-    return {"kind": error.kind.name, "message": message if len(message) <= MAX_ERROR else f"{message[:MAX_ERROR]} …"}
+    shown = message if len(message) <= MAX_ERROR else f"{message[:MAX_ERROR]} …"
+    return {"kind": error.kind.name, "message": shown, **({"said": error.said} if error.said else {})}
 
 
 def error_from(fields: Any) -> MmeError:
@@ -148,8 +149,8 @@ def error_from(fields: Any) -> MmeError:
         ProtocolError: there is no such error.
     """
     try:
-        return MmeError(Kind[fields["kind"]], str(fields["message"]))
-    except (KeyError, TypeError):
+        return MmeError(Kind[fields["kind"]], str(fields["message"]), int(fields.get("said", 0)))
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise ProtocolError(f"an error without kind or message: {str(fields)[:200]}") from None
 
 

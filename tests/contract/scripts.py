@@ -30,6 +30,7 @@ TELLS = """
 import json, logging, os, sys
 import numpy as np
 from helper import NUMBER
+from sagemaker_inference.errors import GenericInferenceToolkitError
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ def model_fn(model_dir, context):
 def transform_fn(model, request_body, content_type, accept, context):
     if request_body == "fail":
         raise ValueError("the body says so")
+    if isinstance(request_body, str) and request_body.startswith("status "):
+        raise GenericInferenceToolkitError(int(request_body[7:]), "the script says so")
     if request_body == "memory":
         raise MemoryError("none left")
     if request_body == "exit":

@@ -248,10 +248,15 @@ def test_functions_of_ones_own_read_and_write_what_they_like(asker):
         ("tells", b"fail", "text/csv", None, 500, "code/inference.py("),
         ("tells", b"exit", "text/csv", None, 500, "SystemExit: 3"),
         ("tells", b"\xff", "text/csv", None, 400, "not UTF-8"),
+        ("tells", b"status 422", "text/csv", None, 422, "the script says so"),
+        ("tells", b"status 429", "text/csv", None, 429, "the script says so"),
+        ("tells", b"status 404", "text/csv", None, 400, "the script says so"),
+        ("tells", b"status 503", "text/csv", None, 503, "the script says so"),
+        ("tells", b"status 200", "text/csv", None, 400, "the script says so"),
     ],
 )
 def test_errors_have_the_statuses_of_sagemakers_containers(asker, name, body, content_type, accept, status, words):
-    """415 and 406 for types, 500 with the traceback for what the script raises; and it goes on."""
+    """415 and 406 for types, 500 with the traceback for what the script raises, or what it says; and it goes on."""
     answer = asker.ask(name, body, content_type, accept)
 
     assert (answer.status, answer.content_type) == (status, "application/json")

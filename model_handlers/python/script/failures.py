@@ -1,7 +1,8 @@
 """What a script's functions raised, as an error of the model. PURE.
 
 A failure is the model's own (500, with its traceback), unless it says otherwise: no such content type (415, or 406 for
-that of the answer), no memory (507), or a status that the script gave it by an error of Amazon's toolkits.
+that of the answer), no memory (507), or a status that the script gave it by an error of Amazon's toolkits. That reaches
+SageMaker's clients as it is, but for 404 and 409, which speak of models alone on its routes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _KINDS = {
     503: Kind.UNAVAILABLE,
     507: Kind.OUT_OF_MEMORY,
 }
+_OF_MODELS = (404, 409)
 
 
 def failed_call(function: str, error: BaseException, model: str) -> MmeError:
@@ -46,9 +48,10 @@ def failed_call(function: str, error: BaseException, model: str) -> MmeError:
 
 
 def with_status(status: int, sentence: str) -> MmeError:
-    """The error of the kind that is nearest to an HTTP status."""
+    """The error of the kind that is nearest to an HTTP status, which it keeps."""
     kind = _KINDS.get(status, Kind.INVALID_ARGUMENT if status < 500 else Kind.EXECUTION_FAILED)
-    return MmeError(kind, printable(sentence))
+    said = status if 400 <= status < 600 and status not in _OF_MODELS else 0
+    return MmeError(kind, printable(sentence), said)
 
 
 def unsupported_media_type(model: str, function: str, reason: str) -> MmeError:

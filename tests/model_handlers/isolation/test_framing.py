@@ -79,6 +79,7 @@ def test_errors_cross_by_name(kind):
 
     assert crossed.kind is kind
     assert crossed.message == "x" * MAX_ERROR + " …"
+    assert [error_from(error_fields(MmeError(kind, "", said))).said for said in (0, 422)] == [0, 422]
 
 
 def test_an_error_of_any_words_crosses():
@@ -88,7 +89,17 @@ def test_an_error_of_any_words_crosses():
     assert rb'"no \\ud800 luck"' in message
 
 
-@pytest.mark.parametrize("fields", [{}, None, [], {"kind": "NONE", "message": "m"}, {"kind": [], "message": "m"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        None,
+        [],
+        {"kind": "NONE", "message": "m"},
+        {"kind": [], "message": "m"},
+        {"kind": "INTERNAL", "message": "m", "said": "no"},
+    ],
+)
 def test_no_error_is_refused(fields):
     """What is no error does not become one."""
     with pytest.raises(ProtocolError, match="error"):
