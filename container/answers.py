@@ -60,9 +60,10 @@ def runtime_error(name: str, message: str, original_status: int = 0) -> tuple[in
     return RUNTIME_STATUSES[name], headers, orjson.dumps(body)
 
 
-def runtime_headers() -> bytes:
-    """What the SageMaker Runtime API says of a successful invocation."""
-    return b"x-Amzn-Invoked-Production-Variant: AllTraffic\r\nx-amzn-RequestId: %s\r\n" % _request_id()
+def runtime_headers(variant: str) -> bytes:
+    """What the SageMaker Runtime API says of a successful invocation, by the variant that was asked for, if any."""
+    told = (variant or "AllTraffic").encode("latin-1")
+    return b"x-Amzn-Invoked-Production-Variant: %s\r\nx-amzn-RequestId: %s\r\n" % (told, _request_id())
 
 
 def _request_id() -> bytes:

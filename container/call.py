@@ -31,7 +31,7 @@ from container.codec.shared import NO_PLACES
 from container.codec.sse import event
 from container.delivery import Delivery, FramedDelivery
 from container.failures import known, log_failure
-from container.headers import CUSTOM_ATTRIBUTES
+from container.headers import CUSTOM_ATTRIBUTES, TARGET_VARIANT
 from container.in_turn import InTurn
 from container.shared_memory import Place  # noqa: TC001 - compiled, the types of fields are looked up
 from container.targets import Flavor, InferenceType
@@ -333,7 +333,7 @@ class Call:
     def _headers(self, response: InferenceResponse | None) -> bytes:
         headers = self._attributes() + self.session
         if self.flavor is Flavor.RUNTIME:
-            headers += answers.runtime_headers()
+            headers += answers.runtime_headers(self.exchange.headers.get(TARGET_VARIANT, ""))
         if self.report is not None or self.flavor is Flavor.RUNTIME:
             headers += answers.server_timing(None if response is None else response.timings, self.report)
         return headers

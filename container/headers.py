@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
+TARGET_VARIANT = "x-amzn-sagemaker-target-variant"
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 INFERENCE_ID = "x-amzn-sagemaker-inference-id"

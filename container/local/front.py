@@ -131,7 +131,7 @@ def _response_headers(headers: Mapping[str, str], content_type: str) -> dict[str
     return {
         **{name: headers[name.lower()] for name in _RESPONSE_HEADERS if name.lower() in headers},
         content_type: headers.get("content-type", "application/octet-stream"),
-        "x-Amzn-Invoked-Production-Variant": "AllTraffic",
+        "x-Amzn-Invoked-Production-Variant": request.headers.get(f"{_PREFIX}Target-Variant", "AllTraffic"),
         "x-amzn-RequestId": str(uuid.uuid4()),
     }
 

@@ -77,6 +77,15 @@ def test_an_invocation_answers(client, document):
     assert answer["ResponseMetadata"]["HTTPHeaders"]["server-timing"].startswith("cache;desc=")
 
 
+def test_the_variant_that_is_asked_for_is_the_one_that_answers(client, document):
+    """As on SageMaker; the other parameters that choose who answers are taken, and change nothing here."""
+    answer = invoke(
+        client, document, TargetVariant="Blue", TargetContainerHostname="first", EnableExplanations="`true`"
+    )
+    assert json.loads(answer["Body"].read())["outputs"][0]["data"] == [2, 4, 6, 8]
+    assert answer["InvokedProductionVariant"] == "Blue"
+
+
 def test_binary_tensors_go_both_ways(client):
     """With the bodies that tritonclient makes and the content type that Triton's users send."""
     tensor = triton.InferInput("X", [4], "FP32")

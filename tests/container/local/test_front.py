@@ -63,6 +63,8 @@ def test_one_model_is_invoked_as_it_is(start, contract):
     sent = {name.lower(): value for name, value in headers.items()}
     assert (sent["content-type"], sent["accept"]) == ("text/csv", "a/b")
     assert sent["x-amzn-sagemaker-custom-attributes"] == "c"
+    blue = client.invoke_endpoint(EndpointName="mine", Body=b"x", TargetVariant="Blue")
+    assert blue["InvokedProductionVariant"] == "Blue"
     assert "authorization" not in sent
 
 
