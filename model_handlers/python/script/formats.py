@@ -22,6 +22,7 @@ NPY = "application/x-npy"
 NPZ = "application/x-npz"
 TEXT = (JSON, CSV)  # which a script's functions get as str, all others as bytes
 
+_NO_CELL = "OSV"  # numpy's kinds of what is neither a number nor text
 _NOT_WHOLE = ".eEnN"  # a number written with one of these is no integer
 
 
@@ -126,8 +127,11 @@ def _listed(value: Any) -> Any:
 
 
 def _to_csv(prediction: Any) -> str:
+    array = np.asarray(prediction)
+    if not array.ndim and array.dtype.kind in _NO_CELL:  # a dictionary, bytes, None: Python's form of it is no CSV
+        raise TypeError(f"a {type(prediction).__name__} can't be written as {CSV}")
     text = io.StringIO()
-    np.savetxt(text, np.atleast_1d(prediction), delimiter=",", fmt="%s")
+    np.savetxt(text, np.atleast_1d(array), delimiter=",", fmt="%s")
     return text.getvalue()
 
 

@@ -193,8 +193,19 @@ def test_predictions_become_npy(prediction):
     np.testing.assert_array_equal(array, prediction)
 
 
-@pytest.mark.parametrize(("prediction", "content_type"), [(object(), JSON), ({1, 2}, JSON), ([object()], NPY)])
+@pytest.mark.parametrize(
+    ("prediction", "content_type"),
+    [
+        (object(), JSON),
+        ({1, 2}, JSON),
+        ([object()], NPY),
+        ({"score": 1.0}, CSV),
+        (b"bytes", CSV),
+        (None, CSV),
+        (object(), CSV),
+    ],
+)
 def test_what_cannot_be_written_raises(prediction, content_type):
-    """Objects that no format knows are an error, and are not pickled."""
+    """What a format has no form for is an error, and is neither pickled nor written as Python would."""
     with pytest.raises((TypeError, ValueError)):
         encode(prediction, content_type)
