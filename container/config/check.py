@@ -115,12 +115,11 @@ def _files(path: Path) -> list[tuple[str, int]]:
 
 
 def _nothing(path: Path) -> Finding:
-    inside = sorted(each.name for each in path.iterdir())[:10]
-    return Finding(
-        "",
-        f"no model found in {path}, which holds {', '.join(inside) or 'nothing'}",
-        "a model is a directory with config.pbtxt and numbered versions, or with code/inference.py",
-    )
+    inside = sorted(each.name for each in path.iterdir())
+    mend = "a model is a directory with config.pbtxt and numbered versions, or with code/inference.py"
+    if any(name.endswith(ARCHIVE_SUFFIX) for name in inside):
+        mend = f"archives are checked by their own names: mme config check {path}/*{ARCHIVE_SUFFIX}"
+    return Finding("", f"no model found in {path}, which holds {', '.join(inside[:10]) or 'nothing'}", mend)
 
 
 @contextlib.contextmanager

@@ -138,6 +138,9 @@ def test_what_can_hold_no_model(tmp_path, capsys):
     code, document = told(capsys, tmp_path / "empty")
     assert (code, "no model found" in document["reports"][0]["problems"][0]["problem"]) == (1, True)
     (tmp_path / "broken.tar.gz").write_bytes(b"no archive")
+    code, document = told(capsys, tmp_path)
+    mend = document["reports"][0]["problems"][0]["mend"]
+    assert (code, mend) == (1, f"archives are checked by their own names: mme config check {tmp_path}/*.tar.gz")
     code, document = told(capsys, tmp_path / "broken.tar.gz")
     assert (code, len(document["reports"][0]["problems"])) == (1, 1)
     for path, words in ((tmp_path / "gone", "does not exist"), (Path(__file__), "neither a directory nor an archive")):
