@@ -98,22 +98,22 @@ def answer_of(
 
 
 def _outputs(config: ModelConfig, request: ModelRequest, response: InferenceResponse) -> dict[str, Array]:
-    """The outputs that the client asked for, and states.
+    """The outputs that the client asked for, in the model's order, and states.
 
     As in Triton, a model may leave outputs out; what its configuration does not have goes nowhere.
     """
     tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
+    specs = {spec.name: spec for spec in config.outputs}
     outputs, expected = {}, 0
-    for spec in config.outputs:
-        returned = tensors.get(spec.name)
-        if returned is not None:
+    for name, tensor in tensors.items():
+        if name in specs:
             expected += 1
-            if spec.name in request.outputs:
-                outputs[spec.name] = _outside(config, spec, returned, whole_numbers=True)
+            if name in request.outputs:
+                outputs[name] = _outside(config, specs[name], tensor, whole_numbers=True)
     for spec in hidden_outputs(config.sequence_batching):
         returned = tensors.get(spec.name)
         if returned is not None:
-            expected += config.output(spec.name) is None
+            expected += spec.name not in specs
             outputs[spec.name] = _outside(config, spec, returned)
             _check_rows(config, request, spec.name, returned)
     if expected < len(tensors):

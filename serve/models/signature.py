@@ -82,11 +82,11 @@ class Signature:
         return ()
 
     def response(self, request: InferenceRequest, answer: ModelResponse) -> InferenceResponse:
-        """What a handler that sees requests answered to one of them."""
+        """What a handler that sees requests answered to one of them, in its order."""
         outputs = [
-            (name, *_told(spec, answer.outputs[name], request))
-            for name, spec in self.outputs.items()
-            if name in answer.outputs
+            (name, *_told(self.outputs[name], array, request))
+            for name, array in answer.outputs.items()
+            if name in self.outputs
         ]
         return InferenceResponse(self.name, self.version, outputs, request.id, parameters=answer.parameters or None)
 

@@ -7,6 +7,7 @@ counter                                 a decoupled Python model of N responses;
 one                                     a Python model that answers once, with a parameter of its own
 codes                                   a Python model that says no, with the code that it is asked for
 alone                                   a Python model without inputs
+swapped                                 a Python model that returns its outputs in another order than config.pbtxt has
 """
 
 from __future__ import annotations
@@ -112,6 +113,17 @@ class TritonPythonModel:
         tensors = [pb_utils.Tensor("I", np.array([len(request.inputs())], np.int32)) for request in requests]
         return [pb_utils.InferenceResponse([tensor]) for tensor in tensors]
 """
+SWAPPED = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        arrays = [request.inputs()[0].as_numpy() for request in requests]
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("J", -array), pb_utils.Tensor("I", array)]) for array in arrays
+        ]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +144,7 @@ def repository(tmp_path_factory):
         ("counter", COUNTER, "model_transaction_policy { decoupled: true }\n"),
         ("one", ONE, ""),
         ("codes", CODES, ""),
+        ("swapped", SWAPPED, 'output { name: "J" data_type: TYPE_INT32 dims: [ 1 ] }\n'),
     ):
         sequence_models.lay_out(folder / name, textwrap.dedent(source).encode(), COUNTING + more, "model.py")
     without = COUNTING.replace('input { name: "N" data_type: TYPE_INT32 dims: [ 1 ] }\n', "")
@@ -372,6 +385,19 @@ def test_a_model_without_inputs(server, client):
     assert client.get_model_metadata("alone").inputs == []
     with pytest.raises(InferenceServerException, match="expected 0 inputs but got 1 inputs for model 'alone'"):
         client.infer("alone", count(1))
+
+
+def test_outputs_have_the_order_in_which_the_model_returned_them(server, client):
+    """Clients that read them by their place find what they find with Triton, whatever they ask for."""
+    body = {"inputs": [{"name": "N", "shape": [1], "datatype": "INT32", "data": [3]}]}
+    outputs = [triton.InferRequestedOutput(name) for name in "IJ"]
+
+    for wanted in (None, outputs, outputs[::-1]):
+        response = client.infer("swapped", count(3), outputs=wanted).get_response()
+        assert [output.name for output in response.outputs] == ["J", "I"]
+        assert [int.from_bytes(raw, "little", signed=True) for raw in response.raw_output_contents] == [-3, 3]
+    told = server.ask("POST", "/v2/models/swapped/infer", body).json["outputs"]
+    assert [(output["name"], output["data"]) for output in told] == [("J", [-3]), ("I", [3])]
 
 
 def test_bytes_that_are_no_message_are_refused(server):
