@@ -149,14 +149,12 @@ def _check_shape(shape: tuple[int, ...], spec: TensorSpec, config: ModelConfig) 
 
 
 def _check_outputs(layout: Layout, config: ModelConfig) -> None:
-    for index, name in enumerate(layout.outputs):
+    for name in layout.outputs:
         if config.output(name) is None:
             raise invalid_argument(
                 f"unexpected inference output '{name}' for model '{config.name}', allowed outputs are: "
                 f"{_names(config.outputs)}"
             )
-        if name in layout.outputs[:index]:
-            raise invalid_argument(f"output '{name}' already exists in request for model '{config.name}'")
 
 
 def _signature(layout: Layout, config: ModelConfig, order: tuple[int, ...]) -> Hashable:
