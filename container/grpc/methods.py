@@ -10,7 +10,6 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import ParseDict
-from grpc import StatusCode
 
 from container.extensions import (
     configured,
@@ -80,22 +79,17 @@ class Methods:
 
     # -- health ----------------------------------------------------------------------------------------------------
 
-    async def check(self, data: bytes, context: Any) -> bytes:
-        """Health's Check."""
-        name = parsed(pb.HealthCheckRequest, data).service
-        status = self._health(name)
-        if status == _Health.SERVICE_UNKNOWN:
-            await context.abort(
-                StatusCode.NOT_FOUND, f"there is no service '{name:.200}' here, but '' and '{INFERENCE}'"
-            )
-        return _Health(status=status).SerializeToString()
+    async def check(self, data: bytes, _context: Any) -> bytes:
+        """Health's Check: of the server, whatever service is named, as Triton does."""
+        parsed(pb.HealthCheckRequest, data)
+        return _Health(status=self._health()).SerializeToString()
 
     async def watch(self, data: bytes, context: Any) -> None:
         """Health's Watch: the status now and whenever it has changed."""
-        name = parsed(pb.HealthCheckRequest, data).service
+        parsed(pb.HealthCheckRequest, data)
         told: _Health.ServingStatus.ValueType | None = None
         while True:
-            over, status = self._draining.is_set(), self._health(name)
+            over, status = self._draining.is_set(), self._health()
             if status != told:
                 told = status
                 await context.write(_Health(status=status).SerializeToString())
@@ -103,9 +97,7 @@ class Methods:
                 return
             await _wait(self._draining)
 
-    def _health(self, name: str) -> _Health.ServingStatus.ValueType:
-        if name not in {"", INFERENCE}:
-            return _Health.SERVICE_UNKNOWN
+    def _health(self) -> _Health.ServingStatus.ValueType:
         return _Health.SERVING if self._service.ready else _Health.NOT_SERVING
 
     async def _server_live(self, _data: bytes, _context: Any) -> bytes:
