@@ -22,7 +22,7 @@ from container.in_turn import InTurn
 from container.read_ahead import by_thread, read_ahead
 from container.shared_memory import Regions, Unread
 from container.targets import parse_version
-from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,10 +59,8 @@ class Codec:
         """The registered name of the model, and its version or None.
 
         Raises:
-            MmeError: INVALID_ARGUMENT where there is none.
+            MmeError: INVALID_ARGUMENT for a version that is none.
         """
-        if not message.model_name:
-            raise invalid_argument("the request must name a model in 'model_name'")
         return self._engine.canonical(message.model_name), parse_version(message.model_version)
 
     async def decode_later(

@@ -27,7 +27,6 @@ from container.grpc.regions import cuda_methods, system_methods
 from container.load_parameters import load_override, repository_error
 from container.targets import parse_version
 from model_handlers.config_json import config_json
-from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -120,17 +119,20 @@ class Methods:
 
     async def _model_metadata(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.ModelMetadataRequest, data)
-        found = await configured(self._engine, _named(request.name), parse_version(request.version))
+        found = await configured(self._engine, request.name, parse_version(request.version))
         return _message(model_metadata(*found), pb.ModelMetadataResponse())
 
     async def _model_config(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.ModelConfigRequest, data)
-        _, config, _ = await configured(self._engine, _named(request.name), parse_version(request.version))
+        _, config, _ = await configured(self._engine, request.name, parse_version(request.version))
         return _message({"config": config_json(config)}, pb.ModelConfigResponse())
 
     async def _model_statistics(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.ModelStatisticsRequest, data)
-        rows = statistics(self._engine, request.name, parse_version(request.version))
+        version = parse_version(request.version)
+        rows = statistics(
+            self._engine, request.name, version if request.name else None
+        )  # of all models in all versions
         return await asyncio.to_thread(_message, {"model_stats": rows}, pb.ModelStatisticsResponse())
 
     # -- the repository --------------------------------------------------------------------------------------------
@@ -153,7 +155,7 @@ class Methods:
     async def _unload(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.RepositoryModelUnloadRequest, data)
         _check_repository(request.repository_name)
-        await unload(self._engine, _named(request.model_name), values(request.parameters))
+        await unload(self._engine, request.model_name, values(request.parameters))
         return b""
 
     async def _trace_setting(self, data: bytes, _context: Any) -> bytes:
@@ -179,12 +181,6 @@ async def _wait(event: asyncio.Event) -> None:
             await event.wait()
     except TimeoutError:
         return
-
-
-def _named(name: str) -> str:
-    if not name:
-        raise invalid_argument("the request must name a model")
-    return name
 
 
 def _check_repository(name: str) -> None:

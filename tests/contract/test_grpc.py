@@ -400,6 +400,20 @@ def test_outputs_have_the_order_in_which_the_model_returned_them(server, client)
     assert [(output["name"], output["data"]) for output in told] == [("J", [-3]), ("I", [3])]
 
 
+def test_a_model_without_a_name_is_one_that_there_is_not(bare):
+    """Whatever is asked of it; the statistics of none are those of all, whichever version is named."""
+    for method, request in (
+        ("ModelInfer", pb.ModelInferRequest()),
+        ("ModelMetadata", pb.ModelMetadataRequest()),
+        ("ModelConfig", pb.ModelConfigRequest()),
+    ):
+        with pytest.raises(grpc.RpcError) as raised:
+            getattr(bare, method)(request)
+        assert raised.value.details() == "Request for unknown model: '' is not found"
+    told = bare.ModelStatistics(pb.ModelStatisticsRequest(version="7"))
+    assert {"plus", "types"} <= {each.name for each in told.model_stats}
+
+
 def test_bytes_that_are_no_message_are_refused(server):
     """By name of what they should have been."""
     with grpc.insecure_channel(address(server)) as channel:
