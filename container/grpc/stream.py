@@ -271,7 +271,7 @@ class Call:
         request: what was submitted, None until it is decoded.
         wanted: how the client wants its responses.
         id: the client's, "" until it is read.
-        model: name and version, of who answered once somebody did.
+        model: name and version, as the request says them once its model is known.
         ordered: whether it is answered once, in its turn; False for a decoupled model.
         answer: the one answer, once it is there.
     """
@@ -313,7 +313,6 @@ class Call:
         if self._turn is not None and self._turn.waits(functools.partial(self.respond, request, response)):
             return
         self._last = response.final
-        self.model = (response.model_name, response.model_version)
         try:
             if takes_long(response, self.wanted.places, self.wanted.classes):
                 work = self._stream.codec.encoding(response, self.wanted, response.final)

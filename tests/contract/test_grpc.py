@@ -483,6 +483,7 @@ def test_responses_of_a_decoupled_model(server, wants_end):
     assert elements(responses) == [0, 1, 2, None][: 3 + wants_end]
     assert finals(responses) == [False, False, False, True][: 3 + wants_end]
     assert {(each.id, each.model_name) for each in responses} == {("r", "counter")}
+    assert [each.model_version for each in responses] == ["1", "1", "1", ""][: 3 + wants_end]
 
 
 @pytest.mark.parametrize(("model", "n", "element"), [("counter", -2, 0), ("one", 5, 5)])
