@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from container.grpc.grpc_service_pb2 import InferTensorContents, ModelInferRequest
     from container.shared_memory import Place
+    from model_handlers.errors import MmeError
     from model_handlers.tensor import Array, DataType
     from serve.request import Completion
 
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 _MAX_FORMS = 4096  # remembered; then all are forgotten, which costs each one check
 _EMPTY_FINAL = "triton_enable_empty_final_response"
-# Where typed elements lie, by data type; FP16 and BF16 have no such field.
+_RAW = "raw_input_contents"
+# Where typed elements lie, by data type; FP16 and BF16 have no such field, and lie in _RAW.
 _FIELDS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -54,6 +56,8 @@ _FIELDS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
+# What the type of a field is called.
+_HELD = {_FIELDS[kind]: kind for kind in ("BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32", "FP64", "BYTES")}
 
 
 # What parameters with a meaning of their own may hold.
@@ -200,42 +204,40 @@ def _raw(message: ModelInferRequest, inputs: Sequence[Input], form: Sequence[Des
                 "contents field must not be specified when using raw_input_contents for "
                 f"'{tensor.name}' for model '{model}'"
             )
-    if len(raw) != len(form):
-        raise invalid_argument(
-            f"raw_input_contents must hold one element for each input of the request for model '{model}': it has "
-            f"{len(form)} inputs and {len(raw)} elements"
-        )
+    if len(raw) < len(form):
+        raise _no_data(form[len(raw)][0], model)
     arrays = []
-    for data, (name, data_type, shape) in zip(raw, form, strict=True):
+    for data, (name, data_type, shape) in zip(
+        raw, form, strict=False
+    ):  # what nobody has an input for is Triton's to ignore
         check_size(len(data), name, data_type, shape)
         arrays.append(view(data, 0, len(data), name, data_type, shape, model))
     return arrays
 
 
 def _typed(message: ModelInferRequest, inputs: Sequence[Input], form: Sequence[Description]) -> list[Array]:
-    return [
-        _elements(tensor.contents, description, message.model_name)
-        for tensor, description in zip(inputs, form, strict=True)
-    ]
+    arrays = []
+    for tensor, description in zip(inputs, form, strict=True):
+        if not tensor.HasField("contents"):
+            raise _no_data(tensor.name, message.model_name)
+        arrays.append(_elements(tensor.contents, description, message.model_name))
+    return arrays
+
+
+def _no_data(name: str, model: str) -> MmeError:
+    return invalid_argument(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
 
 
 def _elements(contents: InferTensorContents, description: Description, model: str) -> Array:
     name, data_type, shape = description
-    field = _FIELDS.get(data_type.name)
-    if field is None:
-        raise invalid_argument(
-            f"input '{name}' for model '{model}' is of {data_type.name}, which has no typed contents; send its bytes "
-            "in raw_input_contents"
-        )
+    field = _FIELDS.get(data_type.name, _RAW)
     for descriptor, _ in contents.ListFields():
         if descriptor.name != field:
             raise invalid_argument(
-                f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' in {descriptor.name}; "
-                f"elements of {data_type.name} belong into {field}"
+                f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' of type "
+                f"'{_HELD[descriptor.name]}', expected datatype '{data_type.name}', whose elements belong into {field}"
             )
-    elements, count = getattr(contents, field), element_count(shape)
-    if count and not elements:
-        raise invalid_argument(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
+    elements, count = getattr(contents, field, ()), element_count(shape)
     if len(elements) != count:
         raise invalid_argument(
             f"{field} of input '{name}' for model '{model}' holds {len(elements)} elements; its shape {list(shape)} "

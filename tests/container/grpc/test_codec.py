@@ -1,7 +1,5 @@
 """Messages of inference, to requests of the engine and back, without a server."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as published
@@ -63,8 +61,10 @@ def test_halves_come_raw_alone(datatype):
     request, _ = decode(x(datatype), raw=[b"\x01\x02\x03\x04"])
     assert request.inputs[0].tobytes() == b"\x01\x02\x03\x04"
 
-    with pytest.raises(MmeError, match=f"is of {datatype}, which has no typed contents"):
+    with pytest.raises(MmeError, match=f"'FP32', expected datatype '{datatype}', whose elements belong into raw_input"):
         decode(x(datatype, fp32_contents=[1, 2]))
+    with pytest.raises(MmeError, match="unable to find data for input tensor 'X' for model 'm' in request"):
+        decode(x(datatype))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,11 @@ def test_halves_come_raw_alone(datatype):
     [
         ([x()], {}, "unable to find data for input tensor 'X' for model 'm' in request"),
         ([x(fp32_contents=[1])], {}, r"holds 1 elements; its shape \[2\] is 2"),
-        ([x(fp64_contents=[1, 2])], {}, "unexpected explicit tensor data for input tensor 'X' for model 'm' in fp64"),
+        (
+            [x(fp64_contents=[1, 2])],
+            {},
+            "unexpected explicit tensor data for input tensor 'X' for model 'm' of type 'FP64', expected datatype 'FP32'",
+        ),
         ([x("INT8", int_contents=[1, 128])], {}, "not in the range of INT8"),
         ([x("FP31", fp32_contents=[1, 2])], {}, "datatype 'FP31'; the protocol knows"),
         ([x(shape=(-1,), fp32_contents=[1, 2])], {}, "'shape' of input 'X' must hold integers of 0 or more, got -1"),
@@ -83,7 +87,7 @@ def test_halves_come_raw_alone(datatype):
             "contents field must not be specified when using raw_input",
         ),
         ([x()], {"raw": [b"1234567"]}, "input byte size mismatch for input 'X'. Expected 8"),
-        ([x()], {"raw": [b"12345678"] * 2}, "it has 1 inputs and 2 elements"),
+        ([x(), x()], {"raw": [b"12345678"]}, "unable to find data for input tensor 'X' for model 'm' in request"),
         ([x("BYTES")], {"raw": [b"\x01\x00\x00\x00a"]}, "expected 2 string elements for inference input 'X' for model"),
         ([x()], {"raw": [b"12345678"], "outputs": [Output()]}, "every requested output must have a 'name'"),
         ([x()], {"raw": [b"12345678"], "parameters": {"triton_x": TEXT}}, "starting with 'triton_' are reserved"),
@@ -183,8 +187,7 @@ def test_inputs_in_a_region_beside_others(raw, regions, shared):
         Decoder(regions).decode(message, lambda *_: None)
     message.inputs[1].ClearField("contents")
     del message.inputs[2]
-    with pytest.raises(MmeError, match="1 inputs and 2 elements") if raw else nullcontext():
-        Decoder(regions).decode(message, lambda *_: None)
+    assert len(Decoder(regions).decode(message, lambda *_: None)[0].inputs) == 2
 
 
 def test_outputs_in_a_region_beside_others(regions, shared):
