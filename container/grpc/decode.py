@@ -68,6 +68,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "priority": ((int,), "int64_param or uint64_param"),
     "timeout": ((int,), "int64_param"),
 }
+_UNSIGNED = ("sequence_id", "timeout")  # of 64 bits; a negative int64_param is their bits, as in Triton
 
 
 class Wanted(NamedTuple):
@@ -125,6 +126,7 @@ class Decoder:
         parameters = values(message.parameters)
         empty_final = _empty_final(parameters)
         _check_types(parameters)
+        _read_unsigned(parameters)
         request = RequestFields(message.id, parameters).request(layout, inputs, on_complete)
         return request, Wanted(classes, empty_final, places)
 
@@ -263,6 +265,13 @@ def _check_types(parameters: dict[str, Any]) -> None:
         kinds, expected = _TYPES[key]
         if type(parameters[key]) not in kinds:
             raise invalid_argument(f"invalid value type for '{key}' parameter, expected {expected}.")
+
+
+def _read_unsigned(parameters: dict[str, Any]) -> None:
+    for key in _UNSIGNED:
+        value = parameters.get(key)
+        if isinstance(value, int):
+            parameters[key] = value % 2**64
 
 
 def _empty_final(parameters: dict[str, Any]) -> bool:

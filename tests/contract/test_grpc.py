@@ -285,6 +285,25 @@ def test_typed_contents(bare):
     np.testing.assert_array_equal(np.frombuffer(answer.raw_output_contents[0], np.float32), [2, 3, 4, 5])
 
 
+def test_raw_contents_that_no_input_is_left_for_are_ignored(bare):
+    """As Triton does; an input that there are none for is named."""
+    x = np.array([1, 2, 3, 4], np.float32).tobytes()
+    request = typed()
+    request.raw_input_contents.extend([x, x])
+
+    answer = bare.ModelInfer(request)
+
+    np.testing.assert_array_equal(np.frombuffer(answer.raw_output_contents[0], np.float32), [2, 3, 4, 5])
+    request.inputs.extend([pb.ModelInferRequest.InferInputTensor(name=name, datatype="FP32") for name in "YZ"])
+    with pytest.raises(grpc.RpcError, match="unable to find data for input tensor 'Z' for model 'plus' in request"):
+        bare.ModelInfer(request)
+
+
+def test_a_time_limit_below_zero_is_none(client):
+    """Clients that say -1 for none are answered, as Triton answers them."""
+    np.testing.assert_array_equal(client.infer("plus", row(1, 2, 3, 4), timeout=-1).as_numpy("Y"), [[2, 3, 4, 5]])
+
+
 def test_parameters_reach_the_model_and_come_back(client):
     """Those of the client's own, of each type; what is reserved does not, and the model's come with the answer."""
     result = client.infer("one", count(1), parameters={"text": "a", "flag": True, "number": 3}, timeout=60_000_000)
@@ -321,7 +340,7 @@ def test_compressed_requests(client, algorithm):
 def test_a_sequence_adds_up(client):
     """What a model keeps of a sequence comes back with its next request, whatever names the sequence."""
     one = [tensor("X", np.array([[1]], np.float32))]
-    for name in (7, 2**40):
+    for name in (7, 2**40, -7):
         client.infer("sums", one, sequence_id=name, sequence_start=True)
         assert client.infer("sums", one, sequence_id=name).as_numpy("Y")[0, 0] == 2
         assert client.infer("sums", one, sequence_id=name, sequence_end=True).as_numpy("Y")[0, 0] == 3

@@ -256,6 +256,15 @@ def test_the_fields_of_a_request():
     assert decoder.decode(message, lambda *_: None)[0].layout is request.layout
 
 
+def test_numbers_below_zero_are_read_as_unsigned_ones():
+    """A sequence is known by the bits of its name, and a time limit of -1 never comes."""
+    parameters = {name: pb.InferParameter(int64_param=-1) for name in ("sequence_id", "timeout", "own")}
+
+    request, _ = decode(x(fp32_contents=[1, 2]), parameters=parameters)
+
+    assert (request.correlation_id, request.timeout_us, request.parameters) == (2**64 - 1, 2**64 - 1, {"own": -1})
+
+
 def response(*outputs, **fields):
     """A response of the engine."""
     return InferenceResponse("m", "1", [(name, BY_NAME[kind], array) for name, kind, array in outputs], **fields)
