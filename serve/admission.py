@@ -70,6 +70,7 @@ class Admission:
         self._origins = origins
         self._loads = loads
         self._unloads = unloads
+        self._by_name: set[str] = set()  # where clients have a say: who was loaded by name, not with an ensemble
         self._tasks: set[asyncio.Task[None]] = set()  # what goes on though nobody waits for it any more
 
     def __repr__(self) -> str:
@@ -228,6 +229,12 @@ class Admission:
                 raise
             raise MmeError(Kind.UNAVAILABLE, f"model '{name}' did not load within {seconds:.0f} s; {then}") from None
 
+    def name(self, name: str) -> None:
+        """Somebody loads a model by its name: it does not go with an ensemble that is made of it."""
+        entry = self._cache.entries.get(name)
+        if self._options.control is Control.EXPLICIT and entry is not None and not entry.abandoned:
+            self._by_name.add(name)
+
     # -- unloads ---------------------------------------------------------------------------------------------------
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
@@ -235,7 +242,8 @@ class Admission:
 
         Args:
             name: the registered name.
-            dependents: whether the models go too that it consists of, unless others in memory do.
+            dependents: whether the models go too that it consists of, unless others in memory do, or somebody loaded
+                them by name.
 
         Raises:
             MmeError: UNKNOWN_MODEL when it is not registered; UNAVAILABLE when it still executes or loads after a long
@@ -247,7 +255,7 @@ class Admission:
         parts = parts_of(name, self._cache.entries) if dependents else ()
         await self._unload_in_time(entry)
         for part in parts:
-            if part in self._cache.entries:
+            if part in self._cache.entries and part not in self._by_name:
                 await self._unload_in_time(self._cache.entries[part])
 
     async def _unload_in_time(self, entry: Entry[Target]) -> None:
@@ -296,6 +304,7 @@ class Admission:
         entry.source = origin(entry.source)
         if entry.abandoned:
             self._register.withdraw(entry.name)
+            self._by_name.discard(entry.name)
         in_repository = isinstance(entry.source, InRepository | InBucket)
         if not in_repository or not self._origins.offers(entry.name):
             self._register.forget(entry)

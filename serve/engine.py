@@ -271,11 +271,17 @@ class Engine:
 
     async def load(self, name: str, url: str = "", alias: str = "") -> None:
         """Register a model and load it: see `Admission.load`."""
-        await self._admission.load(name, url, alias)
+        try:
+            await self._admission.load(name, url, alias)
+        finally:
+            self._admission.name(name)
 
     async def reload(self, name: str, override: Override | None = None) -> None:
         """Load a model as it is now where it comes from: see `Admission.reload`."""
-        await self._admission.reload(name, override)
+        try:
+            await self._admission.reload(name, override)
+        finally:
+            self._admission.name(name)
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Unregister a model: see `Admission.unload`."""

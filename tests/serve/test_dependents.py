@@ -262,3 +262,38 @@ def test_an_ensemble_says_which_of_its_models_it_lacks(run, tmp_path, write_repo
             await engine.close()
 
     run(main())
+
+
+def test_parts_that_somebody_loaded_by_name_stay(run, tmp_path, write_repository_model):
+    """Before the ensemble or after it, until somebody unloads them; those that came with it alone go with it."""
+    for name in "ab":
+        write_repository_model(tmp_path / "r" / name, "max_batch_size: 8")
+    (tmp_path / "r" / "e" / "1").mkdir(parents=True)
+    (tmp_path / "r" / "e" / "config.pbtxt").write_text(ENSEMBLE)
+
+    async def main():
+        options = EngineOptions(
+            Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r", control=Control.EXPLICIT
+        )
+        engine = Engine(options, asyncio.get_running_loop())
+
+        async def left():
+            await engine.unload("e", dependents=True)
+            return sorted(name for name, _ in engine.registered())
+
+        try:
+            await engine.reload("a")
+            await engine.reload("e")
+            assert await left() == ["a"]
+            await engine.unload("a")
+            await engine.reload("e")
+            assert await left() == []
+            await engine.reload("e")
+            await engine.reload("a")
+            with pytest.raises(MmeError, match="already loaded"):  # as a server says that has it on its list
+                await engine.load("b")
+            assert await left() == ["a", "b"]
+        finally:
+            await engine.close()
+
+    run(main())
