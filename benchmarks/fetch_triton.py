@@ -5,7 +5,9 @@
 The wheel of nvidia-pytriton 0.7.0 (55 MB) carries the server (Triton 2.51.0), the backend, a stub for each version of
 Python from 3.8 to 3.13 and the libraries that they link, all but libpython: the stub takes that of the Python that runs
 us if it was built shared, else the system's (Debian: apt-get install libpython3.11). It needs glibc 2.35 and an x86-64
-machine, and no GPU. The wheel is unpacked, never installed.
+machine, and no GPU. Beside it goes a numpy of its own, for Python up to 3.12: with 2.0 and later the stub takes every
+element for one of no bytes, so that models read one number again and again and answer with nothing. Wheels are
+unpacked, never installed.
 """
 
 from __future__ import annotations
@@ -19,9 +21,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 _WHEEL = "nvidia-pytriton==0.7.0"
+_NUMPY = "numpy==1.26.4"
 _STUB = "triton_python_backend_stub"
 _WANTED = ("pytriton/tritonserver/bin/", "pytriton/tritonserver/backends/", "nvidia_pytriton.libs/")
 
@@ -54,25 +55,27 @@ def fetch(folder: Path) -> Triton:
     if not (folder / "pytriton/tritonserver/backends/python" / _STUB).exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as wheels:
-            _unpack(_download(Path(wheels)), folder)
-    _link_numpy(folder / "pytriton/tritonserver/backends/python")
+            _unpack(_download(_WHEEL, Path(wheels)), folder)
+    _put_numpy(folder / "pytriton/tritonserver/backends/python")
     return Triton(folder.resolve())
 
 
-def _link_numpy(backend: Path) -> None:
-    """Have the stub import our numpy: it looks into the backend's folder, and takes no PYTHONPATH."""
-    package = Path(np.__file__).parent
-    for source in (package, package.with_name("numpy.libs")):
-        link = backend / source.name
-        link.unlink(missing_ok=True)
-        if source.exists():
-            link.symlink_to(source)
+def _put_numpy(backend: Path) -> None:
+    """Where the stub finds it: it looks into the backend's folder, and takes no PYTHONPATH."""
+    packages = [backend / name for name in ("numpy", "numpy.libs")]
+    for package in packages:
+        if package.is_symlink():  # to ours, as it was once
+            package.unlink()
+    if packages[0].exists():
+        return
+    with tempfile.TemporaryDirectory() as wheels, zipfile.ZipFile(_download(_NUMPY, Path(wheels))) as archive:
+        archive.extractall(backend, [name for name in archive.namelist() if name.startswith(("numpy/", "numpy.libs/"))])
 
 
-def _download(wheels: Path) -> Path:
+def _download(requirement: str, wheels: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(wheels)]
-    if subprocess.run([*command, _WHEEL], stdout=sys.stderr, check=False).returncode:
-        raise RuntimeError(f"{_WHEEL} can't be downloaded")
+    if subprocess.run([*command, requirement], stdout=sys.stderr, check=False).returncode:
+        raise RuntimeError(f"{requirement} can't be downloaded")
     return next(wheels.glob("*.whl"))
 
 
