@@ -56,6 +56,7 @@ class Entry(Generic[T]):
         orphan: a load that was given up and has not ended; no other begins meanwhile.
         closing: the unload under way, or the removal of what was unpacked; a load waits for it.
         abandoned: whether it is being unloaded for good.
+        cut_short: whether that is because the server shuts down.
         evicted: whether it left memory for another, and comes back with its next request.
     """
 
@@ -66,6 +67,7 @@ class Entry(Generic[T]):
         "abandoned",
         "age",
         "closing",
+        "cut_short",
         "download_ns",
         "evicted",
         "footprint",
@@ -109,6 +111,7 @@ class Entry(Generic[T]):
         self.stats = stats
         self._used_before = stats.hits + stats.misses
         self.abandoned = False
+        self.cut_short = False
         self.evicted = False
         self.successor: Entry[T] | None = None
         self.predecessor: Entry[T] | None = None

@@ -290,12 +290,16 @@ class Loading(Generic[P, T]):
 def must_go_on(entry: Entry[Any]) -> None:
     """Stop a load that was unloaded meanwhile."""
     if entry.abandoned:
-        raise unloaded(entry.name)
+        raise unloaded(entry)
 
 
-def unloaded(name: str) -> MmeError:
-    """What those are told who wait for a model that somebody unloads."""
-    return MmeError(Kind.UNAVAILABLE, f"model '{name}' was unloaded while it was loading; load it again")
+def unloaded(entry: Entry[Any]) -> MmeError:
+    """What those are told who wait for a model that somebody unloads, or that goes with the server."""
+    if entry.cut_short:
+        reason = f"the load of model '{entry.name}' was cut short: this server is shutting down"
+    else:
+        reason = f"model '{entry.name}' was unloaded while it was loading; load it again"
+    return MmeError(Kind.UNAVAILABLE, reason)
 
 
 def _release(fetching: asyncio.Future[Any]) -> None:

@@ -230,8 +230,8 @@ class ModelCache(Generic[P, T]):
         loading = entry.successor or entry
         entry.abandoned, entry.evicted, loading.abandoned = True, False, True
         if loading.task is not None:
-            self.room.refuse(entry.name, unloaded(entry.name))
-            self._loading.refuse(entry.name, unloaded(entry.name))
+            self.room.refuse(entry.name, unloaded(loading))
+            self._loading.refuse(entry.name, unloaded(loading))
             await asyncio.wait([loading.task])
         retiring = [one for one in self._retiring if one.name == entry.name]
         for one in {entry, loading}:
@@ -277,6 +277,8 @@ class ModelCache(Generic[P, T]):
     async def close(self) -> None:
         """Unload everything; from now on nothing is loaded."""
         self._closed = True
+        for entry in self.entries.values():
+            (entry.successor or entry).cut_short = True
         await asyncio.gather(*(self.unload(entry) for entry in self.entries.values()))
         await asyncio.gather(*(self._refuse_in_time(entry) for entry in self._retiring))
         await asyncio.gather(*(entry.closing for entry in self._retiring if entry.closing is not None))
@@ -425,13 +427,12 @@ class ModelCache(Generic[P, T]):
 def _as_ours(entry: Entry[Any], error: BaseException) -> MmeError:
     """What those who wait for a load are told about its end."""
     if entry.abandoned:
-        return unloaded(entry.name)
+        return unloaded(entry)
     if isinstance(error, MmeError):
         return error
     if isinstance(error, asyncio.CancelledError):
-        return MmeError(
-            Kind.UNAVAILABLE, f"the load of model '{entry.name}' was cut short: this server is shutting down"
-        )
+        entry.cut_short = True
+        return unloaded(entry)
     _log.error("load failed in a way we do not know", exc_info=error, extra={"target_model": entry.name})
     return MmeError(Kind.INTERNAL, f"model '{entry.name}' failed to load: {type(error).__name__}: {error}")
 

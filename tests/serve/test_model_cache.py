@@ -848,6 +848,27 @@ def test_unloading_what_is_being_loaded_anew_unloads_both(play, stage):
     play(_of_40(scene))
 
 
+@pytest.mark.parametrize("stage", [[], ["prepare a"]])
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_load_that_the_end_of_the_server_cuts_short_says_so(play, stage, anew, caplog):
+    """Nobody unloaded the model, and nobody is told to load it again."""
+
+    async def scene(world):
+        if anew:
+            await world.resident("a")
+        loading = await world.begin("a", "reload")
+        await world.do(*stage)
+        closing = asyncio.create_task(world.cache.close())
+        await world.turn()
+        await world.do_all()
+        await closing
+        assert failure(loading) is Kind.UNAVAILABLE
+        assert loading.exception().message == "the load of model 'a' was cut short: this server is shutting down"
+        assert "unloaded while it was loading" not in caplog.text
+
+    play(_of_40(scene))
+
+
 def test_what_is_not_in_memory_is_loaded_from_the_new_source(play):
     """A reload of a model that nobody has loaded is a load."""
 
