@@ -20,6 +20,8 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model_handlers.kin import family_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -116,13 +118,15 @@ def threads(process: int | str = "self") -> set[int]:
 
 
 def _descendants() -> set[int]:
-    """The processes below this one."""
+    """The processes below this one, and of a model's process those that were."""
     children: dict[int, list[int]] = {}
+    found, parents = set(), [os.getpid()]
     for process in _PROCESSES.iterdir():
         with contextlib.suppress(OSError, ValueError):
             parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(process.name))
-    found, parents = set(), [os.getpid()]
+            if family_of(int(process.name)) == os.getpid():
+                found.add(int(process.name))
     while parents:
         below = children.get(parents.pop(), [])
         found.update(below)

@@ -10,9 +10,10 @@ The leash is how the serving process holds a child: the fork server writes the c
 when the other end is closed or anything comes from there, the child is killed. So whatever ends the serving process
 ends every child: the system closes its leashes. There are no pids to mistake and no names to remove.
 
-A child may leave processes behind. It is a subreaper, which orphans of its own go to, and so is the fork server, which
-orphans of dead children go to: whatever is a child of ours and was not forked by us is killed, before the exit code is
-told. Against the death of the fork server itself children have the parent-death signal.
+A child may leave processes behind. The fork server is a subreaper, which orphans go to, and buries them when they end.
+Each child founds a family (see `kin`): once it is dead, whatever is a child of ours, was not forked by us and is of no
+living child's family is killed, before the exit code is told. Against the death of the fork server itself children have
+the parent-death signal.
 
 Not the standard library's forkserver: that one listens on a socket in a folder, which stays behind when the serving
 process is killed; its children keep it alive, so that it can't end one that hangs; it runs a second process to track
@@ -40,6 +41,7 @@ from typing import NoReturn, TextIO
 
 from model_handlers.isolation import child
 from model_handlers.isolation.program import MAX_ORDER, Order
+from model_handlers.kin import family_of, found_family
 from model_handlers.priority import usual_priority
 from model_handlers.registry import BACKENDS
 
@@ -157,13 +159,22 @@ class _ForkServer:
     def _sweep(self) -> None:
         """End what a dead child left behind, and what that leaves behind in turn."""
         give_up = time.monotonic() + _SWEEP_SECONDS
-        while (orphans := _children_of(os.getpid()) - self._leashes.keys()) and time.monotonic() < give_up:
+        while (orphans := self._orphans()) and time.monotonic() < give_up:
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(0.001)
+
+    def _orphans(self) -> list[int]:
+        """Those of dead children."""
+        orphans = []
+        for pid in _children_of(os.getpid()) - self._leashes.keys():
+            with contextlib.suppress(OSError):  # it was buried meanwhile, or we may not kill it
+                if family_of(pid) not in self._leashes:
+                    orphans.append(pid)
+        return orphans
 
     def _end(self) -> None:
         for pid in self._leashes:
@@ -215,7 +226,7 @@ def _reset_process(name: bytes, server: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != server:  # it died before it could be the signal's sender
         os._exit(1)
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    found_family()
     _libc.prctl(_PR_SET_NAME, name[:15], 0, 0, 0)
     usual_priority()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

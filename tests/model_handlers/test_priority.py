@@ -7,18 +7,22 @@ from pathlib import Path
 
 STAND_BACK = """
 import os, subprocess, threading
+from model_handlers.kin import found_family
 from model_handlers.priority import standing_back
 
 def has(*begun):
     return [os.getpriority(os.PRIO_PROCESS, each) for each in (0, *begun)]
 
 done = threading.Event()
+found_family()  # as models' processes do
 with standing_back():
     thread = threading.Thread(target=done.wait)
     thread.start()
     shell = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; nice -n 2 sleep 60 & echo $!; wait"], stdout=subprocess.PIPE)
     sleeps = [int(shell.stdout.readline()) for _ in range(2)]
-    begun = thread.native_id, shell.pid, sleeps[0]
+    orphan = subprocess.run(["sh", "-c", "sleep 60 >&2 & echo $!"], stdout=subprocess.PIPE).stdout
+    sleeps.append(int(orphan))
+    begun = thread.native_id, shell.pid, sleeps[0], sleeps[2]
     while has(sleeps[1])[1] != 12:
         pass
     print(has(*begun))
@@ -80,7 +84,10 @@ def test_nobody_has_a_smaller_share_who_could_not_be_recalled():
 
 
 def test_what_a_load_leaves_behind_does_not_stand_back():
-    """Its threads and processes, and theirs, have the usual priority; but for those who chose another themselves."""
+    """Its threads and processes, and theirs, have the usual priority; but for those who chose another themselves.
+
+    Orphans too, which are below another process by then.
+    """
     during, after = told(program=STAND_BACK)
-    assert during == "[10, 10, 10, 10]"
-    assert after == "[0, 0, 0, 0] 12"
+    assert during == "[10, 10, 10, 10, 10]"
+    assert after == "[0, 0, 0, 0, 0] 12"

@@ -140,6 +140,20 @@ def _daemon(model, inputs):
     (model.file.parent / "left").write_text(os.read(read, 20).decode())
 
 
+def _daemons(model, inputs):
+    """Orphans that end at once; the model sees that each has ended."""
+    read, write = os.pipe()
+    for _ in range(5):
+        if (pid := os.fork()) == 0:
+            if os.fork() == 0:
+                os.write(write, f"{os.getpid()} ".encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+    os.close(write)
+    with os.fdopen(read) as told:
+        (model.file.parent / "left").write_text(told.read())
+
+
 def _close_all(model, inputs):
     os.closerange(3, 1000)
     signal.pause()
@@ -216,6 +230,7 @@ DEEDS = {
     "fork": _fork,
     "leave behind": _leave_behind,
     "daemon": _daemon,
+    "daemons": _daemons,
     "close all": _close_all,
     "keep": _keep,
     "nonsense": _nonsense,

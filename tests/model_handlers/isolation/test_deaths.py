@@ -170,6 +170,20 @@ def test_processes_of_a_living_model(start, tmp_path):
     assert not psutil.pid_exists(left)
 
 
+def test_orphans_that_end_leave_nothing(start, tmp_path):
+    """What a model orphans, and what ends while the model lives, does not stay in the table of processes."""
+    handler = start(Misbehaves)
+    do(handler, "daemons")
+    left = [int(pid) for pid in (tmp_path / "left").read_text().split()]
+    until = time.monotonic() + 60
+    while any(map(psutil.pid_exists, left)) and time.monotonic() < until:
+        time.sleep(0.005)
+
+    assert len(left) == 5
+    assert not any(map(psutil.pid_exists, left))
+    assert np.array_equal(do(handler, "nothing"), X)
+
+
 def test_death_between_batches(start):
     """A process that was killed while it had nothing to do costs no batch."""
     handler = start(Misbehaves)

@@ -1,0 +1,28 @@
+"""Which processes come from which model's: those that it orphaned too, which have another parent by then.
+
+A process hands its limits down to all that it starts, and these to theirs. One of them, the number of file locks, Linux
+keeps and has not applied since 2.4: in a model's process it is the process's number, so that it marks the whole family.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+
+_FILE_LOCKS = 10  # the resource module does not name it
+
+
+def found_family() -> None:
+    """What the calling process starts from now on is of its family."""
+    with contextlib.suppress(OSError, ValueError):  # somebody allows fewer than that
+        resource.setrlimit(_FILE_LOCKS, (os.getpid(), resource.getrlimit(_FILE_LOCKS)[1]))
+
+
+def family_of(process: int = 0) -> int:
+    """The number of the process that founded the family of one, by default of the calling one; -1 where none did.
+
+    Raises:
+        OSError: it has ended, or is somebody else's.
+    """
+    return resource.prlimit(process, _FILE_LOCKS)[0]
