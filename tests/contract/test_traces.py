@@ -62,6 +62,21 @@ class TritonPythonModel:
             parameters={key: value or "" for key, value in told.items()},
         )
 """
+WORDS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        words = pb_utils.Tensor("OUT", np.full(400_000, b"word", object))
+        return [pb_utils.InferenceResponse([words]) for _ in requests]
+"""
+WORDS_CONFIG = """
+backend: "python"
+input { name: "N" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_STRING dims: [ -1 ] }
+"""
 COUNTER_CONFIG = """
 backend: "python"
 model_transaction_policy { decoupled: true }
@@ -134,10 +149,11 @@ def server(collector, tmp_path_factory):
     """A server of a store that traces every second request of those that say nothing."""
     folder = tmp_path_factory.mktemp("traced")
     pack(lay_out(folder / "plus", plus(1)), folder / "store" / "plus.tar.gz")
-    (folder / "count" / "1").mkdir(parents=True)
-    (folder / "count" / "1" / "model.py").write_text(COUNTER)
-    (folder / "count" / "config.pbtxt").write_text(COUNTER_CONFIG)
-    pack(folder / "count", folder / "store" / "count.tar.gz")
+    for name, code, config in (("count", COUNTER, COUNTER_CONFIG), ("words", WORDS, WORDS_CONFIG)):
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "1" / "model.py").write_text(code)
+        (folder / name / "config.pbtxt").write_text(config)
+        pack(folder / name, folder / "store" / f"{name}.tar.gz")
     (folder / "call" / "1").mkdir(parents=True)
     (folder / "call" / "1" / "model.py").write_text(CALLER)
     (folder / "call" / "config.pbtxt").write_text(COUNTER_CONFIG.replace("decoupled: true", ""))
@@ -150,7 +166,7 @@ def server(collector, tmp_path_factory):
     pack(folder / "both", folder / "store" / "both.tar.gz")
     environ = {
         "MME_MODEL_STORE": str(folder / "store"),
-        "MME_LOAD_MODEL": "count.tar.gz,call.tar.gz",  # whose processes are the server's then, and not left behind by a test
+        "MME_LOAD_MODEL": "count.tar.gz,call.tar.gz,words.tar.gz",  # whose processes are the server's then, and not left behind by a test
         "MME_PING_MODE": "ready",
         "MME_TRACE_URL": collector.url,
         "MME_TRACE_RATE": "2",
@@ -398,3 +414,25 @@ def test_each_request_of_a_stream_is_a_span(collector, grpc_client):
 
     told = attributes(collector.trace(trace_id)[0])
     assert (told["rpc.method"], told["mme.responses"]) == ("ModelStreamInfer", 3)
+
+
+@pytest.mark.parametrize(("protocol", "trace_id"), [("http", "a4" * 16), ("grpc", "a5" * 16), ("stream", "a6" * 16)])
+def test_a_long_answer_is_in_its_span(server, collector, grpc_client, protocol, trace_id):
+    """Until it was written: a thread does that, which takes tens of milliseconds."""
+    n = tritonclient.grpc.InferInput("N", [1], "INT32").set_data_from_numpy(np.zeros(1, np.int32))
+    headers = {"traceparent": f"00-{trace_id}-{'5' * 16}-01"}
+    if protocol == "http":
+        document = {"inputs": [{"name": "N", "shape": [1], "datatype": "INT32", "data": [1]}]}
+        assert invoke(server, "words.tar.gz", document, **headers).status == 200
+    elif protocol == "grpc":
+        grpc_client.infer("words.tar.gz", [n], headers=headers)
+    else:
+        came = queue.Queue()
+        grpc_client.start_stream(lambda result, error: came.put((result, error)), headers=headers)
+        grpc_client.async_stream_infer("words.tar.gz", [n])
+        assert came.get(timeout=PATIENCE)[1] is None
+        grpc_client.stop_stream()
+
+    root, *parts = collector.trace(trace_id)
+    assert [span.name for span in parts] == PARTS
+    assert root.end_time_unix_nano - parts[-1].end_time_unix_nano > 10_000_000
