@@ -30,6 +30,7 @@ from serve.cache.eviction import Rules
 from serve.control import Control
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
+from serve.life import began
 from serve.sources.polling import Poller
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Service:
         BusyPoll.longest = settings.busy_poll_microseconds * 1000
         SIZES.smallest, SIZES.growth = settings.shared_memory_bytes, settings.shared_memory_growth_bytes
         self.engine = Engine(options, loop)
-        self.tracer = _tracer(settings)
+        self.tracer = _tracer(settings, life)
         self.traces = TraceControl(TraceSettings(), sends=False) if self.tracer is None else self.tracer.control
         self.regions = Regions(allowed=settings.allow_client_shm)
         self.cuda_regions = CudaRegions(allowed=settings.allow_client_shm)
@@ -197,7 +198,7 @@ class Service:
             await asyncio.wait([closing], timeout=seconds)
 
 
-def _tracer(settings: Settings) -> Tracing | None:
+def _tracer(settings: Settings, life: str) -> Tracing | None:
     """What traces requests, if anything is to."""
     if settings.trace_file is not None:
         levels, rate, frequency = settings.trace_level, settings.trace_rate, settings.trace_log_frequency
@@ -208,7 +209,7 @@ def _tracer(settings: Settings) -> Tracing | None:
             timestamps=TIMESTAMPS in levels,
             tensors=TENSORS in levels,
         )
-        return FileTracer(str(settings.trace_file), first)
+        return FileTracer(str(settings.trace_file), first, began(life))
     if not settings.trace_url:
         return None
     from container.tracing import Tracer  # noqa: PLC0415 - optional, and 200 ms

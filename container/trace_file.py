@@ -4,14 +4,16 @@
      {"id": 1, "timestamps": [{"name": "HTTP_RECV_START", "ns": …}, …]}, …]
 
 Each step of an ensemble, and each model that another one called, is a trace of its own with a `parent_id`. All are
-written when the server ends; with a frequency so many at a time, into the file with `.0`, `.1`, … behind its name. Of
-the tensors of requests a copy is kept until then, which the thread writes as text.
+written when the server ends; with a frequency so many at a time, into the file with `.0`, `.1`, … behind its name. A
+worker that takes the place of another one goes on behind what that one has written. Of the tensors of requests a copy
+is kept until then, which the thread writes as text.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import stat
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -74,11 +76,13 @@ class FileTracer(Tracing):
     Args:
         path: of the file.
         first: what is traced at first.
+        since: when the server began, as `time.time()` counts; a file from before may be overwritten.
     """
 
-    def __init__(self, path: str, first: TraceSettings) -> None:
+    def __init__(self, path: str, first: TraceSettings, since: float) -> None:
         super().__init__(replace(first, on=True, mode="triton", file=path))
         self._path = path
+        self._since = since
         self._ids = itertools.count(1)
         self._files = itertools.count()
         self._entries: list[dict[str, Any]] = []
@@ -148,7 +152,14 @@ class FileTracer(Tracing):
             self._entries.append({"id": number, "timestamps": stamps})
 
     def _flush_part(self) -> None:
-        self._flush(f"{self._path}.{next(self._files)}")
+        self._flush(self._next())
+
+    def _next(self) -> str:
+        """The next file with a number that no other worker has written."""
+        path = f"{self._path}.{next(self._files)}"
+        while _written_since(self._since, path):
+            path = f"{self._path}.{next(self._files)}"
+        return path
 
     def _flush(self, path: str) -> None:
         entries, self._entries, self._traces, self._bytes = self._entries, [], 0, 0
@@ -156,9 +167,10 @@ class FileTracer(Tracing):
 
     def close(self) -> None:
         """Write what is left: where so many are written at a time, behind the others of these."""
-        if self.control.server.frequency and self._entries:
+        is_taken = _written_since(self._since, self._path)
+        if self._entries and (self.control.server.frequency or is_taken):
             self._flush_part()
-        elif self._entries or not next(self._files):
+        elif not is_taken and (self._entries or not next(self._files)):
             self._flush(self._path)
         self._writers.shutdown()
 
@@ -195,6 +207,14 @@ def _execution(timings: Timings) -> list[tuple[str, int]]:
         ("COMPUTE_OUTPUT_START", computed),
         ("COMPUTE_END", computed + timings.compute_output),
     ]
+
+
+def _written_since(since: float, path: str) -> bool:
+    try:
+        status = Path(path).stat()
+        return stat.S_ISREG(status.st_mode) and status.st_mtime >= since
+    except OSError:  # there is none, or whoever writes it tells
+        return False
 
 
 def _write(path: str, entries: list[dict[str, Any]]) -> None:

@@ -1,10 +1,12 @@
-"""Which process, of all that ever had its number: a name for one life, that says later whether it goes on.
+"""Which process, of all that ever had its number: a name for one life, that says when it began and if it goes on.
 
 Linux only: a process is known by its number and the tick of its start, in one run of the system.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -20,6 +22,14 @@ def life_of(pid: int) -> str:
         return f"{boot}-{pid}-{int(fields[_START])}"
     except (OSError, IndexError, ValueError):
         return ""
+
+
+def began(life: str) -> float:
+    """When that life began, as `time.time()` counts; now for ""."""
+    if not life:
+        return time.time()
+    up = time.clock_gettime(time.CLOCK_BOOTTIME) - int(life.split("-")[2]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - up
 
 
 def goes_on(life: str) -> bool:

@@ -304,3 +304,20 @@ def post(path: str, body: bytes | dict, **headers: str) -> bytes:
     lines = [f"POST {path} HTTP/1.1", "Host: test", f"Content-Length: {len(data)}"]
     lines += [f"{name.replace('_', '-')}: {text}" for name, text in headers.items()]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+
+def kill(server: Server) -> None:
+    """SIGKILL the worker; return when the next one answers."""
+    dead = server.worker
+    dead.send_signal(signal.SIGKILL)
+    eventually(lambda: not dead.is_running() or dead.status() == "zombie", "its end")
+    eventually(lambda: alive(server), "another worker")
+    assert server.worker.pid != dead.pid
+
+
+def alive(server: Server) -> bool:
+    """Whether a ping is answered."""
+    try:
+        return server.ask("GET", "/ping").status == 200
+    except (OSError, http.client.HTTPException):
+        return False

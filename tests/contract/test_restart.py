@@ -13,26 +13,9 @@ from http.client import HTTPException
 import pytest
 
 from tests.contract import models
-from tests.contract.server import PATIENCE, eventually
+from tests.contract.server import PATIENCE, alive, eventually, kill
 
 TARGET = "X_Amzn_SageMaker_Target_Model"
-
-
-def kill(server):
-    """SIGKILL the worker; return when the next one answers."""
-    dead = server.worker
-    dead.send_signal(signal.SIGKILL)
-    eventually(lambda: not dead.is_running() or dead.status() == "zombie", "its end")
-    eventually(lambda: alive(server), "another worker")
-    assert server.worker.pid != dead.pid
-
-
-def alive(server):
-    """Whether a ping is answered."""
-    try:
-        return server.ask("GET", "/ping").status == 200
-    except (OSError, HTTPException):
-        return False
 
 
 @contextmanager

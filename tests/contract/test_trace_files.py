@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.contract import models
-from tests.contract.server import Server, eventually, post
+from tests.contract.server import Server, alive, eventually, kill, post
 
 X = {"inputs": [{"name": "X", "shape": [1, 4], "datatype": "FP32", "data": [0] * 4}]}
 BATCHED = "max_batch_size: 4\n"
@@ -141,6 +143,42 @@ def test_so_many_traces_are_written_at_a_time(tmp_path, repository):
 
     assert [len(read(path.with_name(f"traces.json.{end}"))[0]) for end in range(4)] == [2, 2, 3, 1]
     assert not path.exists()
+
+
+def test_a_worker_goes_on_behind_what_the_one_before_it_has_written(tmp_path, repository):
+    """It was killed: its files stay, and so does what they hold. Those of another server are written over."""
+    path = tmp_path / "traces.json"
+    for number in range(5):
+        path.with_name(f"traces.json.{number}").write_text("stale")
+        os.utime(path.with_name(f"traces.json.{number}"), (0, 0))
+    with serve(tmp_path, repository, [f"triton,file={path}", "triton,log-frequency=2"]) as server:
+        for worker in range(2):
+            for number in range(4):
+                x = {**X, "id": f"{worker}-{number}"}
+                assert server.ask("POST", "/v2/models/plus/infer", x).status == 200
+            if not worker:
+                eventually(lambda: "stale" not in path.with_name("traces.json.1").read_text(), "what it writes")
+                kill(server)
+
+    told = [[each["request_id"] for each in read(path.with_name(f"traces.json.{end}"))[0].values()] for end in range(4)]
+    assert told == [["0-0", "0-1"], ["0-2", "0-3"], ["1-0", "1-1"], ["1-2", "1-3"]]
+    assert path.with_name("traces.json.4").read_text() == "stale"
+
+
+def test_workers_that_follow_each_other_write_files_of_their_own(tmp_path, repository):
+    """After SIGHUP: each writes all of its traces at its end. One that has none leaves the file as it is."""
+    path = tmp_path / "traces.json"
+    with serve(tmp_path, repository, [f"triton,file={path}"]) as server:
+        for worker in range(3):
+            if worker < 2:
+                assert server.ask("POST", "/v2/models/plus/infer", {**X, "id": str(worker)}).status == 200
+                old = server.worker
+                server.process.send_signal(signal.SIGHUP)
+                eventually(lambda old=old: not old.is_running() or old.status() == "zombie", "the old worker to end")
+                eventually(lambda: alive(server), "another worker")
+
+    told = [[each["request_id"] for each in read(each)[0].values()] for each in sorted(tmp_path.glob("traces.json*"))]
+    assert told == [["0"], ["1"]]
 
 
 def test_tensors_are_written_as_text(tmp_path, repository):
