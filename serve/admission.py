@@ -141,24 +141,27 @@ class Admission:
             MmeError: UNKNOWN_MODEL, or why it can't be loaded. Then it is not registered any more, unless it was in
                 memory and had not to leave for the new one: that one goes on serving.
         """
-        await self._reload(name, await self._source(name, override))
+        await self._reload(name, await self._source(name, override), set())
 
-    async def _reload(self, name: str, source: Source) -> None:
+    async def _reload(self, name: str, source: Source, anew: set[str]) -> None:
+        """Also what consists of it, unless that is among those which are loaded anew already."""
+        anew.add(name)
         self._register.serve(name)
         entry = self._cache.entries.get(name) or self._register.add(name, source)
-        anew = entry.resident is not None
+        served = entry.resident is not None
         await self._load_or_give_up(entry, self._cache.reload(entry, source))
-        for whole in wholes_of(name, self._cache.entries) if anew else ():
-            with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why
-                await self._reload_whole(whole)
+        for whole in wholes_of(name, self._cache.entries) if served else ():
+            if whole not in anew:
+                with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why
+                    await self._reload_whole(whole, anew)
         await self._load_parts(name)
 
-    async def _reload_whole(self, name: str) -> None:
+    async def _reload_whole(self, name: str, anew: set[str]) -> None:
         """Load anew what consists of a model that was: as somebody loaded it, and if nobody unloaded it since."""
         entry = self._cache.entries.get(name)
         if entry is not None and entry.registered:
             overridden = isinstance(entry.source, Overridden)
-            await self._reload(name, entry.source if overridden else self._register.source(name))
+            await self._reload(name, entry.source if overridden else self._register.source(name), anew)
 
     async def _load_parts(self, name: str) -> None:
         """With an ensemble of a repository those are loaded that it is made of, to be asked by themselves as well.

@@ -111,6 +111,34 @@ def test_an_ensemble_changes_and_goes_with_its_parts(run, toys, tmp_path, write_
     run(main())
 
 
+@pytest.mark.parametrize("names", ["abef", "abfe"])
+def test_an_ensemble_of_ensembles_is_loaded_anew_once(run, toys, tmp_path, write_repository_model, write_onnx, names):
+    """Though both of them consist of what changed."""
+    for name in "ab":
+        write_repository_model(tmp_path / "r" / name, "max_batch_size: 8")
+    for name, config in (("e", ENSEMBLE.replace('"b"', '"f"')), ("f", ENSEMBLE)):
+        (tmp_path / "r" / name / "1").mkdir(parents=True)
+        (tmp_path / "r" / name / "config.pbtxt").write_text(config)
+
+    async def main():
+        options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r")
+        engine = Engine(options, asyncio.get_running_loop())
+        try:
+            for name in names:
+                await engine.reload(name)
+            assert await _answer(engine, toys) == 8
+            events, loaded = engine.cache.events, []
+            events.listen(lambda event: loaded.append(event.name) if event.deed is Deed.LOADED else None)
+            write_onnx(tmp_path / "r" / "b" / "1" / "model.onnx", 5.0)
+            await engine.reload("b")
+            assert await _answer(engine, toys) == 20
+            assert sorted(loaded) == ["b", "e", "f"]
+        finally:
+            await engine.close()
+
+    run(main())
+
+
 def test_an_ensemble_stays_as_a_client_loaded_it(run, toys, tmp_path, write_repository_model, write_onnx):
     """With another configuration, though a part of it is loaded anew; one that was unloaded meanwhile stays away."""
     for name in "ab":
