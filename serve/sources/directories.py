@@ -2,8 +2,9 @@
 
 A model is what its objects are: their names, sizes and etags make its own etag, by which it lies on disk as an archive
 does (see `Artifacts`), so that one that is there is not downloaded again, and never half. On disk it lies in a
-directory of its name inside the one that is called by content. One listing of a prefix tells
-all its models, another one a model. A name that two repositories have is refused, as on disk.
+directory of its name inside the one that is called by content, without the versions that its version policy leaves
+out. One listing of a prefix tells all its models, another one a model. A name that two repositories have is refused, as
+on disk.
 
 `has` is for the event loop; the rest blocks, and is for threads.
 """
@@ -13,23 +14,25 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from serve.sources.artifacts import Artifacts, key_of
+from serve.sources.bucket_versions import has_choice, served
+from serve.sources.repository import CONFIG_NAME, CONFIGS, MAX_CONFIG_SIZE
 from serve.sources.store import S3Store, StoredObject, wrong_name
 from serve.sources.transfer import check_names, transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from serve.sources.disk_room import Derived
 
 _log = logging.getLogger("mme.load")
 _ENDPOINT = re.compile(r"(https?://)?([0-9A-Za-z.-]+|\[[0-9A-Fa-f:]+\]):([0-9]+)/(.+)")
-_CONFIG = "config.pbtxt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class Directories(Artifacts):
         budget: see `DiskRoom`.
         let_go: see `DiskRoom`.
         derived: see `DiskRoom`.
+        config_name: see `Scripts`.
     """
 
     def __init__(
@@ -84,12 +88,16 @@ class Directories(Artifacts):
         budget: int | None = None,
         let_go: Callable[[str], bool] = lambda _: False,
         derived: Derived | None = None,
+        config_name: str = "",
     ) -> None:
         super().__init__(buckets[0], directory, budget=budget, let_go=let_go, derived=derived)
         self.refused: dict[str, str] = {}
         self._buckets = tuple(buckets)
         self._places: dict[str, str] = {}  # model → where it was when that was asked last
         self._empty: set[str] = set()
+        self._config_name = config_name
+        self._configs: dict[str, tuple[str, str]] = {}  # model → etag and text, of those with several versions
+        self._whole: set[str] = set()  # models of which all versions are wanted
 
     def __repr__(self) -> str:
         return f"<Directories of {self.uri}>"
@@ -106,6 +114,10 @@ class Directories(Artifacts):
     def place(self, name: str) -> str:
         """The prefix as an s3:// URI under which a model is, as far as is known."""
         return self._places.get(name, self._buckets[0].uri)
+
+    def want_whole(self, name: str) -> None:
+        """Fetch all versions of a model from now on: a client has it loaded with another configuration."""
+        self._whole.add(name)
 
     def scan(self) -> dict[str, str]:
         """Every model, in order, and what its files look like. As to Triton, a directory with a file in it is a model.
@@ -128,14 +140,14 @@ class Directories(Artifacts):
         found: dict[str, list[StoredObject]] = {}
         has_config = False
         for obj in bucket.objects():
-            has_config |= obj.name == _CONFIG
+            has_config |= obj.name == CONFIG_NAME
             name, slash, _ = obj.name.partition("/")
             if slash and not name.startswith(".") and not wrong_name(name):
                 found.setdefault(name, []).append(obj)
         models = {name: _etag(objects) for name, objects in found.items() if _has_files(objects)}
         if has_config and all(name.isdigit() for name in models):
             raise invalid_argument(
-                f"{bucket.uri}{_CONFIG} is a model's: name the prefix above it, under which a repository has models"
+                f"{bucket.uri}{CONFIG_NAME} is a model's: name the prefix above it, under which a repository has models"
             )
         if models:
             self._empty.discard(bucket.uri)
@@ -158,7 +170,7 @@ class Directories(Artifacts):
             raise MmeError(
                 Kind.UNKNOWN_MODEL,
                 f"Request for unknown model: '{name}' is not found: there is nothing under "
-                f"{' or '.join(f'{bucket.uri}{name}/' for bucket in self._buckets)}, put {_CONFIG} and 1/ there",
+                f"{' or '.join(f'{bucket.uri}{name}/' for bucket in self._buckets)}, put {CONFIG_NAME} and 1/ there",
             )
         bucket, objects = holders[0]
         self._places[name] = bucket.uri
@@ -166,28 +178,48 @@ class Directories(Artifacts):
             raise _ambiguous(name, [each.uri for each, _ in holders])
         if not _has_files(objects):
             raise invalid_model(
-                f"model '{name}' has no files in {bucket.uri}{name}/: put {_CONFIG} and 1/model.onnx there, or what "
-                "its backend loads"
+                f"model '{name}' has no files in {bucket.uri}{name}/: put {CONFIG_NAME} and 1/model.onnx there, or "
+                "what its backend loads"
             )
         check_names((obj.name for obj in objects), bucket.uri)
+        if name not in self._whole and has_choice(objects):
+            objects = served(objects, self._config(bucket, name, objects), name)
         return StoredDirectory(name, sum(obj.size for obj in objects), _etag(objects), bucket, objects)
+
+    def _config(self, bucket: S3Store, name: str, objects: Sequence[StoredObject]) -> str:
+        """What the configuration of a model says, "" where there is none to be read."""
+        places = (f"{name}/{CONFIGS}/{self._config_name}.pbtxt", f"{name}/{CONFIG_NAME}")
+        by_name = {obj.name: obj for obj in objects if 0 < obj.size <= MAX_CONFIG_SIZE}
+        found = next((by_name[place] for place in places if place in by_name), None)
+        if found is None:
+            return ""
+        etag, text = self._configs.get(name, ("", ""))
+        if etag != found.etag:
+            with _unless_removed(name, bucket), closing(bucket.open(found)) as stream:
+                text = b"".join(iter(lambda: stream.read(MAX_CONFIG_SIZE), b"")).decode(errors="replace")
+            self._configs[name] = found.etag, text
+        return text
 
     def _bring(self, obj: StoredObject, path: Path, claim: Callable[[int], None], cancelled: Callable[[], bool]) -> int:
         assert isinstance(obj, StoredDirectory)  # noqa: S101 - as _stat returns them
         claim(obj.size)
-        try:
+        with _unless_removed(obj.name, obj.bucket):
             transfer(obj.objects, obj.bucket.open, path, what=f"model '{obj.name}'", cancelled=cancelled)
-        except MmeError as error:
-            if error.kind is not Kind.UNKNOWN_MODEL:
-                raise
-            reason = (
-                f"an object of model '{obj.name}' in {obj.bucket.uri} was removed while it was downloaded: try again"
-            )
-            raise MmeError(Kind.UNAVAILABLE, reason) from error
         return obj.size
 
     def _key(self, name: str) -> str:
         return key_of(self.uri, name)
+
+
+@contextmanager
+def _unless_removed(name: str, bucket: S3Store) -> Iterator[None]:
+    try:
+        yield
+    except MmeError as error:
+        if error.kind is not Kind.UNKNOWN_MODEL:
+            raise
+        reason = f"an object of model '{name}' in {bucket.uri} was removed while it was downloaded: try again"
+        raise MmeError(Kind.UNAVAILABLE, reason) from error
 
 
 def _ambiguous(name: str, places: Sequence[str]) -> MmeError:

@@ -55,7 +55,14 @@ class Origins:
         self._directories: Directories | None = None
         if options.buckets:
             buckets = [open_bucket(url) for url in options.buckets]
-            self._directories = Directories(buckets, disk, budget=budget, let_go=let_go, derived=weights)
+            self._directories = Directories(
+                buckets,
+                disk,
+                budget=budget,
+                let_go=let_go,
+                derived=weights,
+                config_name=options.scripts.config_name,
+            )
         self._repositories: Repositories | None = None
         if options.repository is not None:
             folders = (options.repository, *options.more_repositories)

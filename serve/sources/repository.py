@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mme.load")
 CONFIG_NAME = "config.pbtxt"
 ENTRY = "MME_ENTRY"  # a parameter of the model that an archive of several is asked for
-_MAX_CONFIG_SIZE = 1 << 20
+MAX_CONFIG_SIZE = 1 << 20
 _SHOWN_FILES = 12
 CONFIGS = "configs"  # a directory of configurations that a server may be told to read instead
 _RESERVED = ("warmup", "initial_state", CONFIGS)  # directories of a model that are no versions
@@ -390,8 +390,8 @@ def config_text(file: Path, name: str) -> str:
     Raises:
         MmeError: INVALID_MODEL when it is no text, or too long for one.
     """
-    if file.stat().st_size > _MAX_CONFIG_SIZE:
-        raise invalid_model(f"{file.name} of model '{name}' is larger than {_MAX_CONFIG_SIZE} bytes")
+    if file.stat().st_size > MAX_CONFIG_SIZE:
+        raise invalid_model(f"{file.name} of model '{name}' is larger than {MAX_CONFIG_SIZE} bytes")
     try:
         return file.read_text("utf-8")
     except UnicodeDecodeError as error:

@@ -161,6 +161,8 @@ class ModelLoader:
     def _gathered(self, name: str, source: InBucket, override: str, cancelled: Callable[[], bool]) -> PreparedTarget:
         """A model of a repository in S3, and the models that it consists of."""
         models = Gathering(source.artifacts, cancelled)
+        if override:
+            source.artifacts.want_whole(source.name)
         try:
             path = models.fetch(source.name)
             directory = open_model(path, name, self._scripts(), override=override, fetch=models.fetch_known)

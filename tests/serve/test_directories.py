@@ -18,6 +18,7 @@ from tests.serve.faulty_s3 import FaultyS3
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 CONFIG = b'backend: "onnxruntime"\n'
+ALL = b'backend: "onnxruntime" version_policy { all {} }\n'
 
 
 @pytest.fixture
@@ -70,22 +71,63 @@ def tree(path):
     return found
 
 
-MODEL = {"m/config.pbtxt": CONFIG, "m/1/model.onnx": b"one", "m/1/empty": b"", "m/2/": b"", "mm/1/model.onnx": b"no"}
+MODEL = {"m/config.pbtxt": ALL, "m/1/model.onnx": b"one", "m/1/empty": b"", "m/2/": b"", "mm/1/model.onnx": b"no"}
+
+
+VERSIONS = {f"m/{version}/model.onnx": version.encode() for version in ("1", "2", "10", "010", "labels")}
+
+
+@pytest.mark.parametrize(
+    ("files", "kept"),
+    [
+        ({}, {"10"}),
+        ({"config.pbtxt": b""}, {"10"}),
+        ({"config.pbtxt": b"version_policy { latest { num_versions: 2 } }"}, {"2", "10"}),
+        ({"config.pbtxt": b"version_policy { specific { versions: [1, 7] } }"}, {"1"}),
+        ({"config.pbtxt": b"version_policy { all {} }"}, {"1", "2", "10"}),
+        ({"config.pbtxt": b"version_policy { specific { versions: 7 } }"}, {"1", "2", "10"}),
+        ({"config.pbtxt": b"no configuration"}, {"1", "2", "10"}),
+        ({"config.pbtxt": b"#" * (2 << 20)}, {"10"}),
+        ({"config.pbtxt": CONFIG, "1/model.py": b"pass"}, {"1", "2", "10"}),
+        ({"config.pbtxt": b'model_operations { op_library_filename: "1/a.so" }'}, {"1", "2", "10"}),
+        ({"config.pbtxt": CONFIG, "configs/it.pbtxt": b"version_policy { specific { versions: 2 } }"}, {"2"}),
+        ({"config.pbtxt": CONFIG, "configs/other.pbtxt": b"version_policy { specific { versions: 2 } }"}, {"10"}),
+    ],
+)
+def test_versions_that_are_not_served_are_not_downloaded(put, repository, files, kept):
+    """Unless code or operators may look into them, or nobody can say which are served; what is no version always is."""
+    put(VERSIONS | {f"m/{name}": content for name, content in files.items()})
+    artifact = repository(config_name="it").fetch("m")
+    names = {path.parent.name for path in artifact.path.rglob("model.onnx")}
+    assert names == kept | {"010", "labels"}
+
+
+def test_a_client_that_has_a_model_loaded_otherwise_may_want_any_version(put, repository):
+    """From then on; another policy that is stored has what it wants fetched."""
+    put(VERSIONS | {"m/config.pbtxt": CONFIG})
+    models = repository()
+    before = models.fetch("m")
+    put({"m/config.pbtxt": b"version_policy { latest { num_versions: 2 } }"})
+    after = models.fetch("m")
+    models.want_whole("m")
+    whole = models.fetch("m")
+    assert [len(list(each.path.rglob("model.onnx"))) for each in (before, after, whole)] == [3, 4, 5]
+    assert not models.fetch("m").downloaded
 
 
 def test_a_model_comes_to_disk_as_a_directory_of_its_name(put, repository):
     """All objects below it, empty files and directories too, and nothing of a model whose name begins alike."""
     put(MODEL)
     artifact = repository().fetch("m")
-    assert tree(artifact.path) == {"m/config.pbtxt": CONFIG, "m/1/model.onnx": b"one", "m/1/empty": b"", "m/2/": None}
-    assert (artifact.downloaded, artifact.size) == (True, len(CONFIG) + 3)
+    assert tree(artifact.path) == {"m/config.pbtxt": ALL, "m/1/model.onnx": b"one", "m/1/empty": b"", "m/2/": None}
+    assert (artifact.downloaded, artifact.size) == (True, len(ALL) + 3)
     assert artifact.path.stat().st_mode & 0o777 == 0o755
     assert (artifact.path / "m" / "config.pbtxt").stat().st_mode & 0o777 == 0o644
 
 
 def test_known_content_is_not_downloaded_again(put, repository, s3_client, s3_bucket, monkeypatch):
     """Neither by the same run nor by a later one; another content is, beside the old one; the old one is found again."""
-    put(MODEL)
+    put({name: content for name, content in MODEL.items() if name != "m/2/"})
     first = repository().fetch("m")
     later = repository()
     with monkeypatch.context() as patched:
