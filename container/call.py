@@ -250,6 +250,8 @@ class Call:
     def _finish(self, error: MmeError | None) -> None:
         """Nobody waits any more: all is said, or the client has left."""
         self.over = True
+        if self._turn is not None and self.reply is not None:
+            self.reply.places.clear()
         if self._following is not None:
             if self.report is not None:
                 self._following.loaded(self.report)
@@ -292,6 +294,7 @@ class Call:
         done: Callable[[asyncio.Future[T]], None],
     ) -> None:
         """Have a thread write a response; what happens to the request meanwhile waits for it."""
+        self.reply = reply.kept()  # for the responses behind it: by their turn the request may be over
         self._turn = self._turn or InTurn()
         self._turn.work_out(functools.partial(_written, write, response, reply, self._names(response)), done)
 

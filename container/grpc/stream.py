@@ -338,6 +338,7 @@ class Call:
         self._stream.write(in_stream(part))
 
     def _in_turn(self) -> InTurn:
+        self.wanted = self.wanted.kept()  # for the responses behind it: by their turn the request may be over
         if self._turn is None:
             self._turn = InTurn()
         return self._turn
@@ -356,9 +357,15 @@ class Call:
 
     def complete(self, _request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
         """The one response, the error, or the end of several responses."""
-        if self._stream.closed or self._failed:
-            return
         if self._turn is not None and self._turn.waits(functools.partial(self.complete, _request, result)):
+            return
+        try:
+            self._complete(result)
+        finally:
+            self.wanted.places.clear()
+
+    def _complete(self, result: InferenceResponse | MmeError | None) -> None:
+        if self._stream.closed or self._failed:
             return
         if isinstance(result, MmeError):
             self.fail(result, final=True)

@@ -2,10 +2,12 @@
 
 plus, types, pick   as in `test_kserve`
 counter             a decoupled Python model of N responses
+burst               the same, every second of which takes a thread long to write
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -46,6 +48,22 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("I", np.array([i + 7], np.int32))]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+LONG = 400_000  # elements of INT32: more than the event loop copies itself
+BURST = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for i in range(int(pb_utils.get_input_tensor_by_name(request, "N").as_numpy()[0])):
+                size = LONG if i % 2 == 0 else 1
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("I", np.full(size, i + 7, np.int32))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+BURSTING = COUNTING.replace('"I" data_type: TYPE_INT32 dims: [ 1 ]', '"I" data_type: TYPE_INT32 dims: [ -1 ]')
 UNBATCHED = """
 input { name: "I" data_type: TYPE_INT64 dims: [ -1 ] }
 output { name: "O" data_type: TYPE_FP32 dims: [ -1 ] }
@@ -65,6 +83,8 @@ def server(tmp_path_factory):
     models.lay_out(repository / "pick", models.pick(), UNBATCHED)
     code = textwrap.dedent(COUNTER).encode()
     sequence_models.lay_out(repository / "counter", code, COUNTING, "model.py")
+    code = textwrap.dedent(BURST).replace("LONG", str(LONG)).encode()
+    sequence_models.lay_out(repository / "burst", code, BURSTING, "model.py")
     environ = {
         "MME_MODEL_REPOSITORY": str(repository),
         "MME_PING_MODE": "ready",
@@ -374,6 +394,41 @@ def test_several_responses_share_one_place(server, grpc_address, key):
             client.unregister_system_shared_memory()
     finally:
         shm.destroy_shared_memory_region(handle)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "lines"])
+def test_several_long_responses_share_one_place(server, grpc_address, key, protocol):
+    """Each is written there, though others and the end of the request come while a thread writes one."""
+    triton, size = tritonclient.grpc, 4 * LONG
+    handle = shm.create_shared_memory_region("b", key, size)
+    found: list = []
+    try:
+        with triton.InferenceServerClient(grpc_address) as client:
+            client.register_system_shared_memory("b", key, size)
+            if protocol == "grpc":
+                sent = triton.InferInput("N", [1], "INT32").set_data_from_numpy(np.array([6], np.int32))
+                client.start_stream(lambda result, error: found.append(error or result))
+                client.async_stream_infer("burst", [sent], outputs=[output(triton, size, 0, "I", "b")])
+                eventually(lambda: len(found) == 6, "six responses")
+                client.stop_stream()
+                told = [described(each, "I")[2:] for each in found]
+            else:
+                place = {"shared_memory_region": "b", "shared_memory_byte_size": size}
+                document = {
+                    "inputs": [{"name": "N", "shape": [1], "datatype": "INT32", "data": [6]}],
+                    "outputs": [{"name": "I", "parameters": place}],
+                }
+                lines = server.ask("POST", "/models/burst/invoke", document).body.splitlines()
+                outputs = [json.loads(line)["outputs"][0] for line in lines]
+                told = [(each.get("parameters", {}), "data" in each) for each in outputs]
+            sizes = [each.get("shared_memory_byte_size") for each, _ in told]
+            assert sizes == [size, 4] * 3
+            assert not any(inside for _, inside in told)
+            assert shm.get_contents_as_numpy(handle, np.int32, [2]).tolist() == [12, 11]
+    finally:
+        server.ask("POST", "/v2/systemsharedmemory/unregister")
+        shm.destroy_shared_memory_region(handle)
+    eventually(lambda: not any(key in file for file in server.open_files()), "the object to be closed")
 
 
 def test_nothing_is_kept_open(server):
