@@ -1,6 +1,7 @@
 """Triton's classification extension: an output as its highest values, each with its place and its name. PURE.
 
 [[0.1, 0.7, 0.2]]  →  [["0.700000:1:dog", "0.200000:2:bird"]]      the two highest of three classes
+[[1, 7, 2]]        →  [["7:1:dog", "2:2:bird"]]                    whole numbers are written whole
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.errors import invalid_argument
 from model_handlers.tensor import BYTES
 from serve.request import InferenceResponse
 
@@ -33,7 +34,7 @@ def classified(
         batches: whether the first dimension of outputs is the batch.
 
     Raises:
-        MmeError: UNSUPPORTED for an output that has no order; INVALID_ARGUMENT for one that is too large.
+        MmeError: INVALID_ARGUMENT for an output that has no order, or is too large.
     """
     outputs = []
     for name, data_type, array in response.outputs:
@@ -41,9 +42,8 @@ def classified(
             outputs.append((name, data_type, array))
             continue
         if array.dtype.kind not in "iuf" or data_type.name == "BF16":
-            raise MmeError(
-                Kind.UNSUPPORTED,
-                f"class result not available for output '{name}' due to unsupported type '{data_type.name}'",
+            raise invalid_argument(
+                f"class result not available for output '{name}' due to unsupported type '{data_type.name}'"
             )
         if array.size > _MOST_ELEMENTS:
             raise invalid_argument(f"output '{name}' has {array.size} elements: classification output tensor too large")
@@ -59,11 +59,13 @@ def classified(
 
 def _classes(rows: Array, count: int, labels: Sequence[str]) -> Array:
     """[rows, classes], highest first; of equal values the first one first."""
-    order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :count]
+    whole = rows.dtype.kind in "iu"
+    falling = ~rows if whole else -rows.astype(np.float64)  # ~ turns the order of whole numbers round, and keeps each
+    order = np.argsort(falling, axis=1, kind="stable")[:, :count]
     values = np.take_along_axis(rows, order, axis=1)
     texts = np.empty(order.size, dtype=np.object_)
     texts[:] = [
-        f"{value:.6f}:{index}{f':{labels[index]}' if index < len(labels) else ''}".encode()
+        f"{value if whole else f'{value:.6f}'}:{index}{f':{labels[index]}' if index < len(labels) else ''}".encode()
         for value, index in zip(values.ravel().tolist(), order.ravel().tolist(), strict=True)
     ]
     return texts.reshape(order.shape)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from container.codec.classification import classified
 from model_handlers.errors import Kind, MmeError
-from model_handlers.tensor import BF16, BOOL, BYTES, FP32, INT32, UINT8
+from model_handlers.tensor import BF16, BOOL, BYTES, FP32, INT32, INT64, UINT8, UINT64
 from serve.request import InferenceResponse
 
 
@@ -28,15 +28,22 @@ def of(array, count, *, kind=FP32, batches=True, labels=()):
         ([[0.1, 0.7, 0.2]], 1, {}, [["0.700000:1"]]),
         ([[0.1, 0.7, 0.2]], 2, {"labels": ("cat", "dog", "bird")}, [["0.700000:1:dog", "0.200000:2:bird"]]),
         ([[0.1, 0.7, 0.2]], 9, {"labels": ("cat",)}, [["0.700000:1", "0.200000:2", "0.100000:0:cat"]]),
-        ([[1, 2], [4, 3]], 1, {"kind": INT32}, [["2.000000:1"], ["4.000000:0"]]),
-        ([[5, 5, 5]], 2, {"kind": UINT8}, [["5.000000:0", "5.000000:1"]]),
+        ([[1, 2], [4, 3]], 1, {"kind": INT32}, [["2:1"], ["4:0"]]),
+        ([[5, 5, 5]], 2, {"kind": UINT8}, [["5:0", "5:1"]]),
+        ([[2**64 - 2, 2**64 - 1, 0]], 2, {"kind": UINT64}, [[f"{2**64 - 1}:1", f"{2**64 - 2}:0"]]),
+        (
+            [[2**62 + 1, -(2**63), 2**62 + 2]],
+            3,
+            {"kind": INT64},
+            [[f"{2**62 + 2}:2", f"{2**62 + 1}:0", f"{-(2**63)}:1"]],
+        ),
         ([1.0, 3.0, 2.0], 2, {"batches": False}, ["3.000000:1", "2.000000:2"]),
         ([[1.0, 3.0], [2.0, 4.0]], 2, {"batches": False}, ["4.000000:3", "3.000000:1"]),
         ([[[1.0], [3.0]], [[4.0], [2.0]]], 1, {}, [["3.000000:1"], ["4.000000:0"]]),
     ],
 )
 def test_the_highest_come_first(array, count, options, texts):
-    """With six decimals, their place, and their name where there is one; all of them if more are wanted than there are."""
+    """Whole, or with six decimals, their place, and their name where there is one; all of them if more are wanted than there are."""
     kind = options.get("kind", FP32)
     classes = of(np.array(array, kind.dtype), count, **options)
     assert np.vectorize(bytes.decode)(classes).tolist() == texts
@@ -57,9 +64,14 @@ def test_classes_are_the_sorted_values(rows, count):
 @pytest.mark.parametrize(
     ("array", "kind", "error", "words"),
     [
-        (np.array([[True]]), BOOL, Kind.UNSUPPORTED, "class result not available for output 'Y' due to unsupported"),
-        (np.array([[b"x"]], object), BYTES, Kind.UNSUPPORTED, "unsupported type 'BYTES'"),
-        (np.array([[1]], np.uint16), BF16, Kind.UNSUPPORTED, "unsupported type 'BF16'"),
+        (
+            np.array([[True]]),
+            BOOL,
+            Kind.INVALID_ARGUMENT,
+            "class result not available for output 'Y' due to unsupported",
+        ),
+        (np.array([[b"x"]], object), BYTES, Kind.INVALID_ARGUMENT, "unsupported type 'BYTES'"),
+        (np.array([[1]], np.uint16), BF16, Kind.INVALID_ARGUMENT, "unsupported type 'BF16'"),
         (np.zeros((1, 1_000_001), np.uint8), UINT8, Kind.INVALID_ARGUMENT, "classification output tensor too large"),
     ],
 )
