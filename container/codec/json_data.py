@@ -135,13 +135,13 @@ def array_to_json(array: Array, data_type: DataType, name: str) -> Any:
     """What orjson (with its numpy option) writes as the flat `data` of an output; a large one's is written already.
 
     Raises:
-        MmeError: UNSUPPORTED for a type or a number that JSON can't carry, or bytes that are not text.
+        MmeError: INVALID_ARGUMENT for a type that JSON can't carry, UNSUPPORTED for such a number, or bytes that are no
+            text.
     """
     if not data_type.json:
-        raise MmeError(
-            Kind.UNSUPPORTED,
+        raise invalid_argument(
             f"sending {data_type.name} data via JSON is not supported. "
-            f"Please use the binary data format for output '{name}'",
+            f"Please use the binary data format for output '{name}'"
         )
     flat = np.ascontiguousarray(array).ravel()
     if flat.size > _PIECE:

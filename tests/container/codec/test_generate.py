@@ -446,7 +446,7 @@ def test_what_has_no_json_form_is_refused(respond, refusal):
     half = respond(("Y", "FP16", np.zeros(1, "<f2")))
     noise = respond(("Y", "BYTES", np.array([b"\xff"], object)))
     odd = respond(parameters={"k": math.nan})
-    assert "sending FP16 data via JSON" in refusal(encode_generate, half, kind=Kind.UNSUPPORTED)
+    assert "sending FP16 data via JSON" in refusal(encode_generate, half)
     assert "output 'Y' holds bytes that are not UTF-8" in refusal(encode_generate, noise, kind=Kind.UNSUPPORTED)
     assert "response parameter 'k' of model 'm' is nan" in refusal(encode_generate, odd, kind=Kind.UNSUPPORTED)
 
