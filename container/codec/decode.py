@@ -29,7 +29,7 @@ from container.codec.layouts import Layouts
 from container.codec.shared import REGION, releasing, shared_input, shared_output
 from container.shared_memory import Regions
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from model_handlers.tensor import BYTES, decode_bytes_elements, element_count
+from model_handlers.tensor import BYTES, element_count
 from serve.request import InferenceRequest
 
 if TYPE_CHECKING:
@@ -150,6 +150,8 @@ class Decoder:
     def decode_raw(self, body: bytes, config: ModelConfig, on_complete: Completion) -> tuple[InferenceRequest, Reply]:
         """A raw binary request: the whole body is the data of the model's only input, its shape is deduced.
 
+        Of BYTES it is the one string itself.
+
         Raises:
             MmeError: INVALID_ARGUMENT when shape or input can't be deduced.
         """
@@ -160,8 +162,7 @@ class Decoder:
             )
         spec = config.inputs[0]
         if spec.data_type is BYTES:
-            shape: tuple[int, ...] = (1,)
-            array = decode_bytes_elements(body, 1, spec.name, config.name)
+            shape, array = _one_string(body, spec.dims, spec.name)
         else:
             shape = _deduced_shape(spec.dims, len(body), spec.data_type.itemsize, spec.name, config.name)
             array = np.frombuffer(body, spec.data_type.dtype).reshape(shape)
@@ -279,6 +280,15 @@ def _requested(
         if "binary_data" in parameters:
             binary[name] = bool(boolean_field(parameters, "binary_data", f"output '{name}'"))
     return names, binary | dict.fromkeys(places, False), classes, places
+
+
+def _one_string(body: bytes, dims: tuple[int, ...], name: str) -> tuple[tuple[int, ...], Array]:
+    """The body as the one element of an input, without a length before it: it ends with the body."""
+    if dims != (1,):
+        raise invalid_argument(f"For BYTE datatype raw input '{name}', the model must have input shape [1]")
+    array = np.empty(1, np.object_)
+    array[0] = bytes(body)
+    return dims, array
 
 
 def _deduced_shape(dims: tuple[int, ...], size: int, itemsize: int, name: str, model: str) -> tuple[int, ...]:

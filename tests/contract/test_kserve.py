@@ -28,6 +28,15 @@ HASTY = FOURS.replace(
 CROWDED = "max_batch_size: 16\ndynamic_batching { max_queue_delay_microseconds: 200000 }\n"
 
 
+def lay_out_echo(directory, datatype, dims):
+    """A model that answers OUTPUT0 with INPUT0."""
+    tensor = f"data_type: TYPE_{datatype} dims: {dims}"
+    (directory / "1").mkdir(parents=True)
+    (directory / "config.pbtxt").write_text(
+        f'backend: "identity" input {{ name: "INPUT0" {tensor} }} output {{ name: "OUTPUT0" {tensor} }}'
+    )
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     """A Triton model repository."""
@@ -36,6 +45,9 @@ def repository(tmp_path_factory):
     models.lay_out(folder / "bare", models.plus(2))
     models.lay_out(folder / "types", models.every_type(), BATCHED)
     models.lay_out(folder / "pick", models.pick())
+    lay_out_echo(folder / "image", "STRING", [1])
+    lay_out_echo(folder / "whole", "INT64", [-1])
+    lay_out_echo(folder / "half", "FP16", [-1])
     labelled = models.lay_out(folder / "labelled", models.plus(1), LABELLED)
     (labelled / "labels.txt").write_text("ant\nbee\ncat\n")
     for name, config in {"fours": FOURS, "narrow": NARROW, "hasty": HASTY, "crowded": CROWDED}.items():
@@ -183,6 +195,14 @@ def test_fp16_in_json_is_refused(server):
     assert answer.status == 400
     assert "binary" in answer.error
     assert "IN_FP16" in answer.error
+
+
+def test_fp16_is_not_answered_in_json(client):
+    """Nor has it one on the way back: asking for it is the client's mistake."""
+    wanted = [triton.InferRequestedOutput("OUTPUT0", binary_data=False)]
+    with pytest.raises(InferenceServerException, match="sending FP16 data via JSON is not supported") as caught:
+        client.infer("half", [tensor("INPUT0", np.array([1], np.float16))], outputs=wanted)
+    assert caught.value.status() == "400"
 
 
 def test_only_the_requested_outputs_come(client):
@@ -346,6 +366,13 @@ def test_outputs_can_be_asked_for_as_classes(client, binary):
         assert answer.get_output("Y")["datatype"] == "BYTES"
 
 
+def test_classes_of_whole_numbers_are_whole(client):
+    """To the last digit, highest first."""
+    numbers = [tensor("INPUT0", np.array([2**62 + 1, -5, 2**62 + 2]))]
+    answer = client.infer("whole", numbers, outputs=[triton.InferRequestedOutput("OUTPUT0", class_count=3)])
+    assert answer.as_numpy("OUTPUT0").tolist() == [b"%d:2" % (2**62 + 2), b"%d:0" % (2**62 + 1), b"-5:1"]
+
+
 def test_a_model_is_loaded_anew_under_a_stream_of_requests(server, client):
     """Requests that never stop are all answered by the old one or by the new one, and none waits for a load."""
     answers, done = [[], [], []], threading.Event()
@@ -399,6 +426,16 @@ def test_a_raw_request_is_the_data_of_the_only_input(server):
     length = int(answer.headers["inference-header-content-length"])
     assert json.loads(answer.body[:length])["outputs"][0]["shape"] == [1, 4]
     np.testing.assert_array_equal(np.frombuffer(answer.body[length:], np.float32), x + 1)
+
+
+@pytest.mark.parametrize("body", [b"\xff\xd8\xff an image", b""])
+def test_a_raw_request_for_a_string_is_that_string(server, body):
+    """As one sends an image: the body is the one element, without a length before it."""
+    answer = server.ask("POST", "/v2/models/image/infer", body, Inference_Header_Content_Length="0")
+
+    assert answer.status == 200
+    length = int(answer.headers["inference-header-content-length"])
+    assert answer.body[length:] == len(body).to_bytes(4, "little") + body
 
 
 @pytest.mark.parametrize("compressed", ["gzip", "deflate"])
