@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from container.codec.json_data import array_to_json, parameters_to_json, refuse_nonfinite
+from container.codec.json_data import array_to_json, parameters_to_json, with_nonfinite
 from container.codec.shared import NO_PLACES, written
 from model_handlers.tensor import BYTES, encode_bytes_elements
 
@@ -172,6 +172,7 @@ def _head(response: InferenceResponse, reply: Reply, data: Sequence[bytes | memo
     head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"null" in head:  # in data, or in somebody's name
         for item in outputs:
-            if isinstance(item.get("data"), np.ndarray):
-                refuse_nonfinite(item["data"], item["name"])
+            if "data" in item:
+                item["data"] = with_nonfinite(item["data"])
+        head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     return head

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from serve.request import Completion, Layout
 
 RESERVED = frozenset({"priority", "timeout", "binary_data_output", "sequence_id", "sequence_start", "sequence_end"})
+_NONFINITE = (b"NaN", b"Infinity")  # and -Infinity: as Triton's parser and Python's write and read them
 _LONGEST_HEADER = 1 << 16  # bytes in which the end of JSON is looked for, where nobody said where it is
 
 
@@ -65,7 +66,7 @@ class RequestFields:
 
 
 def json_object(text: bytes, form: str) -> dict[str, Any]:
-    """The object that a request's JSON is; `form` says which, for the message.
+    """The object that a request's JSON is, NaN and infinities allowed; `form` says which, for the message.
 
     Raises:
         MmeError: INVALID_ARGUMENT when it is no JSON, or no object.
@@ -73,9 +74,23 @@ def json_object(text: bytes, form: str) -> dict[str, Any]:
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise invalid_argument(f"failed to parse the request JSON buffer: {error}{_tensors_behind(text)}") from None
+        document = _with_nonfinite(text)
+        if document is None:
+            raise invalid_argument(f"failed to parse the request JSON buffer: {error}{_tensors_behind(text)}") from None
     if not isinstance(document, dict):
         raise invalid_argument(f"the request must be {form}")
+    return document
+
+
+def _with_nonfinite(text: bytes) -> Any:
+    """What JSON means that holds NaN or infinities, and nothing else that JSON does not know; None for other text."""
+    if not any(word in text for word in _NONFINITE):
+        return None
+    try:
+        document = json.loads(text.decode())
+        orjson.dumps(document)  # refuses what orjson would not have read: larger numbers, half characters, deep nesting
+    except (ValueError, TypeError, RecursionError):
+        return None
     return document
 
 

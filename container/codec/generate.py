@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from container.codec.fields import RequestFields, client_id, json_object, object_field
-from container.codec.json_data import array_to_json, flat_array_from_json, parameters_to_json, refuse_nonfinite
+from container.codec.json_data import (
+    array_to_json,
+    flat_array_from_json,
+    one_to_json,
+    parameters_to_json,
+    with_nonfinite,
+)
 from container.codec.sse import event
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import element_count
@@ -62,17 +68,8 @@ def encode_generate(response: InferenceResponse) -> bytes:
     for name, data_type, array in response.outputs:
         _refuse_taken(document, (name,), "output", response.model_name)
         elements = array_to_json(array, data_type, name)
-        document[name] = _alone(elements) if array.size == 1 else elements
-    body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    if b"null" in body:  # in data, or in somebody's name
-        for name, _, array in response.outputs:
-            refuse_nonfinite(array, name)
-    return body
-
-
-def _alone(elements: Any) -> orjson.Fragment:
-    """The one element of a list. As it is written there: of numpy's scalars orjson does not write every kind."""
-    return orjson.Fragment(orjson.dumps(elements, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
+        document[name] = one_to_json(elements) if array.size == 1 else with_nonfinite(elements)
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def error_event(message: str) -> bytes:

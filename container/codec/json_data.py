@@ -1,4 +1,7 @@
-"""Tensor elements as JSON: strict both ways, so that a number never silently becomes another."""
+"""Tensor elements as JSON: strict both ways, so that a number never silently becomes another.
+
+NaN and infinities are written as Triton's parser, and Python's, know them: `NaN`, `Infinity`, `-Infinity`.
+"""
 
 from __future__ import annotations
 
@@ -134,9 +137,10 @@ def _out_of_range(data_type: DataType, what: str) -> MmeError:
 def array_to_json(array: Array, data_type: DataType, name: str) -> Any:
     """What orjson (with its numpy option) writes as the flat `data` of an output; a large one's is written already.
 
+    It writes null for NaN and infinities in what is an array: see `with_nonfinite`.
+
     Raises:
-        MmeError: INVALID_ARGUMENT for a type that JSON can't carry, UNSUPPORTED for such a number, or bytes that are no
-            text.
+        MmeError: INVALID_ARGUMENT for a type that JSON can't carry, UNSUPPORTED for bytes that are not text.
     """
     if not data_type.json:
         raise invalid_argument(
@@ -154,28 +158,40 @@ def _in_pieces(flat: Array, data_type: DataType, name: str) -> orjson.Fragment:
     pieces = []
     for start in range(0, flat.size, _PIECE):
         piece = flat[start : start + _PIECE]
-        if data_type is not BYTES:
-            refuse_nonfinite(piece, name)
-        elements = _texts(piece, name) if data_type is BYTES else piece
-        pieces.append(orjson.dumps(elements, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
+        pieces.append(_written(_texts(piece, name) if data_type is BYTES else piece)[1:-1])
     return orjson.Fragment(b"[%b]" % b",".join(pieces))
+
+
+def with_nonfinite(elements: Any) -> Any:
+    """What `array_to_json` returned, such that orjson writes what JSON does not know as well."""
+    if not isinstance(elements, np.ndarray) or elements.dtype.kind != "f" or np.isfinite(elements).all():
+        return elements
+    return orjson.Fragment(_written(elements))
+
+
+def one_to_json(elements: Any) -> orjson.Fragment:
+    """The one element of what `array_to_json` returned: orjson writes not every kind of numpy's scalars."""
+    return orjson.Fragment(_written(elements)[1:-1])
+
+
+def _written(elements: Any) -> bytes:
+    """A flat list or array of elements as JSON."""
+    text = orjson.dumps(elements, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not isinstance(elements, np.ndarray) or elements.dtype.kind != "f" or b"null" not in text:
+        return text
+    words = [_word(value) for value in elements[~np.isfinite(elements)].tolist()]
+    return b"".join([word + part for word, part in zip([b"", *words], text.split(b"null"), strict=True)])
+
+
+def _word(value: float) -> bytes:
+    """A number that orjson writes as null."""
+    if math.isnan(value):
+        return b"NaN"
+    return b"Infinity" if value > 0 else b"-Infinity"
 
 
 def _texts(flat: Array, name: str) -> list[str]:
     return [_text(element, name) for element in flat.tolist()]
-
-
-def refuse_nonfinite(array: Array, name: str) -> None:
-    """Refuse what orjson would write as null.
-
-    Raises:
-        MmeError: UNSUPPORTED when the array holds NaN or an infinity.
-    """
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise MmeError(
-            Kind.UNSUPPORTED,
-            f"output '{name}' holds NaN or infinity, which JSON can't carry; ask for it in the binary data format",
-        )
 
 
 def _text(element: Any, name: str) -> str:

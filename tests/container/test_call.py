@@ -20,7 +20,7 @@ from container.targets import Flavor, InferenceType
 from container.trace_settings import TraceSettings
 from container.traced import Tracing, follow
 from model_handlers.errors import Kind, MmeError
-from model_handlers.tensor import FP32, UINT8
+from model_handlers.tensor import BYTES, FP32, UINT8
 from serve.request import InferenceRequest, InferenceResponse, Layout, LoadReport
 
 
@@ -100,9 +100,9 @@ def asked(tracer):
     return call, call.take(request), exchange
 
 
-def response(array):
+def response(array, data_type=FP32):
     """Of a model with one output."""
-    return InferenceResponse("m", "1", [("Y", FP32, array)])
+    return InferenceResponse("m", "1", [("Y", data_type, array)])
 
 
 def body_of(exchange):
@@ -172,7 +172,7 @@ def test_a_long_answer_that_can_not_be_written_is_an_error(several, tracer):
 
     async def main():
         _, request, exchange = asked(tracer)
-        wrong = response(np.full(1 << 17, np.nan, np.float32))
+        wrong = response(np.full(1 << 12, b"\xff", np.object_), BYTES)
         if several:
             request.respond(wrong)
             request.respond(response(SMALL))
@@ -180,7 +180,7 @@ def test_a_long_answer_that_can_not_be_written_is_an_error(several, tracer):
         return await asyncio.to_thread(body_of, exchange), request.cancelled
 
     (status, body), cancelled = asyncio.run(main())
-    assert "NaN or infinity" in json.loads(body)["error"]
+    assert "not UTF-8 text" in json.loads(body)["error"]
     assert (status >= 400, cancelled) == (True, several)
 
 

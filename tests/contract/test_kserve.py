@@ -48,6 +48,7 @@ def repository(tmp_path_factory):
     lay_out_echo(folder / "image", "STRING", [1])
     lay_out_echo(folder / "whole", "INT64", [-1])
     lay_out_echo(folder / "half", "FP16", [-1])
+    lay_out_echo(folder / "double", "FP64", [-1])
     labelled = models.lay_out(folder / "labelled", models.plus(1), LABELLED)
     (labelled / "labels.txt").write_text("ant\nbee\ncat\n")
     for name, config in {"fours": FOURS, "narrow": NARROW, "hasty": HASTY, "crowded": CROWDED}.items():
@@ -203,6 +204,18 @@ def test_fp16_is_not_answered_in_json(client):
     with pytest.raises(InferenceServerException, match="sending FP16 data via JSON is not supported") as caught:
         client.infer("half", [tensor("INPUT0", np.array([1], np.float16))], outputs=wanted)
     assert caught.value.status() == "400"
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_nan_and_infinities(server, client, binary):
+    """They come and go in JSON as well, as the words that Triton, its client and Python have for them."""
+    numbers = np.array([np.nan, np.inf, -np.inf, 0.5])
+    wanted = [triton.InferRequestedOutput("OUTPUT0", binary_data=binary)]
+    answer = client.infer("double", [tensor("INPUT0", numbers, binary=binary)], outputs=wanted)
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), numbers)
+
+    flat = server.ask("POST", "/v2/models/double/generate", {"INPUT0": numbers.tolist()})
+    np.testing.assert_array_equal(flat.json["OUTPUT0"], numbers)
 
 
 def test_only_the_requested_outputs_come(client):

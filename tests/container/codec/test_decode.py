@@ -201,9 +201,35 @@ def test_a_shape_must_be_an_array_of_few_dimensions(shape, decode, refusal):
 # -- documents -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"NaN", b'{"inputs": [NaN]}', b"[" * 5000, b'{"a": 1e999}'])
-def test_what_is_no_json_is_refused(body, decode, refusal):
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
+def test_nan_and_infinities_are_numbers(word, datatype, decode):
+    """As Triton's parser reads them; as a parameter, too."""
+    tensor = f'{{"name": "NaN", "shape": [2], "datatype": "{datatype}", "data": [0.5, {word}]}}'
+    request, _ = decode(f'{{"inputs": [{tensor}], "parameters": {{"bound": {word}}}}}'.encode())
+    assert np.array_equal(request.inputs[0], [0.5, float(word)], equal_nan=True)
+    assert repr(request.parameters["bound"]) == repr(float(word))
+
+
+def test_nan_is_no_integer(decode, refusal):
+    """The sentence names the input."""
+    body = b'{"inputs": [{"name": "X", "shape": [1], "datatype": "INT32", "data": [NaN]}]}'
+    assert refusal(decode, body).startswith("'data' of input 'X' holds elements that are not INT32")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b'{"inputs": [nan]}', b"[" * 5000, b'{"a": 1e999}'])
+@pytest.mark.parametrize("beside", [b"", b" NaN"])
+def test_what_is_no_json_is_refused(body, beside, decode, refusal):
     """Broken, too deep and non-standard JSON is refused; deep JSON does not end the stack."""
+    assert refusal(decode, body + beside).startswith(
+        ("failed to parse the request JSON buffer: ", "the request must be")
+    )
+
+
+@pytest.mark.parametrize("odd", ['"\\ud800"', str(2**64), "1" * 5000, "[" * 500 + "]" * 500])
+def test_nan_lets_nothing_else_through(odd, decode, refusal):
+    """Half a character, a number of more than 64 bits and deep nesting are refused beside it."""
+    body = f'{{"inputs": [], "parameters": {{"a": NaN, "b": {odd}}}}}'.encode()
     assert refusal(decode, body).startswith("failed to parse the request JSON buffer: ")
 
 

@@ -43,13 +43,17 @@ def test_every_datatype_that_json_can_carry_is_written_as_json(datatype, arrays,
     ] or np.array_equal(np.array(header["outputs"][0]["data"], array.dtype), array.ravel())
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("count", [1, 2, 40_000])
 @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
-def test_what_json_cannot_carry_is_refused(value, datatype, respond, refusal):
-    """NaN and infinities are not written as null: the client is told to ask for binary data."""
-    array = np.array([1, value], dtype=BY_NAME[datatype].dtype)
-    sentence = refusal(encode, respond(("Y", datatype, array)), reply(), kind=Kind.UNSUPPORTED)
-    assert sentence.startswith("output 'Y' holds NaN or infinity")
+def test_nan_and_infinities_are_written_as_triton_writes_them(count, datatype, respond):
+    """As words that are no JSON, which its parser and Python's read; also where a large output is written in pieces."""
+    array = np.array([1, np.nan, np.inf, -np.inf] * count, dtype=BY_NAME[datatype].dtype)
+    response = respond(("null", "FP32", F4), ("Y", datatype, array), ("t", "BYTES", np.array([b"null"], object)))
+    (body,), _ = encode(response, reply())
+    assert body.count(b"1.0,NaN,Infinity,-Infinity") == count
+    data = [output["data"] for output in json.loads(body)["outputs"]]
+    assert np.array_equal(data[1], array, equal_nan=True)
+    assert [data[0], data[2]] == [[1.5, -2], ["null"]]
 
 
 def test_a_name_with_null_in_it_is_a_name(respond, written):
@@ -249,10 +253,10 @@ def test_a_line_without_outputs_is_a_line(respond):
 
 
 def test_a_line_refuses_what_json_cannot_carry(respond, refusal):
-    """NaN is refused, and the next line is written."""
-    broken, fine = (respond(("Y", "FP32", np.array([value], "<f4"))) for value in (np.nan, 1))
-    assert "NaN" in refusal(encode_line, broken, kind=Kind.UNSUPPORTED)
-    assert json.loads(encode_line(fine))["outputs"][0]["data"] == [1]
+    """Bytes that are no text are refused, and the next line is written."""
+    broken, fine = (respond(("Y", "BYTES", np.array([value], object))) for value in (b"\xff", b"1"))
+    assert "not UTF-8" in refusal(encode_line, broken, kind=Kind.UNSUPPORTED)
+    assert json.loads(encode_line(fine))["outputs"][0]["data"] == ["1"]
 
 
 @pytest.mark.parametrize(
@@ -271,9 +275,8 @@ def test_a_large_output_is_the_same_json(datatype, array, respond, written):
     assert header["outputs"][0]["data"] == ([each.decode() for each in flat] if datatype == "BYTES" else flat)
 
 
-@pytest.mark.parametrize(("datatype", "wrong"), [("FP32", np.inf), ("BYTES", b"\xff")])
-def test_what_json_cannot_carry_is_refused_wherever_it_lies(datatype, wrong, respond, refusal):
+def test_what_json_cannot_carry_is_refused_wherever_it_lies(respond, refusal):
     """In the last piece of a large output too."""
-    array = np.full(70_000, wrong if datatype == "FP32" else b"a", np.float32 if datatype == "FP32" else np.object_)
-    array[:-1], array[-1] = array[0] if datatype == "BYTES" else 0, wrong
-    refusal(encode, respond(("Y", datatype, array)), reply(), kind=Kind.UNSUPPORTED)
+    array = np.full(70_000, b"a", np.object_)
+    array[-1] = b"\xff"
+    refusal(encode, respond(("Y", "BYTES", array)), reply(), kind=Kind.UNSUPPORTED)
