@@ -18,13 +18,19 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array
     from serve.request import Completion, Layout
 
-RESERVED = frozenset({"priority", "timeout", "binary_data_output", "sequence_id", "sequence_start", "sequence_end"})
+OF_SEQUENCES = frozenset({"sequence_id", "sequence_start", "sequence_end"})
+RESERVED = frozenset({"priority", "timeout", "binary_data_output"}) | OF_SEQUENCES
 _NONFINITE = (b"NaN", b"Infinity")  # and -Infinity: as Triton's parser and Python's write and read them
 _LONGEST_HEADER = 1 << 16  # bytes in which the end of JSON is looked for, where nobody said where it is
 
 
 class RequestFields:
     """What a request says beside its tensors.
+
+    Args:
+        request_id: the client's id of it, or "".
+        parameters: by name.
+        reserved: the names that mean something here.
 
     Attributes:
         id: the client's id of it, or "".
@@ -38,7 +44,7 @@ class RequestFields:
 
     __slots__ = ("binary", "correlation_id", "flags", "id", "parameters", "priority", "timeout_us")
 
-    def __init__(self, request_id: str, parameters: Mapping[str, Any]) -> None:
+    def __init__(self, request_id: str, parameters: Mapping[str, Any], reserved: frozenset[str] = RESERVED) -> None:
         for key, value in parameters.items():
             if key.startswith("triton_"):
                 raise invalid_argument(
@@ -47,13 +53,14 @@ class RequestFields:
             if not isinstance(value, str | int | bool | float):
                 raise invalid_argument(f"parameter '{key}' must be a string, a number or a boolean")
         self.id = request_id
-        self.timeout_us = _natural(parameters, "timeout", "a number of microseconds")
-        self.priority = _natural(parameters, "priority", "a priority level")
-        self.binary = boolean_field(parameters, "binary_data_output", "the request")
-        self.correlation_id = _correlation_id(parameters)
-        self.flags = FLAG_SEQUENCE_START * bool(boolean_field(parameters, "sequence_start", "the request"))
-        self.flags |= FLAG_SEQUENCE_END * bool(boolean_field(parameters, "sequence_end", "the request"))
-        self.parameters = {key: value for key, value in parameters.items() if key not in RESERVED}
+        self.parameters = {key: value for key, value in parameters.items() if key not in reserved}
+        meant = parameters if reserved is RESERVED else {key: parameters[key] for key in reserved if key in parameters}
+        self.timeout_us = _natural(meant, "timeout", "a number of microseconds")
+        self.priority = _natural(meant, "priority", "a priority level")
+        self.binary = boolean_field(meant, "binary_data_output", "the request")
+        self.correlation_id = _correlation_id(meant)
+        self.flags = FLAG_SEQUENCE_START * bool(boolean_field(meant, "sequence_start", "the request"))
+        self.flags |= FLAG_SEQUENCE_END * bool(boolean_field(meant, "sequence_end", "the request"))
 
     def request(
         self, layout: Layout, inputs: list[Array], on_complete: Completion, request_id: str = ""

@@ -1,8 +1,9 @@
 """Triton's generate extension: tensors as the keys of a flat JSON object. PURE.
 
 A key that is an input of the model is that input, and any other is a parameter of the request; what `parameters` holds
-counts as if it stood beside it. Types and shapes are not sent, they are the model's own: a request fills the shape of
-an input with its elements, and an answer is flat. Knows nothing of how many answers a request gets.
+counts as if it stood beside it. Of the names that infer reserves, only those of a sequence have a meaning: `timeout`
+and `priority` are what the model says. Types and shapes are not sent, they are the model's own: a request fills
+the shape of an input with its elements, and an answer is flat. Knows nothing of how many answers a request gets.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from container.codec.fields import RequestFields, client_id, json_object, object_field
+from container.codec.fields import OF_SEQUENCES, RequestFields, client_id, json_object, object_field
 from container.codec.json_data import (
     array_to_json,
     flat_array_from_json,
@@ -47,7 +48,7 @@ def decode_generate(body: bytes, config: ModelConfig, layouts: Layouts, on_compl
     document = json_object(body, "a JSON object")
     names = {spec.name for spec in config.inputs}
     values, given = _values(document, names, config)
-    own = RequestFields(_id(document, names), given)
+    own = RequestFields(_id(document, names), given, OF_SEQUENCES)
     inputs = [(spec, _tensor(values[spec.name], spec, config)) for spec in config.inputs if spec.name in values]
     layout = layouts.intern(tuple((spec.name, spec.data_type, array.shape) for spec, array in inputs), ())
     return own.request(layout, [array for _, array in inputs], on_complete)

@@ -115,6 +115,13 @@ def test_headers_and_metadata_become_parameters(server, client):
     assert said(result) == {"x-tenant-name": "d", "own": 3}
 
 
+def test_parameters_of_generate_are_the_models(server):
+    """Those too that mean something to infer: it is told of them, whatever they hold."""
+    sent = {"timeout": 2.5, "priority": "high", "binary_data_output": True}
+    answer = server.ask("POST", "/v2/models/said/generate", {"X": [1], **sent})
+    assert json.loads(answer.json["PARAMETERS"]) == sent
+
+
 def test_a_stream_s_metadata_become_parameters_of_each_request(client):
     """They come once, with the stream."""
     answers: list = []

@@ -69,12 +69,27 @@ def test_an_input_may_lie_among_the_parameters():
     assert request.parameters == {"k": "v"}
 
 
-def test_id_and_timeout_are_the_requests_own():
-    """Neither is handed to the model as a parameter; an id among the parameters is one."""
-    request = read({"id": "42", "A": 1, "B": 1, "parameters": {"timeout": 1500, "id": "mine"}}, TWO)
-    assert (request.id, request.timeout_us) == ("42", 1500)
+def test_an_id_is_the_requests_own():
+    """It is not handed to the model as a parameter; one among the parameters is."""
+    request = read({"id": "42", "A": 1, "B": 1, "parameters": {"id": "mine"}}, TWO)
+    assert request.id == "42"
     assert request.parameters == {"id": "mine"}
-    assert read({"timeout": 5}, TWO).timeout_us == 5
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"timeout": 1500, "priority": 2, "binary_data_output": True},
+        {"timeout": 2.5, "priority": "high"},
+        {"timeout": -1},
+    ],
+)
+def test_what_infer_reserves_is_the_models_own(parameters, nested):
+    """A time limit, a priority and the form of the answer are no words of generate: the model may mean what it likes."""
+    request = read({"A": 1, "B": 1} | ({"parameters": parameters} if nested else parameters), TWO)
+    assert request.parameters == parameters
+    assert (request.timeout_us, request.priority) == (0, 0)
 
 
 @pytest.mark.parametrize("nested", [True, False])
@@ -350,9 +365,7 @@ def test_parameters_are_an_object(value, refusal):
         ("k", [1], "parameter 'k' must be a string, a number or a boolean"),
         ("k", {}, "parameter 'k' must be a string, a number or a boolean"),
         ("triton_k", 1, "parameter keys starting with 'triton_' are reserved"),
-        ("timeout", -1, "parameter 'timeout' must be a number of microseconds"),
-        ("timeout", "1", "parameter 'timeout' must be a number of microseconds"),
-        ("priority", -1, "parameter 'priority' must be a priority level, 0 or more"),
+        ("timeout", None, "parameter 'timeout' must be a string, a number or a boolean"),
         ("sequence_id", -1, "parameter 'sequence_id' must be a string or a number, 0 or more"),
         ("sequence_id", True, "parameter 'sequence_id' must be a string or a number, 0 or more"),
         ("sequence_start", 1, "parameter 'sequence_start' of the request must be true or false"),
@@ -360,7 +373,7 @@ def test_parameters_are_an_object(value, refusal):
     ],
 )
 def test_a_parameter_that_cannot_be_is_refused(key, value, words, nested, refusal):
-    """Composite values, reserved names and bad timeouts, beside `parameters` or in it."""
+    """Composite values, reserved names and bad sequences, beside `parameters` or in it."""
     assert words in refusal(read, {"parameters": {key: value}} if nested else {key: value}, TWO)
 
 
