@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -52,6 +53,8 @@ class RequestFields:
                 )
             if not isinstance(value, str | int | bool | float):
                 raise invalid_argument(f"parameter '{key}' must be a string, a number or a boolean")
+            if isinstance(value, float) and not math.isfinite(value):  # which messages to models' processes can't carry
+                raise invalid_argument(f"parameter '{key}' must be a finite number, got {value}")
         self.id = request_id
         self.parameters = {key: value for key, value in parameters.items() if key not in reserved}
         meant = parameters if reserved is RESERVED else {key: parameters[key] for key in reserved if key in parameters}
