@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,7 @@ def json_object(text: bytes, form: str) -> dict[str, Any]:
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        document = _with_nonfinite(text)
+        document = _beyond_json(text)
         if document is None:
             raise invalid_argument(f"failed to parse the request JSON buffer: {error}{_tensors_behind(text)}") from None
     if not isinstance(document, dict):
@@ -92,12 +93,15 @@ def json_object(text: bytes, form: str) -> dict[str, Any]:
     return document
 
 
-def _with_nonfinite(text: bytes) -> Any:
-    """What JSON means that holds NaN or infinities, and nothing else that JSON does not know; None for other text."""
-    if not any(word in text for word in _NONFINITE):
+def _beyond_json(text: bytes) -> Any:
+    """What text means that is JSON but for NaN, infinities and a byte order mark; None for other text.
+
+    Triton's parser reads these as well.
+    """
+    if not text.startswith(codecs.BOM_UTF8) and not any(word in text for word in _NONFINITE):
         return None
     try:
-        document = json.loads(text.decode())
+        document = json.loads(text.decode("utf-8-sig"))
         orjson.dumps(document)  # refuses what orjson would not have read: larger numbers, half characters, deep nesting
     except (ValueError, TypeError, RecursionError):
         return None

@@ -1,5 +1,6 @@
 """Requests: what a header means, what it may not say, and that a header met before means the same again."""
 
+import codecs
 import json
 import struct
 import tracemalloc
@@ -210,6 +211,16 @@ def test_nan_and_infinities_are_numbers(word, datatype, decode, refusal):
     assert np.array_equal(request.inputs[0], [0.5, float(word)], equal_nan=True)
     body = f'{{"inputs": [], "parameters": {{"bound": {word}}}}}'.encode()
     assert refusal(decode, body).startswith("parameter 'bound' must be a finite number, got ")
+
+
+def test_a_byte_order_mark_is_no_matter(decode, refusal):
+    """As editors write it before JSON; once, and before nothing else."""
+    tensor = '{"name": "é", "shape": [1], "datatype": "FP32", "data": [1]}'
+    body = f'{{"inputs": [{tensor}]}}'.encode()
+    request, _ = decode(codecs.BOM_UTF8 + body)
+    assert request.layout.inputs[0][0] == "é"
+    for wrong in (2 * codecs.BOM_UTF8 + body, body + codecs.BOM_UTF8, codecs.BOM_UTF8, codecs.BOM_UTF8 + b"\xff"):
+        assert refusal(decode, wrong).startswith("failed to parse the request JSON buffer: ")
 
 
 def test_nan_is_no_integer(decode, refusal):
