@@ -59,4 +59,12 @@ def forwarding(pattern: str) -> Forwarding | None:
 def _as_sent(headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
     if not isinstance(headers, Headers):
         return headers.items()
-    return ((name.decode("latin-1"), value.rstrip().decode("latin-1")) for name, value in headers.fields)
+    return ((_text(name), _text(value.rstrip())) for name, value in headers.fields)
+
+
+def _text(sent: bytes) -> str:
+    """What a header says: UTF-8, which HTTP leaves to whoever reads it, or what HTTP once said that it is."""
+    try:
+        return sent.decode()
+    except UnicodeDecodeError:
+        return sent.decode("latin-1")

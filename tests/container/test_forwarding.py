@@ -34,6 +34,12 @@ def test_names_that_match_are_handed_on_as_they_were_sent(pattern, expected):
     assert added(pattern, joined(SENT)) == expected
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_values_are_texts_of_any_language(encoding):
+    """In UTF-8, or in what it was before."""
+    assert added("x-city", joined([(b"x-city", "Zürich".encode(encoding))])) == {"x-city": "Zürich"}
+
+
 def test_headers_win_over_the_body_and_leave_its_parameters_alone():
     """What a proxy says is not for clients to say; the parameters of another request of the same form stay."""
     own = {"x-user": "me", "kept": 1}

@@ -108,8 +108,8 @@ def test_headers_and_metadata_become_parameters(server, client):
         result = over_http.infer("said", asked(tritonclient.http), headers=sent, parameters={"own": 1})
         assert said(result) == {"X-Tenant-Name": "a", "own": 1}
     body = {"X": [1], "own": 2}
-    answer = server.ask("POST", "/v2/models/said/generate", body, X_Tenant_Name="c")
-    assert json.loads(answer.json["PARAMETERS"]) == {"X-Tenant-Name": "c", "own": 2}
+    answer = server.ask("POST", "/v2/models/said/generate", body, X_Tenant_Name="Zürich".encode())
+    assert json.loads(answer.json["PARAMETERS"]) == {"X-Tenant-Name": "Zürich", "own": 2}
 
     result = client.infer("said", asked(tritonclient.grpc), headers={"x-tenant-name": "d"}, parameters={"own": 3})
     assert said(result) == {"x-tenant-name": "d", "own": 3}
