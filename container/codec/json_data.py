@@ -56,14 +56,26 @@ def array_from_json(data: Any, data_type: DataType, shape: tuple[int, ...], name
 def flat_array_from_json(data: list[Any], data_type: DataType, name: str) -> Array:
     """The one-dimensional array of an input whose elements come without a shape, and so must not be nested.
 
+    A list of one element is as good as that element: as in Triton, the outer list alone says how many there are.
+
     Raises:
         MmeError: INVALID_ARGUMENT naming the input, when the elements are nested, or of another type or number.
     """
     _refuse_halves(data_type, name)
     types = set(map(type, data))
     if list in types:
+        data = [_alone(item) for item in data]
+        types = set(map(type, data))
+    if list in types:
         raise invalid_argument(f"input '{name}' is nested; send one element, or a flat list of them, row-major")
     return _elements(data, types, data_type, f"input '{name}'")
+
+
+def _alone(item: Any) -> Any:
+    """The one element of a list, however deep it lies; anything else as it is."""
+    while type(item) is list and len(item) == 1:
+        item = item[0]
+    return item
 
 
 def _refuse_halves(data_type: DataType, name: str) -> None:

@@ -218,6 +218,12 @@ def test_nan_and_infinities(server, client, binary):
     np.testing.assert_array_equal(flat.json["OUTPUT0"], numbers)
 
 
+def test_generate_takes_a_list_of_one_element_for_it(server):
+    """As a client may nest a text that it would send to infer."""
+    answer = server.ask("POST", "/v2/models/image/generate", {"INPUT0": [["a text"]]})
+    assert answer.json["OUTPUT0"] == "a text"
+
+
 def test_only_the_requested_outputs_come(client):
     """A request that names an output gets that one alone."""
     result = client.infer(

@@ -320,7 +320,13 @@ def test_a_value_of_another_type_is_refused(datatype, value, refusal):
     assert sentence.startswith(f"input 'X' holds elements that are not {datatype}; send ")
 
 
-@pytest.mark.parametrize("value", [[[1]], [1, [2]], [[]], [[1, 2], [3, 4]]])
+@pytest.mark.parametrize("value", [[[1], [2]], [1, [[2]]], [[[1]], 2]])
+def test_a_list_of_one_element_is_that_element(value):
+    """However deep it lies: there are as many elements as the outer list is long."""
+    assert tensors(read({"X": value}, model(("X", "INT32", [-1])))) == {"X": [1, 2]}
+
+
+@pytest.mark.parametrize("value", [[[]], [1, [[]]], [[1, 2]], [[1, 2], [3, 4]], [[1], [2, 3]]])
 def test_nested_lists_are_refused(value, refusal):
     """An input is one element or a flat list of them, whatever its rank."""
     sentence = refusal(read, {"X": value}, model(("X", "INT32", [-1, -1])))

@@ -170,7 +170,7 @@ def test_flat_elements_are_an_array_of_one_dimension(datatype, arrays):
         assert array.tolist() == expected.tolist()[:count]
 
 
-@pytest.mark.parametrize("data", [[[1]], [1, [2]], [[]], [[[1]]], [[1, 2], [3, 4]]])
+@pytest.mark.parametrize("data", [[[]], [1, [[]]], [[1, 2]], [[1, 2], [3, 4]]])
 @pytest.mark.parametrize("datatype", ["FP32", "BYTES", "BOOL"])
 def test_flat_elements_are_not_nested(datatype, data, refusal):
     """Without a shape nested elements would be guesswork."""
