@@ -218,7 +218,7 @@ def _text(element: Any, name: str) -> str:
         ) from None
 
 
-def parameters_to_json(parameters: Mapping[str, Any], model: str) -> dict[str, Any]:
+def parameters_to_json(parameters: Mapping[Any, Any], model: str) -> dict[str, Any]:
     """What orjson writes as a response's parameters.
 
     Raises:
