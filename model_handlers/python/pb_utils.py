@@ -6,8 +6,11 @@ Calls of other models are the business of `pb_calls`.
 
 from __future__ import annotations
 
+import json
 import logging
+import struct
 import sys
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -30,7 +33,7 @@ from model_handlers.python.pb_metrics import Metric, MetricFamily
 from model_handlers.python.pb_responses import InferenceResponse, TritonError
 from model_handlers.python.pb_tensor import Tensor
 from model_handlers.python.pb_text import text
-from model_handlers.tensor import BF16, BY_NUMBER, DATA_TYPES, decode_bytes_elements, encode_bytes_elements
+from model_handlers.tensor import BF16, BOOL, BY_NUMBER, DATA_TYPES, encode_bytes_elements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,9 +69,12 @@ __all__ = [
     "get_output_config_by_name",
     "get_output_tensor_by_name",
     "is_model_ready",
+    "json",  # as Triton's: models write `import *` and use these three
     "load_model",
+    "np",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
+    "struct",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
     "unload_model",
@@ -89,7 +95,7 @@ TRITONSERVER_MEMORY_GPU = MEMORY_GPU
 # Scalar types, as models write them: `np.float32`. numpy has none for BF16.
 _NUMPY_TYPES: dict[int, type[Any]] = {row.number: row.dtype.type for row in DATA_TYPES if row is not BF16}
 TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
-    BY_NUMBER[number].config_name: scalar for number, scalar in _NUMPY_TYPES.items()
+    BY_NUMBER[number].config_name: bool if number == BOOL.number else scalar for number, scalar in _NUMPY_TYPES.items()
 }
 
 
@@ -137,7 +143,12 @@ def triton_to_numpy_type(data_type: int) -> type[Any] | None:
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
     """The number of the data type that carries a numpy type or dtype, None where none does."""
-    dtype = np.dtype(data_type)
+    if data_type is None:  # numpy would take it for float64
+        return None
+    try:
+        dtype = np.dtype(data_type)
+    except TypeError:
+        return None
     if dtype.kind == "S":
         dtype = np.dtype(np.object_)
     return next((number for number, scalar in _NUMPY_TYPES.items() if dtype == scalar), None)
@@ -148,21 +159,26 @@ def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
-def serialize_byte_tensor(input_tensor: Array) -> Array | None:
-    """The wire form of strings, as one-dimensional `np.uint8`; None when there are none, or other elements."""
-    if input_tensor.size == 0 or input_tensor.dtype.kind not in "OS":
-        return None
-    return np.frombuffer(encode_bytes_elements(input_tensor), dtype=np.uint8)
+def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()] | None:
+    """The wire form of strings; () when there are none, None for other elements."""
+    if input_tensor.size == 0:
+        return ()
+    return encode_bytes_elements(input_tensor) if input_tensor.dtype.kind in "OS" else None
 
 
 def deserialize_bytes_tensor(encoded_tensor: Any) -> Array:
-    """The strings in a wire form (bytes or `np.uint8`), as a one-dimensional object array of `bytes`."""
-    data = memoryview(encoded_tensor).cast("B")
-    offset = count = 0
-    while offset < len(data):
-        offset += 4 + int.from_bytes(data[offset : offset + 4], "little")
-        count += 1
-    return decode_bytes_elements(data, count, "encoded_tensor", "deserialize_bytes_tensor")
+    """The strings in a wire form (bytes or `np.uint8`), as a one-dimensional object array of `bytes`.
+
+    Raises:
+        struct.error: it is cut short.
+    """
+    strings: list[bytes] = []
+    offset = 0
+    while offset < len(encoded_tensor):
+        (length,) = struct.unpack_from("<I", encoded_tensor, offset)
+        strings += struct.unpack_from(f"<{length}s", encoded_tensor, offset + 4)
+        offset += 4 + length
+    return np.array(strings, np.object_)
 
 
 def get_model_dir() -> str:
@@ -218,10 +234,18 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
 class Logger:
     """The server's log, for a model to write to: lines carry the model's name."""
 
-    INFO: ClassVar[int] = logging.INFO
-    WARNING: ClassVar[int] = logging.WARNING
-    ERROR: ClassVar[int] = logging.ERROR
-    VERBOSE: ClassVar[int] = logging.DEBUG
+    class LogLevel(IntEnum):
+        """The levels, which are attributes of the logger as well."""
+
+        INFO = logging.INFO
+        WARNING = logging.WARNING
+        ERROR = logging.ERROR
+        VERBOSE = logging.DEBUG
+
+    INFO: ClassVar[int] = LogLevel.INFO
+    WARNING: ClassVar[int] = LogLevel.WARNING
+    ERROR: ClassVar[int] = LogLevel.ERROR
+    VERBOSE: ClassVar[int] = LogLevel.VERBOSE
 
     @staticmethod
     def log(message: str, level: int = INFO) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import struct
 import sys
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from model_handlers.python import pb_tensor, pb_utils
 from model_handlers.python.pb_tensor import ReceivedTensor
-from model_handlers.tensor import BF16, DATA_TYPES, FP32
+from model_handlers.tensor import BF16, BOOL, DATA_TYPES, FP32
 
 
 @pytest.fixture(name="imported")
@@ -60,7 +61,7 @@ def test_each_dtype_has_its_number(row):
     assert (tensor.triton_dtype(), tensor.shape(), tensor.is_cpu()) == (row.number, [2, 3], True)
     assert np.dtype(scalar) == row.dtype
     assert pb_utils.numpy_to_triton_type(scalar) == pb_utils.numpy_to_triton_type(row.dtype) == row.number
-    assert pb_utils.triton_string_to_numpy(row.config_name) is scalar
+    assert pb_utils.triton_string_to_numpy(row.config_name) is (bool if row is BOOL else scalar)
 
 
 def test_what_numpy_does_not_have_has_no_numpy_type():
@@ -69,6 +70,7 @@ def test_what_numpy_does_not_have_has_no_numpy_type():
     assert pb_utils.triton_to_numpy_type(0) is None
     assert pb_utils.numpy_to_triton_type(np.complex64) is None
     assert pb_utils.numpy_to_triton_type(np.bytes_) == 13
+    assert [pb_utils.numpy_to_triton_type(strange) for strange in (None, "nonsense", 5)] == [None] * 3
     with pytest.raises(KeyError):
         pb_utils.triton_string_to_numpy("FP32")
 
@@ -352,13 +354,29 @@ def test_strings_survive_their_wire_form():
     """Bytes, text, empty strings and zeros inside, in order of rows."""
     array = np.array([[b"a\0b", "ü"], [b"", b"z"]], object)
     encoded = pb_utils.serialize_byte_tensor(array)
-    assert (encoded.dtype, encoded.ndim) == (np.uint8, 1)
+    assert encoded[:7] == b"\3\0\0\0a\0b"
     expected = [b"a\0b", "ü".encode(), b"", b"z"]
     assert pb_utils.deserialize_bytes_tensor(encoded).tolist() == expected
-    assert pb_utils.deserialize_bytes_tensor(encoded.tobytes()).tolist() == expected
+    assert pb_utils.deserialize_bytes_tensor(np.frombuffer(encoded, np.uint8)).tolist() == expected
     assert pb_utils.deserialize_bytes_tensor(b"").tolist() == []
-    assert pb_utils.serialize_byte_tensor(np.array([], object)) is None
+    assert pb_utils.serialize_byte_tensor(np.array([], object)) == ()
+    with pytest.raises(struct.error):
+        pb_utils.deserialize_bytes_tensor(encoded[:-1])
     assert pb_utils.serialize_byte_tensor(np.zeros(3)) is None
+
+
+@pytest.mark.usefixtures("imported")
+def test_everything_can_be_imported_at_once():
+    """`import *` brings what Triton's brings, the modules that it is made with, too."""
+    names = {}
+    exec("from triton_python_backend_utils import *", names)  # noqa: S102 - a star is for modules alone
+    assert (names["np"], names["json"], names["struct"], names["Tensor"]) == (np, json, struct, pb_utils.Tensor)
+
+
+def test_levels_of_the_log_have_a_class():
+    """`Logger.LogLevel.INFO` is `Logger.INFO`."""
+    levels = {level.name: level for level in pb_utils.Logger.LogLevel}
+    assert levels == {name: getattr(pb_utils.Logger, name) for name in ("INFO", "WARNING", "ERROR", "VERBOSE")}
 
 
 def test_metrics_are_kept():
