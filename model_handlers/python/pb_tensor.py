@@ -120,7 +120,7 @@ class Tensor:
         if self._data_type is BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
         array = self._elements()
-        if not (array.flags.writeable and array.flags.c_contiguous):  # DLPack knows no read-only memory
+        if not array.flags.writeable:  # DLPack knows no read-only memory
             array = array.copy()
         capsule = array.__dlpack__()
         if self._data_type is BF16:
@@ -136,6 +136,8 @@ class Tensor:
         return self._data_type, self._array
 
     def _elements(self) -> Array:
+        if not self._array.flags.c_contiguous:  # frameworks that take it over refuse steps backwards
+            self._array = self._array.copy(order="C")
         return self._array
 
 
@@ -178,6 +180,7 @@ class _DlpackTensor(Tensor):
         super().__init__(name, array)
         if is_bf16:
             self._data_type = BF16
+        self._array = _writable(self._array)
 
 
 class _GpuTensor(Tensor):
@@ -227,6 +230,19 @@ class _Once:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (_CPU, 0)
+
+
+class _Memory:
+    """An array's memory as the array interface tells of it, to be written to."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array  # which keeps the memory
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def _writable(array: Array) -> Array:
+    """The array around the same memory: numpy writes to none that it has from DLPack."""
+    return array if array.flags.writeable else np.asarray(_Memory(array))
 
 
 def _checked(name: str) -> str:

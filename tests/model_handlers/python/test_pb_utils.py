@@ -124,7 +124,19 @@ def test_dlpack_shares_memory_both_ways():
     array[0, 0] = 9
     for other in (seen, back.as_numpy(), capsule.as_numpy()):
         assert other.tolist() == [[9, 1, 2], [3, 4, 5]]
+    back.as_numpy()[0, 1] = 8
+    assert array[0, 1] == 8
     assert (back.name(), back.triton_dtype(), tensor.__dlpack_device__()) == ("B", 11, (1, 0))
+
+
+def test_a_tensor_is_read_in_order():
+    """Made from memory in another one, which frameworks would refuse to take from `as_numpy`."""
+    tensor = pb_utils.Tensor("T", np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::-1])
+    array = tensor.as_numpy()
+    assert array.tolist() == [[2, 1, 0], [5, 4, 3]]
+    assert array.flags.c_contiguous
+    assert array.flags.writeable
+    assert tensor.as_numpy() is array
 
 
 def test_dlpack_takes_what_is_stored_in_order_only():
