@@ -151,7 +151,11 @@ class EngineOutside:
         _check_circle(name, (*self._behind(), self._target, *callers), f"unload '{model}'")
         self._models.check_control()
         with self._waiting(callers, name):
-            await self._models.unload(name, dependents=dependents)
+            try:
+                await self._models.unload(name, dependents=dependents)
+            except MmeError as error:
+                if error.kind is not Kind.UNKNOWN_MODEL:  # Triton unloads what it does not know without a word
+                    raise
 
     def _behind(self) -> tuple[str, ...]:
         """Who waits for what the model does since it is being loaded."""
