@@ -1,13 +1,15 @@
 """model.py as a module, and the class in it. Runs on the thread that loads.
 
 The module is called `<version>.model`, as Triton has it, so that `from .helper import f` finds a file beside it;
-`import helper` finds one there too, and in the model's directory. Models that share a process (placed inline) are told
-apart by a number behind the version. `unload` takes everything out again.
+`import helper` finds one there too, and in the model's directory, where no file hides a module of Python's own library.
+Models that share a process (placed inline) are told apart by a number behind the version. `unload` takes everything out
+again.
 """
 
 from __future__ import annotations
 
 import sys
+import sysconfig
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +65,8 @@ class ModelModule:
         package.__path__ = [str(file.path.parent)]
         name = f"{self._package}.{file.path.stem}"
         try:
-            self._file = ImportedFile(model, file.path, name, file.directories(), file.model_directory)
+            directories = [*_library(), *file.directories()]
+            self._file = ImportedFile(model, file.path, name, directories, file.model_directory)
         except BaseException:
             sys.modules.pop(self._package, None)
             raise
@@ -77,6 +80,12 @@ class ModelModule:
         """Forget the module, those that it imported from its own directories, and the directories."""
         self._file.forget()
         sys.modules.pop(self._package, None)
+
+
+def _library() -> list[str]:
+    """Where Python's own library is, of what is looked through."""
+    pure, platform = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
+    return [place for place in (pure, platform, f"{platform}/lib-dynload") if place in sys.path]
 
 
 def _author_class(model: str, module: ModuleType, file: ModelFile) -> type[Any]:

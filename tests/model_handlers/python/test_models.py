@@ -340,6 +340,18 @@ def test_a_model_may_import_files_beside_it(models, kit):
     assert type(handler._host._author).__module__ == "1.model"
 
 
+def test_no_file_of_a_model_hides_pythons_own(models, kit, monkeypatch):
+    """A library that imports `colorsys` gets Python's; the model gets its own by a relative import, as in Triton."""
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    source = "import colorsys\nfrom . import colorsys as own\n" + kit.each(
+        'assert hasattr(colorsys, "rgb_to_hsv")\n'
+        'return pb_utils.InferenceResponse([pb_utils.Tensor("SUM", request.inputs()[0].as_numpy() * own.BY)])'
+    )
+    handler = models.load(source, files={"1/colorsys.py": "BY = 2", "colorsys.py": "BY = 3"})
+    [answer] = handler.execute_requests([kit.request(["SUM"], A=[[1, 2]])])
+    assert lists(answer) == {"SUM": [[2, 4]]}
+
+
 def test_nothing_of_a_model_stays_in_the_process(models, kit):
     """Closing takes out of the interpreter what loading put in, so that the next model's files are its own."""
     path, modules = list(sys.path), {name for name in sys.modules if not name.startswith("model_handlers.")}
