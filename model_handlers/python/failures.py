@@ -70,7 +70,7 @@ def told(error: BaseException) -> str:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
+        return str(error) or "<EMPTY MESSAGE>"
     except Exception:  # noqa: BLE001 - the author's __str__ may raise as well as anything else of theirs
         return "an exception that cannot be printed"
 

@@ -55,7 +55,7 @@ class ModelConfig:
         if any(name != "decoupled" for name in transaction_policy_dict):
             raise ValueError(
                 f"model transaction property in auto-complete-config function for model '{self._name}' contains "
-                "property other than 'decoupled'"
+                "property other than 'decoupled'."
             )
         if "decoupled" not in transaction_policy_dict:
             return
@@ -64,7 +64,7 @@ class ModelConfig:
         if configured is not None and configured["decoupled"] != wanted:
             raise ValueError(
                 f"trying to change decoupled property in auto-complete-config for model '{self._name}', which is "
-                f"already set to '{configured['decoupled']}'"
+                f"already set to '{configured['decoupled']}'."
             )
         self._model_config["model_transaction_policy"] = {"decoupled": wanted}
 

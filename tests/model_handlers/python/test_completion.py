@@ -126,12 +126,12 @@ CONTRADICTIONS = {
         f"c.add_input({named('I', data_type='TYPE_INT32', dims=[4])})"
     ),
     "model transaction property in auto-complete-config function for model 'm' contains property other than "
-    "'decoupled'": "c.set_model_transaction_policy({'decoupled': True, 'other': 1})",
+    "'decoupled'.": "c.set_model_transaction_policy({'decoupled': True, 'other': 1})",
     "Configuration specified scheduling_choice as 'sequence_batching', but auto-complete-config function for model 'm' "
     "tries to set scheduling_choice as 'dynamic_batching'": (
         "c.as_dict()['sequence_batching'] = {}; c.set_dynamic_batching()"
     ),
-    "trying to change decoupled property in auto-complete-config for model 'm', which is already set to 'False'": (
+    "trying to change decoupled property in auto-complete-config for model 'm', which is already set to 'False'.": (
         "c.set_model_transaction_policy({'decoupled': False}); c.set_model_transaction_policy({'decoupled': True})"
     ),
 }

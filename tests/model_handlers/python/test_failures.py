@@ -119,7 +119,7 @@ def test_a_load_that_failed_leaves_nothing_in_the_interpreter(models):
     [
         ("raise ValueError('bad luck')", "ValueError: bad luck"),
         ("import sys; sys.exit('bye')", "SystemExit: bye"),
-        ("raise KeyboardInterrupt", "KeyboardInterrupt: "),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt: <EMPTY MESSAGE>"),
         ("raise pb_utils.TritonModelException('mine')", "TritonModelException: mine"),
         ("requests[0].inputs()[9]", "IndexError: list index out of range"),
         ("pb_utils.Tensor('', np.zeros(1))", "TritonModelException: Tensor name cannot be an empty string."),
