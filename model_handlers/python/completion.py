@@ -86,10 +86,8 @@ def _with_added(
     what: str, declared: tuple[TensorSpec, ...], asked: Sequence[Mapping[str, Any]], model: str
 ) -> tuple[TensorSpec, ...]:
     """The declared specs, and those that the author's code added."""
-    by_name = {tensor["name"]: tensor for tensor in asked}
-    kept = [replace(spec, optional=bool(by_name.get(spec.name, {}).get("optional", False))) for spec in declared]
     names = {spec.name for spec in declared}
-    return (*kept, *(_spec(what, tensor, model) for tensor in asked if tensor["name"] not in names))
+    return (*declared, *(_spec(what, tensor, model) for tensor in asked if tensor["name"] not in names))
 
 
 def _spec(what: str, tensor: Mapping[str, Any], model: str) -> TensorSpec:

@@ -106,5 +106,9 @@ class ModelConfig:
                 f"model '{self._name}', tensor '{name}': the model expects dims {dims} but the model configuration "
                 f"specifies dims {configured['dims']}"
             )
-        if "optional" in tensor:
-            configured["optional"] = tensor["optional"]
+        optional = tensor.get("optional", configured.get("optional"))
+        if configured.setdefault("optional", optional) != optional:
+            raise ValueError(
+                f"model '{self._name}', tensor '{name}': the model expects optional {optional} but the model "
+                f"configuration specifies optional {configured['optional']}"
+            )

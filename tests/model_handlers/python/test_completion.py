@@ -48,7 +48,7 @@ def test_what_the_configuration_says_stands(models):
     """A model may repeat what config.pbtxt says, and add to it; the rest of a declared tensor stays as declared."""
     config = """max_batch_size: 4
         dynamic_batching { max_queue_delay_microseconds: 7 }
-        input { name: "I" data_type: TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, 2 ] } }
+        input { name: "I" data_type: TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, 2 ] } optional: true }
         output { name: "FIRST" data_type: TYPE_INT32 dims: [ 1 ] label_filename: "labels.txt" }"""
     source = completing(INPUT, OUTPUT, "c.set_max_batch_size(4)", "c.set_dynamic_batching()", "return c")
     handler = models.load(source, config)
@@ -124,6 +124,9 @@ CONTRADICTIONS = {
     ),
     "model 'm', tensor 'I': the model expects dims [4] but the model configuration specifies dims [16]": (
         f"c.add_input({named('I', data_type='TYPE_INT32', dims=[4])})"
+    ),
+    "model 'm', tensor 'I': the model expects optional True but the model configuration specifies optional False": (
+        f"c.add_input({named('I', data_type='TYPE_INT32', dims=[16], optional=True)})"
     ),
     "model transaction property in auto-complete-config function for model 'm' contains property other than "
     "'decoupled'.": "c.set_model_transaction_policy({'decoupled': True, 'other': 1})",
