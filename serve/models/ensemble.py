@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
 from serve.decoupled_error import DecoupledError
-from serve.models.batch_dimension import fitted, with_batch
+from serve.models.batch_dimension import fitted
 from serve.models.cached_responses import cached_responses
 from serve.models.execution import failure
 from serve.models.layout_check import KNOWN_LAYOUTS, CheckedLayouts
@@ -236,7 +236,7 @@ class _Journey:
         arrays, tensors = [], []
         for name, (kind, array, batched, _) in ready.inputs.items():
             if batched is not part.batches:
-                array = fitted(part.config, name, array, batched=batched)  # noqa: PLW2901 - as the model takes it
+                array = fitted(part.config.input(name), array, batches=part.batches)  # noqa: PLW2901 - as the model takes it
             arrays.append(array)
             tensors.append((name, kind, array.shape))
         belongs = belonging(self._belongs, (tensor[3] for tensor in ready.inputs.values()))
@@ -303,9 +303,9 @@ class _Journey:
         self._request.respond(response)
 
     def _made_response(self, tensors: dict[str, Passed]) -> InferenceResponse:
-        config = self._ensemble.config
+        config, batches = self._ensemble.config, self._batches
         outputs = [
-            (spec.name, spec.data_type, with_batch(array, batched=batched, wanted=self._batches))
+            (spec.name, spec.data_type, array if batched is batches else fitted(spec, array, batches=batches))
             for spec, (_, array, batched, _) in (
                 (spec, tensors[spec.name]) for spec in config.outputs if spec.name in tensors
             )

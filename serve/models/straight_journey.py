@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import MmeError
-from serve.models.batch_dimension import fitted, with_batch
+from serve.models.batch_dimension import fitted
 from serve.models.execution import failure
 from serve.models.layout_check import KNOWN_LAYOUTS
 from serve.request import InferenceRequest, InferenceResponse, Timings, layout_of
@@ -142,7 +142,7 @@ class StraightJourney:
             if not isinstance(tensor, Absent):
                 array = tensor[2]
                 if batched[place] is not part.batches:
-                    array = fitted(part.config, name, array, batched=batched[place])
+                    array = fitted(part.config.input(name), array, batches=part.batches)
                 arrays.append(array)
         sent = InferenceRequest(
             self._route.layout(step, part, held, arrays),
@@ -228,6 +228,6 @@ class StraightJourney:
             if not isinstance(tensor, Absent):
                 array = tensor[2]
                 if batched[place] is not ensemble.batches:
-                    array = with_batch(array, batched=batched[place], wanted=ensemble.batches)
+                    array = fitted(ensemble.config.output(name), array, batches=ensemble.batches)
                 outputs.append((name, ensemble.kinds[name], array))
         return InferenceResponse(ensemble.name, ensemble.version_text, outputs, self._request.id, self._timings)

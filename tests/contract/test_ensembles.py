@@ -70,12 +70,13 @@ def ensemble(folder, *chain, batch=8, dims=4, more=""):
     (folder / "config.pbtxt").write_text(ENSEMBLE.format(batch=batch, dims=dims, more=more, steps=steps(*chain)))
 
 
-def python_model(folder, source, more="max_batch_size: 8"):
+def python_model(folder, source, more="max_batch_size: 8", dims=4):
     """A Python model X → Y."""
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.py").write_text(textwrap.dedent(source))
     tensors = (
-        'input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }'
+        f'input {{ name: "X" data_type: TYPE_FP32 dims: [ {dims} ] }} '
+        f'output {{ name: "Y" data_type: TYPE_FP32 dims: [ {dims} ] }}'
     )
     (folder / "config.pbtxt").write_text(f'backend: "python"\n{more}\n{tensors}\n')
 
@@ -89,6 +90,7 @@ def repository(tmp_path_factory):
     models.lay_out(root / "bare", models.plus(100))
     python_model(root / "ten", PYTHON)
     python_model(root / "plain", PYTHON, "max_batch_size: 0")
+    python_model(root / "rows", PYTHON, "max_batch_size: 0", "-1, 4")
     python_model(root / "pixels", PIXELS)
     python_model(root / "repeat", REPEAT, "max_batch_size: 8 model_transaction_policy { decoupled: true }")
     ensemble(root / "chain", "one IN a", "ten a b", "two b OUT")
@@ -100,6 +102,8 @@ def repository(tmp_path_factory):
     )
     ensemble(root / "streamed", "repeat IN a", "one a OUT")
     ensemble(root / "unbatched", "one IN a", "plain a OUT")
+    ensemble(root / "rows_first", "rows IN a", "one a OUT", batch=0, dims="-1, 4")
+    ensemble(root / "rows_last", "one IN a", "rows a OUT")
     ensemble(root / "shown", "pixels IN a", "one a OUT")
     return root
 
@@ -166,6 +170,14 @@ def test_requests_of_an_ensemble_are_batched_in_its_steps(server):
 def test_a_batch_dimension_comes_and_goes(server):
     """Between a step that batches and one that does not, for one row."""
     assert out(ask(server, "unbatched", [1, 2, 3, 4])) == [[20, 30, 40, 50]]
+
+
+def test_rows_of_a_model_that_does_not_batch_are_a_batch_to_one_that_does(server):
+    """In either direction, and towards the client: what has as many dimensions as its reader takes is left as it is."""
+    rows = [1, 2, 3, 4], [5, 6, 7, 8]
+
+    assert out(ask(server, "rows_first", *rows)) == [[11, 21, 31, 41], [51, 61, 71, 81]]
+    assert out(ask(server, "rows_last", *rows)) == [[20, 30, 40, 50], [60, 70, 80, 90]]
 
 
 def test_whole_numbers_for_floats_are_shown_as_they_are_and_passed_on_as_declared(server):
