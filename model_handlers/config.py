@@ -6,7 +6,7 @@ the fields of Triton's ModelConfig.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -292,7 +292,9 @@ class ModelConfig:
         op_libraries: files of custom operations, beside the model's or its configuration, or where the system looks.
         strict: whether nothing is taken from the model that the configuration leaves out.
         default_max_batch_size: what a model gets that batches and whose configuration does not say how much; 0 for its
-            backend's own. This and `strict` are the server's to say, and in no config.pbtxt.
+            backend's own.
+        part_of: the model that it was loaded for, as a part of it: its name begins with that one's, and a colon. This,
+            `strict` and `default_max_batch_size` are the server's to say, and in no config.pbtxt.
     """
 
     name: str
@@ -328,6 +330,16 @@ class ModelConfig:
     not_decoupled: bool = False
     strict: bool = False
     default_max_batch_size: int = 0
+    part_of: str = ""
+
+    def own(self, name: str) -> str:
+        """The name of the model, or of an instance of it, as its author knows it, who is not told whose part it is."""
+        return name.removeprefix(f"{self.part_of}:") if self.part_of else name
+
+    def authors(self) -> ModelConfig:
+        """The same with the names that its author knows."""
+        groups = tuple(replace(group, name=self.own(group.name)) for group in self.instance_groups)
+        return replace(self, name=self.own(self.name), instance_groups=groups)
 
     def input(self, name: str) -> TensorSpec | None:
         """The input of that name, or None."""

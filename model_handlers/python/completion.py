@@ -58,7 +58,7 @@ def _check_named(what: str, named: Sequence[str], completed: Sequence[TensorSpec
 def _asked(config: ModelConfig, author_class: type[Any]) -> dict[str, Any]:
     """What the author's code makes of the configuration."""
     try:
-        completed = author_class.auto_complete_config(pb_config.ModelConfig(json.dumps(config_json(config))))
+        completed = author_class.auto_complete_config(pb_config.ModelConfig(json.dumps(config_json(config.authors()))))
     except BaseException as error:
         raise failed_load("auto_complete_config ran", error, config.name) from error
     if not isinstance(completed, pb_config.ModelConfig):

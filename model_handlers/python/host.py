@@ -134,13 +134,13 @@ class Host:
     def _arguments(self, file: ModelFile, device: Device) -> dict[str, str]:
         """What `initialize` is told, all of it as text."""
         return {
-            "model_config": json.dumps(config_json(self.config)),
+            "model_config": json.dumps(config_json(self.config.authors())),
             "model_instance_kind": self._kind(device),
-            "model_instance_name": self._lane,
+            "model_instance_name": self.config.own(self._lane),
             "model_instance_device_id": str(device.index),
             "model_repository": str(file.model_directory),
             "model_version": file.version,
-            "model_name": self.config.name,
+            "model_name": self.config.own(self.config.name),
         }
 
     def _kind(self, device: Device) -> str:

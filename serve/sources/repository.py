@@ -106,7 +106,7 @@ def open_target(path: Path, name: str, scripts: Scripts = DEFAULT_SCRIPTS, *, ov
     with disk_errors(f"model '{name}' cannot be read from {path}"):
         entry, *others = models_in(path, name, scripts)
         model = _open(entry, name, scripts, strict_name=False, override=override)
-        members = [_open(other, f"{name}:{other.name}", scripts, strict_name=False) for other in others]
+        members = [_open_part(other, name, scripts) for other in others]
         for error in (error for each in (model, *members) for error in namespace_errors(each.config)):
             raise error
         return replace(model, members=tuple(members))
@@ -179,7 +179,7 @@ def open_model(
         model = _open(path, name, scripts, strict_name=strict_name, override=override)
         neighbours = _Fetched(fetch) if fetch is not None else _Beside((path.parent, *others))
         members = [
-            replace(_open(part, f"{name}:{part.name}", scripts, strict_name=False), counted_as=neighbours.called(part))
+            replace(_open_part(part, name, scripts), counted_as=neighbours.called(part))
             for part in _parts(neighbours, model, scripts)
         ]
         return replace(model, members=tuple(members))
@@ -324,6 +324,12 @@ def _open(path: Path, name: str, scripts: Scripts, *, strict_name: bool, overrid
     for error in (*missing_files(model), *checksum_errors(config, path)):
         raise error
     return model
+
+
+def _open_part(path: Path, whole: str, scripts: Scripts) -> ModelDirectory:
+    """A model that is loaded for another one, and belongs to it."""
+    part = _open(path, f"{whole}:{path.name}", scripts, strict_name=False)
+    return replace(part, config=replace(part.config, part_of=whole))
 
 
 def with_backend(config: ModelConfig, backend: Backend, available: dict[int, Path]) -> ModelConfig:

@@ -41,6 +41,20 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * 10)])
 """
 
+NAMED = """
+import json
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        names = args["model_name"], args["model_instance_name"], config["name"], config["instance_group"][0]["name"]
+        self.names = " ".join(names)
+
+    def execute(self, requests):
+        raise ValueError(f"they call me {self.names}")
+"""
+
 PIXELS = PYTHON.replace("x * 10", "(x * 10).astype(np.uint8)")
 
 REPEAT = """
@@ -104,6 +118,8 @@ def repository(tmp_path_factory):
     ensemble(root / "unbatched", "one IN a", "plain a OUT")
     ensemble(root / "rows_first", "rows IN a", "one a OUT", batch=0, dims="-1, 4")
     ensemble(root / "rows_last", "one IN a", "rows a OUT")
+    python_model(root / "named", NAMED)
+    ensemble(root / "naming", "named IN OUT")
     ensemble(root / "shown", "pixels IN a", "one a OUT")
     return root
 
@@ -209,6 +225,13 @@ def test_an_error_of_a_step_names_the_ensemble(server):
 
     assert (answer.status, answer.error) == (400, "in ensemble 'chain', no -99")
     assert out(ask(server, "chain", [1] * 4)) == [[22] * 4]
+
+
+def test_a_part_is_told_its_own_name(server):
+    """Its code may ask what it is called, and knows nothing of ensembles."""
+    answer = ask(server, "naming", [1, 2, 3, 4])
+
+    assert (answer.status, "they call me named named_0 named named" in answer.error) == (500, True), answer.error
 
 
 def test_requests_are_checked_against_the_ensemble(server):

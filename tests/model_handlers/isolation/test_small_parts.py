@@ -77,6 +77,7 @@ FULL = ModelConfig(
     not_decoupled=True,
     strict=True,
     default_max_batch_size=6,
+    part_of="whole",
     agents=(RepositoryAgent("checksum", MappingProxyType({"MD5:1/x": "d"})),),
     cc_filenames=MappingProxyType({"9.0": "h"}),
     gpu_accelerators=(Accelerator("tensorrt", MappingProxyType({"precision_mode": "FP16"})), Accelerator("gpu_io")),
