@@ -83,6 +83,8 @@ class InferenceRequest:
         trace: see `ModelRequest`.
         arrival_ns, deadline_ns: `time.perf_counter_ns()` when the model accepted it and when its time in the queue
             is over (0: never). Set by the model and by its queue.
+        put_back_ns: when its last execution ended, of a request that its model puts back; 0 before.
+        responses: how many it has had, from a decoupled model.
     """
 
     __slots__ = (
@@ -105,6 +107,8 @@ class InferenceRequest:
         "order",
         "parameters",
         "priority",
+        "put_back_ns",
+        "responses",
         "signature",
         "timeout_us",
         "trace",
@@ -141,6 +145,8 @@ class InferenceRequest:
         self.signature: Hashable = None
         self.arrival_ns = 0
         self.deadline_ns = 0
+        self.put_back_ns = 0
+        self.responses = 0
 
     def cancel(self) -> None:
         """The client left."""

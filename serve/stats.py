@@ -177,15 +177,19 @@ class ModelStats:
 
     def succeeded(self, requests: int, inferences: int, waited_ns: int, total_ns: int, timings: Timings) -> None:
         """`requests` of one execution succeeded; sums of their times in the queue and in all."""
+        self.success.add(total_ns, requests)
+        self.computed(requests, inferences, waited_ns, timings)
+        if self.summaries is not None and requests == 1:
+            self.summarise(waited_ns, total_ns, timings)
+
+    def computed(self, requests: int, inferences: int, waited_ns: int, timings: Timings) -> None:
+        """`requests` of one execution were computed, which may not be the last that is to be done for them."""
         self.inference_count += inferences
         self.last_inference_ms = time.time_ns() // 1_000_000
-        self.success.add(total_ns, requests)
         self.queue.add(waited_ns, requests)
         self.compute_input.add(timings.compute_input * requests, requests)
         self.compute_infer.add(timings.compute_infer * requests, requests)
         self.compute_output.add(timings.compute_output * requests, requests)
-        if self.summaries is not None and requests == 1:
-            self.summarise(waited_ns, total_ns, timings)
 
     def summarise(self, waited_ns: int, total_ns: int, timings: Timings) -> None:
         """One request succeeded, of those that `succeeded` hears of together; its times in the queue and in all."""

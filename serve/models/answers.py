@@ -93,6 +93,8 @@ class Answers:
             executed = not all(isinstance(result, MmeError) for result in execution.results)
             answered = [pair for pair in answered if not pair[0].answered]
             again = self._signature.put_back(batch)
+            for request in again:
+                self._put_back(request, timings)
             self._leave_open([request for request, result in answered if result is None and request not in again])
             answered = [pair for pair in answered if pair[1] is not None]
             good = [request for request, result in answered if not isinstance(result, MmeError)]
@@ -103,13 +105,14 @@ class Answers:
         if good:
             arrivals = sum([request.arrival_ns for request in good])
             count = len(good)
-            self._stats.succeeded(count, size, timings.start * count - arrivals, done * count - arrivals, timings)
+            since = sum([_queued_since(request) for request in good]) if self._unasked else arrivals
+            self._stats.succeeded(count, size, timings.start * count - since, done * count - arrivals, timings)
             if self._stats.first_response is not None:
                 for request in good:
                     self._stats.began_to_answer(done - request.arrival_ns)
             if self._stats.summaries is not None and count > 1:
                 for request in good:
-                    self._stats.summarise(timings.start - request.arrival_ns, done - request.arrival_ns, timings)
+                    self._stats.summarise(timings.start - _queued_since(request), done - request.arrival_ns, timings)
         for request, result in answered:
             if isinstance(result, MmeError):
                 if result.kind is Kind.OUT_OF_MEMORY and self._is_rescued(request, result):
@@ -124,6 +127,12 @@ class Answers:
                 request.resolve(None)
             else:
                 request.resolve(result)
+
+    def _put_back(self, request: InferenceRequest, timings: Timings) -> None:
+        """Count an execution of a request that waits for the next one now, by the clock of whoever executed."""
+        self._stats.computed(1, request.batch_size, timings.start - _queued_since(request), timings)
+        executing = timings.compute_input + timings.compute_infer + timings.compute_output
+        request.put_back_ns = timings.start + executing
 
     def _is_rescued(self, request: InferenceRequest, error: MmeError) -> bool:
         """Whether somebody takes the request back, to submit it again; one that changes what comes after it stays."""
@@ -185,11 +194,11 @@ class Answers:
         if isinstance(response, MmeError):
             cancelled = opened.request.cancelled or response.kind is Kind.CANCELLED
             outcome = Outcome.CANCEL if cancelled else Outcome.FAIL
-        now = _now()
-        if not opened.responses and outcome is Outcome.SUCCESS:
-            self._stats.began_to_answer(now - opened.request.arrival_ns)
-        self._stats.responded(opened.responses, outcome, now - opened.responded_ns)
-        opened.responses += 1
+        now, request = _now(), opened.request
+        if not request.responses and outcome is Outcome.SUCCESS:
+            self._stats.began_to_answer(now - request.arrival_ns)
+        self._stats.responded(request.responses, outcome, now - opened.responded_ns)
+        request.responses += 1
         opened.responded_ns = now
 
     def _finish(self, opened: OpenRequest, result: InferenceResponse | MmeError | None) -> None:
@@ -202,7 +211,8 @@ class Answers:
             self._stats.failed(result.kind, total)
         else:
             timings = Timings(opened.began_ns, 0, done - opened.began_ns, 0)
-            self._stats.succeeded(1, request.batch_size, opened.began_ns - request.arrival_ns, total, timings)
+            waited = opened.began_ns - _queued_since(request)
+            self._stats.succeeded(1, request.batch_size, waited, total, timings)
             if not self._decoupled:
                 self._stats.began_to_answer(total)
         request.resolve(result)
@@ -235,3 +245,8 @@ class Answers:
             request = self.open.pop()
             request.cancel()
             self.refuse(request, self.going())
+
+
+def _queued_since(request: InferenceRequest) -> int:
+    """When it came, or was put back."""
+    return request.put_back_ns or request.arrival_ns

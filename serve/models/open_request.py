@@ -33,19 +33,17 @@ class OpenRequest:
     Attributes:
         request: the request.
         began_ns: `time.perf_counter_ns()` of the start; responded_ns: of the last response, or of the start.
-        responses: how many there were.
         calls: those that its model made of other ones while it was open, of which the first are remembered.
 
     Args:
         post: takes each response and whether it is the last; called on any thread.
     """
 
-    __slots__ = ("_post", "_tell", "began_ns", "calls", "request", "responded_ns", "responses")
+    __slots__ = ("_post", "_tell", "began_ns", "calls", "request", "responded_ns")
 
     def __init__(self, request: InferenceRequest, post: Post) -> None:
         self.request = request
         self.began_ns = self.responded_ns = time.perf_counter_ns()
-        self.responses = 0
         self.calls: list[Called] | None = None
         self._post = post
         self._tell: list[Callable[[], None]] = []

@@ -158,6 +158,9 @@ class SequenceQueue(Generic[R]):
                 self._lanes[lane].offer(sequence, now)
             elif sequence.ending:
                 self._release(sequence, now)
+            elif self._iterative and not sequence.kept:
+                self._forget(sequence)
+                self._release(sequence, now)
 
     def cancel(self, request: R) -> None:
         """The client of a request has left: in the backlog its sequence has, too."""

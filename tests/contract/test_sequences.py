@@ -96,7 +96,8 @@ def server(tmp_path_factory):
         lay_out(
             repository / name,
             textwrap.dedent(ITERATIVE).encode(),
-            f'backend: "python"\nmax_batch_size: 4\n{TENSORS}{one}{more}sequence_batching {{ iterative_sequence: true }}',
+            f'backend: "python"\nmax_batch_size: 4\n{TENSORS}{one}{more}'
+            f"sequence_batching {{ iterative_sequence: true {patient} }}",
             "model.py",
         )
     lay_out(
@@ -237,8 +238,19 @@ def test_a_python_model_has_a_request_executed_until_it_is_done(server, client):
     after = client.get_inference_statistics("loop")["model_stats"][0]
 
     assert after["execution_count"] - before["execution_count"] == 15
-    assert after["inference_count"] - before["inference_count"] == 5
-    assert after["inference_stats"]["success"]["count"] - before["inference_stats"]["success"]["count"] == 5
+    assert after["inference_count"] - before["inference_count"] == 15
+    counted = {
+        what: d["count"] - before["inference_stats"][what]["count"] for what, d in after["inference_stats"].items()
+    }
+    assert (counted["success"], counted["queue"], counted["compute_infer"]) == (5, 15, 15)
+
+
+def test_a_sequence_of_iterations_leaves_its_slot_when_it_has_its_answer(server):
+    """Though it has an id, never says that it ends, and is not idle for long: others have their turn at once."""
+    for name in range(20, 30):  # more than there are slots
+        assert step(server, "loop", 2, name, sequence_start=True)[0] == 0
+
+    assert refused(server, "loop", 2, 20)[1] == STARTLESS.format(20).replace("sums", "loop")
 
 
 def test_a_decoupled_model_answers_in_every_iteration(server):
@@ -252,6 +264,9 @@ def test_a_decoupled_model_answers_in_every_iteration(server):
 
     with ThreadPoolExecutor(4) as clients:
         assert list(clients.map(ask, [4, 3, 2, 1])) == [[3, 2, 1, 0], [2, 1, 0], [1, 0], [0]]
+    (row,) = server.ask("GET", "/v2/models/decoupled/stats").json["model_stats"]
+    places = {place: each["success"]["count"] for place, each in row["response_stats"].items()}
+    assert places == {"0": 4, "1": 3, "2": 2, "3": 1}
     events = server.ask("POST", "/v2/models/decoupled/generate_stream", {"X": 3}).body.decode().split("\n\n")
     assert [json.loads(event.removeprefix("data: "))["Y"] for event in events if event] == [2, 1, 0]
 

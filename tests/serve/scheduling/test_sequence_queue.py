@@ -474,6 +474,30 @@ def test_a_request_without_an_id_is_a_sequence_of_its_own():
     assert list(bench.take().batch) == [two]
 
 
+def test_a_sequence_of_iterations_ends_with_its_last_request():
+    """Without END: its slot is the next one's, and what comes later begins anew."""
+    bench = Bench(iterative=True, rows=1)
+    bench.push("a", START)
+    bench.push("a")
+    bench.push("b", START)
+    assert bench.rows() == "a.0"
+    bench.done()
+    assert bench.rows() == "a.1"
+    bench.done()
+    assert bench.rows() == "b.0"
+    assert "must specify the START flag" in bench.refused("a")
+
+
+def test_a_sequence_of_iterations_that_is_kept_goes_on():
+    """Somebody else sees to its end."""
+    bench = Bench(iterative=True, rows=1)
+    bench.push("a", START | KEPT)
+    assert bench.rows() == "a.0"
+    bench.done()
+    bench.push("a")
+    assert bench.rows() == "a.1"
+
+
 # -- any history -------------------------------------------------------------------------------------------------------
 
 STRATEGIES = st.sampled_from(
@@ -507,8 +531,9 @@ ACTIONS = st.lists(
 class Life:
     """A queue, and everything that must hold of it whatever happens."""
 
-    def __init__(self, strategy, lanes, rows):
-        self.bench = Bench(strategy, lanes=lanes, rows=rows, iterative=True)
+    def __init__(self, strategy, lanes, rows, *, iterative=True):
+        self.bench = Bench(strategy, lanes=lanes, rows=rows, iterative=iterative)
+        self.iterative = iterative
         self.strategy = strategy
         self.size = rows
         self.accepted = []
@@ -565,7 +590,7 @@ class Life:
         batch = self.executing.pop(lane, None)
         if batch is None:
             return
-        if again:
+        if again and self.iterative:
             batch.again.add(0)
         for place, request in enumerate(batch):
             if place not in batch.again:
@@ -604,10 +629,10 @@ class Life:
 
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
-@given(STRATEGIES, st.integers(1, 3), st.sampled_from([1, 3, 4]), ACTIONS)
-def test_every_request_ends_once_in_order_and_in_its_place(strategy, lanes, rows, actions):
+@given(STRATEGIES, st.integers(1, 3), st.sampled_from([1, 3, 4]), st.booleans(), ACTIONS)
+def test_every_request_ends_once_in_order_and_in_its_place(strategy, lanes, rows, iterative, actions):
     """Whatever comes, leaves, runs out of time or is put back: one step at a time, on one lane and row, and an end."""
-    life = Life(strategy, lanes, rows)
+    life = Life(strategy, lanes, rows, iterative=iterative)
     for name, *arguments in actions:
         getattr(life, name)(*arguments)
     life.run_dry()
