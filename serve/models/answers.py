@@ -88,9 +88,8 @@ class Answers:
         if self._unasked:
             self._posts.take_all()  # what a model sent comes before the end of the batch that sent it
         answered = list(zip(batch, execution.results, strict=True))
-        good, size, executed = batch, execution.size, True
+        good, size = batch, execution.size
         if not execution.uniform or (self._unasked and any(request.answered for request in batch)):
-            executed = not all(isinstance(result, MmeError) for result in execution.results)
             answered = [pair for pair in answered if not pair[0].answered]
             again = self._signature.put_back(batch)
             for request in again:
@@ -100,8 +99,7 @@ class Answers:
             good = [request for request, result in answered if not isinstance(result, MmeError)]
             size = sum([request.batch_size for request in good])
         self.outstanding -= len(answered)
-        if executed:
-            self._stats.executed(execution.size, timings)
+        self._stats.executed(execution.size, timings)
         if good:
             arrivals = sum([request.arrival_ns for request in good])
             count = len(good)
