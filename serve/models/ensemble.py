@@ -210,8 +210,9 @@ class _Journey:
         return tensors, absent
 
     def _go_on(self, progress: Progress[Passed]) -> None:
-        for response in progress.responses:
-            self._respond(response)
+        last = len(progress.responses) - 1 if self._run.over else -1
+        for place, response in enumerate(progress.responses):
+            self._respond(response, final=place == last)
         for ready in progress.ready:
             if self._error is None:
                 self._submit(ready)
@@ -259,9 +260,10 @@ class _Journey:
     ) -> None:
         self._steps.discard(step)
         if isinstance(result, InferenceResponse):
-            self._came(ready, belongs, step, result)
-            result = None
-        self._ended(ready, result)
+            self._came(ready, belongs, step, result, ends=True)
+            self._finish_if_over()
+        else:
+            self._ended(ready, result)
 
     def _ended(self, ready: Ready[Passed], error: MmeError | None) -> None:
         """A step will not answer any more, or could not be asked."""
@@ -271,13 +273,26 @@ class _Journey:
         self._finish_if_over()
 
     def _came(
-        self, ready: Ready[Passed], belongs: Belongs, step: InferenceRequest, response: InferenceResponse
+        self,
+        ready: Ready[Passed],
+        belongs: Belongs,
+        step: InferenceRequest,
+        response: InferenceResponse,
+        *,
+        ends: bool = False,
     ) -> None:
+        """A step has answered; `ends`: and will not any more."""
         if response.timings is not None:
             self._waited += self._timings.add(response.model_name, step.arrival_ns, response.timings)
+        progress: Progress[Passed] = Progress([], [])
         if self._error is None:
             batched = self._ensemble.parts[ready.step].batches
-            self._go_on(self._run.came(ready, self._passed(belongs, response, batched=batched)))
+            progress = self._run.came(ready, self._passed(belongs, response, batched=batched))
+        if ends:
+            more = self._run.ended(ready)
+            progress.ready += more.ready
+            progress.responses += more.responses
+        self._go_on(progress)
 
     def _passed(self, belongs: Belongs, response: InferenceResponse, *, batched: bool) -> dict[str, Passed]:
         """What a response of a step gives to those behind it; nothing, if it is wrong."""
@@ -288,7 +303,7 @@ class _Journey:
             return {}
         return {name: (kind, array, batched, belongs) for name, kind, array in response.outputs}
 
-    def _respond(self, tensors: dict[str, Passed]) -> None:
+    def _respond(self, tensors: dict[str, Passed], *, final: bool) -> None:
         try:
             response = self._made_response(tensors)
         except Exception as error:  # noqa: BLE001 - as in `StraightJourney`
@@ -300,6 +315,7 @@ class _Journey:
         if not self._has_answered:
             self._has_answered = True
             self._ensemble.stats.began_to_answer(_now() - self._request.arrival_ns)
+        response.final = final
         self._request.respond(response)
 
     def _made_response(self, tensors: dict[str, Passed]) -> InferenceResponse:

@@ -103,6 +103,15 @@ class TritonPythonModel:
         codes = [int(request.inputs()[0].as_numpy()[0]) for request in requests]
         return [pb_utils.InferenceResponse(error=pb_utils.TritonError("so be it", code)) for code in codes]
 """
+COUNTED = """
+platform: "ensemble"
+input { name: "N" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "I" data_type: TYPE_INT32 dims: [ 1 ] }
+ensemble_scheduling {
+  step { model_name: "counter" input_map { key: "N" value: "N" } output_map { key: "I" value: "between" } }
+  step { model_name: "one" input_map { key: "N" value: "between" } output_map { key: "I" value: "I" } }
+}
+"""
 ALONE = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -149,6 +158,8 @@ def repository(tmp_path_factory):
         sequence_models.lay_out(folder / name, textwrap.dedent(source).encode(), COUNTING + more, "model.py")
     without = COUNTING.replace('input { name: "N" data_type: TYPE_INT32 dims: [ 1 ] }\n', "")
     sequence_models.lay_out(folder / "alone", ALONE.encode(), without, "model.py")
+    (folder / "counted" / "1").mkdir(parents=True)
+    (folder / "counted" / "config.pbtxt").write_text(COUNTED)
     return folder
 
 
@@ -505,9 +516,9 @@ def test_responses_of_a_decoupled_model(server, wants_end):
     assert [each.model_version for each in responses] == ["1", "1", "1", ""][: 3 + wants_end]
 
 
-@pytest.mark.parametrize(("model", "n", "element"), [("counter", -2, 0), ("one", 5, 5)])
+@pytest.mark.parametrize(("model", "n", "element"), [("counter", -2, 0), ("one", 5, 5), ("counted", -2, 0)])
 def test_a_last_response_says_so(server, model, n, element):
-    """Where the model sent it with the flag, or answers once; then no empty one follows."""
+    """Where the model sent it with the flag, or answers once, as an ensemble's last step; no empty one follows."""
     with Stream(server) as stream:
         stream.ask(model, count(n), enable_empty_final_response=True)
         responses = stream.responses(1)
