@@ -168,6 +168,7 @@ class ModelStats:
     def executed(self, size: int, timings: Timings) -> None:
         """One execution of `size` batched elements."""
         self.execution_count += 1
+        self.last_inference_ms = time.time_ns() // 1_000_000
         batch = self.batches.get(size)
         if batch is None:
             batch = self.batches[size] = BatchStats()
@@ -185,7 +186,6 @@ class ModelStats:
     def computed(self, requests: int, inferences: int, waited_ns: int, timings: Timings) -> None:
         """`requests` of one execution were computed, which may not be the last that is to be done for them."""
         self.inference_count += inferences
-        self.last_inference_ms = time.time_ns() // 1_000_000
         self.queue.add(waited_ns, requests)
         self.compute_input.add(timings.compute_input * requests, requests)
         self.compute_infer.add(timings.compute_infer * requests, requests)

@@ -66,6 +66,17 @@ def test_success_counts_requests_and_inferences_count_elements():
     assert shown["inference_stats"]["fail"]["count"] == 0
 
 
+def test_an_execution_that_fails_is_the_last_one_too():
+    """When a model was executed last is told whatever became of it."""
+    stats = ModelStats()
+    before = time.time_ns() // 1_000_000
+    stats.executed(1, TIMINGS)
+    stats.failed(Kind.EXECUTION_FAILED, 100)
+
+    assert (stats.execution_count, stats.inference_count) == (1, 0)
+    assert before <= stats.last_inference_ms <= time.time_ns() // 1_000_000
+
+
 def test_batches_are_counted_by_their_size():
     """Each executed batch size has an entry of its own, in order, with the times of its executions."""
     stats = ModelStats()
