@@ -140,11 +140,11 @@ def trace_settings(
         offered: what `Engine.find_all` has found, for models that were not asked for yet.
 
     Raises:
-        MmeError: UNKNOWN_MODEL; UNSUPPORTED where traces go nowhere; INVALID_ARGUMENT.
+        MmeError: UNSUPPORTED where traces go nowhere; INVALID_ARGUMENT, here for a model that there is not as well.
     """
     model = engine.canonical(name) if name else ""
     if model and model not in engine.cache.entries and model not in offered:
-        raise MmeError(Kind.UNKNOWN_MODEL, f"Request for unknown model : '{name}'")
+        raise invalid_argument(f"Request for unknown model : {name}")
     if wanted:
         traces.change(model, wanted)
     return traces.of(model).as_document()

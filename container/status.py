@@ -1,8 +1,7 @@
 """What a kind of error is called on each protocol: the one table from `Kind` to statuses.
 
-KServe's column follows Triton's map, which clients know: an unknown model is a bad argument (400) there and a missing
-resource (404) in SageMaker's contract. 507 stands for memory and nothing else: SageMaker unloads other models when it
-sees one.
+KServe's column follows Triton's map, which clients know. 507 stands for memory and nothing else: SageMaker unloads
+other models when it sees one.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ STATUSES: dict[Kind, Statuses] = {
     Kind.NOT_ACCEPTABLE: Statuses(406, 406),
     Kind.TOO_LARGE: Statuses(413, 400),
     Kind.INVALID_MODEL: Statuses(400, 400),
-    Kind.UNKNOWN_MODEL: Statuses(404, 400, "ValidationError"),
+    Kind.UNKNOWN_MODEL: Statuses(404, 404, "ValidationError"),
     Kind.UNKNOWN_VERSION: Statuses(404, 404),
     Kind.ALREADY_EXISTS: Statuses(409, 400),
     Kind.UNSUPPORTED: Statuses(400, 501),

@@ -21,7 +21,7 @@ CODES: dict[Kind, StatusCode] = {
     Kind.NOT_ACCEPTABLE: StatusCode.INVALID_ARGUMENT,
     Kind.TOO_LARGE: StatusCode.RESOURCE_EXHAUSTED,  # as gRPC says itself of a message beyond its limit
     Kind.INVALID_MODEL: StatusCode.INVALID_ARGUMENT,
-    Kind.UNKNOWN_MODEL: StatusCode.INVALID_ARGUMENT,
+    Kind.UNKNOWN_MODEL: StatusCode.NOT_FOUND,
     Kind.UNKNOWN_VERSION: StatusCode.NOT_FOUND,
     Kind.ALREADY_EXISTS: StatusCode.ALREADY_EXISTS,
     Kind.UNSUPPORTED: StatusCode.UNIMPLEMENTED,

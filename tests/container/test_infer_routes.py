@@ -400,7 +400,7 @@ def test_a_header_size_that_lies_is_refused(header, text, post, sums):
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("/v2/models/nobody/infer", 400), ("/models/nobody/invoke", 404), ("/endpoints/e/invocations", 400)],
+    [("/v2/models/nobody/infer", 404), ("/models/nobody/invoke", 404), ("/endpoints/e/invocations", 400)],
 )
 def test_an_unknown_model_is_refused_as_each_protocol_does(path, status, server, post, sums):
     """And leaves no trace in the table of models."""
@@ -560,7 +560,7 @@ def test_answers_are_compressed_where_clients_ask_for_it(encoding, inflate, serv
     assert sum(output["parameters"]["binary_data_size"] for output in described["outputs"]) == 2 * A.nbytes
     assert whole.endswith((A - B).tobytes())
 
-    for path, status in (("/models/arithmetic/invoke", 200), ("/v2/models/none/infer", 400)):
+    for path, status in (("/models/arithmetic/invoke", 200), ("/v2/models/none/infer", 404)):
         reply = server.http("POST", path, accepts, json.dumps(sums).encode())
         assert (reply.status, "content-encoding" in reply.headers) == (status, False), path
 

@@ -199,7 +199,7 @@ def test_an_unloaded_model_keeps_its_counters_and_frees_its_bytes(own, json_inpu
 def test_names_that_nobody_has_do_not_grow_the_metrics(own):
     """A client that asks for ever new names adds no time series."""
     for number in range(20):
-        assert post(own, f"/v2/models/nobody{number}/infer", {"inputs": []}).status == 400
+        assert post(own, f"/v2/models/nobody{number}/infer", {"inputs": []}).status == 404
     _, samples = scrape(own)
     assert not [key for key in samples if "nobody" in str(key)]
 

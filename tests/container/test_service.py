@@ -198,7 +198,7 @@ def test_mode_none_serves_what_was_there_at_the_start(start, tmp_path, put, json
     running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, model_control_mode=Control.NONE)
     wait_until(lambda: [name for name, _ in running.engine.registered()] == ["one", "two"])
     put["multiple"](tmp_path, "late", 2.0)
-    assert status(running, json_inputs, "late") == 400
+    assert status(running, json_inputs, "late") == 404
     for action in ("load", "unload"):
         reply = load(running, "one", action)
         assert (reply.status, reply.error) == (503, REFUSED)
@@ -216,7 +216,7 @@ def test_mode_explicit_serves_what_was_asked_for(start, tmp_path, put, json_inpu
     running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, model_control_mode=explicit, load_models=named)
     expected = {(): [], ("one",): ["one"], ("*",): ["one", "two"]}[named]
     wait_until(lambda: [name for name, _ in running.engine.registered()] == expected)
-    assert status(running, json_inputs, "two") == (200 if "two" in expected else 400)
+    assert status(running, json_inputs, "two") == (200 if "two" in expected else 404)
     assert load(running, "two").status == 200
     assert status(running, json_inputs, "two") == 200
     assert load(running, "two", "unload").status == 200
@@ -224,7 +224,7 @@ def test_mode_explicit_serves_what_was_asked_for(start, tmp_path, put, json_inpu
     assert states(running)["two"] == ("UNAVAILABLE", "unloaded")
     assert load(running, "bad").status == 400
     assert status(running, json_inputs, "bad") == 404
-    assert status(running, json_inputs, "nobody") == 400
+    assert status(running, json_inputs, "nobody") == 404
 
 
 def polling(folder):
@@ -259,7 +259,7 @@ def test_mode_poll_serves_what_the_folder_holds(start, tmp_path, put, json_input
 
     shutil.rmtree(tmp_path / "r" / "two")
     wait_until(lambda: "two" not in states(running))
-    assert status(running, json_inputs, "two") == 400
+    assert status(running, json_inputs, "two") == 404
 
 
 def test_a_server_that_polls_is_healthy_when_what_was_broken_is_mended(start, tmp_path, put):

@@ -146,7 +146,7 @@ def test_a_server_that_sends_no_traces_refuses_to_trace():
 def test_a_server_that_traces_nothing_says_so(server):
     """Triton's clients read it; what would trace is refused with what is missing."""
     unknown = server.http("GET", "/v2/models/unheard/trace/setting")
-    assert (unknown.status, unknown.error) == (400, "Request for unknown model : 'unheard'")
+    assert (unknown.status, unknown.error) == (400, "Request for unknown model : unheard")
     assert server.http("GET", "/v2/trace/setting").json["trace_level"] == ["OFF"]
     assert server.http("GET", "/v2/models/twice/trace/setting").json["trace_level"] == ["OFF"]
     reply = server.http("POST", "/v2/trace/setting", {}, b'{"trace_level": ["TIMESTAMPS"]}')

@@ -268,7 +268,7 @@ def test_an_archive_holds_an_ensemble_and_its_parts(serve, repository, tmp_path,
 
     assert json.loads(answer["Body"].read())["outputs"][0]["data"] == [22, 32, 42, 52]
     assert [model["modelName"] for model in server.ask("GET", "/models").json["models"]] == ["e.tar.gz"]
-    assert ask(server, "one", [1] * 4).status == 400
+    assert ask(server, "one", [1] * 4).status == 404
 
 
 BROKEN = {

@@ -360,7 +360,7 @@ def test_a_sequence_adds_up(client):
 @pytest.mark.parametrize(
     ("name", "version", "inputs", "status", "message"),
     [
-        ("nobody", "", [("X", [[1, 2, 3, 4]], "FP32")], "INVALID_ARGUMENT", "Request for unknown model: 'nobody' is"),
+        ("nobody", "", [("X", [[1, 2, 3, 4]], "FP32")], "NOT_FOUND", "Request for unknown model: 'nobody' is not"),
         ("plus", "7", [("X", [[1, 2, 3, 4]], "FP32")], "NOT_FOUND", "version 7 is not found"),
         ("plus", "x", [("X", [[1, 2, 3, 4]], "FP32")], "INVALID_ARGUMENT", "specified version string 'x'"),
         ("plus", "", [("Q", [[1, 2, 3, 4]], "FP32")], "INVALID_ARGUMENT", "'Q'"),

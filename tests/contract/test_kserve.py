@@ -245,7 +245,7 @@ def test_versions(client):
 @pytest.mark.parametrize(
     ("name", "inputs", "status", "message"),
     [
-        ("nobody", [("X", [[1, 2, 3, 4]], "FP32")], "400", "Request for unknown model: 'nobody' is not found"),
+        ("nobody", [("X", [[1, 2, 3, 4]], "FP32")], "404", "Request for unknown model: 'nobody' is not found"),
         ("plus", [("Q", [[1, 2, 3, 4]], "FP32")], "400", "'Q'"),
         ("plus", [("X", [[1, 2, 3, 4]], "FP64")], "400", "data-type is 'FP64', but model 'plus' expects 'FP32'"),
         ("plus", [("X", [[1, 2, 3]], "FP32")], "400", "unexpected shape for input 'X' for model 'plus'"),

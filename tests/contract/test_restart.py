@@ -195,7 +195,7 @@ def test_what_a_client_loaded_a_model_with_survives_the_worker(serve, tmp_path):
 
     assert server.ask("POST", "/v2/repository/models/new/unload").status == 200
     kill(server)
-    assert server.ask("POST", "/v2/models/new/infer", models.ONE).status == 400
+    assert server.ask("POST", "/v2/models/new/infer", models.ONE).status == 404
     assert len(list(folders.iterdir())) == 1
     assert server.ask("POST", "/v2/repository/models/replaced/load").status == 200
     assert models.y(server.ask("POST", "/v2/models/replaced/infer", models.ONE).json)[0] == 2

@@ -84,7 +84,7 @@ def test_all_models_are_loaded_at_start_and_downloaded_once(upload, start, gate)
     assert infer(server, "one") == infer(server, "one", 1) == infer(server, "one", 3) == [2, 3, 4, 5]
     assert infer(server, "chain") == [22, 32, 42, 52]
     status, error = infer(server, "nobody")
-    assert status == 400
+    assert status == 404
     assert "unknown model: 'nobody' is not found: there is nothing under s3://" in error
     assert load(server, "nobody") == (500, "failed to load 'nobody', failed to poll from model repository")
     assert ("nobody", "") not in index(server)
@@ -124,7 +124,7 @@ def test_models_are_loaded_and_unloaded_by_the_control_api(upload, start, s3, bu
     upload(prefix, "one", "two", "ten", "chain")
     server = start(prefix, MME_MODEL_CONTROL_MODE="explicit", MME_LOAD_MODEL="one")
     assert infer(server, "one") == [2, 3, 4, 5]
-    assert infer(server, "two")[0] == 400
+    assert infer(server, "two")[0] == 404
     assert index(server) == {
         ("one", "1"): "READY",
         ("one", "3"): "READY",
@@ -170,7 +170,7 @@ def test_repositories_that_are_polled_follow_their_bucket(upload, start, s3, buc
     eventually(lambda: infer(server, "chain") == [23, 33, 43, 53], "what is made of it")
     s3.delete_object(Bucket=bucket, Key=f"{prefix}-too/chain/config.pbtxt")
     eventually(lambda: "chain" not in {name for name, _ in index(server)}, "what went")
-    assert infer(server, "chain")[0] == 400
+    assert infer(server, "chain")[0] == 404
     assert infer(server, "two") == [4, 5, 6, 7]
 
 
