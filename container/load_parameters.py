@@ -73,15 +73,17 @@ def unload_dependents(parameters: Mapping[str, Any]) -> bool:
     return bool(parameters.get("unload_dependents", False))
 
 
-def load_error(name: str, error: MmeError, version: int = 1) -> MmeError:
-    """How Triton tells that a model could not be loaded."""
+def load_error(name: str, error: MmeError) -> MmeError:
+    """How Triton tells that a model could not be loaded: with the version, where it is one that is at fault."""
     if error.kind is Kind.UNKNOWN_MODEL:
         return MmeError(Kind.INTERNAL, f"failed to load '{name}', failed to poll from model repository")
     code = _CODES.get(error.kind)
     if code is None:
         return error
-    sentence = f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {code}: {error.message};"
-    return MmeError(Kind.INVALID_MODEL, sentence)
+    why = error.message
+    if error.version is not None:
+        why = f"version {error.version} is at UNAVAILABLE state: {code}: {why};"
+    return MmeError(Kind.INVALID_MODEL, f"load failed for model '{name}': {why}")
 
 
 def _decoded(key: str, value: Any) -> bytes:

@@ -90,7 +90,8 @@ def _lines(index: Iterable[Row], stats: Sequence[Row] | None, now: datetime) -> 
         cells = _cells(name, rows, now)
         if stats is not None:
             cells += _stats_cells([row for row in stats if row["name"] == name])
-        table.append((*cells, _one_line(" ".join(str(rows[0].get("reason", "")).split()))))
+        reason = next((str(row["reason"]) for row in rows if row.get("reason")), "")
+        table.append((*cells, _one_line(" ".join(reason.split()))))
     return _columns(table)
 
 
@@ -101,8 +102,8 @@ def _in_memory(rows: Sequence[Row]) -> bool:
 def _cells(name: str, rows: Sequence[Row], now: datetime) -> tuple[str, ...]:
     first = rows[0]
     cache: Row = first.get("cache", {})
-    versions = ",".join(str(row["version"]) for row in rows if row.get("version"))
     state = str(first.get("state", "not loaded"))
+    versions = ",".join(str(row["version"]) for row in rows if row.get("version") and row.get("state") == state)
     if "loading_since" in cache:
         state = f"{state} {_span(cache['loading_since'], now)}"
     queued = sum(int(row.get("queued", 0)) for row in rows)

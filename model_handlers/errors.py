@@ -46,14 +46,16 @@ class MmeError(Exception):
         kind: what went wrong; the only thing that code may branch on.
         said: the status that a model's own code calls it, handed through to clients that are answered by one; 0 for
             none, which is nearly always.
+        version: of a load, the version of the model that could not be loaded, if it is known.
     """
 
-    __slots__ = ("kind", "said")
+    __slots__ = ("kind", "said", "version")
 
     def __init__(self, kind: Kind, message: str, said: int = 0) -> None:
         super().__init__(message.encode(errors="backslashreplace").decode())
         self.kind = kind
         self.said = said
+        self.version: int | None = None
 
     @property
     def message(self) -> str:

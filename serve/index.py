@@ -61,10 +61,15 @@ def _rows_of(entry: Entry[Target], before: Sequence[int]) -> Iterator[dict[str, 
         for version, model in sorted(entry.resident.versions.items()):
             row = {"name": entry.name, "version": str(version), "state": entry.state.value}
             yield {**row, "queued": model.queued, "cache": cached}
+        if entry.failure is not None and (failed := entry.failure.version) not in (None, *entry.resident.versions):
+            yield {"name": entry.name, "version": str(failed), **_unavailable(entry.failure.message), "cache": cached}
     else:
         reason = {"reason": entry.reason} if entry.reason else {}
-        for named in [{"version": str(number)} for number in before] or [{}]:
-            yield {"name": entry.name, **named, "state": entry.state.value, **reason, "cache": cached}
+        failed = entry.failure.version if entry.failure is not None else None
+        for number in before if failed is None else [failed]:
+            yield {"name": entry.name, "version": str(number), "state": entry.state.value, **reason, "cache": cached}
+        if failed is None and not before:
+            yield {"name": entry.name, "state": entry.state.value, **reason, "cache": cached}
 
 
 def _cached(entry: Entry[Target]) -> dict[str, Any]:

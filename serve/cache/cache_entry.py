@@ -40,6 +40,7 @@ class Entry(Generic[T]):
     Attributes:
         name, source: which model, and where it comes from.
         state, reason: where it stands, and why it is UNAVAILABLE.
+        failure: why its last load failed, or the one that was to load it anew; None if that did not fail.
         resident: what was loaded; None unless READY or UNLOADING.
         prepared: what it was loaded from, as long as that is needed.
         footprint: bytes it takes; zero unless `resident`.
@@ -70,6 +71,7 @@ class Entry(Generic[T]):
         "cut_short",
         "download_ns",
         "evicted",
+        "failure",
         "footprint",
         "last_used",
         "leases",
@@ -98,6 +100,7 @@ class Entry(Generic[T]):
         self.source = source
         self.state = State.UNAVAILABLE
         self.reason = ""
+        self.failure: MmeError | None = None
         self.resident: T | None = None
         self.prepared: Prepared | None = None
         self.footprint = Footprint()
@@ -146,7 +149,7 @@ class Entry(Generic[T]):
             self.prepared.release()
         self.closing = None
         self.resident, self.prepared, self.footprint = None, None, Footprint()
-        self.state, self.reason = step(self.state, Event.UNLOADED), reason
+        self.state, self.reason, self.failure = step(self.state, Event.UNLOADED), reason, None
         self._used_before = self.stats.hits + self.stats.misses - len(self.waiters)
 
     def leased(self) -> T:

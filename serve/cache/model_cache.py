@@ -289,7 +289,7 @@ class ModelCache(Generic[P, T]):
         try:
             if entry.closing is not None:
                 await asyncio.wait([entry.closing])  # however that ends
-            entry.state, entry.reason = step(entry.state, Event.LOAD), ""
+            entry.state, entry.reason, entry.failure = step(entry.state, Event.LOAD), "", None
             report = await self._loading.run(entry)
         except BaseException as error:
             failure = _as_ours(entry, error)
@@ -339,8 +339,9 @@ class ModelCache(Generic[P, T]):
         entry.task = None
         if entry.predecessor is not None:
             entry.predecessor.successor, entry.predecessor.orphan = None, entry.orphan
+            entry.predecessor.failure = error
         if entry.state is State.LOADING:  # else it was cancelled before it began
-            entry.state, entry.reason = step(entry.state, Event.FAILED), str(error)
+            entry.state, entry.reason, entry.failure = step(entry.state, Event.FAILED), str(error), error
         entry.stats.load_failures += 1
         self.events.tell(CacheEvent(Deed.FAILED, entry.name, why=str(error)))
         _log.warning("load failed: %s", error, extra={"target_model": entry.name})

@@ -445,10 +445,12 @@ def missing_files(model: ModelDirectory) -> Iterator[MmeError]:
         directory = Path(model.config.parameters.get(SUBMIT_DIRECTORY, inside))
         names = (str(filename), *model.config.cc_filenames.values())  # of which a device has one: see devices.file_for
         if not any((directory / name).exists() for name in names):
-            yield invalid_model(
+            error = invalid_model(
                 f"model '{model.name}' has no file '{filename}' in version {version}, which backend "
                 f"'{model.config.backend}' loads: found {_shown_tree(directory)}; name it in default_model_filename"
             )
+            error.version = version
+            yield error
 
 
 def is_model(path: Path) -> bool:

@@ -270,7 +270,8 @@ class ModelLoader:
             with _blamed(each, prepared):
                 for version in versions:
                     _must_go_on(prepared, cancelled)
-                    self._proofs.provide(*_to_prove(each, version))
+                    with _of_version(version):
+                        self._proofs.provide(*_to_prove(each, version))
 
     def load(self, prepared: PreparedTarget, cancelled: Callable[[], bool] = lambda: False) -> tuple[Target, Footprint]:
         """Load every selected version on its devices, members first, warm it up, measure, and remember."""
@@ -373,7 +374,8 @@ class ModelLoader:
         try:
             for version in prepared.directory.versions:
                 _must_go_on(prepared, cancelled)
-                loaded[version] = self._load_version(prepared, version)
+                with _of_version(version):
+                    loaded[version] = self._load_version(prepared, version)
         except BaseException:
             _close_all(loaded)
             raise
@@ -439,6 +441,16 @@ def _opened(source: Unpacked | InRepository, name: str, scripts: Scripts, overri
     # The folder is called otherwise where the name tells the repository too, and where it holds a client's files.
     strict = source.path.name == name
     return open_model(source.path, name, scripts, strict_name=strict, override=override, others=source.others)
+
+
+@contextlib.contextmanager
+def _of_version(version: int) -> Iterator[None]:
+    """What goes wrong in there is wrong with a version."""
+    try:
+        yield
+    except MmeError as error:
+        error.version = version
+        raise
 
 
 def _close_all(models: dict[int, AnyModel]) -> None:

@@ -24,6 +24,8 @@ from container.settings import Mode
 INDEX = [
     {"name": "plus", "version": "1", "state": "READY", "reason": ""},
     {"name": "plus", "version": "3", "state": "READY", "reason": ""},
+    {"name": "growing", "version": "1", "state": "READY", "reason": ""},
+    {"name": "growing", "version": "2", "state": "UNAVAILABLE", "reason": "no weights"},
     {"name": "a broken one", "version": "", "state": "UNAVAILABLE", "reason": "no config.pbtxt\nat all"},
     {"name": "evil\x1b[2J", "reason": ""},
 ]
@@ -113,7 +115,7 @@ def test_a_table_of_what_the_cache_knows(own, capsys, json_inputs):
     assert twice[3] == f"{footprint.host / 1e6:.1f} MB"
     assert re.fullmatch(r"\d+ s ago", twice[4])
     assert twice[5:] == ["3", "0", "0"]
-    assert bad[:2] == ["bad", "UNAVAILABLE"]
+    assert bad[:3] == ["bad", "1", "UNAVAILABLE"]
     assert "can't load model 'bad'" in bad[-1]
     assert thrice == ["thrice", "not loaded"]
 
@@ -151,17 +153,18 @@ def test_a_model_that_is_in_use_was_used_now(own, capsys):
 
 def test_another_server_of_models_has_fewer_columns(triton, capsys):
     """Versions of a model share a line; what a server does not tell is no column; nothing drives the terminal."""
-    titles, plus, broken, evil = models(capsys, triton.url)
+    titles, growing, plus, broken, evil = models(capsys, triton.url)
 
     assert titles == ["MODEL", "VERSION", "STATE", "REASON"]
     assert plus == ["plus", "1,3", "READY"]
+    assert growing == ["growing", "1", "READY", "no weights"], "why the newer version is not served"
     assert broken == ["a broken one", "UNAVAILABLE", "no config.pbtxt at all"]
     assert evil == ["evil\N{REPLACEMENT CHARACTER}[2J", "not loaded"]
 
 
 def test_statistics_are_columns_on_request(triton, capsys):
     """Requests, failures, mean batch size and mean times, of all versions together."""
-    titles, plus, *_ = models(capsys, triton.url, "--stats")
+    titles, _, plus, *_ = models(capsys, triton.url, "--stats")
 
     assert titles == ["MODEL", "VERSION", "STATE", "REQUESTS", "FAILED", "BATCH", "QUEUE", "COMPUTE", "REASON"]
     assert plus == ["plus", "1,3", "READY", "10", "2", "2.5", "0.50 ms", "1.23 ms"]
@@ -227,7 +230,7 @@ def test_watching_on_a_terminal_draws_over_what_was_there(triton):
         os.close(master)
 
     frames = seen.split(b"\x1b[H")
-    assert frames[1].count(b"\x1b[K") == 4
+    assert frames[1].count(b"\x1b[K") == 5
     assert b"plus" in frames[1]
     assert frames[1].rstrip().endswith(b"\x1b[J\x1b[?25h")
 

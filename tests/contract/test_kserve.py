@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -371,6 +372,38 @@ def test_repository_index_load_and_unload(client, repository):
     np.testing.assert_array_equal(client.infer("late", row(1, 2, 3, 4)).as_numpy("Y"), [[10, 11, 12, 13]])
     with pytest.raises(InferenceServerException, match="nobody"):
         client.load_model("nobody")
+
+
+def test_a_new_version_that_does_not_load_is_named(client, repository):
+    """The load says which one it is and why, and so does the index as long as the version before goes on."""
+
+    def index():
+        rows = client.get_model_repository_index()
+        return {row["version"]: (row["state"], row.get("reason", "")) for row in rows if row["name"] == "growing"}
+
+    directory = models.lay_out(repository / "growing", models.plus(1))
+    client.load_model("growing")
+    models.lay_out(directory, b"broken", version=2)
+    with pytest.raises(InferenceServerException) as raised:
+        client.load_model("growing")
+    what = "ONNX Runtime can't load model 'growing'"
+    begins = f"load failed for model 'growing': version 2 is at UNAVAILABLE state: Invalid argument: {what}"
+    assert raised.value.message().startswith(begins)
+    found = index()
+    assert (found.keys(), found["1"], found["2"][0]) == ({"1", "2"}, ("READY", ""), "UNAVAILABLE")
+    assert found["2"][1].startswith(what)
+    assert client.infer("growing", row(0, 0, 0, 0)).as_numpy("Y")[0, 0] == 1
+
+    client.unload_model("growing")
+    with pytest.raises(InferenceServerException, match="version 2 is at UNAVAILABLE state"):
+        client.load_model("growing")
+    assert index().keys() == {"2"}
+
+    (directory / "2" / "model.onnx").write_bytes(models.plus(2))
+    client.load_model("growing")
+    assert index() == {"2": ("READY", "")}
+    shutil.rmtree(directory)
+    client.unload_model("growing")
 
 
 @pytest.mark.parametrize("binary", [True, False])
