@@ -1,7 +1,8 @@
 """A `ModelConfig` as the JSON of the published message: what clients ask for, and what a Python model is told.
 
 PURE, and without protobuf: a model's own environment need not have it. The shape is that of protobuf's JSON with every
-default in it, but for integers of 64 bits, which are numbers here; the tests compare the two.
+default in it, but for integers of 64 bits, which are numbers here, and for what Triton adds: `optimization` to any
+model but an ensemble, `model_transaction_policy` to an ensemble. The tests compare the two.
 """
 
 from __future__ import annotations
@@ -120,19 +121,25 @@ def _reshape(spec: TensorSpec) -> Json:
 
 
 def _optimization(config: ModelConfig) -> Json:
+    """As Triton fills it in, and with its defaults for what changes nothing here."""
+    if config.ensemble:
+        return {}
     accelerators = {
         "gpu_execution_accelerator": [_accelerator(each) for each in config.gpu_accelerators],
         "cpu_execution_accelerator": [_accelerator(each) for each in config.cpu_accelerators],
     }
-    found: Json = {}
+    found: Json = {
+        "priority": "PRIORITY_DEFAULT",
+        "input_pinned_memory": {"enable": True},
+        "output_pinned_memory": {"enable": True},
+        "gather_kernel_buffer_threshold": 0,
+        "eager_batching": False,
+    }
     if config.optimization_level:
         found["graph"] = {"level": config.optimization_level}
     if any(accelerators.values()):
         found["execution_accelerators"] = accelerators
-    if not found:
-        return {}
-    defaults = {"priority": "PRIORITY_DEFAULT", "gather_kernel_buffer_threshold": 0, "eager_batching": False}
-    return {"optimization": {**found, **defaults}}
+    return {"optimization": found}
 
 
 def _accelerator(accelerator: Accelerator) -> Json:
@@ -244,6 +251,6 @@ def _warmup_input(given: WarmupInput) -> Json:
 
 
 def _transaction_policy(config: ModelConfig) -> Json:
-    if not (config.decoupled or config.not_decoupled):
+    if not (config.decoupled or config.not_decoupled or config.ensemble):
         return {}
     return {"model_transaction_policy": {"decoupled": config.decoupled}}

@@ -308,6 +308,15 @@ def test_the_result_can_not_be_changed_by_who_reads_it():
         config.parameters["custom"] = "x"
 
 
+OPTIMIZATION = {  # of a model that says nothing of it
+    "priority": "PRIORITY_DEFAULT",
+    "input_pinned_memory": {"enable": True},
+    "output_pinned_memory": {"enable": True},
+    "gather_kernel_buffer_threshold": 0,
+    "eager_batching": False,
+}
+
+
 def test_the_json_form_has_every_default_and_only_messages_that_are_set():
     """Clients find each scalar, list and map under the message's own name, enums by name, integers as numbers."""
     config = parse_config("input { name: 'I' data_type: TYPE_STRING dims: [ -1, 8000000000 ] }", model="bert")
@@ -334,6 +343,7 @@ def test_the_json_form_has_every_default_and_only_messages_that_are_set():
         "output": [],
         "batch_input": [],
         "batch_output": [],
+        "optimization": OPTIMIZATION,
         "instance_group": [],
         "default_model_filename": "",
         "cc_model_filenames": {},
@@ -502,11 +512,15 @@ def test_a_configuration_survives_the_round_trip_through_text(config):
 @QUICK
 @given(CONFIGS)
 def test_the_json_form_is_protobufs_own_with_numbers(config):
-    """The JSON differs from protobuf's only in 64-bit integers."""
+    """The JSON differs from protobuf's only in 64-bit integers, and in what Triton adds."""
     protobufs = json_format.MessageToDict(
         config_message(config), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
 
+    if config.ensemble:
+        protobufs.setdefault("model_transaction_policy", {"decoupled": False})
+    else:
+        protobufs["optimization"] = {**OPTIMIZATION, **protobufs.get("optimization", {})}
     assert numbers(config_json(config)) == numbers(protobufs)
 
 
