@@ -119,12 +119,15 @@ def find_backend(name: str, platform: str, model: str, version_directory: Path |
     """The backend that a configuration names by `backend`, by `platform`, or by both.
 
     Beside those of the table these are the ones that installed packages register, and those whose code lies in the
-    archive itself, in `version_directory`.
+    archive itself, in `version_directory`. With a backend that has no platforms, such as `python`, a platform means
+    nothing, as in Triton.
 
     Raises:
         MmeError: INVALID_MODEL when the two disagree or neither is known; UNSUPPORTED when the package that registers
             the backend can't be imported.
     """
+    if name and not any(b.platforms for b in BACKENDS if b.name == name):
+        platform = ""
     if platform and not any(platform in b.platforms for b in BACKENDS):
         raise invalid_model(f"unexpected platform type '{platform}' for {model}{_instead(platform)}")
     matches = [b for b in BACKENDS if (not name or b.name == name) and (not platform or platform in b.platforms)]

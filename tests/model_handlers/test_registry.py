@@ -65,6 +65,13 @@ def test_a_backend_is_found_by_its_name_and_by_its_platforms(backend):
         assert find_backend(backend.name, platform, "bert") is backend
 
 
+@pytest.mark.parametrize("platform", ["python", "onnxruntime_onnx", "anything"])
+@pytest.mark.parametrize("name", ["python", "openvino", "fil"])
+def test_a_platform_means_nothing_to_a_backend_that_has_none(name, platform):
+    """As in Triton, where people write `platform: "python"` beside the backend."""
+    assert find_backend(name, platform, "bert") is find_backend(name, "", "bert")
+
+
 @pytest.mark.parametrize(
     ("name", "platform", "sentence"),
     [
