@@ -123,10 +123,14 @@ class Register:
         """The entry of a name that requests may use, made of what store or repository has under it if need be.
 
         Raises:
-            MmeError: UNKNOWN_MODEL; UNKNOWN_VERSION for one that was loaded, or was to be, and may not be named now.
+            MmeError: UNKNOWN_MODEL; UNKNOWN_VERSION for one that was loaded, or was to be, and may not be named now;
+                and as `Origins.find`.
         """
         if self._served is not None and name not in self._served:
-            raise unavailable(name) if name in self._cache.entries else unknown(name)
+            if name in self._cache.entries:
+                raise unavailable(name)
+            self.find(name)  # which may know better why it means no model
+            raise unknown(name)
         entry = self._cache.entries.get(name)
         if entry is not None and not (entry.abandoned and isinstance(origin(entry.source), Unpacked)):
             return entry

@@ -298,6 +298,18 @@ def test_several_repositories(start, tmp_path, put, json_inputs):
     assert load(running, "r1/both").status == 200
 
 
+@pytest.mark.parametrize("mode", [Control.NONE, Control.EXPLICIT])
+def test_a_name_that_two_repositories_have_is_refused_in_every_mode(start, tmp_path, put, mode):
+    """With Triton's sentence, where namespaces tell them apart."""
+    for folder in ("r1", "r2"):
+        put["multiple"](tmp_path / folder, "both", 2.0)
+    folders = {"model_repository": tmp_path / "r1", "more_repositories": (tmp_path / "r2",)}
+    running = start(mode=Mode.REPOSITORY, model_namespacing=True, model_control_mode=mode, **folders)
+    reply = running.http("POST", "/v2/models/both/infer", {}, b'{"inputs": []}')
+    assert reply.status == 400
+    assert reply.error.startswith("There are 2 identifiers of model 'both' in global map, model namespace must be")
+
+
 def test_a_configuration_by_another_name(start, tmp_path, put):
     """Is read where the model has one of that name; else its config.pbtxt is."""
     for name in ("one", "two"):
