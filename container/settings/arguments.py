@@ -174,7 +174,7 @@ def _gpu_limit(text: str) -> Meaning:
 
 
 def _strict_readiness(text: str) -> Meaning:
-    return None if boolean(text) else ("MME_PING_MODE", "live")
+    return "MME_PING_MODE", "ready" if boolean(text) else "live"
 
 
 def _keepalive(name: str) -> Callable[[str], Meaning]:

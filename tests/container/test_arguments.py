@@ -78,6 +78,12 @@ def test_a_flag_says_what_a_setting_says(flags, field, value):
     assert getattr(with_flags(flags), field) == value
 
 
+@pytest.mark.parametrize(("text", "mode"), [("true", PingMode.READY), ("false", PingMode.LIVE)])
+def test_strict_readiness_is_of_repositories_too(text, mode, tmp_path):
+    """Where /ping means by itself that the server lives."""
+    assert with_flags(f"--strict-readiness={text}", MME_MODEL_REPOSITORY=str(tmp_path)).ping_mode is mode
+
+
 @pytest.mark.parametrize("flag", sorted(IDLE_ARGUMENTS))
 def test_a_flag_without_an_effect_is_accepted_and_said(flag):
     """Archives and variables stay as they are; the log tells why nothing comes of it."""

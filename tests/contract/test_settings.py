@@ -47,6 +47,23 @@ def test_what_can_not_be_honoured_refuses_to_start(tmp_path, command, environ, s
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_model_that_fails_makes_a_server_unready_that_is_strict(serve, tmp_path, strict):
+    """With --strict-readiness, of a repository as well: neither KServe's route nor /ping tells anybody to send requests."""
+    models.lay_out(tmp_path / "r" / "plus", models.plus(1))
+    models.lay_out(tmp_path / "r" / "broken", b"broken")
+    words = ("--strict-readiness=true",) if strict else ()
+    command = ("mme", "serve", "--model-repository", str(tmp_path / "r"), "--model-control-mode=none", *words)
+    server = serve({}, command=command, ready=False)
+    eventually(lambda: server.ask("GET", "/v2/models/plus/ready").status == 200, "the model that is whole")
+    eventually(lambda: "'broken' did not load" in server.log, "the one that is not")
+    if not strict:
+        eventually(lambda: server.ask("GET", "/v2/health/ready").status == 200, "the end of the loads at start")
+    assert [server.ask("GET", path).status for path in ("/v2/health/ready", "/ping")] == (
+        [400, 503] if strict else [200, 200]
+    )
+
+
 @pytest.mark.parametrize(("host", "why"), [("127.0.0.1", "Address already in use"), ("192.0.2.1", "Cannot assign")])
 def test_a_place_that_can_not_be_listened_to_is_said_and_ends(serve, tmp_path, host, why):
     """A second server on the same port, or one at somebody else's address, ends with a sentence that says what to do."""
