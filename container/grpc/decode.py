@@ -209,9 +209,7 @@ def _raw(message: ModelInferRequest, inputs: Sequence[Input], form: Sequence[Des
     if len(raw) < len(form):
         raise _no_data(form[len(raw)][0], model)
     arrays = []
-    for data, (name, data_type, shape) in zip(
-        raw, form, strict=False
-    ):  # what nobody has an input for is Triton's to ignore
+    for data, (name, data_type, shape) in zip(raw, form, strict=False):  # Triton ignores those without an input
         check_size(len(data), name, data_type, shape)
         arrays.append(view(data, 0, len(data), name, data_type, shape, model))
     return arrays
