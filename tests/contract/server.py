@@ -310,9 +310,17 @@ def kill(server: Server) -> None:
     """SIGKILL the worker; return when the next one answers."""
     dead = server.worker
     dead.send_signal(signal.SIGKILL)
-    eventually(lambda: not dead.is_running() or dead.status() == "zombie", "its end")
+    eventually(lambda: is_over(dead), "its end")
     eventually(lambda: alive(server), "another worker")
     assert server.worker.pid != dead.pid
+
+
+def is_over(process: psutil.Process) -> bool:
+    """Whether a process has ended, buried or not."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def alive(server: Server) -> bool:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.contract import models, sequence_models
-from tests.contract.server import SCRIPTS, clean_environment, eventually, post
+from tests.contract.server import SCRIPTS, clean_environment, eventually, is_over, post
 
 # Executes in the server's own process, for as long as a file is not there.
 WAITS = """
@@ -257,7 +257,7 @@ def test_a_worker_that_dies_is_replaced(serve, tmp_path):
     (server.cache / ".staging-left").mkdir()  # as a load in its middle leaves it
 
     dead.send_signal(signal.SIGKILL)
-    eventually(lambda: not dead.is_running() or dead.status() == "zombie", "its end")
+    eventually(lambda: is_over(dead), "its end")
     eventually(lambda: ping(server) == 200, "another worker")
 
     assert server.worker.pid != dead.pid

@@ -13,7 +13,7 @@ from http.client import HTTPException
 import pytest
 
 from tests.contract import models
-from tests.contract.server import PATIENCE, alive, eventually, kill
+from tests.contract.server import PATIENCE, alive, eventually, is_over, kill
 
 TARGET = "X_Amzn_SageMaker_Target_Model"
 
@@ -153,7 +153,7 @@ def test_a_reload_of_the_master_keeps_what_is_registered(serve, tmp_path):
     assert server.ask("POST", "/v2/repository/models/new/load", {"parameters": files}).status == 200
     old = server.worker
     server.process.send_signal(signal.SIGHUP)
-    eventually(lambda: not old.is_running() or old.status() == "zombie", "the old worker to end")
+    eventually(lambda: is_over(old), "the old worker to end")
     eventually(lambda: alive(server), "another worker")
 
     assert listed(server).pop("m") == url

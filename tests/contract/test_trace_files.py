@@ -13,7 +13,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.contract import models
-from tests.contract.server import Server, alive, eventually, kill, post
+from tests.contract.server import Server, alive, eventually, is_over, kill, post
 
 X = {"inputs": [{"name": "X", "shape": [1, 4], "datatype": "FP32", "data": [0] * 4}]}
 BATCHED = "max_batch_size: 4\n"
@@ -174,7 +174,7 @@ def test_workers_that_follow_each_other_write_files_of_their_own(tmp_path, repos
                 assert server.ask("POST", "/v2/models/plus/infer", {**X, "id": str(worker)}).status == 200
                 old = server.worker
                 server.process.send_signal(signal.SIGHUP)
-                eventually(lambda old=old: not old.is_running() or old.status() == "zombie", "the old worker to end")
+                eventually(lambda old=old: is_over(old), "the old worker to end")
                 eventually(lambda: alive(server), "another worker")
 
     told = [[each["request_id"] for each in read(each)[0].values()] for each in sorted(tmp_path.glob("traces.json*"))]

@@ -21,7 +21,7 @@ def happened(running):
 def test_a_second_holds_what_happened_in_it(served, ask, until):
     """Hits, misses, answers, failures and memory add up over the samples, which come by themselves."""
     running = served({"a": 50, "b": 60}, "a")
-    for name, status in (("a", 200), ("a", 200), ("b", 200), ("b", 200), ("nobody", 400)):
+    for name, status in (("a", 200), ("a", 200), ("b", 200), ("b", 200), ("nobody", 404)):
         assert ask(running, name).status == status
     assert running.infer("a", {"inputs": []}).status == 400
     until(lambda: sum(columns(running)["succeeded"]) == 4, "the second to be over")
