@@ -28,7 +28,7 @@ frameworks: $(FRAMEWORKS) ## add PyTorch, TensorFlow, OpenVINO, the tree librari
 # Beside the sources, where Python finds them first. An edited module runs as it was until this is called again; make
 # clean takes them away. Tests that put something of their own in a compiled class's place fail: run tests/contract.
 compiled: install ## compile the path of a request, as the images have it (needs a C compiler and Python's headers)
-	MME_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace
+	MME_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace --parallel 2
 
 demo: install ## the main job: models in S3, loaded and unloaded as boto3 asks for them
 	$(BIN)/python -m examples.demo $(ARGS)
