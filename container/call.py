@@ -137,7 +137,9 @@ class Call:
 
     def complete(self, request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
         """The one response, the error, or the end of several responses."""
-        if self.over or self._waits(functools.partial(self.complete, request, result)):
+        if self.over or (
+            self._turn is not None and self._turn.waits(functools.partial(self.complete, request, result))
+        ):
             return
         if self.kind is InferenceType.GENERATE:
             result = result or self._first or _not_one()
@@ -156,7 +158,9 @@ class Call:
 
     def respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
         """One response of several."""
-        if self.over or self._waits(functools.partial(self.respond, request, response)):
+        if self.over or (
+            self._turn is not None and self._turn.waits(functools.partial(self.respond, request, response))
+        ):
             return
         if self.kind is InferenceType.GENERATE:
             self._keep(request, response)
@@ -172,10 +176,6 @@ class Call:
             return
         self._begin_once(content_type)
         self._delivery.write(data)
-
-    def _waits(self, event: Callable[[], None]) -> bool:
-        """Whether what happens to the request has to wait for a thread that writes."""
-        return self._turn is not None and self._turn.waits(event)
 
     def _keep(self, request: InferenceRequest, response: InferenceResponse) -> None:
         """The first of type `generate` is its answer; a second one is too many."""
@@ -200,7 +200,9 @@ class Call:
 
     def respond_error(self, request: InferenceRequest, error: MmeError) -> None:
         """An error of the model that others may follow; where the answer has no room for them it is the last."""
-        if self.over or self._waits(functools.partial(self.respond_error, request, error)):
+        if self.over or (
+            self._turn is not None and self._turn.waits(functools.partial(self.respond_error, request, error))
+        ):
             return
         if self._goes_on_behind(error):
             log_failure(error, self.exchange)

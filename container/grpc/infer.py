@@ -136,7 +136,7 @@ class Inference:
         Raises:
             MmeError: why there is no response.
         """
-        following = follow(self._tracer, headers_of(context), "ModelInfer")
+        following = None if self._tracer is None else follow(self._tracer, headers_of(context), "ModelInfer")
         if following is None:
             return await self._answer(data, context, None)
         try:

@@ -203,7 +203,8 @@ class Stream:
 
     async def _take(self, data: bytes) -> None:
         """Submit one request."""
-        call = Call(self, follow(self._tracer, self._headers, "ModelStreamInfer"))
+        following = None if self._tracer is None else follow(self._tracer, self._headers, "ModelStreamInfer")
+        call = Call(self, following)
         self._calls.add(call)
         self._order.append(call)
         try:

@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from container.traced import Tracing
 
 
-def follow(tracer: Tracing | None, headers: dict[str, str], method: str) -> Following | None:
+def follow(tracer: Tracing, headers: dict[str, str], method: str) -> Following | None:
     """Follow a request, None if it is not traced.
 
     Args:
-        tracer: what traces requests, None where traces go nowhere.
+        tracer: what traces requests.
         headers: the metadata of its call.
         method: that it came by.
     """
-    trace = None if tracer is None else tracer.begin(headers)
-    if tracer is None or trace is None:
+    trace = tracer.begin(headers)
+    if trace is None:
         return None
     came = {"rpc.system": "grpc", "rpc.service": "inference.GRPCInferenceService", "rpc.method": method}
     return Following(tracer, trace, came)
