@@ -77,6 +77,12 @@ async def _answer(engine, toys):
     return (await call.answer()).outputs[0][2][0, 0]
 
 
+def loads_on_request(tmp_path):
+    """An engine over the repository `r`, of which only what is asked for is loaded."""
+    options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r", control=Control.EXPLICIT)
+    return Engine(options, asyncio.get_running_loop())
+
+
 @pytest.mark.parametrize("where", ["beside", "elsewhere"])
 def test_an_ensemble_changes_and_goes_with_its_parts(run, toys, tmp_path, write_repository_model, write_onnx, where):
     """A part that is loaded anew is new in the ensemble as well, and leaves with it if it is to; also over folders."""
@@ -191,10 +197,7 @@ def test_the_models_of_an_ensemble_may_be_asked_by_themselves(run, toys, tmp_pat
     (tmp_path / "r" / "e" / "config.pbtxt").write_text(ENSEMBLE)
 
     async def main():
-        options = EngineOptions(
-            Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r", control=Control.EXPLICIT
-        )
-        engine = Engine(options, asyncio.get_running_loop())
+        engine = loads_on_request(tmp_path)
         try:
             await engine.reload("e")
             assert [name for name, _ in engine.registered()] == ["a", "b", "e"]
@@ -300,10 +303,7 @@ def test_parts_that_somebody_loaded_by_name_stay(run, tmp_path, write_repository
     (tmp_path / "r" / "e" / "config.pbtxt").write_text(ENSEMBLE)
 
     async def main():
-        options = EngineOptions(
-            Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r", control=Control.EXPLICIT
-        )
-        engine = Engine(options, asyncio.get_running_loop())
+        engine = loads_on_request(tmp_path)
 
         async def left():
             await engine.unload("e", dependents=True)
