@@ -18,11 +18,12 @@ from serve.models.batch_dimension import fitted
 from serve.models.cached_responses import cached_responses
 from serve.models.execution import failure
 from serve.models.layout_check import KNOWN_LAYOUTS, CheckedLayouts
+from serve.models.readiness import Readiness
 from serve.models.straight_journey import Route, StraightJourney
+from serve.models.turnstile import Turnstile, Turnstiles
 from serve.request import InferenceRequest, InferenceResponse, Timings, layout_of
 from serve.scheduling.ensemble import Graph, Progress, Ready, Run
 from serve.scheduling.ensemble_sequence import belonging, overridden
-from serve.scheduling.held_back import LimitedRun
 from serve.scheduling.straight import Plan
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class EnsembleModel:
     """One version of an ensemble, ready to be asked.
 
     Attributes:
-        config, stats, outstanding, queued: see `serve.models.model.Model`.
+        config, stats, outstanding, queued, readiness: see `serve.models.model.Model`.
         parts: its steps; graph: how they hang together.
         batches, kinds, version_text: whether it has a batch dimension, the type of each output, and what responses say.
 
@@ -76,9 +77,14 @@ class EnsembleModel:
         self.config = config
         self.stats = stats
         self.outstanding = 0
+        self.readiness = Readiness(name, (), loop)
         decoupled = [member.config.decoupled for member in members]
         self.graph = Graph(name, config.ensemble, [spec.name for spec in config.inputs], decoupled)
         self.parts = [Part(*pair) for pair in zip(config.ensemble, members, strict=True)]
+        if config.max_inflight:
+            turnstiles = Turnstiles(config.max_inflight)
+            for part in self.parts:
+                part.submit = Turnstile(turnstiles, part.model).submit
         self.batches = config.max_batch_size > 0
         self.kinds = {spec.name: spec.data_type for spec in config.outputs}
         self.version_text = str(version)
@@ -154,9 +160,10 @@ class Part:
         step: as the configuration has it; model, config: what runs it.
         batches, decoupled: what that is.
         outputs: those of the model that the ensemble has names for, () where that is all of them.
+        submit: takes a request of it, as the model does.
     """
 
-    __slots__ = ("batches", "config", "decoupled", "model", "outputs", "step")
+    __slots__ = ("batches", "config", "decoupled", "model", "outputs", "step", "submit")
 
     def __init__(self, step: EnsembleStep, model: Model | EnsembleModel) -> None:
         self.model = model
@@ -164,6 +171,7 @@ class Part:
         self.batches = model.config.max_batch_size > 0
         self.decoupled = model.config.decoupled
         self.step = step
+        self.submit = model.submit
         everything = step.outputs.keys() >= {spec.name for spec in model.config.outputs}
         self.outputs = () if everything else tuple(step.outputs)
 
@@ -178,12 +186,7 @@ class _Journey:
         self._belongs = request.correlation_id, request.flags
         self._wanted = request.layout.outputs or tuple(spec.name for spec in ensemble.config.outputs)
         tensors, absent = self._received()
-        most = ensemble.config.max_inflight
-        self._run: Run[Passed] = (
-            LimitedRun(ensemble.graph, tensors, absent, self._wanted, most)
-            if most
-            else Run(ensemble.graph, tensors, absent, self._wanted)
-        )
+        self._run: Run[Passed] = Run(ensemble.graph, tensors, absent, self._wanted)
         self._steps: set[InferenceRequest] = set()
         self._callers = (*request.callers, ensemble.name)
         self._error: MmeError | None = None
@@ -225,7 +228,7 @@ class _Journey:
         try:
             step = self._made(ready, part)
             self._steps.add(step)
-            part.model.submit(step)
+            part.submit(step)
         except Exception as error:  # noqa: BLE001 - as in `StraightJourney`
             if step is not None:
                 self._steps.discard(step)
@@ -334,7 +337,6 @@ class _Journey:
         """The first error is the request's; what runs is not waited for longer than it takes to notice."""
         if self._error is None:
             self._error = MmeError(error.kind, f"in ensemble '{self._ensemble.name}', {error.message}")
-            self._run.drop()
             self._cancel()
 
     def _cancel(self) -> None:

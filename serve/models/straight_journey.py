@@ -126,7 +126,7 @@ class StraightJourney:
         try:
             sent = self._made(step, part)
             self._running.add(sent)
-            part.model.submit(sent)
+            part.submit(sent)
         except Exception as error:  # noqa: BLE001 - whoever takes the answer of a step that is none must say so himself
             if sent is not None:
                 self._running.discard(sent)

@@ -211,9 +211,6 @@ class Run(Generic[T]):
         ready.scope.tensors.update(tensors)
         return self._advance([scope for scope in self._scopes if _inside(scope, ready.scope)])
 
-    def drop(self) -> None:
-        """Something failed: nothing goes on any more."""
-
     def ended(self, ready: Ready[T]) -> Progress[T]:
         """A step will not answer any more."""
         _count(ready.scope, -1)

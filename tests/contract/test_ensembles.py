@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 import tritonclient.http
 
 from tests.contract import models
+from tests.contract.server import Server
 
 STEP = (
     """step {{ model_name: "{model}" input_map {{ key: "X" value: "{x}" }} output_map {{ key: "Y" value: "{y}" }} }}"""
@@ -124,9 +126,18 @@ def repository(tmp_path_factory):
     return root
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, repository):
+    """A server with all of them in memory."""
+    with Server(tmp_path_factory.mktemp("server"), {"MME_MODEL_REPOSITORY": str(repository)}) as running:
+        for model in repository.iterdir():
+            assert running.ask("POST", f"/v2/repository/models/{model.name}/load").status == 200
+        yield running
+
+
 @pytest.fixture
-def server(serve, repository):
-    """A server that loads what it is asked for."""
+def new_server(serve, repository):
+    """A server whose statistics begin with the test; it loads what it is asked for."""
     return serve({"MME_MODEL_REPOSITORY": str(repository), "MME_LOAD_MODEL": "one"})
 
 
@@ -152,16 +163,16 @@ def test_tensors_go_from_step_to_step(server):
     assert out(ask(server, "chain", [0] * 4, [1] * 4)) == [[12] * 4, [22] * 4]
 
 
-def test_only_what_is_asked_for_runs(server):
+def test_only_what_is_asked_for_runs(new_server):
     """Steps that feed no wanted output are left out, as their statistics show."""
-    side = ask(server, "fork", [1] * 4, outputs=["SIDE"])
-    both = ask(server, "fork", [1] * 4)
+    side = ask(new_server, "fork", [1] * 4, outputs=["SIDE"])
+    both = ask(new_server, "fork", [1] * 4)
     assert out(side, "SIDE") == [[3] * 4]
     assert [each["name"] for each in side.json["outputs"]] == ["SIDE"]
     assert (out(both), out(both, "SIDE")) == ([[4] * 4], [[3] * 4])
 
     counted = {
-        each["name"]: each["inference_count"] for each in server.ask("GET", "/v2/models/stats").json["model_stats"]
+        each["name"]: each["inference_count"] for each in new_server.ask("GET", "/v2/models/stats").json["model_stats"]
     }
     assert (counted["fork"], counted["one"], counted["two"]) == (2, 1, 3)
 
@@ -171,14 +182,14 @@ def test_an_ensemble_may_be_a_step(server):
     assert out(ask(server, "nested", [1, 2, 3, 4])) == [[23, 33, 43, 53]]
 
 
-def test_requests_of_an_ensemble_are_batched_in_its_steps(server):
+def test_requests_of_an_ensemble_are_batched_in_its_steps(new_server):
     """Four at a time reach a step that waits for four together."""
-    ask(server, "chain", [1] * 4)
+    ask(new_server, "chain", [1] * 4)
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda i: out(ask(server, "chain", [i] * 4)), range(4)))
+        answers = list(pool.map(lambda i: out(ask(new_server, "chain", [i] * 4)), range(4)))
     assert answers == [[[(i + 1) * 10 + 2] * 4] for i in range(4)]
 
-    (stats,) = [s for s in server.ask("GET", "/v2/models/stats").json["model_stats"] if s["name"] == "one"]
+    (stats,) = [s for s in new_server.ask("GET", "/v2/models/stats").json["model_stats"] if s["name"] == "one"]
     assert stats["inference_count"] == 5
     assert stats["execution_count"] < 5
 
@@ -288,12 +299,11 @@ SIDE = 'output { name: "SIDE" data_type: TYPE_FP32 dims: [ 4 ] }'
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_an_inconsistent_ensemble_is_refused_by_name(serve, repository, tmp_path, what):
+def test_an_inconsistent_ensemble_is_refused_by_name(broken, what):
     """When it is loaded, with Triton's words."""
     chain, words = BROKEN[what]
     more = SIDE if "SIDE" in str(chain) else ""
-    server = broken(serve, repository, tmp_path, lambda folder: ensemble(folder, *chain, more=more))
-    assert words in server.ask("POST", "/v2/repository/models/e/load").error
+    assert words in broken(lambda folder: ensemble(folder, *chain, more=more))
 
 
 CONFIGS = {
@@ -316,7 +326,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("what", CONFIGS)
-def test_a_wrong_configuration_is_refused_by_name(serve, repository, tmp_path, what):
+def test_a_wrong_configuration_is_refused_by_name(broken, what):
     """Whatever disagrees with the models of its steps."""
     old, new, words = CONFIGS[what]
 
@@ -325,16 +335,29 @@ def test_a_wrong_configuration_is_refused_by_name(serve, repository, tmp_path, w
         text = (folder / "config.pbtxt").read_text()
         (folder / "config.pbtxt").write_text(text.replace(old, new))
 
-    server = broken(serve, repository, tmp_path, write)
-    error = server.ask("POST", "/v2/repository/models/e/load").error
-    assert words in error
+    assert words in broken(write)
 
 
-def broken(serve, repository, tmp_path, write):
-    """A server whose repository has such an `e` beside good models."""
-    root = tmp_path / "broken"
-    root.mkdir()
+@pytest.fixture(scope="module")
+def good_models(tmp_path_factory, repository):
+    """A server of three good models in memory, and its repository."""
+    root = tmp_path_factory.mktemp("broken")
     for name in ("one", "two", "ten"):
         (root / name).symlink_to(repository / name)
-    write(root / "e")
-    return serve({"MME_MODEL_REPOSITORY": str(root), "MME_LOAD_MODEL": "one"})
+    with Server(tmp_path_factory.mktemp("server"), {"MME_MODEL_REPOSITORY": str(root)}) as running:
+        for model in root.iterdir():
+            assert running.ask("POST", f"/v2/repository/models/{model.name}/load").status == 200
+        yield running, root
+
+
+@pytest.fixture
+def broken(good_models):
+    """What the load of an ensemble `e` beside good models is refused with."""
+    server, root = good_models
+
+    def refusal(write):
+        write(root / "e")
+        return server.ask("POST", "/v2/repository/models/e/load").error
+
+    yield refusal
+    shutil.rmtree(root / "e")

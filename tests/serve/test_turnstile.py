@@ -1,0 +1,182 @@
+"""No more requests of a step are under way than may be, for all requests of an ensemble together."""
+
+import random
+
+import pytest
+
+from model_handlers.errors import Kind, MmeError, invalid_argument
+from serve.models.turnstile import Turnstile, Turnstiles
+from serve.request import InferenceRequest, InferenceResponse, Layout
+
+NOTHING = Layout((), ())
+
+
+class Stage:
+    """A model that answers when the test says so."""
+
+    name = "stage"
+
+    def __init__(self, turnstiles):
+        self.turnstile = Turnstile(turnstiles, self)
+        self.inside = []
+        self.refuses = False
+
+    def submit(self, request):
+        """Take it, or not."""
+        if self.refuses:
+            raise invalid_argument("no")
+        self.inside.append(request)
+
+    def answer(self, place=0):
+        """Say the last word of one of them."""
+        self.inside.pop(place).resolve(InferenceResponse("stage", "1", []))
+
+    @property
+    def names(self):
+        """Who is inside."""
+        return [request.id for request in self.inside]
+
+
+@pytest.fixture
+def stages():
+    """Two steps, the second behind the first, that take two at a time; answers of the first go to the second."""
+    turnstiles = Turnstiles(2)
+    return Stage(turnstiles), Stage(turnstiles)
+
+
+class Clients:
+    """Requests of the first step, each of which is followed by one of the second, and what is said of those."""
+
+    def __init__(self, first, second):
+        self.first, self.second, self.told = first, second, []
+
+    def ask(self, name):
+        """A request of the first step."""
+        request = InferenceRequest(NOTHING, [], self._first_is_over, name)
+        request.on_response = self._go_on
+        self.first.turnstile.submit(request)
+        return request
+
+    def _first_is_over(self, request, result):
+        if isinstance(result, MmeError):
+            self.told.append((request.id, result.kind))
+        elif result is not None:
+            self._go_on(request, result)
+
+    def _go_on(self, request, _response):
+        self.second.turnstile.submit(InferenceRequest(NOTHING, [], self._second_is_over, request.id))
+
+    def _second_is_over(self, request, result):
+        self.told.append((request.id, getattr(result, "kind", None)))
+
+
+def test_who_is_too_many_waits_and_comes_in_order(stages):
+    """The third is let in when one of the first two has its answer."""
+    first, second = stages
+    clients = Clients(first, second)
+    for name in "abcd":
+        clients.ask(name)
+    assert first.names == ["a", "b"]
+    first.answer(1)
+    assert (first.names, second.names) == (["a", "c"], ["b"])
+    first.answer()
+    assert (first.names, second.names) == (["c", "d"], ["b", "a"])
+
+
+def test_a_fast_step_does_not_run_ahead_of_a_slow_one(stages):
+    """Who is over keeps its place until what follows from it has one: so no more wait between two steps than may be."""
+    first, second = stages
+    clients = Clients(first, second)
+    for name in "abcdefg":
+        clients.ask(name)
+    while first.inside:
+        first.answer()
+    assert second.names == ["a", "b"]  # c and d have been answered as well, and wait
+    second.answer()
+    assert (first.names, second.names) == (["e"], ["b", "c"])
+    while first.inside or second.inside:
+        for stage in stages:
+            if stage.inside:
+                stage.answer()
+    assert clients.told == [(name, None) for name in "abcdefg"]
+
+
+def test_each_of_several_responses_is_waited_for(stages):
+    """A request with three answers keeps its place until all three have gone on."""
+    first, second = stages
+    clients = Clients(first, second)
+    for name in "abc":
+        clients.ask(name)
+    for _ in range(3):
+        first.inside[0].respond(InferenceResponse("stage", "1", []))
+    first.inside.pop(0).resolve(None)
+    assert (first.names, second.names) == (["b"], ["a", "a"])
+    second.answer()
+    assert (first.names, second.names) == (["b", "c"], ["a", "a"])
+
+
+def test_who_leaves_while_waiting_is_told_at_once(stages):
+    """Its place in the queue, and the one that was kept for it, are others' then."""
+    first, second = stages
+    clients = Clients(first, second)
+    waiting = [clients.ask(name) for name in "abcd"][2:]
+    waiting[0].cancel()
+    assert clients.told == [("c", Kind.CANCELLED)]
+    first.answer()
+    assert first.names == ["b", "d"]
+    followers = []
+    clients._go_on = lambda request, _: second.turnstile.submit(
+        followers.append(InferenceRequest(NOTHING, [], clients._second_is_over, request.id)) or followers[-1]
+    )
+    first.answer()
+    first.answer()
+    assert second.names == ["a", "b"]
+    clients.ask("e")
+    clients.ask("f")
+    assert first.names == ["e"]  # d's follower waits
+    followers[1].cancel()
+    assert clients.told[1:] == [("d", Kind.CANCELLED)]
+    assert first.names == ["e", "f"]
+
+
+def test_what_a_model_refuses_takes_no_place(stages):
+    """At once it is said to who submits; later it is the answer."""
+    first, second = stages
+    clients = Clients(first, second)
+    for name in "abcd":
+        clients.ask(name)
+    first.refuses = True
+    first.answer()
+    assert clients.told == [("c", Kind.INVALID_ARGUMENT), ("d", Kind.INVALID_ARGUMENT)]
+    with pytest.raises(MmeError, match="no"):
+        clients.ask("e")
+    first.refuses = False
+    clients.ask("f")
+    clients.ask("g")
+    assert first.names == ["b", "f"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_everybody_is_answered_once(seed):
+    """Whatever the order, and whoever leaves; and nobody is beyond the limit."""
+    order = random.Random(seed)
+    turnstiles = Turnstiles(order.randint(1, 3))
+    first, second = stages = Stage(turnstiles), Stage(turnstiles)
+    clients = Clients(first, second)
+    asked = []
+    for number in range(200):
+        action = order.random()
+        if action < 0.4:
+            asked.append(clients.ask(str(number)))
+        elif action < 0.5 and asked:
+            leaver = order.choice(asked)
+            if not leaver.answered and leaver not in first.inside:
+                leaver.cancel()
+        elif (stage := order.choice(stages)).inside:
+            stage.answer(order.randrange(len(stage.inside)))
+        assert all(len(stage.inside) <= turnstiles.most for stage in stages)
+    while first.inside or second.inside:
+        for stage in stages:
+            if stage.inside:
+                stage.answer()
+    assert sorted(name for name, _ in clients.told) == sorted(request.id for request in asked)
