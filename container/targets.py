@@ -63,12 +63,23 @@ _INVOKE = re.compile(rb"/models/(?P<model>.+)/invoke")
 _NEGATIVE = re.compile(r"-[0-9]+", re.ASCII)
 _RUNTIME = re.compile(rb"/endpoints/[^/]+/invocations(?P<stream>-response-stream)?")
 _OF_MODEL = b"/v2/models/"
-_KNOWN_WITHOUT_LOAD = re.compile(rb"/v2/models/(?:.+/(?:ready|stats|trace/setting)|stats)")
+_FRONT = re.compile(rb"\A/+")
+_READY = re.compile(rb"/v2/models/.+/ready")
+_KNOWN_WITHOUT_LOAD = re.compile(rb"/v2/models/(?:.+/(?:stats|trace/setting)|stats)")
 
 
 def parse_target(target: bytes) -> Route | None:
-    """The hot route of a request target, None if it is not one; with a trailing slash where Flask allows it."""
+    """The hot route of a request target, None if it is not one.
+
+    As Flask has it, so that all routes take the same forms: with a trailing slash where it allows one, with several
+    slashes in front (an address that ends in one), and with slashes that are quoted.
+    """
     path = target.partition(b"?")[0]
+    return _parsed(path) or _parsed(_FRONT.sub(b"/", unquote_to_bytes(path).replace(b"%", b"%25")))
+
+
+def _parsed(path: bytes) -> Route | None:
+    """The hot route of a path; the names in it are unquoted."""
     if match := _INFER.fullmatch(path):
         inference_type = InferenceType(match["type"].decode())
         return Route(Flavor.KSERVE, _text(match["model"]), _text(match["version"] or b""), inference_type)
@@ -84,15 +95,25 @@ def parse_target(target: bytes) -> Route | None:
     return None
 
 
-def is_quick(method: str, target: bytes) -> bool:
-    """Whether a request that is no inference changes nothing and waits for no load.
+class Work(Enum):
+    """How long an answer of a route that is no inference's may take, and why."""
+
+    READS = "it changes nothing and waits for nobody"
+    ASKS = "a model's code has a say in it"
+    CHANGES = "it changes something, or waits for a load"
+
+
+def work_of(method: str, target: bytes) -> Work:
+    """What there is to do for a request that is no inference.
 
     What is told of a model's configuration is read in memory, so that asking for it loads the model.
     """
     if method not in {"GET", "HEAD"}:
-        return False
+        return Work.CHANGES
     path = unquote_to_bytes(target.partition(b"?")[0])
-    return not path.startswith(_OF_MODEL) or _KNOWN_WITHOUT_LOAD.fullmatch(path) is not None
+    if _READY.fullmatch(path):
+        return Work.ASKS
+    return Work.READS if not path.startswith(_OF_MODEL) or _KNOWN_WITHOUT_LOAD.fullmatch(path) else Work.CHANGES
 
 
 def parse_version(text: str) -> int | None:

@@ -4,9 +4,9 @@ Gunicorn's master keeps us alive: it starts us, restarts us when we die, and kil
 loop tells it so once a second by `notify`, which touches a file. Signals arrive on the loop: SIGTERM drains, SIGINT
 and SIGQUIT end at once.
 
-Two pools of threads serve Flask. Requests that change something (load, unload), or that ask about a model that is
-loaded for them, may take minutes and have a pool of their own: however many loads are under way, any other GET is
-answered at once.
+Three pools of threads serve Flask. Requests that change something (load, unload), or that ask about a model that is
+loaded for them, may take minutes and have a pool of their own, and so have those that ask a model's own code whether it
+is ready, which may take seconds: however many of them are under way, any other GET is answered at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from container.metrics_port import MetricsPort
 from container.on_loop import OnLoop
 from container.service import Service
 from container.settings import Settings
-from container.targets import is_quick
+from container.targets import Work, work_of
 from container.wsgi import call_application
 from model_handlers.devices import return_large_blocks
 from model_handlers.errors import MmeError
@@ -54,6 +54,7 @@ _QUICK_SECONDS = 1.0  # for models to end that owe answers which nobody gets any
 _CLOSE_SECONDS = 2.0  # for models to end that owe none; gunicorn kills us a second later
 _READ_THREADS = 8
 _CHANGE_THREADS = 256  # idle ones cost nothing; each load or unload under way holds one
+_ASK_THREADS = 256  # likewise, each probe of a model that hangs
 
 
 class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
@@ -146,7 +147,7 @@ async def _metrics_port(service: Service, front: _Front, loop: asyncio.AbstractE
         return ()
     port = MetricsPort(front.handle, loop)
     try:
-        await port.open(settings.host, settings.metrics_port)
+        await port.open(settings.metrics_address or settings.host, settings.metrics_port)
     except MmeError as error:
         await _give_up(service, error)
     return (port,)
@@ -200,14 +201,17 @@ class _Front:
         self._poll = service.engine.poll
         self._loop = loop
         self._app: Flask = make_app(service, OnLoop(loop))
-        self._readers = ThreadPoolExecutor(_READ_THREADS, "flask-read")
-        self._changers = ThreadPoolExecutor(_CHANGE_THREADS, "flask-change")
+        self._pools = {
+            Work.READS: ThreadPoolExecutor(_READ_THREADS, "flask-read"),
+            Work.ASKS: ThreadPoolExecutor(_ASK_THREADS, "flask-ask"),
+            Work.CHANGES: ThreadPoolExecutor(_CHANGE_THREADS, "flask-change"),
+        }
 
     def handle(self, exchange: Exchange) -> None:
         """Answer an inference request on the loop, have Flask answer any other on a thread."""
         if self._dispatch(exchange):
             return
-        pool = self._readers if is_quick(exchange.method, exchange.target) else self._changers
+        pool = self._pools[work_of(exchange.method, exchange.target)]
         self._poll.hold()
         answer = pool.submit(call_application, self._app, exchange)
         answer.add_done_callback(lambda done: self._bring_back(exchange, done))
@@ -220,8 +224,8 @@ class _Front:
 
     def close(self) -> None:
         """Let the threads go; what they still wait for is cancelled with the engine."""
-        self._readers.shutdown(wait=False, cancel_futures=True)
-        self._changers.shutdown(wait=False, cancel_futures=True)
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _respond(exchange: Exchange, answer: tuple[int, bytes, bytes]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from serve.cache.lifecycle import State
@@ -28,8 +29,8 @@ def index_rows(
     counted: Mapping[str, TargetStats],
     versions: Mapping[str, Sequence[int]],
     refused: Mapping[str, str],
-) -> Iterator[dict[str, Any]]:
-    """Every row.
+) -> list[dict[str, Any]]:
+    """Every row, by name as Triton has them, and a model's by version.
 
     A model in memory has a row for each version, with `queued`, the requests that wait for a lane. `cache` is about
     all versions together: see `_cached`.
@@ -41,14 +42,16 @@ def index_rows(
         versions: those that a model was served in last.
         refused: why a name is none that can be served.
     """
+    rows: list[dict[str, Any]] = []
     known = set()
     for entry in entries:
         known.add(entry.name)
-        yield from _rows_of(entry, versions.get(entry.name, ()))
+        rows += _rows_of(entry, versions.get(entry.name, ()))
     for name in offered:
         if name not in known:
             row: dict[str, Any] = {"name": name, **_unavailable(refused.get(name, ""))}
-            yield {**row, **({"cache": _counted(counted[name])} if name in counted else {})}
+            rows.append({**row, **({"cache": _counted(counted[name])} if name in counted else {})})
+    return sorted(rows, key=itemgetter("name"))
 
 
 def _unavailable(reason: str) -> dict[str, str]:

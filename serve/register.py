@@ -119,22 +119,27 @@ class Register:
 
     # -- entries -------------------------------------------------------------------------------------------------
 
-    def entry(self, name: str) -> Entry[Any]:
+    def entry(self, name: str, version: int | None = None) -> Entry[Any]:
         """The entry of a name that requests may use, made of what store or repository has under it if need be.
 
         Raises:
-            MmeError: UNKNOWN_MODEL; UNKNOWN_VERSION for one that was loaded, or was to be, and may not be named now;
-                and as `Origins.find`.
+            MmeError: UNKNOWN_MODEL; UNKNOWN_VERSION for one that was loaded, or was to be, and may not be named now,
+                UNAVAILABLE if they name a version that it had then; and as `Origins.find`.
         """
         if self._served is not None and name not in self._served:
             if name in self._cache.entries:
-                raise unavailable(name)
+                raise unavailable(name, version, self._last_versions(self._cache.entries[name]))
             self.find(name)  # which may know better why it means no model
             raise unknown(name)
         entry = self._cache.entries.get(name)
         if entry is not None and not (entry.abandoned and isinstance(origin(entry.source), Unpacked)):
             return entry
         return self.add(name, self.find(name))
+
+    def _last_versions(self, entry: Entry[Any]) -> list[int]:
+        """Those that were served last, and the one that did not load."""
+        failed = entry.failure.version if entry.failure is not None else None
+        return [*self.versions.get(entry.name, ()), *([] if failed is None else [failed])]
 
     def add(self, name: str, source: Source) -> Entry[Any]:
         """The entry of a name, which from now on comes from there."""

@@ -41,9 +41,11 @@ from container.settings.values import (
     to_text,
 )
 from container.targets import InferenceType
+from model_handlers.errors import MmeError
 from serve.cache.eviction import Policy
 from serve.control import Control
 from serve.latencies import DEFAULT_LATENCIES, Latencies
+from serve.sources.credentials import read_credentials
 from serve.sources.scripts import Scripts
 from serve.weights.mode import Weights
 
@@ -89,6 +91,7 @@ class Settings:
         default_batch_sizes: what models get that batch and do not say how much; () for their backends' own.
         default_model_name: the model of /invocations, "" where none was named.
         host, port: where to listen.
+        grpc_address, metrics_address: where to listen to gRPC and on the port for metrics alone, "" for `host`.
         grpc_port: where to listen to gRPC as well, None for nowhere.
         grpc_use_ssl, grpc_use_ssl_mutual: whether that is by TLS alone, and clients have to show a certificate.
         grpc_server_cert, grpc_server_key, grpc_root_cert: files of certificates and of the key, for TLS.
@@ -103,6 +106,7 @@ class Settings:
         rate_limit: whether instances wait for the resources that their groups name.
         rate_limit_resources: what there is of them; () for as much as the neediest instance wants.
         response_cache_bytes: what cached responses may take, of models whose configuration asks for that; 0 for none.
+        cloud_credentials: a file with those of repositories in S3, None for what boto3 finds.
         cache_dir: where archives are unpacked; environments of Python models, and weights to be mapped, are kept.
         disk_budget: what archives may take there, as the other budgets; None for as much as the file system leaves.
         load_threads, load_timeout: loads at once; seconds for each.
@@ -157,6 +161,7 @@ class Settings:
     default_model_name: str = ""
     host: str = "0.0.0.0"  # noqa: S104 - a container listens on every address
     port: int = DEFAULT_PORT
+    grpc_address: str = ""
     grpc_port: int | None = None
     grpc_use_ssl: bool = False
     grpc_use_ssl_mutual: bool = False
@@ -175,6 +180,7 @@ class Settings:
     rate_limit_resources: tuple[ResourceLimit, ...] = ()
     response_cache_bytes: int = 64 << 20
     cache_dir: Path = field(default_factory=lambda: _user_cache_dir({}))
+    cloud_credentials: Path | None = None
     disk_budget: MemoryBudget = None
     load_threads: int = 2
     load_timeout: float = 350.0
@@ -224,6 +230,7 @@ class Settings:
     http_header_pattern: str = ""
     grpc_header_pattern: str = ""
     grpc_keepalive: tuple[str, ...] = ()
+    metrics_address: str = ""
     metrics_port: int | None = None
     latencies: Latencies = DEFAULT_LATENCIES
     notices: tuple[str, ...] = field(default=(), compare=False)
@@ -312,6 +319,11 @@ class Settings:
                 f"--cache-dir/MME_CACHE_DIR='{self.cache_dir}': models are unpacked there, and it can't be written; "
                 "name a folder that can, or mount one there"
             )
+        if self.cloud_credentials is not None:
+            try:
+                read_credentials(self.cloud_credentials)
+            except MmeError as error:
+                raise SettingsError(f"TRITON_CLOUD_CREDENTIAL_PATH: {error}") from None
         script = self.script_directory
         if script.startswith("/") and not Path(script, self.script_program).is_file():
             raise SettingsError(f"SAGEMAKER_SUBMIT_DIRECTORY='{script}': there is no {self.script_program} in it")

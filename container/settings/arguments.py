@@ -55,6 +55,7 @@ ARGUMENTS = {
     "--http-header-forward-pattern": "MME_HTTP_HEADER_FORWARD_PATTERN",
     "--http-restricted-api": "MME_HTTP_RESTRICTED_API",
     "--allow-grpc": "SAGEMAKER_TRITON_ALLOW_GRPC",
+    "--grpc-address": "MME_GRPC_ADDRESS",
     "--grpc-port": "SAGEMAKER_TRITON_GRPC_PORT",
     "--grpc-header-forward-pattern": "MME_GRPC_HEADER_FORWARD_PATTERN",
     "--grpc-restricted-protocol": "MME_GRPC_RESTRICTED_PROTOCOL",
@@ -65,6 +66,7 @@ ARGUMENTS = {
     "--grpc-root-cert": "MME_GRPC_ROOT_CERT",
     "--grpc-infer-response-compression-level": "MME_GRPC_INFER_RESPONSE_COMPRESSION_LEVEL",
     "--allow-metrics": "SAGEMAKER_TRITON_ALLOW_METRICS",
+    "--metrics-address": "MME_METRICS_ADDRESS",
     "--metrics-port": "SAGEMAKER_TRITON_METRICS_PORT",
     "--metrics-config": "MME_METRICS_CONFIG",
 }
@@ -95,7 +97,6 @@ IDLE_ARGUMENTS = {
     "--grpc-infer-thread-count": _ONE_LOOP,
     "--grpc-max-response-pool-size": _ONE_LOOP,
     "--http-thread-count": _ONE_LOOP,
-    "--metrics-address": "/metrics is on the main port",
     "--metrics-interval-ms": _GPUS,
     "--min-supported-compute-capability": "each framework says itself which GPUs it knows",
     "--model-load-retry-count": "a load is tried once, and again when somebody asks for the model again",
@@ -106,7 +107,6 @@ IDLE_ARGUMENTS = {
 _INSTEAD = {
     "--allow-vertex-ai": "Vertex AI's routes are not served",
     "--backend-directory": "backends are classes of Python here, see docs/handlers.md",
-    "--grpc-address": "MME_HOST is HTTP's and gRPC's",
     "--host-policy": "threads are not bound to NUMA nodes",
     "--http-address": "MME_HOST",
     "--http-port": "KServe's routes are on the main port, MME_PORT",
@@ -139,7 +139,7 @@ _PYTHON_BACKEND = {
     "shm-default-byte-size": "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE",
     "shm-growth-byte-size": "SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE",
 }
-_BACKENDS_AS_HERE = ("python,shm-region-prefix-name=", "python,stub-timeout-seconds=")
+_BACKENDS_AS_HERE = ("python,shm-region-prefix-name=", "python,stub-timeout-seconds=", "python,thread-pool-size=")
 _BATCH_SIZE = "default-max-batch-size"
 
 
@@ -155,10 +155,10 @@ def _backend_config(text: str) -> Meaning:
         return "SAGEMAKER_TRITON_TENSORFLOW_VERSION", value
     if text.startswith(_BACKENDS_AS_HERE):
         return None
+    here = [f"python,{name}=N" for name in _PYTHON_BACKEND] + [f"{setting}N" for setting in _BACKENDS_AS_HERE]
     msg = (
-        f"one of {', '.join(f'python,{name}=N' for name in _PYTHON_BACKEND)}, python,shm-region-prefix-name=NAME, "
-        f"python,stub-timeout-seconds=N, tensorflow,version=N, {_BATCH_SIZE}=N, BACKEND,{_BATCH_SIZE}=N; of anything "
-        "else a model's config.pbtxt is the place"
+        f"one of {', '.join(here)}, tensorflow,version=N, {_BATCH_SIZE}=N, BACKEND,{_BATCH_SIZE}=N; of anything else a "
+        "model's config.pbtxt is the place"
     )
     raise ValueError(msg)
 

@@ -97,6 +97,8 @@ def _is_service_link(name: str, text: str) -> bool:
 
 
 def _unknown(name: str) -> str:
-    nearest = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.6)
-    hint = f"did you mean {nearest[0]}?" if nearest else "`mme settings` lists those there are"
+    begins = next((prefix for prefix in _STRICT_PREFIXES if name.startswith(prefix)), "")  # which makes none alike
+    known = {each.removeprefix(begins): each for each in BY_NAME}
+    nearest = difflib.get_close_matches(name.removeprefix(begins), known, n=1, cutoff=0.6)
+    hint = f"did you mean {known[nearest[0]]}?" if nearest else "remove it; `mme settings` lists those there are"
     return f"{name}: there is no such variable; {hint}"

@@ -92,6 +92,22 @@ PROTOCOL_VARIABLES = (
         "--grpc-infer-response-compression-level",
     ),
     Variable(
+        "MME_GRPC_ADDRESS",
+        "grpc_address",
+        v.host,
+        "Address to listen on for gRPC.",
+        "--grpc-address",
+        "that of MME_HOST",
+    ),
+    Variable(
+        "MME_METRICS_ADDRESS",
+        "metrics_address",
+        v.host,
+        "Address to listen on at the port for metrics alone.",
+        "--metrics-address",
+        "that of MME_HOST",
+    ),
+    Variable(
         "MME_METRICS_PORT",
         "metrics_port",
         v.integer(0, 65535),

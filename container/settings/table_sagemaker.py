@@ -243,4 +243,12 @@ TRITON_VARIABLES = (
         v.boolean,
         "no effect: every archive is a namespace of its own.",
     ),
+    Variable("TRITON_AWS_MOUNT_DIRECTORY", "cache_dir", v.directory, "What MME_CACHE_DIR is."),
+    Variable(
+        "TRITON_CLOUD_CREDENTIAL_PATH",
+        "cloud_credentials",
+        v.file,
+        "JSON file with the credentials of model repositories in S3, by their prefixes, as Triton has it.",
+        default="none, those that boto3 finds",
+    ),
 )

@@ -429,7 +429,7 @@ def task(text: str) -> str:
 
 def submit_directory(text: str) -> str:
     """A folder of scripts outside of the models, or an archive of it in S3; "" for the place inside of each model."""
-    if text.rstrip("/") == _CODE:
+    if text.removeprefix("file://").rstrip("/") == _CODE:
         return ""
     if re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+/[^\0]*[^/\0]\.tar\.gz", text):
         return text

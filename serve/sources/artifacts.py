@@ -27,7 +27,7 @@ from model_handlers.errors import Kind, MmeError
 from serve.sources.archive import extract
 from serve.sources.disk import directory_size, remove_staging, staging_directory
 from serve.sources.disk_room import DiskRoom
-from serve.sources.store import UnreachableError, validate_name
+from serve.sources.store import ARCHIVE_SUFFIX, UnreachableError, validate_name, wrong_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,7 +120,7 @@ class Artifacts:
         self._guard = threading.Lock()  # of the dictionary, held for no longer than a look-up
         self._locks: dict[str, _NameLock] = {}
         self._fetched: dict[str, Path] = {}  # by name, what the last fetch found; guarded by that name's lock
-        self._broken: TTLCache[str, MmeError] = TTLCache(_BROKEN, _BROKEN_SECONDS)  # by directory name
+        self._broken: TTLCache[str, tuple[Kind, str]] = TTLCache(_BROKEN, _BROKEN_SECONDS)  # by directory name
         self._outage_until = 0.0
         with disk_errors(f"{directory} cannot hold unpacked models"):
             own_directory(directory)
@@ -235,8 +235,17 @@ class Artifacts:
         return None
 
     def _stat(self, name: str) -> StoredObject:
-        """What there is under a name."""
-        return self.store.stat(name)
+        """What there is under a name; a store may have it without the suffix, which names of archives need not have."""
+        try:
+            return self.store.stat(name)
+        except MmeError as error:
+            bare = name.removesuffix(ARCHIVE_SUFFIX)
+            if error.kind is not Kind.UNKNOWN_MODEL or bare == name or wrong_name(bare):
+                raise
+            try:
+                return self.store.stat(bare)
+            except MmeError as of_bare:
+                raise (error if of_bare.kind is Kind.UNKNOWN_MODEL else of_bare) from None
 
     def _bring(self, obj: StoredObject, path: Path, claim: Callable[[int], None], cancelled: Callable[[], bool]) -> int:
         """Make the directory `path` of it, complete or not at all; its bytes, each claimed before it was written."""
@@ -245,15 +254,16 @@ class Artifacts:
 
     def _remember_broken(self, path: Path, error: MmeError) -> None:
         with self._guard:
-            self._broken[path.name] = error
+            self._broken[path.name] = error.kind, error.message  # whose traceback holds what was made for the load
 
     def _refuse_broken(self, path: Path) -> None:
         with self._guard:
-            error = self._broken.get(path.name)
-        if error is not None:
+            found = self._broken.get(path.name)
+        if found is not None:
+            kind, message = found
             raise MmeError(
-                error.kind,
-                f"{error.message} (so it was found within the last {_BROKEN_SECONDS:.0f} s; until they are over, only "
+                kind,
+                f"{message} (so it was found within the last {_BROKEN_SECONDS:.0f} s; until they are over, only "
                 "another archive in its place is downloaded)",
             )
 

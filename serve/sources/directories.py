@@ -22,11 +22,11 @@ from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_mode
 from serve.sources.artifacts import Artifacts, key_of
 from serve.sources.bucket_versions import has_choice, served
 from serve.sources.repository import CONFIG_NAME, CONFIGS, MAX_CONFIG_SIZE
-from serve.sources.store import S3Store, StoredObject, wrong_name
+from serve.sources.store import NO_CREDENTIALS, S3Store, StoredObject, wrong_name
 from serve.sources.transfer import check_names, transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from serve.sources.disk_room import Derived
@@ -48,7 +48,7 @@ class StoredDirectory(StoredObject):
     objects: tuple[StoredObject, ...]
 
 
-def open_bucket(url: str) -> S3Store:
+def open_bucket(url: str, credentials: Mapping[str, str] = NO_CREDENTIALS) -> S3Store:
     """What lies under `s3://bucket/prefix`, or `s3://https://host:port/bucket/prefix` of an S3 that is not AWS's.
 
     Without https:// such a one is asked by HTTP, as Triton does.
@@ -62,7 +62,7 @@ def open_bucket(url: str) -> S3Store:
         scheme, host, port, place = elsewhere.groups()
         endpoint = f"{scheme or 'http://'}{host}:{port}"
     bucket, _, prefix = place.partition("/")
-    return S3Store(bucket, prefix, endpoint=endpoint)
+    return S3Store(bucket, prefix, endpoint=endpoint, credentials=credentials)
 
 
 class Directories(Artifacts):

@@ -6,6 +6,7 @@ alone, on load threads.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from model_handlers.registry import BACKENDS
@@ -22,14 +23,15 @@ _MODEL_FILES = tuple(
         name for each in BACKENDS for name in (each.filename, *each.variants[1].values()) if name and "/" not in name
     )
 )
+_VERSION = re.compile(r"(?:v|ver|version)?[-_. ]?0*([1-9][0-9]*)", re.IGNORECASE)  # as people call versions
 _BY_SCRIPTS = (".joblib", ".pkl", ".pickle", ".pth")
-_DEEPEST = 3  # directories below the one that was looked into
+_DEEPEST = 5  # directories below the one that was looked into
 _MOST = 1000  # directories that are looked into
 
 
 def advice(path: Path) -> str:
     """A clause such as "; move model.pt to 1/model.pt", or "" where nothing is to be said."""
-    clause = _saved_model(path) or _no_version(path) or _other_server(path) or _script(path) or _too_deep(path)
+    clause = _saved_model(path) or _other_server(path) or _no_version(path) or _script(path) or _too_deep(path)
     return f"; {clause}" if clause else ""
 
 
@@ -46,13 +48,23 @@ def _saved_model(path: Path) -> str:
 
 def _no_version(path: Path) -> str:
     """A model file where a version's directory should be."""
-    folders = [path, *(child for child in _below(path, 1) if not child.name.isdigit())]
+    folders = [path, *(child for child in _below(path, 1) if child.name[0] == "0" or not child.name.isdigit())]
     for folder in folders:
         found = next((name for name in _MODEL_FILES if (folder / name).exists()), "")
         if found:
             here = "" if folder == path else f"{folder.name}/"
-            return f"move {here}{found} to {here}1/{found}"
+            return f"move {here}{found} to {_version_of(folder, path)}/{found}"
     return ""
+
+
+def _version_of(folder: Path, path: Path) -> str:
+    """The directory in which a version's file belongs: what was to be one, called rightly, or a new one."""
+    if folder == path:
+        return "1"
+    if (path / _CONFIG).is_file():
+        meant = _VERSION.fullmatch(folder.name)
+        return meant[1] if meant else "1"
+    return f"{folder.name}/1"
 
 
 def _other_server(path: Path) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
 from serve.sources.artifacts import Artifacts
+from serve.sources.credentials import credentials_for
 from serve.sources.directories import Directories, open_bucket
 from serve.sources.override import FOLDER, Overrides
 from serve.sources.repositories import Repositories
@@ -18,7 +19,7 @@ from serve.sources.source import Archived, InBucket, InRepository, is_plain
 from serve.sources.store import ARCHIVE_SUFFIX, open_store, validate_name, wrong_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Container, Mapping
 
     from model_handlers.outside import Override
     from serve.engine_options import EngineOptions
@@ -54,7 +55,7 @@ class Origins:
             self.artifacts = Artifacts(open_store(options.store), disk, budget=budget, let_go=let_go, derived=weights)
         self._directories: Directories | None = None
         if options.buckets:
-            buckets = [open_bucket(url) for url in options.buckets]
+            buckets = [open_bucket(url, credentials_for(url, options.credentials)) for url in options.buckets]
             self._directories = Directories(
                 buckets,
                 disk,
@@ -123,6 +124,8 @@ class Origins:
         if self._directories is not None:
             return self._directories.has(name)
         with contextlib.suppress(MmeError):
+            if self._repositories is not None and name not in self._folders:
+                return self._repositories.has(name)
             return isinstance(self.find(name), InRepository)
         return False
 
@@ -145,9 +148,19 @@ class Origins:
         self._overrides.sweep()
 
 
-def unavailable(name: str) -> MmeError:
-    """There is such a model, but none of it is served."""
-    return MmeError(Kind.UNKNOWN_VERSION, f"Request for unknown model: '{name}' has no available versions")
+def unavailable(name: str, version: int | None, known: Container[int]) -> MmeError:
+    """There is such a model, but none of it is served.
+
+    Args:
+        name: the model's.
+        version: that is asked for, None for the latest.
+        known: versions that were served last, or were to be.
+    """
+    if version is None:
+        return MmeError(Kind.UNKNOWN_VERSION, f"Request for unknown model: '{name}' has no available versions")
+    if version not in known:
+        return MmeError(Kind.UNKNOWN_VERSION, f"Request for unknown model: '{name}' version {version} is not found")
+    return MmeError(Kind.UNAVAILABLE, f"Request for unknown model: '{name}' version {version} is not at ready state")
 
 
 def unknown(name: str) -> MmeError:

@@ -11,6 +11,7 @@ folder is called `<life of the master>~<life of the worker that made it>~…`. F
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import posixpath
@@ -98,6 +99,21 @@ class OverrideFolder:
 
     def __repr__(self) -> str:
         return f"<OverrideFolder {self.path}>"
+
+    @functools.cached_property
+    def contents(self) -> str:
+        """What the client sent: the same for the same bytes under the same names, wherever they were written to.
+
+        Raises:
+            MmeError: INTERNAL when it can't be read.
+        """
+        digest = hashlib.sha256()
+        with disk_errors(f"files in {self.path} cannot be read"):
+            for file in sorted(path for path in self.path.rglob("*") if path.is_file()):
+                with file.open("rb") as opened:
+                    content = hashlib.file_digest(opened, "sha256").hexdigest()
+                digest.update(f"{file.relative_to(self.path)}\0{content}\0".encode())
+        return digest.hexdigest()
 
     def leave(self) -> None:
         """Have it outlive this process: the next one is going to restore it."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.disk import disk_errors
 from model_handlers.errors import MmeError, invalid_argument, invalid_model
-from serve.sources.repository import list_models
+from serve.sources.repository import CONFIG_NAME, MAX_CONFIG_SIZE, list_models, may_be_model
 from serve.sources.source import InRepository, is_plain
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serve.sources.scripts import Scripts
+
+
+_COMPILED = "__pycache__"  # appears with the first load, and changes with the code
 
 
 class Repositories:
@@ -70,6 +73,15 @@ class Repositories:
             raise self._ambiguous(name, holders)
         others = tuple(folder for folder in self._folders if folder != holders[0])
         return InRepository(holders[0] / plain, others)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a model of that name, as `names` would tell: its folder may outlive it.
+
+        Raises:
+            MmeError: as `find`.
+        """
+        source = self.find(name)
+        return source is not None and may_be_model(source.path, self._scripts())
 
     def names(self) -> list[str]:
         """Every name, in order; reads directories.
@@ -120,6 +132,9 @@ class Repositories:
 def print_of(path: Path) -> str:
     """What the files of a model look like: names, sizes and times, those of empty directories too.
 
+    Its config.pbtxt is what it says: one that is written again with the same words is the same. What Python keeps of
+    code that it has read is none of them.
+
     Raises:
         MmeError: INTERNAL when they can't be read.
     """
@@ -130,12 +145,14 @@ def print_of(path: Path) -> str:
         for base, directories, files in os.walk(path, followlinks=True):
             digest.update(os.fsencode(f"{base}\0"))
             places = {name: _place(os.path.join(base, name)) for name in sorted(directories)}  # noqa: PTH118
+            places.pop(_COMPILED, None)
             directories[:] = [name for name, place in places.items() if place not in walked]
             walked.update(places.values())
             for name, place in places.items():
                 digest.update(os.fsencode(f"{name}\0{place}\0"))
             for file in sorted(files):
-                digest.update(os.fsencode(f"{file}\0{_status(os.path.join(base, file))}\0"))  # noqa: PTH118
+                status = _says if base == str(path) and file == CONFIG_NAME else _status
+                digest.update(os.fsencode(f"{file}\0{status(os.path.join(base, file))}\0"))  # noqa: PTH118
     return digest.hexdigest()[:32]
 
 
@@ -146,6 +163,14 @@ def _place(directory: str) -> tuple[int, int]:
     except OSError:  # as in `_status`
         return 0, 0
     return status.st_dev, status.st_ino
+
+
+def _says(config: str) -> str:
+    try:
+        with open(config, "rb") as file:  # noqa: PTH123 - as all of these
+            return hashlib.sha256(file.read(MAX_CONFIG_SIZE)).hexdigest()
+    except OSError:  # as in `_status`
+        return "none"
 
 
 def _status(file: str) -> str:

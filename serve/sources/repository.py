@@ -123,14 +123,14 @@ def list_models(path: Path, scripts: Scripts = DEFAULT_SCRIPTS) -> list[str]:
     if not path.is_dir():
         raise invalid_argument(f"model repository '{path}' is not a directory: create it, or name another")
     with disk_errors(f"model repository {path} cannot be read"):
-        models = [child for child in _directories(path) if _may_be_model(child, scripts)]
+        models = [child for child in _directories(path) if may_be_model(child, scripts)]
     for child in models:
         if not is_text(child.name):
             _warn_of_name(child)
     return [child.name for child in models if is_text(child.name)]
 
 
-def _may_be_model(path: Path, scripts: Scripts) -> bool:
+def may_be_model(path: Path, scripts: Scripts) -> bool:
     """Whether a directory holds a model; also if it can't be read, as whoever loads it will tell: others are served."""
     try:
         return is_model(path) or scripts.serves(path)

@@ -26,7 +26,7 @@ from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.sources.ranged_download import RangedDownload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import BinaryIO
 
 ARCHIVE_SUFFIX = ".tar.gz"
@@ -227,6 +227,7 @@ _DENIED = (
     "403",
 )
 _ARCHIVED = ("InvalidObjectState",)
+NO_CREDENTIALS: Mapping[str, str] = {}  # but those that boto3 finds
 _BUSY = (429, *range(500, 600))  # statuses that say nothing about what was asked for
 
 
@@ -242,6 +243,7 @@ class S3Store:
         prefix: str = "",
         *,
         endpoint: str = "",
+        credentials: Mapping[str, str] = NO_CREDENTIALS,
         part_size: int = _PART_SIZE,
         parts_ahead: int = _PARTS_AHEAD,
         attempts: int = 4,
@@ -252,6 +254,7 @@ class S3Store:
             bucket: its name.
             prefix: what stands before every name, without slashes around it.
             endpoint: the URL of an S3 that is not AWS's; "" for the one that boto3 finds.
+            credentials: what a session of boto3 is made with.
             part_size: bytes of a ranged GET; an object that is not larger is fetched by one plain GET.
             parts_ahead: parts of one object in memory and on the way.
             attempts: of each request, before its error counts.
@@ -265,7 +268,7 @@ class S3Store:
         self._part_size = part_size
         self._parts_ahead = parts_ahead
         with self._s3():
-            self._client: Any = boto3.session.Session().client(
+            self._client: Any = boto3.session.Session(**credentials).client(
                 "s3",
                 endpoint_url=endpoint or None,
                 config=Config(

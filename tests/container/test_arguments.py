@@ -50,6 +50,7 @@ def problems(flags):
         ("--backend-config=python,shm-default-byte-size=1048576", "shared_memory_bytes", 1 << 20),
         ("--backend-config=python,shm-growth-byte-size=2048", "shared_memory_growth_bytes", 2048),
         ("--backend-config=python,shm-region-prefix-name=p0", "shared_memory_bytes", 65536),
+        ("--backend-config=python,thread-pool-size=8", "shared_memory_bytes", 65536),
         ("--backend-config=tensorflow,version=2", "shared_memory_bytes", 65536),
         ("--backend-config=,default-max-batch-size=4", "default_batch_sizes", (BatchSize("", 4),)),
         (

@@ -199,6 +199,13 @@ def test_unknown_variable_is_refused_with_the_nearest_name(name, nearest):
     assert problems(**{name: "1"}) == (f"{name}: there is no such variable; did you mean {nearest}?",)
 
 
+@pytest.mark.parametrize("name", ["SAGEMAKER_TRITON_BATCH_SIZE", "SAGEMAKER_TRITON_MAX_BATCH_DELAY", "MME_X"])
+def test_unknown_variable_that_is_like_no_other_is_to_go(name):
+    """That it begins as others do makes it like none of them."""
+    expected = f"{name}: there is no such variable; remove it; `mme settings` lists those there are"
+    assert problems(**{name: "1"}) == (expected,)
+
+
 def test_unknown_variable_of_the_platform_is_let_through():
     """SageMaker adds variables as it likes; those do not stop the server."""
     assert Settings.from_environ({"SAGEMAKER_REGION": "eu-west-1", "SAGEMAKER_NEW_THING": "1"}) == Settings()
@@ -346,6 +353,7 @@ def test_limits_are_inclusive(name, text):
         ({"SAGEMAKER_PROGRAM": "serve_it"}, Scripts("serve_it.py")),
         ({"SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/model/code"}, Scripts()),
         ({"SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/model/code/"}, Scripts()),
+        ({"SAGEMAKER_SUBMIT_DIRECTORY": "file:///opt/ml/model/code"}, Scripts()),
         ({"SAGEMAKER_SUBMIT_DIRECTORY": "/opt/shared"}, Scripts(shared="/opt/shared")),
         ({"SAGEMAKER_SUBMIT_DIRECTORY": "file:///opt/shared"}, Scripts(shared="/opt/shared")),
         (

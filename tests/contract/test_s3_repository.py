@@ -139,6 +139,11 @@ def test_models_are_loaded_and_unloaded_by_the_control_api(upload, start, s3, bu
     assert infer(server, "two") == [201, 202, 203, 204]
     assert infer(server, "chain") == [220, 230, 240, 250], "an ensemble is loaded anew with its part"
 
+    assert load(server, "two", "unload") is None
+    assert infer(server, "chain") == (404, "Request for unknown model: 'chain' has no available versions")
+    assert load(server, "two") is None
+    assert infer(server, "chain") == [220, 230, 240, 250], "an ensemble leaves and comes with its part"
+
     config = {"backend": "onnxruntime", "max_batch_size": 2}
     assert load(server, "two", parameters={"config": json.dumps(config)}) is None
     assert server.ask("GET", "/v2/models/two/config").json["max_batch_size"] == 2
@@ -146,6 +151,16 @@ def test_models_are_loaded_and_unloaded_by_the_control_api(upload, start, s3, bu
     assert load(server, "chain", "unload", {"unload_dependents": True}) is None
     assert infer(server, "chain")[0] == 404
     assert {key: state for key, state in index(server).items() if key[0] == "ten"} == {("ten", "1"): "UNAVAILABLE"}
+    for path, body in (("/infer", models.ONE), ("", None), ("/config", None)):
+        method = "GET" if body is None else "POST"
+        answer = server.ask(method, f"/v2/models/ten/versions/1{path}", body)
+        assert (answer.status, answer.error) == (
+            503,
+            "Request for unknown model: 'ten' version 1 is not at ready state",
+        )
+        assert server.ask(method, f"/v2/models/ten/versions/2{path}", body).status == 404
+        assert server.ask(method, f"/v2/models/ten{path}", body).status == 404
+    assert server.ask("GET", "/v2/models/ten/stats").error == "requested model 'ten' is not available"
     assert load(server, "ten") is None
     assert infer(server, "ten") == [10, 20, 30, 40]
 
@@ -186,3 +201,20 @@ def test_a_repository_that_can_not_be_read_yet_is_read_later(upload, start, s3, 
     s3.put_object(Bucket=name, Key="r/late/1/model.onnx", Body=models.plus(5))
     eventually(lambda: ("late", "1") in index(server), "the model")
     assert infer(server, "late") == [6, 7, 8, 9]
+
+
+def test_credentials_may_come_from_a_file_as_tritons(upload, start, tmp_path, bucket):
+    """Those of the longest prefix; one that can't be read keeps the server from starting."""
+    upload("keyed", "one")
+    file = tmp_path / "credentials.json"
+    known = {"key_id": "test", "secret_key": "test", "region": "us-east-1", "session_token": "", "profile": ""}
+    nobody = {"profile": "nobody"}
+    file.write_text(json.dumps({"s3": {"": nobody, f"s3://{bucket}": known}, "gs": {"": "path"}}))
+    none = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_DEFAULT_REGION": ""}
+    server = start("keyed", TRITON_CLOUD_CREDENTIAL_PATH=str(file), **none)
+    eventually(lambda: infer(server, "one") == [2, 3, 4, 5], "the model")
+    assert server.stop() == 0
+
+    file.write_text('{"s3": {"": {"key_id": 7}}}')
+    with pytest.raises(AssertionError, match="ended at once"):
+        start("keyed", TRITON_CLOUD_CREDENTIAL_PATH=str(file))

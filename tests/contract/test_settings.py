@@ -13,8 +13,10 @@ import pytest
 from tests.contract import models
 from tests.contract.server import SCRIPTS, clean_environment, eventually
 
+# Variables of which several can't be honoured, and what is said.
+SEVERAL = ({"MME_PORT": "x", "MME_MAX_BODY": "y"}, ["MME_PORT='x'", "MME_MAX_BODY='y'"])
 
-@pytest.mark.parametrize("command", [("serve",), ("mme", "serve")], ids=" ".join)
+
 @pytest.mark.parametrize(
     ("environ", "sentences"),
     [
@@ -25,15 +27,25 @@ from tests.contract.server import SCRIPTS, clean_environment, eventually
         ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-directory=/b"}, ["'--backend-directory' is not understood"]),
         ({"MME_MODEL_STORE": "/srv", "SAGEMAKER_MULTI_MODEL": "true"}, ["keep one of them"]),
         ({"MME_MODEL_STORE": "/nowhere/at/all"}, ["there is no such folder"]),
-        ({"MME_PORT": "x", "MME_MAX_BODY": "y"}, ["MME_PORT='x'", "MME_MAX_BODY='y'"]),
+        SEVERAL,
     ],
     ids=["typing-error", "unknown", "bad-value", "triton", "triton-flag", "conflict", "no-folder", "several"],
 )
-def test_what_can_not_be_honoured_refuses_to_start(tmp_path, command, environ, sentences):
+def test_what_can_not_be_honoured_refuses_to_start(tmp_path, environ, sentences):
     """An unknown variable or a bad value ends the start with exit code 2, by name and all at once."""
+    assert_refused(tmp_path, ("serve",), environ, sentences)
+
+
+def test_the_other_command_refuses_as_well(tmp_path):
+    """Which people call: it is the same start."""
+    assert_refused(tmp_path, ("mme", "serve"), *SEVERAL)
+
+
+def assert_refused(home, command, environ, sentences):
+    """The command ends at once, and says so."""
     done = subprocess.run(
         [SCRIPTS / command[0], *command[1:]],
-        env=clean_environment(tmp_path, **environ),
+        env=clean_environment(home, **environ),
         capture_output=True,
         text=True,
         timeout=60,

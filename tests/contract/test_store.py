@@ -95,6 +95,17 @@ def test_boto3_reaches_each_model_by_its_target(either, runtime):
         assert loads(either, target) == 1
 
 
+def test_an_archive_may_be_called_without_its_suffix(either, runtime, archives, bucket, s3):
+    """As the SageMaker SDK's `add_model` calls it where its user does; it is told from one that is not there."""
+    shutil.copy(archives / "plus-2.tar.gz", archives / "two")
+    s3.upload_file(str(archives / "plus-2.tar.gz"), bucket, f"{PREFIX}/two")
+    client = runtime(either)
+    for target in ("two", "two.tar.gz"):
+        assert models.y(json.load(invoke(client, target)["Body"])) == [3, 4, 5, 6]
+    with pytest.raises(client.exceptions.ValidationError, match="is not in the store"):
+        invoke(client, "two.tar")
+
+
 def test_boto3_sends_and_gets_binary_tensors(either, runtime):
     """Binary tensors pass through boto3 both ways by the content type, and custom attributes come back."""
     tensor = np.arange(8, dtype=np.float32).reshape(2, 4)

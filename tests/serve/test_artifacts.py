@@ -1,7 +1,9 @@
 """Archives are downloaded once per etag, by one thread, and found again."""
 
+import gc
 import os
 import threading
+import weakref
 
 import pytest
 
@@ -185,6 +187,28 @@ def test_failed_fetch_leaves_nothing(store, tmp_path):
     path.write_bytes(good)
 
     assert artifacts.fetch("a.tar.gz").downloaded
+
+
+def test_why_an_archive_was_condemned_is_remembered_without_its_error(store, tmp_path):
+    """It is refused with the sentence; what the load had in hand, which the error's traceback holds, is let go."""
+    artifacts = Artifacts(store, tmp_path / "disk")
+    artifacts.fetch("a.tar.gz").hold.release()
+
+    def load():
+        weights = Counting(None)  # as a framework's loader holds a file's bytes
+        made.append(weakref.ref(weights))
+        raise MmeError(Kind.INVALID_MODEL, "no such graph")
+
+    made = []
+    try:
+        load()
+    except MmeError as error:
+        artifacts.condemn("a.tar.gz", error)
+
+    with pytest.raises(MmeError, match=r"no such graph .so it was found within the last 60 s"):
+        artifacts.fetch("a.tar.gz")
+    gc.collect()
+    assert made[0]() is None
 
 
 def test_limits_are_passed_on(store, tmp_path):

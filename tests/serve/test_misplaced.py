@@ -28,6 +28,10 @@ def tree(tmp_path):
         (["config.pbtxt", "model.pt"], "; move model.pt to 1/model.pt"),
         (["model.onnx"], "; move model.onnx to 1/model.onnx"),
         (["bert/model.py", "bert/readme.md"], "; move bert/model.py to bert/1/model.py"),
+        (["config.pbtxt", "v1/model.onnx"], "; move v1/model.onnx to 1/model.onnx"),
+        (["config.pbtxt", "version_02/model.pt"], "; move version_02/model.pt to 2/model.pt"),
+        (["config.pbtxt", "001/model.onnx"], "; move 001/model.onnx to 1/model.onnx"),
+        (["config.pbtxt", "weights16/model.onnx"], "; move weights16/model.onnx to 1/model.onnx"),
         (["xgboost.json"], "; move xgboost.json to 1/xgboost.json"),
         (
             ["serve-pt/resnet/config.pbtxt", "serve-pt/resnet/1/model.pt"],
@@ -36,6 +40,10 @@ def tree(tmp_path):
         (
             ["opt/ml/model/config.pbtxt"],
             "; a model lies too deep, in 'opt/ml/model': pack what is in 'opt/ml', not that folder itself",
+        ),
+        (
+            ["opt/ml/model/resnet/config.pbtxt"],
+            "; a model lies too deep, in 'opt/ml/model/resnet': pack what is in 'opt/ml/model', not that folder itself",
         ),
         (
             ["1/saved_model.pb", "1/variables/variables.index"],
@@ -57,6 +65,7 @@ def tree(tmp_path):
         (["MAR-INF/MANIFEST.json", "service.py"], "what their handler does into code/inference.py"),
         (["bert.mar"], "not read: put what their handler does into code/inference.py"),
         (["serving.properties", "weights.bin"], "DJL Serving's: write config.pbtxt, or code/inference.py"),
+        (["serving.properties", "model.py"], "DJL Serving's: write config.pbtxt, or code/inference.py"),
         (["model.pth", "code/train.py"], "; if code/train.py is its script, say so by SAGEMAKER_PROGRAM=train.py"),
         (["model.joblib"], "; model.joblib is loaded by code/inference.py with model_fn, which is not there"),
         (["model.tar.gz"], "; model.tar.gz is an archive in the archive: pack what is in it"),

@@ -64,7 +64,7 @@ def test_namespaces_tell_models_of_one_name_apart(repositories, tmp_path):
 
 
 def test_prints_tell_every_change(tmp_path):
-    """A file written anew, added, removed or replaced, and an empty version; but not a look at it."""
+    """A file written anew, added, removed or replaced, and an empty version; not a look at it, nor the same configuration again."""
     model = tmp_path / "m"
     (model / "1").mkdir(parents=True)
     file = model / "1" / "model.onnx"
@@ -81,6 +81,10 @@ def test_prints_tell_every_change(tmp_path):
     assert changed()
     (model / "config.pbtxt").write_text("")
     assert changed()
+    os.utime(model / "config.pbtxt", ns=(1, 1))
+    (model / "1" / "__pycache__").mkdir()
+    (model / "1" / "__pycache__" / "model.cpython-312.pyc").write_text("")
+    assert not changed()
     (model / "2").mkdir()
     assert changed()
     os.utime(file, ns=(1, 1))
