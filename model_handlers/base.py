@@ -186,6 +186,7 @@ class Handler(ABC):
             keeps there; it has to give back what a model took when that is closed.
         ahead: whether `begin` may be called before the batch begun last is finished.
         patience: seconds that a batch sent by `send_requests` may take; 0 where batches can't be sent.
+        tells_ready: whether its model has a say in whether it is ready: see `ask_ready`.
     """
 
     backend: ClassVar[str]
@@ -202,6 +203,7 @@ class Handler(ABC):
     shared_on_gpu: ClassVar[bool] = False
     ahead: ClassVar[bool] = False
     patience: float = 0.0
+    tells_ready: bool = False
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -343,6 +345,14 @@ class Handler(ABC):
             MmeError: what befell the whole batch.
         """
         raise NotImplementedError
+
+    def ask_ready(self, done: Callable[[bool], None]) -> None:
+        """Ask the model, where `tells_ready`, whether it is ready for requests. Returns at once.
+
+        Args:
+            done: told on any thread, once or, by a model that hangs, never. Until then nobody asks again.
+        """
+        done(True)
 
     def memory(self) -> Footprint:
         """What it takes outside the serving process, whose own growth is measured from outside."""

@@ -66,6 +66,15 @@ class MmeError(Exception):
         return f"<MmeError {self.kind.name}: {self.message}>"
 
 
+class ElsewhereError(MmeError):
+    """What a model lacks is no part of it, and may be there the next time. Kind INVALID_MODEL."""
+
+    __slots__ = ()
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Kind.INVALID_MODEL, message)
+
+
 def invalid_argument(message: str) -> MmeError:
     """The request is wrong."""
     return MmeError(Kind.INVALID_ARGUMENT, message)

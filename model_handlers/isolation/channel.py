@@ -2,8 +2,8 @@
 
 Theory of operation. The control socket carries batches, strictly one question and one answer. All else crosses here,
 in both directions and at any time: responses that a model sends while it executes or after it, its calls of other
-models and their answers, the news that a client left, metrics. A frame is a message as `framing` has them, and, where
-it names tensors, the bytes in which their places lie:
+models and their answers, the news that a client left, whether the model is ready, metrics. A frame is a message as
+`framing` has them, and, where it names tensors, the bytes in which their places lie:
 
     +----------------+------------------------------+---------+
     | length, 4 B LE | {…, "payload": n}            | n bytes |      up to INLINE bytes of tensors

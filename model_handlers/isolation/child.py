@@ -100,6 +100,8 @@ def _serve(message: Message, side: _Side, events: socket.socket) -> int:
         handler = _load(message, side)
     if handler is None:
         return 0
+    if handler.tells_ready:
+        said.answer_ready(handler.ask_ready)
     reports = Reports(said)
     worker = _Worker(handler, side, said)
     while (asked := side.receive()) is not None:
@@ -187,7 +189,7 @@ def _load(message: Message, side: _Side) -> Handler | None:
         BusyPoll.longest = message["busy_poll"]
         with standing_back():
             handler: Handler = handler_class.load(config, Path(message["model_file"]), device, message["lane"])
-        answer = {"loaded": config_fields(handler.config)}
+        answer = {"loaded": config_fields(handler.config), "tells_ready": handler.tells_ready}
     except BaseException as error:  # noqa: BLE001 - the model's code may raise anything, SystemExit included
         side.send(_refusal(error, message))
         return None

@@ -20,6 +20,7 @@ from model_handlers.config import (
     InstanceGroup,
     InstanceKind,
     ModelConfig,
+    NamedTensor,
     QueuePolicy,
     RepositoryAgent,
     Resource,
@@ -80,8 +81,8 @@ def config_from(plain: dict[str, Any]) -> ModelConfig:
             "cpu_accelerators": tuple(_accelerator(each) for each in plain["cpu_accelerators"]),
             "histograms": MappingProxyType({name: tuple(buckets) for name, buckets in plain["histograms"].items()}),
             "op_libraries": tuple(plain["op_libraries"]),
-            "named_inputs": tuple(plain["named_inputs"]),
-            "named_outputs": tuple(plain["named_outputs"]),
+            "named_inputs": tuple(NamedTensor(**tuples(named)) for named in plain["named_inputs"]),
+            "named_outputs": tuple(NamedTensor(**tuples(named)) for named in plain["named_outputs"]),
             "agents": tuple(_agent(each) for each in plain["agents"]),
         }
     )

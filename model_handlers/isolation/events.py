@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array
 
     Take = Callable[[Message, Array], None]
+    AskReady = Callable[[Callable[[bool], None]], None]
 
 _PASSING = {errno.ETOOMANYREFS, errno.ENOBUFS}  # no more descriptors may be under way, until the other side reads
 _PAUSE = 0.001  # seconds
@@ -60,6 +61,7 @@ class Events:
         self._cancelled: set[int] = set()
         self._watching: dict[int, list[Callable[[], None]]] = {}
         self._expected: dict[int, Take] = {}
+        self._ask_ready: AskReady | None = None
 
     def send(self, message: Message, packing: Packing | None = None) -> None:
         """Send a frame; waits while the other side does not read. Nothing happens in a process that the model forked.
@@ -156,6 +158,11 @@ class Events:
         with self._lock:
             return self._expected.pop(number, None) is not None
 
+    def answer_ready(self, ask: AskReady) -> None:
+        """The other side may ask from now on whether the model is ready: see `Handler.ask_ready`."""
+        self._ask_ready = ask
+        self._listen()
+
     # -- the thread that listens ---------------------------------------------------------------------------------
 
     def _listen(self) -> None:
@@ -181,8 +188,13 @@ class Events:
                 self._cancel(message["cancelled"])
             elif "hears" in message:
                 self._told.set()
+            elif "ready" in message and self._ask_ready is not None:
+                self._ask_ready(self._tell_ready)
         except Exception:  # noqa: BLE001 - code of the model's author is told; others wait for this thread too
             traceback.print_exc()
+
+    def _tell_ready(self, ready: bool) -> None:  # noqa: FBT001 - it is the answer
+        self.send({"ready": ready})
 
     def _reply(self, message: Message, shared: Array) -> None:
         number = message["reply"]

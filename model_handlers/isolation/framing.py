@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     Place = list[Any]  # [datatype, offset, bytes, shape]
 
 MAX_MESSAGE = 16 << 20  # tensors do not travel in messages; what a client can fill is ids and parameters
-MAX_ERROR = 32 << 10  # characters of an error's sentence
+MAX_ERROR = 256 << 10  # characters of an error's sentence
 _ALIGNMENT = 64
 _HEAD = 4
 _INDEX_BITS = 20  # requests of a batch

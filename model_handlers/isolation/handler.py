@@ -317,10 +317,11 @@ class IsolatedHandler(Handler):
             if "loaded" in reply:
                 if child.host is not None:  # what it takes is what its host takes more
                     self._taken = Footprint(max(child.host.private_memory() - hosted, 0), self._taken.device)
+                self.tells_ready = bool(reply["tells_ready"])
                 return child, config_from(reply["loaded"])
             refusal = error_from(reply["error"])
         except ChildDiedError as death:
-            refusal = death if death.kind is Kind.OUT_OF_MEMORY else MmeError(Kind.INVALID_MODEL, death.message)
+            refusal = _refusal(child, death)
         except NONSENSE as nonsense:
             sentence = f"model '{self.config.name}': its process sent nonsense {_LOADING}: {nonsense}"
             refusal = MmeError(Kind.INVALID_MODEL, sentence)
@@ -380,3 +381,12 @@ class IsolatedHandler(Handler):
             f"{max(self._restarts.free_at() - now, 0):.0f} s ({self._restarts.used} restarts within {WINDOW:.0f} s); "
             f"the last time: {self._last_death}"
         )
+
+
+def _refusal(child: Child, death: ChildDiedError) -> MmeError:
+    """What a process says of its model that died while it loaded it."""
+    if death.kind is Kind.OUT_OF_MEMORY:
+        return death
+    if child.host is None and child.exit_code is None:  # whatever ended its fork server, it was not this model
+        return MmeError(Kind.UNAVAILABLE, f"{death.message}; load it again")
+    return MmeError(Kind.INVALID_MODEL, death.message)

@@ -30,7 +30,7 @@ from model_handlers.sequence_config import all_outputs
 from model_handlers.tensor import BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from model_handlers.base import ModelRequest, ModelResponse, Responder, Watch
     from model_handlers.config import ModelConfig
@@ -89,6 +89,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._channel: Channel
         self._questions: Questions
         self._sent: _Sent | None = None
+        self._asking: Callable[[bool], None] | None = None  # who waits to be told whether the model is ready
         self._counted: Counted
         super().__init__(load, config, lane, uses_gpu=uses_gpu, program=program, preload=preload, host=host)
         self.patience = self._deadlines.execution
@@ -159,6 +160,21 @@ class IsolatedRequestsHandler(IsolatedHandler):
             raise
         finally:
             self._take_back()
+
+    def ask_ready(self, done: Callable[[bool], None]) -> None:
+        """Ask the model in the process; one that has died is started again by the next request. See `Handler`."""
+        if not self._child.alive:
+            done(True)
+            return
+        self._asking = done
+        self._channel.post(Frame({"ready": True}))
+        if not self._child.alive:  # it may have parted before it could be asked
+            self._told_ready(ready=False)
+
+    def _told_ready(self, *, ready: bool) -> None:
+        done, self._asking = self._asking, None
+        if done is not None:
+            done(ready)
 
     def _send(self, requests: Sequence[ModelRequest], watch: Watch) -> _Sent | None:
         if not self._child.alive or (self._unheard is not None and self._unheard[0] is self._child):
@@ -262,6 +278,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._channel.drain()
         self._questions.drop_all()
         self._counted.close()
+        self._told_ready(ready=False)
 
     def _revive(self) -> None:
         self._bury_lost()
@@ -280,6 +297,8 @@ class IsolatedRequestsHandler(IsolatedHandler):
             self._counted.take(message["metrics"])
         elif "hear" in message:
             self._hear()
+        elif "ready" in message:
+            self._told_ready(ready=bool(message["ready"]))
         elif {"call", "ask", "drop"} & message.keys():
             dropped = "drop" in message
             callers, waiting = ((), ()) if dropped else (self._callers(), self._waiting())

@@ -211,7 +211,9 @@ def _cast(array: Array, returned: DataType, expected: DataType) -> Array | None:
 
 
 def _own_error(error: TritonError) -> MmeError:
-    return MmeError(KINDS[error.code()], printable(error.message()))
+    # That the model calls itself unavailable says nothing of the server, whose clients would try again.
+    said = 503 if error.code() == TritonError.UNAVAILABLE else 0
+    return MmeError(KINDS[error.code()], printable(error.message()), said)
 
 
 def _expected_response(item: object) -> str:

@@ -21,7 +21,7 @@ from model_handlers.tensor import DATA_TYPES, TensorSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from model_handlers.config import ModelConfig
+    from model_handlers.config import ModelConfig, NamedTensor
 
 _BY_CONFIG_NAME = {data_type.config_name: data_type for data_type in DATA_TYPES}
 
@@ -45,12 +45,13 @@ def complete(config: ModelConfig, author_class: type[Any]) -> ModelConfig:
     return config
 
 
-def _check_named(what: str, named: Sequence[str], completed: Sequence[TensorSpec], model: str) -> None:
+def _check_named(what: str, named: Sequence[NamedTensor], completed: Sequence[TensorSpec], model: str) -> None:
     """Whether every tensor that config.pbtxt only names has been completed."""
-    for name in named:
-        if name not in {spec.name for spec in completed}:
+    names = {spec.name for spec in completed}
+    for tensor in named:
+        if tensor.name not in names:
             raise invalid_model(
-                f"model {what} '{name}' must specify 'data_type' and 'dims' for {model}: in config.pbtxt, or in "
+                f"model {what} '{tensor.name}' must specify 'data_type' and 'dims' for {model}: in config.pbtxt, or in "
                 f"auto_complete_config with add_{what}"
             )
 
@@ -58,7 +59,7 @@ def _check_named(what: str, named: Sequence[str], completed: Sequence[TensorSpec
 def _asked(config: ModelConfig, author_class: type[Any]) -> dict[str, Any]:
     """What the author's code makes of the configuration."""
     try:
-        completed = author_class.auto_complete_config(pb_config.ModelConfig(json.dumps(config_json(config.authors()))))
+        completed = author_class.auto_complete_config(pb_config.ModelConfig(json.dumps(_document(config.authors()))))
     except BaseException as error:
         raise failed_load("auto_complete_config ran", error, config.name) from error
     if not isinstance(completed, pb_config.ModelConfig):
@@ -66,6 +67,20 @@ def _asked(config: ModelConfig, author_class: type[Any]) -> dict[str, Any]:
             f"auto_complete_config function in model '{config.name}' must return a valid pb.ModelConfig object."
         )
     return completed.as_dict()
+
+
+def _document(config: ModelConfig) -> dict[str, Any]:
+    """What the author's code is shown: as clients see it, and the tensors that are to be completed in their places."""
+    document = config_json(config)
+    for named in config.named_inputs:
+        document["input"].insert(named.place, _shown(named) | {"format": "FORMAT_NONE", "optional": named.optional})
+    for named in config.named_outputs:
+        document["output"].insert(named.place, _shown(named) | {"label_filename": ""})
+    return document
+
+
+def _shown(named: NamedTensor) -> dict[str, Any]:
+    return {"name": named.name, "data_type": named.data_type, "dims": list(named.dims), "is_shape_tensor": False}
 
 
 def _merged(config: ModelConfig, asked: Mapping[str, Any]) -> ModelConfig:
@@ -76,18 +91,30 @@ def _merged(config: ModelConfig, asked: Mapping[str, Any]) -> ModelConfig:
         config,
         max_batch_size=_integer(asked["max_batch_size"], "max_batch_size", config.name),
         dynamic_batching=batching,
-        inputs=_with_added("input", config.inputs, asked["input"], config.name),
-        outputs=_with_added("output", config.outputs, asked["output"], config.name),
+        inputs=_with_added("input", config.inputs, config.named_inputs, asked["input"], config.name),
+        outputs=_with_added("output", config.outputs, config.named_outputs, asked["output"], config.name),
         decoupled=config.decoupled or bool(asked.get("model_transaction_policy", {}).get("decoupled")),
     )
 
 
 def _with_added(
-    what: str, declared: tuple[TensorSpec, ...], asked: Sequence[Mapping[str, Any]], model: str
+    what: str,
+    declared: tuple[TensorSpec, ...],
+    named: tuple[NamedTensor, ...],
+    asked: Sequence[Mapping[str, Any]],
+    model: str,
 ) -> tuple[TensorSpec, ...]:
-    """The declared specs, and those that the author's code added."""
-    names = {spec.name for spec in declared}
-    return (*declared, *(_spec(what, tensor, model) for tensor in asked if tensor["name"] not in names))
+    """The declared specs, and those that the author's code added or completed, in the order in which it has them."""
+    missing = {spec.name: spec for spec in declared}
+    incomplete = {each.name for each in named}
+    specs = []
+    for tensor in asked:
+        name = tensor["name"]
+        if name in missing:
+            specs.append(missing.pop(name))
+        elif name not in incomplete or not pb_config.is_incomplete(tensor):
+            specs.append(_spec(what, tensor, model))
+    return (*missing.values(), *specs)
 
 
 def _spec(what: str, tensor: Mapping[str, Any], model: str) -> TensorSpec:

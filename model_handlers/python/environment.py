@@ -35,7 +35,7 @@ def wanted(config: ModelConfig, model_directory: Path, folders: Iterable[Path]) 
     """
     text = config.parameters.get(PARAMETER, "")
     if text:
-        return Given(_path(text, config.name, model_directory))
+        return Given(_path(text, config.name, model_directory), brought=_MODEL_DIRECTORY in text)
     places = list(folders)
     requirements = next((path for folder in places if (path := folder / "requirements.txt").is_file()), None)
     if requirements is None or not _asks(requirements):

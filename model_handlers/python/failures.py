@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _OURS = str(Path(__file__).parent)
-_LONGEST = 8192  # characters of what an author's exception has to say
+_LONGEST = 128 << 10  # characters of what an author has to say; Triton sends any number
 
 
 def failed_load(doing: str, error: BaseException, model: str) -> MmeError:

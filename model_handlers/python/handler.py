@@ -1,12 +1,13 @@
 """Models of backend "python": Triton's TritonPythonModel behind the Handler interface.
 
-The author's code runs in `load`, `execute_requests` and `close`, on whatever thread calls them and in whatever process
-this is; by default that is a process of the instance's own. `autocomplete` only reads, because a configuration may be
-asked for where code of strangers must not run.
+The author's code runs in `load`, `execute_requests` and `close`, on whatever thread calls them, and in `ask_ready` on
+one of its own; in whatever process this is, by default one of the instance's own. `autocomplete` only reads, because a
+configuration may be asked for where code of strangers must not run.
 """
 
 from __future__ import annotations
 
+import _thread
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,7 +21,7 @@ from model_handlers.python.imports import check_syntax
 from model_handlers.python.module import ModelFile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from model_handlers.base import Device, ModelRequest, ModelResponse
     from model_handlers.config import ModelConfig
@@ -39,6 +40,7 @@ class PythonHandler(Handler):
     def __init__(self, host: Host) -> None:
         super().__init__(host.config)
         self._host = host
+        self.tells_ready = host.tells_ready
 
     @classmethod
     def gpu_capable(cls) -> bool:
@@ -81,6 +83,11 @@ class PythonHandler(Handler):
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
         """Call the author's `execute` once. Several threads that call at a time wait for one another."""
         return self._host.execute(requests, self.outside)
+
+    def ask_ready(self, done: Callable[[bool], None]) -> None:
+        """Call `is_ready` on a thread of its own: it neither waits for `execute` nor has it wait."""
+        # Whoever asks may be an event loop, and Thread.start would have it wait until the thread runs.
+        _thread.start_new_thread(lambda: done(self._host.is_ready()), ())
 
     def close(self) -> None:
         """Call `finalize`."""

@@ -1,4 +1,6 @@
-"""A model's author's object between `initialize` and `finalize`. One call at a time; whatever it raises is caught.
+"""A model's author's object between `initialize` and `finalize`. Whatever it raises is caught.
+
+Its methods are called one at a time, but for `is_ready`, which is called at any time.
 
 The host gives the object its arguments and its requests and takes back what it returns; whether that is right is
 judged by `answers.py`. Runs on whatever thread loads, executes or closes.
@@ -21,7 +23,7 @@ from model_handlers.metrics import METRICS
 from model_handlers.python.answers import answers, inside
 from model_handlers.python.completion import complete
 from model_handlers.python.coroutines import LoopThread
-from model_handlers.python.failures import failed_execution, failed_load
+from model_handlers.python.failures import failed_execution, failed_load, told
 from model_handlers.python.hosted import Hosted, running
 from model_handlers.python.module import ModelModule
 from model_handlers.python.pb_messages import ReceivedRequest
@@ -46,6 +48,7 @@ class Host:
 
     Attributes:
         config: the configuration, completed by the model.
+        tells_ready: whether the object has an `is_ready`.
 
     Args:
         config: as config.pbtxt has it.
@@ -67,6 +70,7 @@ class Host:
         self._lane = lane
         self._one_at_a_time = threading.Lock()
         self._loop: LoopThread | None = None
+        self._loop_lock = threading.Lock()  # both `execute` and `is_ready` may be the first to need it
         with running(self._hosted):
             self._module = ModelModule(config.name, file)
             try:
@@ -78,6 +82,7 @@ class Host:
                 self._module.unload()
                 raise
             self._hosted.initialized = True
+        self.tells_ready = callable(getattr(self._author, "is_ready", None))
         self._batches = self.config.max_batch_size > 0
         sequences = self.config.sequence_batching
         self._inputs = all_inputs(self.config)
@@ -102,6 +107,22 @@ class Host:
                     raise _fail(responses, self._must_return_none())
                 return [PUT_BACK if each.executed() else None for each in responses]
             return answers(self.config, self._lane, requests, responses, returned)
+
+    def is_ready(self) -> bool:
+        """What the author's `is_ready` says, or its coroutine; False where it fails, or says neither True nor False."""
+        try:
+            with running(self._hosted):
+                said = self._author.is_ready()
+                if inspect.iscoroutine(said):
+                    said = self._event_loop().run(said)
+            if isinstance(said, bool):
+                return said
+            why = f"returned {type(said)}, expected True or False"
+        except BaseException as error:  # noqa: BLE001 - see failures.py
+            why = f"failed: {told(error)}"
+        model = self._hosted.name
+        _log.error("model '%s': is_ready %s", model, why, extra={"target_model": model})
+        return False
 
     def close(self) -> None:
         """Call `finalize`, if there is one, and forget the model. What `finalize` raises is logged."""
@@ -154,12 +175,17 @@ class Host:
         returned = self._author.execute(list(map(self._received, requests, responses)))
         if not inspect.iscoroutine(returned):
             return returned
-        if self._loop is None:
-            self._loop = LoopThread(self._lane)
+        loop = self._event_loop()
         if not self.config.decoupled or self._iterative:
-            return self._loop.run(returned)
-        self._loop.start(returned, functools.partial(self._ended, responses))
+            return loop.run(returned)
+        loop.start(returned, functools.partial(self._ended, responses))
         return None
+
+    def _event_loop(self) -> LoopThread:
+        with self._loop_lock:
+            if self._loop is None:
+                self._loop = LoopThread(self._lane)
+            return self._loop
 
     def _ended(self, responses: list[Responses], returned: Any, error: BaseException | None) -> None:
         """A coroutine of a decoupled model, which nobody waited for, has ended. On the loop's thread."""

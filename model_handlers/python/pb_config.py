@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _INPUT_PROPERTIES = ("name", "data_type", "dims", "optional")
 _OUTPUT_PROPERTIES = ("name", "data_type", "dims")
+_UNKNOWN = "TYPE_INVALID"
 
 
 class ModelConfig:
@@ -96,6 +97,11 @@ class ModelConfig:
     def _agree(self, what: str, configured: dict[str, Any], tensor: Mapping[str, Any]) -> None:
         """What the configuration says stands; the model may say the same."""
         name, data_type, dims = tensor["name"], tensor["data_type"], list(tensor["dims"])
+        if is_incomplete(configured):  # what is missing is the model's to say
+            optional = {"optional": tensor["optional"]} if "optional" in tensor else {}
+            configured |= {"dims": configured["dims"] or dims, **optional}
+            if configured["data_type"] == _UNKNOWN:
+                configured["data_type"] = data_type
         if configured["data_type"] != data_type:
             raise ValueError(
                 f"unable to load model '{self._name}', configuration expects datatype {configured['data_type']} for "
@@ -112,3 +118,8 @@ class ModelConfig:
                 f"model '{self._name}', tensor '{name}': the model expects optional {optional} but the model "
                 f"configuration specifies optional {configured['optional']}"
             )
+
+
+def is_incomplete(tensor: Mapping[str, Any]) -> bool:
+    """Whether a tensor of the configuration still lacks its type or its dims."""
+    return tensor.get("data_type") == _UNKNOWN or not tensor.get("dims", True)

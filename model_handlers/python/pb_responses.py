@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from model_handlers.errors import Kind
@@ -15,29 +16,42 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+class ErrorCode(IntEnum):
+    """As TRITONSERVER_Error_Code names and numbers them."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+
 class TritonError:
     """What went wrong with one request: `InferenceResponse(error=TritonError(message, code))`."""
 
-    UNKNOWN: ClassVar[int] = 0
-    INTERNAL: ClassVar[int] = 1
-    NOT_FOUND: ClassVar[int] = 2
-    INVALID_ARG: ClassVar[int] = 3
-    UNAVAILABLE: ClassVar[int] = 4
-    UNSUPPORTED: ClassVar[int] = 5
-    ALREADY_EXISTS: ClassVar[int] = 6
-    CANCELLED: ClassVar[int] = 7
+    UNKNOWN: ClassVar[ErrorCode] = ErrorCode.UNKNOWN
+    INTERNAL: ClassVar[ErrorCode] = ErrorCode.INTERNAL
+    NOT_FOUND: ClassVar[ErrorCode] = ErrorCode.NOT_FOUND
+    INVALID_ARG: ClassVar[ErrorCode] = ErrorCode.INVALID_ARG
+    UNAVAILABLE: ClassVar[ErrorCode] = ErrorCode.UNAVAILABLE
+    UNSUPPORTED: ClassVar[ErrorCode] = ErrorCode.UNSUPPORTED
+    ALREADY_EXISTS: ClassVar[ErrorCode] = ErrorCode.ALREADY_EXISTS
+    CANCELLED: ClassVar[ErrorCode] = ErrorCode.CANCELLED
 
     def __init__(self, message: str, code: int = INTERNAL) -> None:
         if code not in KINDS:
             raise TritonModelException(f"TritonError has no code {code!r}; use one of its constants")
         self._message = text("message of a TritonError", message) if isinstance(message, bytes) else str(message)
-        self._code = code
+        self._code = ErrorCode(code)
 
     def __str__(self) -> str:
         return self._message
 
-    def code(self) -> int:
-        """One of the constants."""
+    def code(self) -> ErrorCode:
+        """One of the constants, with its name and its number."""
         return self._code
 
     def message(self) -> str:
@@ -47,7 +61,7 @@ class TritonError:
 
 # What a model did not find, or found twice, is its own: kinds that speak of models would tell SageMaker that this one
 # is not loaded, or is loaded already.
-KINDS = {
+KINDS: dict[int, Kind] = {
     TritonError.UNKNOWN: Kind.UNKNOWN,
     TritonError.INTERNAL: Kind.EXECUTION_FAILED,
     TritonError.NOT_FOUND: Kind.NOT_FOUND,

@@ -168,6 +168,15 @@ class Instance:
         uniform = self._signature.whole(batch) and all_responses(results)
         return Execution(batch, results, size, timings, 0, uniform=uniform)
 
+    def rest(self) -> None:
+        """Wait until the batch that was sent is answered. Never called on the event loop, which takes the answers.
+
+        Its requests may all be over by then: what a model says unasked, a last response too, overtakes the answers.
+        """
+        until = time.monotonic() + self.handler.patience
+        while self._sent[0] and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+
     def stop(self) -> None:
         """End the thread after what it is doing, and wait for it. Never called on the event loop."""
         self._inbox.put(None)

@@ -31,6 +31,7 @@ from serve.models.dispatches import Dispatches
 from serve.models.instance import Instance, Retired
 from serve.models.layout_check import CheckedLayouts
 from serve.models.loop_poll import LoopPoll
+from serve.models.readiness import Readiness
 from serve.models.remote_lanes import RemoteLanes
 from serve.models.sequence_tensors import signature_for
 from serve.scheduling.ordering import InOrder
@@ -62,6 +63,7 @@ class Model:
     Attributes:
         config: the configuration, completed.
         stats: what happened so far.
+        readiness: whether its instances say that they are ready.
 
     Args:
         name: the name it is served under, which responses carry.
@@ -103,6 +105,7 @@ class Model:
         self.stats = stats
         self._loop = loop
         self._handlers = {id(handler): handler for _, handler in handlers}
+        self.readiness = Readiness(name, self._handlers.values(), loop)
         self._signature = signature = signature_for(name, version, self.config, initial_states or {})
         self._queue: Queue[InferenceRequest] = queue_for(name, self.config, len(handlers))
         self._order: InOrder[Execution] | None = InOrder() if keeps_order(self.config, len(handlers)) else None
@@ -448,6 +451,7 @@ class Model:
     def close(self) -> None:
         """Stop the lanes and give the memory back. On a load thread, when nothing is queued or executing."""
         for lane in self._lanes:
+            lane.rest()
             lane.stop()
         if self._cached is not None:
             self._cached.close()

@@ -78,7 +78,10 @@ def matrix(body: bytes | str, content_type: object, features: int = 0) -> Any:
     except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
         raise MalformedBodyError(f"the body is not rows of numbers in {content_type}: {error}") from error
     if features and not features - 1 <= columns <= features:  # as the container: a column for a label may be absent
-        raise MalformedBodyError(f"a row of the body has {columns} numbers, and the model {features} features")
+        told = f"a row of the body has {columns} numbers"
+        if kind in LIBSVM:
+            told = f"a row of the body has column {columns - 1}, counted from 0"
+        raise MalformedBodyError(f"{told}, and the model {features} features")
     return _xgboost().DMatrix(rows)
 
 

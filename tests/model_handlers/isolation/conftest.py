@@ -20,6 +20,15 @@ from model_handlers.isolation.questions import WRITER
 from model_handlers.isolation.start import start_isolated
 
 
+@pytest.fixture(scope="module", autouse=True)
+def old_objects_aside():
+    """What frameworks made before, a second's work, is not looked through whenever a test here collects garbage."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module")
 def fork_server():
     """It and the threads of all channels live as long as the process that serves: they are no leak of a test.

@@ -353,6 +353,18 @@ class LoadDies(Model):
         ctypes.string_at(0)
 
 
+class LoadEndsAll(Model):
+    """Has its fork server die, unless its file forbids it."""
+
+    @classmethod
+    def load(cls, config, model_file, device, lane):
+        if not model_file.exists():
+            model_file.touch()
+            os.kill(os.getppid(), signal.SIGKILL)
+            signal.pause()
+        return cls(config, model_file)
+
+
 class LoadHangs(Model):
     @classmethod
     def load(cls, config, model_file, device, lane):

@@ -19,6 +19,7 @@ from isolated_models import (
     CloseRaises,
     Echo,
     LoadDies,
+    LoadEndsAll,
     LoadExits,
     LoadHangs,
     LoadRaises,
@@ -291,6 +292,22 @@ def test_loads_that_fail(start, handler_class, kind, words):
 
     assert raised.value.kind is kind
     assert words in raised.value.message
+
+
+def test_a_load_that_the_fork_servers_death_ended_says_nothing_of_the_model(start, monkeypatch):
+    """It is not called invalid, for which its archive would be refused for a while, and the next load begins anew."""
+    forks = ForkClient()
+    monkeypatch.setattr(process, "FORKS", forks)
+    try:
+        with pytest.raises(
+            MmeError, match=r"ended together with the process that it was forked from.*load it again"
+        ) as raised:
+            start(LoadEndsAll)
+
+        assert raised.value.kind is Kind.UNAVAILABLE
+        start(LoadEndsAll).close()
+    finally:
+        forks.stop()
 
 
 def test_close_lets_the_model_clean_up(start, tmp_path):

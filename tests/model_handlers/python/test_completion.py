@@ -78,6 +78,59 @@ def test_a_tensor_that_config_pbtxt_only_names_is_completed(models):
     assert parse_config(config_text(parsed), model="m") == parsed
 
 
+PLACES = """
+    backend: "python"
+    input [ { name: "I" optional: true }, { name: "J" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "K" dims: [ 4 ] } ]
+    output [ { name: "P" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "O" data_type: TYPE_FP32 } ]
+"""
+
+
+def test_what_is_to_be_completed_is_shown_as_triton_shows_it(models):
+    """In its place, with what config.pbtxt says of it; code that looks whether an input is there finds it."""
+    source = completing(
+        "shown = c.as_dict()['input'] + c.as_dict()['output']",
+        "TritonPythonModel.shown = [(t['name'], t['data_type'], t['dims'], t.get('optional')) for t in shown]",
+        "c.add_input({'name': 'K', 'data_type': 'TYPE_FP32', 'dims': [4]})",
+        "c.add_input({'name': 'I', 'data_type': 'TYPE_FP32', 'dims': [2]})",
+        "c.add_output({'name': 'O', 'data_type': 'TYPE_FP32', 'dims': [3]})",
+        "return c",
+    )
+    handler = models.load(source, PLACES)
+    assert handler._host._author.shown == [
+        ("I", "TYPE_INVALID", [], True),
+        ("J", "TYPE_INT32", [1], False),
+        ("K", "TYPE_INVALID", [4], False),
+        ("P", "TYPE_INT32", [1], None),
+        ("O", "TYPE_FP32", [], None),
+    ]
+    told = [(s.name, s.data_type, s.dims, s.optional) for s in handler.config.inputs]
+    assert told == [("I", FP32, (2,), True), ("J", INT32, (1,), False), ("K", FP32, (4,), False)]
+    assert [s.name for s in handler.config.outputs] == ["P", "O"]
+    parsed, _ = models.write(source, PLACES)
+    assert parse_config(config_text(parsed), model="m") == parsed
+
+
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        (
+            {"name": "K", "data_type": "TYPE_FP32", "dims": [5]},
+            "expects dims [5] but the model configuration specifies",
+        ),
+        (
+            {"name": "O", "data_type": "TYPE_INT32", "dims": [5]},
+            "datatype TYPE_FP32 for input 'O', model provides TYPE_",
+        ),
+    ],
+)
+def test_what_is_said_of_a_tensor_that_is_to_be_completed_stands(models, added, words):
+    """The model may complete it, and not contradict it."""
+    config = PLACES.replace(
+        'output [ { name: "P"', 'output { name: "P" data_type: TYPE_INT32 dims: [ 1 ] } input [ { name: "Q"'
+    )
+    assert words in models.refused(completing(f"c.add_input({added!r})", "return c"), config).message
+
+
 @pytest.mark.parametrize(("added", "lacking"), [(INPUT, "output 'O'"), (OUTPUT, "input 'I'")])
 def test_a_tensor_that_nobody_completes_is_an_error(models, added, lacking):
     """By its name."""

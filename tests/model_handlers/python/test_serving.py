@@ -57,6 +57,8 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(
                 error=pb_utils.TritonError("no negatives", pb_utils.TritonError.INVALID_ARG)
             )
+        if a[0, 0] == -4:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("x" * 100000 + "the end"))
         if a[0, 0] == -2:
             raise ValueError("nobody gets an answer")
         if a[0, 0] == -3:
@@ -223,6 +225,12 @@ def test_the_error_of_one_request_stays_with_it(server):
     error = answers.pop(-1)
     assert (error.message(), error.status()) == ("no negatives", "400")
     assert [answer["TOGETHER"] for answer in answers.values()] == [[4]] * 3
+
+
+def test_a_long_error_comes_whole(server):
+    """As long as a model makes it, within reason."""
+    [error] = together(server, "plain", -4).values()
+    assert error.message() == "x" * 100000 + "the end"
 
 
 @pytest.mark.parametrize(("row", "words"), [(-2, "ValueError: nobody gets an answer"), (-3, "SystemExit: 1")])

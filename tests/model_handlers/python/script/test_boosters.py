@@ -130,7 +130,7 @@ def test_csv_is_written_as_the_container_does(bare, parameters, ends):
         ("1,b,3", CSV, "could not convert string to float: 'b'"),
         ("", CSV, "it holds no row"),
         ("1 0:a", SVM, "could not convert string to float"),
-        ("1 7:1", SVM, "a row of the body has 8 numbers"),
+        ("1 7:1", SVM, "a row of the body has column 7, counted from 0, and the model 3 features"),
         ("", SVM, "it holds no row"),
         ("1,2,1e39", CSV, "a number is infinite, or too large"),
         ("0:-inf", SVM, "a number is infinite, or too large"),
