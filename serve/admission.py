@@ -14,11 +14,11 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import ElsewhereError, Kind, MmeError
 from serve.cache.cache_events import CacheEvent, Deed
 from serve.cache.lifecycle import State
 from serve.control import Control
-from serve.dependents import parts_of, wholes_of
+from serve.dependents import held_by, parts_of, wholes_of
 from serve.sources.origins import unknown
 from serve.sources.source import Archived, InBucket, InRepository, Overridden, Unpacked, origin, source_of
 from serve.sources.store import UntoldError
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from serve.targets.target import Target
 
 _GRACE_SECONDS = 5.0  # SageMaker waits for 360, of which a load may take 350
-_USELESS = {Kind.INVALID_MODEL, Kind.UNSUPPORTED}  # errors that say that what was unpacked is good for nothing
+_USELESS = {Kind.INVALID_MODEL, Kind.UNSUPPORTED}
 
 
 class Admission:
@@ -71,18 +71,19 @@ class Admission:
         self._loads = loads
         self._unloads = unloads
         self._by_name: set[str] = set()  # where clients have a say: who was loaded by name, not with an ensemble
+        self._dormant: dict[str, frozenset[str]] = {}  # who left because a part of it was unloaded → all its parts
         self._tasks: set[asyncio.Task[None]] = set()  # what goes on though nobody waits for it any more
 
     def __repr__(self) -> str:
         return f"<Admission to {self._cache!r}, {len(self._tasks)} ends under way>"
 
-    async def acquire(self, name: str) -> tuple[Entry[Target], LoadReport]:
+    async def acquire(self, name: str, version: int | None = None) -> tuple[Entry[Target], LoadReport]:
         """The entry of a name that a request has, leased: in memory, loaded first if need be; and what that cost.
 
         Raises:
-            MmeError: UNKNOWN_MODEL, or why it can't be loaded.
+            MmeError: UNKNOWN_MODEL, or why it can't be loaded; see `Register.entry`.
         """
-        entry = self._register.entry(name)
+        entry = self._register.entry(name, version)
         began = time.perf_counter_ns()
         try:
             async with self._patience(name, "its load goes on, try again later"):
@@ -90,7 +91,7 @@ class Admission:
         except MmeError as error:
             if error.kind is Kind.UNKNOWN_MODEL or _may_be_nobody(entry, error):
                 self._register.forget(entry)
-            elif error.kind in _USELESS:
+            elif _is_useless(error):
                 await self._discard(entry, error)
             raise
         if report.load:
@@ -118,7 +119,7 @@ class Admission:
         entry = self._register.add(name, source_of(url) if url else self._register.find(name))
         self._register.call(name, alias)
         await self._load_or_give_up(entry, self._cache.load(entry))
-        await self._load_parts(name)
+        await self._load_parts(name, {name})
 
     def _refuse_loaded(self, *names: str) -> None:
         for name in names:
@@ -131,7 +132,7 @@ class Admission:
     async def reload(self, name: str, override: Override | None = None) -> None:
         """Load a model as it is now where it comes from. One in memory serves until the new one does.
 
-        A load under way will do.
+        One in memory that was loaded from the same files with the same configuration stays. A load under way will do.
 
         Args:
             name: the registered name.
@@ -146,15 +147,29 @@ class Admission:
     async def _reload(self, name: str, source: Source, anew: set[str]) -> None:
         """Also what consists of it, unless that is among those which are loaded anew already."""
         anew.add(name)
+        self._dormant.pop(name, None)
         self._register.serve(name)
         entry = self._cache.entries.get(name) or self._register.add(name, source)
         served = entry.resident is not None
-        await self._load_or_give_up(entry, self._cache.reload(entry, source))
-        for whole in wholes_of(name, self._cache.entries) if served else ():
+        report = await self._load_or_give_up(entry, self._cache.reload(entry, source))
+        for whole in wholes_of(name, self._cache.entries) if served and report.load else ():
             if whole not in anew:
                 with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why
                     await self._reload_whole(whole, anew)
-        await self._load_parts(name)
+        await self._load_parts(name, anew)
+        await self._wake(name, anew)
+
+    async def _wake(self, part: str, anew: set[str]) -> None:
+        """Load again what left because a part of it was unloaded, now that all of them are there."""
+        for whole, parts in list(self._dormant.items()):
+            if part in parts and all(self._is_registered(each) for each in parts):
+                with contextlib.suppress(MmeError):  # the log says why
+                    await self._reload(whole, self._register.source(whole), anew)
+                    self.name(whole)
+
+    def _is_registered(self, name: str) -> bool:
+        entry = self._cache.entries.get(name)
+        return entry is not None and entry.registered
 
     async def _reload_whole(self, name: str, anew: set[str]) -> None:
         """Load anew what consists of a model that was: as somebody loaded it, and if nobody unloaded it since."""
@@ -163,10 +178,11 @@ class Admission:
             overridden = isinstance(entry.source, Overridden)
             await self._reload(name, entry.source if overridden else self._register.source(name), anew)
 
-    async def _load_parts(self, name: str) -> None:
+    async def _load_parts(self, name: str, anew: set[str]) -> None:
         """With an ensemble of a repository those are loaded that it is made of, to be asked by themselves as well.
 
-        Where requests bring in what they ask for, that is left to them.
+        Those that are there are loaded anew if they changed, but for those with a configuration of a client's. Where
+        requests bring in what they ask for, that is left to them.
         """
         whole = self._cache.entries.get(name)
         if self._options.control is not Control.EXPLICIT or whole is None or whole.state is not State.READY:
@@ -176,10 +192,10 @@ class Admission:
         whole.share()  # what it is made of must not put it out of memory
         try:
             for part in whole.leased().members:
-                known = self._cache.entries.get(part)
-                if known is None or not known.registered:
+                stays = self._is_registered(part) and isinstance(self._cache.entries[part].source, Overridden)
+                if part not in anew and not stays:
                     with contextlib.suppress(MmeError):  # the ensemble has its own, and the log says why
-                        await self.reload(part)
+                        await self._reload(part, self._register.source(part), anew)
         finally:
             whole.release()
 
@@ -198,7 +214,7 @@ class Admission:
         )
         return made
 
-    async def _load_or_give_up(self, entry: Entry[Target], loading: Coroutine[Any, Any, LoadReport]) -> None:
+    async def _load_or_give_up(self, entry: Entry[Target], loading: Coroutine[Any, Any, LoadReport]) -> LoadReport:
         """Load a model that nobody but who asks for it now wants: if it does not load in time, it is unloaded.
 
         One that serves already goes on.
@@ -207,7 +223,7 @@ class Admission:
         then = "the one that serves goes on" if goes_on else "it is unloaded again; try later"
         try:
             async with self._patience(entry.name, then):
-                await loading
+                return await loading
         except MmeError as error:
             entry = self._cache.entries.get(entry.name, entry)
             if goes_on and entry.resident is not None:
@@ -252,14 +268,24 @@ class Admission:
             MmeError: UNKNOWN_MODEL when it is not registered; UNAVAILABLE when it still executes or loads after a long
                 time. Then its memory comes back when that ends.
         """
+        self._dormant.pop(name, None)
         entry = self._cache.entries.get(name)
         if entry is None or entry.abandoned:
             raise unknown(name)
         parts = parts_of(name, self._cache.entries) if dependents else ()
+        wholes = self._without(name)
         await self._unload_in_time(entry)
+        for whole in wholes:
+            await self._unload_in_time(self._cache.entries[whole])
         for part in parts:
             if part in self._cache.entries and part not in self._by_name:
                 await self._unload_in_time(self._cache.entries[part])
+
+    def _without(self, part: str) -> list[str]:
+        """Who leaves with a part that somebody unloads; where requests bring in what they ask for, nobody does."""
+        wholes = wholes_of(part, self._cache.entries) if self._options.control.limits else []
+        self._dormant |= {whole: held_by(whole, self._cache.entries) for whole in wholes}
+        return wholes
 
     async def _unload_in_time(self, entry: Entry[Target]) -> None:
         seconds = self._options.unload_patience
@@ -295,7 +321,7 @@ class Admission:
         self._register.withdraw(entry.name)
         if isinstance(entry.source, Unpacked) or error.kind is Kind.UNKNOWN_MODEL or _may_be_nobody(entry, error):
             await self._drop(entry)
-        elif error.kind in _USELESS:
+        elif _is_useless(error):
             await self._discard(entry, error)
 
     async def _drop(self, entry: Entry[Target]) -> None:
@@ -329,6 +355,11 @@ class Admission:
             await asyncio.shield(entry.closing)
         finally:
             entry.closing = None
+
+
+def _is_useless(error: MmeError) -> bool:
+    """Whether what was unpacked is good for nothing; not if it lacks what is no part of it."""
+    return error.kind in _USELESS and not isinstance(error, ElsewhereError)
 
 
 def _may_be_nobody(entry: Entry[Any], error: MmeError) -> bool:

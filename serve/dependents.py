@@ -22,6 +22,12 @@ def wholes_of(name: str, entries: Mapping[str, Entry[Any]]) -> list[str]:
     return [] if part is None else [entry.name for entry in entries.values() if _holds(entry, part)]
 
 
+def held_by(name: str, entries: Mapping[str, Entry[Any]]) -> frozenset[str]:
+    """The models, registered or not, that a model in memory consists of."""
+    whole = entries.get(name)
+    return frozenset(entry.name for entry in entries.values() if whole is not None and _holds(whole, entry))
+
+
 def parts_of(name: str, entries: Mapping[str, Entry[Any]]) -> list[str]:
     """The registered models that a model in memory consists of, and no other one in memory does."""
     whole = entries.get(name)

@@ -223,7 +223,7 @@ class Engine:
         Raises:
             MmeError: as `submit_cold`, and what `make` raises; CANCELLED where the client left before that.
         """
-        entry, report = await self._admission.acquire(name)
+        entry, report = await self._admission.acquire(name, version)
         try:
             model = entry.leased().version(version)
             request = make(model.config)
@@ -306,7 +306,7 @@ class Engine:
     @contextlib.asynccontextmanager
     async def leased(self, name: str, version: int | None = None) -> AsyncIterator[AnyModel]:
         """The model, in memory for as long as the context lasts; it is loaded if need be."""
-        entry, _ = await self._admission.acquire(name)
+        entry, _ = await self._admission.acquire(name, version)
         try:
             yield entry.leased().version(version)
         finally:
@@ -333,6 +333,13 @@ class Engine:
             return False
         return version is None or entry.resident is None or version in entry.resident.versions
 
+    async def says_ready(self, name: str, version: int | None = None) -> bool:
+        """The same, and if it is in memory and its code has a say in that, whether this says so: waits for it."""
+        if not self.is_ready(name, version):
+            return False
+        resident = self.cache.entries[name].resident
+        return resident is None or await resident.version(version).readiness.told()
+
     def resident_models(self) -> Iterator[tuple[str, AnyModel]]:
         """Every version of every model in memory."""
         for entry in self.cache.entries.values():
@@ -346,14 +353,14 @@ class Engine:
         return entry is not None and entry.registered and isinstance(entry.source, Overridden)
 
     def is_resident(self, name: str) -> bool:
-        """Whether the model is in memory."""
+        """Whether the model is in memory to take requests: one that leaves takes none any more."""
         entry = self.cache.entries.get(name)
-        return entry is not None and entry.resident is not None
+        return entry is not None and entry.state is State.READY
 
     def index(self, offered: Iterable[str] = ()) -> list[dict[str, Any]]:
-        """The repository index: every model that the cache knows, then those of `offered` that it does not."""
+        """The repository index: every model that the cache knows, and those of `offered` that it does not, by name."""
         entries, versions = self.cache.entries.values(), self.register.versions
-        return list(index_rows(entries, offered, self.target_stats, versions, self._origins.refused))
+        return index_rows(entries, offered, self.target_stats, versions, self._origins.refused)
 
     def find_all(self) -> list[str]:
         """Every name that store or repository offers. Blocks on disk or network: not for the loop."""

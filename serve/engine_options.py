@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Footprint
+    from serve.sources.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class EngineOptions:
         eviction: whom we evict then, and whom never.
         store: URI of the archives that requests may name, or "".
         buckets: URLs of repositories in S3 whose models requests may name.
+        credentials: prefix of such URLs → those that it is asked with.
         repository, more_repositories: folders of models that requests may name; None for no such thing.
         namespaces: whether two of them may have models of one name.
         control: who decides which of those are served.
@@ -56,6 +58,7 @@ class EngineOptions:
     eviction: Rules = DEFAULT_RULES
     store: str = ""
     buckets: tuple[str, ...] = ()
+    credentials: Mapping[str, Credentials] = field(default_factory=dict)
     repository: Path | None = None
     more_repositories: tuple[Path, ...] = ()
     namespaces: bool = False

@@ -63,8 +63,8 @@ class Models(Protocol):
     async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Unregister a model."""
 
-    def is_ready(self, name: str, version: int | None = None) -> bool:
-        """Whether a request would be answered."""
+    async def says_ready(self, name: str, version: int | None = None) -> bool:
+        """Whether a request would be answered, and the model's code says so too if it has a say."""
 
 
 class EngineOutside:
@@ -103,14 +103,11 @@ class EngineOutside:
 
     def is_ready(self, model: str, version: int | None, done: Done) -> None:
         """Ask whether a model would answer."""
-        self._soon(self._tell_ready, model, version, done)
+        self._soon(self._ask, functools.partial(self._says_ready, model, version), done)
 
     def _soon(self, function: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, and soon whoever asks is gone
             self._loop.call_soon_threadsafe(function, *args)
-
-    def _tell_ready(self, model: str, version: int | None, done: Done) -> None:
-        done(self._models.is_ready(self._models.canonical(model), version))
 
     def _infer(self, call: ModelCall, responder: Responder) -> None:
         answering = _Answering(call, responder)
@@ -157,6 +154,9 @@ class EngineOutside:
                 if error.kind is not Kind.UNKNOWN_MODEL:  # Triton unloads what it does not know without a word
                     raise
 
+    async def _says_ready(self, model: str, version: int | None) -> bool:
+        return await self._models.says_ready(self._models.canonical(model), version)
+
     def _behind(self) -> tuple[str, ...]:
         """Who waits for what the model does since it is being loaded."""
         return self._waits.behind(self._target) if self._loading else ()
@@ -167,14 +167,14 @@ class EngineOutside:
         with self._models.lent_turn(self._target), self._waits.waiting((self._target, *callers), name):
             yield
 
-    def _ask(self, work: Callable[[], Coroutine[Any, Any, None]], done: Done) -> None:
+    def _ask(self, work: Callable[[], Coroutine[Any, Any, bool | None]], done: Done) -> None:
         async def answered() -> None:
             try:
-                await work()
+                answer = await work()
             except Exception as error:  # noqa: BLE001 - as above
                 done(_known(error))
             else:
-                done(True)
+                done(answer is not False)
 
         self._aside(answered())
 

@@ -258,6 +258,7 @@ class ModelStats:
                 "cache_hit": self.cache_hit.as_dict(),
                 "cache_miss": self.cache_miss.as_dict(),
             },
+            "response_stats": {str(place): counted.as_dict() for place, counted in sorted(self.responses.items())},
             "batch_stats": [
                 {
                     "batch_size": size,
@@ -268,7 +269,6 @@ class ModelStats:
                 for size, batch in sorted(self.batches.items())
             ],
             "memory_usage": [],
-            "response_stats": {str(place): counted.as_dict() for place, counted in sorted(self.responses.items())},
         }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
@@ -31,6 +31,18 @@ class Resident(Protocol):
         """Give the memory back; called on a thread, when no lease is left."""
 
 
+class Failure(NamedTuple):
+    """What is remembered of a load that failed: not its error, whose traceback holds all that was made for the model.
+
+    Attributes:
+        message: the sentence.
+        version: the version of the model that could not be loaded, if it is known.
+    """
+
+    message: str
+    version: int | None
+
+
 T = TypeVar("T", bound=Resident)
 
 
@@ -51,6 +63,7 @@ class Entry(Generic[T]):
         age: see `serve/cache/ranking.py`.
         stats: what the cache did for it.
         successor: the one that is being loaded to take its place.
+        anyway: whether it is to take that place even if it is loaded from the very same content.
         predecessor: the one whose place it is to take, until it has.
         task, waiters: the load under way, and who is owed a lease when it is done.
         loading_since: `time.monotonic()` when the last load was asked for.
@@ -67,6 +80,7 @@ class Entry(Generic[T]):
         "_used_before",
         "abandoned",
         "age",
+        "anyway",
         "closing",
         "cut_short",
         "download_ns",
@@ -100,7 +114,7 @@ class Entry(Generic[T]):
         self.source = source
         self.state = State.UNAVAILABLE
         self.reason = ""
-        self.failure: MmeError | None = None
+        self.failure: Failure | None = None
         self.resident: T | None = None
         self.prepared: Prepared | None = None
         self.footprint = Footprint()
@@ -116,6 +130,7 @@ class Entry(Generic[T]):
         self.abandoned = False
         self.cut_short = False
         self.evicted = False
+        self.anyway = False
         self.successor: Entry[T] | None = None
         self.predecessor: Entry[T] | None = None
         self.task: asyncio.Task[LoadReport] | None = None
@@ -137,6 +152,13 @@ class Entry(Generic[T]):
     def busy(self) -> bool:
         """Whether it is in memory, or on its way there or out of it."""
         return self.task is not None or self.closing is not None or self.state is not State.UNAVAILABLE
+
+    def changes_nothing(self, prepared: Prepared) -> bool:
+        """Whether the one whose place it is to take serves, and was loaded from just what this one would be."""
+        before = self.predecessor
+        if self.anyway or before is None or before.state is not State.READY or before.prepared is None:
+            return False
+        return before.prepared.content == prepared.content
 
     @property
     def uses(self) -> int:

@@ -20,6 +20,7 @@ class Prepared(Protocol):
 
     Attributes:
         estimate: what it is expected to take in memory.
+        content: what it is loaded from, and as what: equal as long as none of that changes.
         download_ns: what fetching took, 0 when it was on disk.
         pinned: whether its author wants it never to be evicted.
         equipped: whether nothing is left to be done that takes long and needs no memory. See `Loader.equip`.
@@ -30,6 +31,8 @@ class Prepared(Protocol):
 
     @property
     def estimate(self) -> Footprint: ...  # noqa: D102 - see the class
+    @property
+    def content(self) -> object: ...  # noqa: D102
     @property
     def download_ns(self) -> int: ...  # noqa: D102
     @property

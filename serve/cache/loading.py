@@ -86,8 +86,8 @@ class Loading(Generic[P, T]):
         self._patience = patience
         self._give_way = give_way
 
-    async def run(self, entry: Entry[T]) -> LoadReport:
-        """Load a model; it is in its entry when this returns.
+    async def run(self, entry: Entry[T]) -> LoadReport | None:
+        """Load a model; it is in its entry when this returns. None: it would change nothing, and was not loaded.
 
         Raises:
             MmeError: why it can't be loaded; nothing of it is in memory then.
@@ -104,6 +104,9 @@ class Loading(Generic[P, T]):
             must_go_on(entry)
             prepared = await self._in_time(entry, self._patience, self._fetch(entry))
             left = self._patience - (_now() - began) / 1e9
+        if not entry.abandoned and entry.changes_nothing(prepared):
+            prepared.release()
+            return None
         try:
             if not prepared.equipped:
                 prepared = await self._equip(entry, prepared)

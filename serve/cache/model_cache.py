@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve.cache import eviction
-from serve.cache.cache_entry import Entry
+from serve.cache.cache_entry import Entry, Failure
 from serve.cache.cache_events import CacheEvent, CacheEvents, Deed
 from serve.cache.charges import Charges
 from serve.cache.lifecycle import Event, State, step
@@ -175,10 +175,11 @@ class ModelCache(Generic[P, T]):
         """Bring a model into memory without leasing it. The load goes on though its caller be cancelled."""
         return await asyncio.shield(self._start_load(entry))
 
-    async def reload(self, entry: Entry[T], source: Any) -> LoadReport:
+    async def reload(self, entry: Entry[T], source: Any, *, anyway: bool = False) -> LoadReport:
         """Load a model from a source, anew if it is in memory; it serves until it is replaced. See `load`.
 
-        A load from that source that is under way will do; one from another is waited for.
+        A load from that source that is under way will do; one from another is waited for. One in memory that was loaded
+        from the same content stays, unless it is to be replaced `anyway`.
 
         Raises:
             MmeError: why it can't be loaded. If it was in memory it goes on as it was, but for where the new one had
@@ -189,12 +190,13 @@ class ModelCache(Generic[P, T]):
             entry = self.entries.setdefault(entry.name, entry)
         if loading.task is None:
             if entry.state is State.READY:
-                loading = self._successor(entry, source)
+                loading = self._successor(entry, source, anyway=anyway)
             entry.source = source if loading is entry else entry.source
         return await self.load(loading)
 
-    def _successor(self, entry: Entry[T], source: Any) -> Entry[T]:
+    def _successor(self, entry: Entry[T], source: Any, *, anyway: bool) -> Entry[T]:
         successor: Entry[T] = Entry(entry.name, source, entry.stats, self.room.lease_ended)
+        successor.anyway = anyway
         successor.predecessor, entry.successor = entry, successor
         successor.orphan = entry.orphan
         return successor
@@ -297,8 +299,20 @@ class ModelCache(Generic[P, T]):
             if isinstance(error, asyncio.CancelledError) or failure is error:
                 raise
             raise failure from error
+        if report is None:
+            return self._stays(entry)
         self._loaded(entry, report)
         return report
+
+    def _stays(self, entry: Entry[T]) -> LoadReport:
+        """Nothing changed since the one was loaded whose place this entry was to take: that one goes on."""
+        before = entry.predecessor
+        assert before is not None  # noqa: S101 - see `Entry.changes_nothing`
+        before.successor, before.failure = None, None
+        entry.task, entry.predecessor = None, None
+        _log.info("it stays as it is, nothing changed since it was loaded", extra={"target_model": entry.name})
+        self.room.settle()
+        return LoadReport()
 
     def _loaded(self, entry: Entry[T], report: LoadReport) -> None:
         """Everybody who waits has a lease before anybody else can evict the model again."""
@@ -337,14 +351,15 @@ class ModelCache(Generic[P, T]):
 
     def _failed(self, entry: Entry[T], error: MmeError) -> None:
         entry.task = None
+        failure = Failure(error.message, error.version)
         if entry.predecessor is not None:
             entry.predecessor.successor, entry.predecessor.orphan = None, entry.orphan
-            entry.predecessor.failure = error
+            entry.predecessor.failure = failure
         if entry.state is State.LOADING:  # else it was cancelled before it began
-            entry.state, entry.reason, entry.failure = step(entry.state, Event.FAILED), str(error), error
+            entry.state, entry.reason, entry.failure = step(entry.state, Event.FAILED), failure.message, failure
         entry.stats.load_failures += 1
-        self.events.tell(CacheEvent(Deed.FAILED, entry.name, why=str(error)))
-        _log.warning("load failed: %s", error, extra={"target_model": entry.name})
+        self.events.tell(CacheEvent(Deed.FAILED, entry.name, why=failure.message))
+        _log.warning("load failed: %s", failure.message, extra={"target_model": entry.name})
         waiters, entry.waiters = entry.waiters, []
         for waiter in waiters:
             if not waiter.done():

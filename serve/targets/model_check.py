@@ -7,6 +7,7 @@ runs no code of models. Synchronous: for commands, not for the server.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from model_handlers.body import BACKEND
 from model_handlers.config import ModelConfig
 from model_handlers.config_problems import Finding, Understood, understand
 from model_handlers.ensemble_checks import PLATFORM
+from model_handlers.environments.wanted import Given
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.trial import try_file
 from model_handlers.registry import find_backend, handler_for
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from model_handlers.base import Handler
+    from model_handlers.environments.wanted import Wanted
     from serve.sources.scripts import Scripts
 
 
@@ -114,6 +118,8 @@ def examine(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> Ex
         for error in checksum_errors(found.config, path)
     ]
     if not found.problems:
+        _look_for_environments(found)
+    if not found.problems:
         _hold_against_files(found)
     return found
 
@@ -174,12 +180,31 @@ def _look_for_labels(found: Examined) -> None:
             found.problems.append(Located(CONFIG_NAME, Finding(f"output[{index}].label_filename", sentence)))
 
 
+def _look_for_environments(found: Examined) -> None:
+    """What a model brings has to be there; what somebody else puts where it looks may come later."""
+    config = found.config
+    assert config is not None  # noqa: S101 - it was understood
+    handler = _handler(found, config)
+    directory = ModelDirectory(found.name, found.path, config, found.versions)
+    asked: set[Wanted | None] = set()
+
+    def ask() -> None:
+        asked.update(handler.environment(config, directory.model_file(version)) for version in found.versions)
+
+    found.attempt(CONFIG_NAME, "parameters", ask)
+    for wanted in asked:
+        if isinstance(wanted, Given) and not os.path.exists(wanted.path):  # noqa: PTH110 - too long a name is no error
+            sentence = f"{wanted.subject} is not there"
+            (found.problems if wanted.brought else found.notes).append(
+                Located(CONFIG_NAME, Finding("parameters", sentence, wanted.remedy))
+            )
+
+
 def _hold_against_files(found: Examined) -> None:
     """The model's files have to agree with its configuration; what that leaves out is completed from them."""
     config = found.config
     assert config is not None  # noqa: S101 - it was understood
-    first = next(iter(found.versions.values()), None)
-    handler = handler_for(find_backend(config.backend, config.platform, found.name, first), found.name)
+    handler = _handler(found, config)
     directory = ModelDirectory(found.name, found.path, config, found.versions)
     for version in found.versions:
         model_file = directory.model_file(version)
@@ -196,6 +221,11 @@ def _hold_against_files(found: Examined) -> None:
         alone = replace(found.config or config, warmup=(sample,))
         found.attempt(CONFIG_NAME, f"model_warmup[{index}]", partial(Warmup, alone, found.path))
     found.attempt(CONFIG_NAME, "sequence_batching.state", lambda: initial_states(found.config or config, found.path))
+
+
+def _handler(found: Examined, config: ModelConfig) -> type[Handler]:
+    first = next(iter(found.versions.values()), None)
+    return handler_for(find_backend(config.backend, config.platform, found.name, first), found.name)
 
 
 def _relative(file: Path, directory: Path) -> str:

@@ -28,10 +28,11 @@ PIN = "MME_PIN"  # the parameter by which a model's configuration asks never to 
 
 @dataclass(frozen=True, slots=True)
 class PreparedTarget:
-    """A model's files, found and understood, and where each of its lanes is to run. See `model_cache.Prepared`.
+    """A model's files, found and understood, and where each of its lanes is to run. See `serve.cache.loader.Prepared`.
 
     Attributes:
         target: the name of the target model, which a member only begins with.
+        content: see there.
         brought: the environments of its versions.
         forms: that it is loaded from; None where that is the model's files.
         members: the other models of the archive.
@@ -53,6 +54,7 @@ class PreparedTarget:
     download_ns: int = 0
     members: tuple[PreparedTarget, ...] = ()
     hold: Hold | Gathering | None = None
+    content: object = None
 
     @property
     def equipped(self) -> bool:

@@ -34,6 +34,7 @@ from serve.models.warmup_samples import Warmup
 from serve.scheduling.ensemble_check import check_members
 from serve.sources.gathering import Gathering
 from serve.sources.override import digest_of
+from serve.sources.repositories import print_of
 from serve.sources.repository import ModelDirectory, open_model, open_target
 from serve.sources.scripts import Scripts
 from serve.sources.source import Archived, InBucket, InRepository, Overridden, Source, Unpacked
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from serve.outside import EngineOutside
     from serve.request import InferenceResponse
     from serve.scheduling.response_cache import ResponseCache
+    from serve.sources.override import OverrideFolder
     from serve.stats import ModelStats
     from serve.targets.measuring import Others
     from serve.targets.target import AnyModel
@@ -134,16 +136,32 @@ class ModelLoader:
 
     def prepare(self, name: str, source: Source, cancelled: Callable[[], bool]) -> PreparedTarget:
         """Fetch what has to be downloaded, and understand what is in it."""
-        scripts, override = self._scripts(), ""
+        override, sent = "", None
         if isinstance(source, Overridden):
-            override = source.config
-            source = source.base if source.folder is None else InRepository(source.folder.path)
+            override, sent = source.config, source.folder
+            source = source.base if sent is None else InRepository(sent.path)
         if isinstance(source, InBucket):
             return self._gathered(name, source, override, cancelled)
         if not isinstance(source, Archived):
-            directory = _opened(source, name, scripts, override)
-            return self._prepared(directory, name, directory.fingerprint() + digest_of(override), cancelled)
+            return self._found(name, source, override, sent, cancelled)
         return self._fetched(name, source, override, cancelled)
+
+    def _found(
+        self,
+        name: str,
+        source: Unpacked | InRepository,
+        override: str,
+        sent: OverrideFolder | None,
+        cancelled: Callable[[], bool],
+    ) -> PreparedTarget:
+        """What is in a folder, or was sent by a client, and the models beside it that it consists of."""
+        # First: what is written while the rest is read is a change.
+        prints = [print_of(source.path) if sent is None else sent.contents]
+        directory = _opened(source, name, self._scripts(), override)
+        beside = [member.path for member in directory.members if not member.path.is_relative_to(source.path)]
+        prints += [print_of(path) for path in beside]
+        prepared = self._prepared(directory, name, directory.fingerprint() + digest_of(override), cancelled)
+        return replace(prepared, content=(*prints, directory.config))
 
     def _fetched(self, name: str, source: Archived, override: str, cancelled: Callable[[], bool]) -> PreparedTarget:
         """What is in an archive."""
@@ -156,7 +174,8 @@ class ModelLoader:
         except BaseException:
             artifact.hold.release()
             raise
-        return replace(prepared, download_ns=download_ns, hold=artifact.hold)
+        content = (artifact.identity, directory.config)
+        return replace(prepared, download_ns=download_ns, hold=artifact.hold, content=content)
 
     def _gathered(self, name: str, source: InBucket, override: str, cancelled: Callable[[], bool]) -> PreparedTarget:
         """A model of a repository in S3, and the models that it consists of."""
@@ -170,7 +189,8 @@ class ModelLoader:
         except BaseException:
             models.release()
             raise
-        return replace(prepared, download_ns=int(models.seconds * 1e9), hold=models)
+        content = (models.identity, directory.config)
+        return replace(prepared, download_ns=int(models.seconds * 1e9), hold=models, content=content)
 
     def overrule(self) -> None:
         """See `Scales`."""

@@ -103,6 +103,11 @@ FRAGILE = execute(
     return [out(os.getpid())]
     """
 )
+# Says that it is ready while the last number was even.
+MOODY = (
+    execute("self.ready = number_of(requests[0]) % 2 == 0\nreturn [out(0)]")
+    + "\n    def is_ready(self):\n        return self.ready\n"
+)
 # Waits until the test opens the gate, and counts what it executed.
 GATED = execute(
     """
@@ -246,6 +251,7 @@ def server(tmp_path_factory, write_repository_model):
     server.write("inline-stream", STREAM, PLAIN + DECOUPLED + INLINE)
     server.write("errors", ERRORS, PLAIN)
     server.write("fragile", FRAGILE, PLAIN)
+    server.write("moody", MOODY, PLAIN)
     server.write("facts", FACTS, PLAIN.replace('"OUT" data_type: TYPE_INT32', '"TOLD" data_type: TYPE_STRING'))
     server.write("echo", ECHO, echo_config())
     policy = "version_policy { all { } } max_batch_size: 8"
@@ -280,6 +286,17 @@ def test_a_model_is_called_by_a_name_that_a_request_brought(server, caller):
         told = [short(request_of(name, pairs(1)).exec()), pb_utils.is_model_ready(name)]
     """
     assert server.tell(caller, code) == [{"y": [3, 3]}, True]
+
+
+def test_a_model_asks_another_whether_it_is_ready(server, caller):
+    """Its code has a say in that, as it has over HTTP."""
+    code = """
+        told = []
+        for number in (0, 1, 2):
+            request_of('moody', pb_utils.Tensor('N', np.array([number], np.int32))).exec()
+            told.append(pb_utils.is_model_ready('moody'))
+    """
+    assert server.tell(caller, code) == [True, False, True]
 
 
 def test_many_calls_at_once(server, caller):

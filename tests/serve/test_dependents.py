@@ -70,6 +70,20 @@ ensemble_scheduling {
 """
 
 
+@pytest.fixture
+def lay_out(tmp_path, write_repository_model):
+    """Writes the models a and b into the repository `r`, and ensembles by their configurations."""
+
+    def lay_out(**ensembles):
+        for name in "ab":
+            write_repository_model(tmp_path / "r" / name, "max_batch_size: 8")
+        for name, config in ensembles.items():
+            (tmp_path / "r" / name / "1").mkdir(parents=True)
+            (tmp_path / "r" / name / "config.pbtxt").write_text(config)
+
+    return lay_out
+
+
 async def _answer(engine, toys):
     """What the ensemble says of a row of ones."""
     call = toys.Call(1)
@@ -118,13 +132,9 @@ def test_an_ensemble_changes_and_goes_with_its_parts(run, toys, tmp_path, write_
 
 
 @pytest.mark.parametrize("names", ["abef", "abfe"])
-def test_an_ensemble_of_ensembles_is_loaded_anew_once(run, toys, tmp_path, write_repository_model, write_onnx, names):
+def test_an_ensemble_of_ensembles_is_loaded_anew_once(run, toys, tmp_path, lay_out, write_onnx, names):
     """Though both of them consist of what changed."""
-    for name in "ab":
-        write_repository_model(tmp_path / "r" / name, "max_batch_size: 8")
-    for name, config in (("e", ENSEMBLE.replace('"b"', '"f"')), ("f", ENSEMBLE)):
-        (tmp_path / "r" / name / "1").mkdir(parents=True)
-        (tmp_path / "r" / name / "config.pbtxt").write_text(config)
+    lay_out(e=ENSEMBLE.replace('"b"', '"f"'), f=ENSEMBLE)
 
     async def main():
         options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r")
@@ -145,13 +155,9 @@ def test_an_ensemble_of_ensembles_is_loaded_anew_once(run, toys, tmp_path, write
     run(main())
 
 
-def test_an_ensemble_stays_as_a_client_loaded_it(run, toys, tmp_path, write_repository_model, write_onnx):
+def test_an_ensemble_stays_as_a_client_loaded_it(run, toys, tmp_path, lay_out, write_onnx):
     """With another configuration, though a part of it is loaded anew; one that was unloaded meanwhile stays away."""
-    for name in "ab":
-        write_repository_model(tmp_path / "r" / name, "max_batch_size: 8")
-    for name in "ef":
-        (tmp_path / "r" / name / "1").mkdir(parents=True)
-        (tmp_path / "r" / name / "config.pbtxt").write_text(ENSEMBLE)
+    lay_out(e=ENSEMBLE, f=ENSEMBLE)
 
     async def main():
         options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r")
@@ -188,13 +194,10 @@ def test_an_ensemble_stays_as_a_client_loaded_it(run, toys, tmp_path, write_repo
     run(main())
 
 
-def test_the_models_of_an_ensemble_may_be_asked_by_themselves(run, toys, tmp_path, write_repository_model):
+def test_the_models_of_an_ensemble_may_be_asked_by_themselves(run, toys, tmp_path, lay_out, write_repository_model):
     """Where only what was loaded may be asked they are loaded with it, stay behind it, and count what it asks them."""
-    for name in "ab":
-        write_repository_model(tmp_path / "r" / name, "max_batch_size: 8")
+    lay_out(e=ENSEMBLE)
     write_repository_model(tmp_path / "r" / "c", "max_batch_size: 8")
-    (tmp_path / "r" / "e" / "1").mkdir(parents=True)
-    (tmp_path / "r" / "e" / "config.pbtxt").write_text(ENSEMBLE)
 
     async def main():
         engine = loads_on_request(tmp_path)
@@ -270,14 +273,9 @@ def test_an_ensemble_may_say_which_repository_it_means(
         (ENSEMBLE.replace('"b"', '"f"'), "", "circular dependency between ensembles: e -> f -> e"),
     ],
 )
-def test_an_ensemble_says_which_of_its_models_it_lacks(run, tmp_path, write_repository_model, config, change, words):
+def test_an_ensemble_says_which_of_its_models_it_lacks(run, tmp_path, lay_out, config, change, words):
     """One that does not load, or not in the version that it wants; all that are not there; and one that is itself."""
-    for name in "ab":
-        write_repository_model(tmp_path / "r" / name, "max_batch_size: 8")
-    (tmp_path / "r" / "e" / "1").mkdir(parents=True)
-    (tmp_path / "r" / "e" / "config.pbtxt").write_text(config)
-    (tmp_path / "r" / "f" / "1").mkdir(parents=True)
-    (tmp_path / "r" / "f" / "config.pbtxt").write_text(ENSEMBLE.replace('"b"', '"e"'))
+    lay_out(e=config, f=ENSEMBLE.replace('"b"', '"e"'))
     if change:
         (tmp_path / "r" / "b" / "1" / "model.onnx").write_bytes(b"no model")
 
@@ -295,12 +293,9 @@ def test_an_ensemble_says_which_of_its_models_it_lacks(run, tmp_path, write_repo
     run(main())
 
 
-def test_parts_that_somebody_loaded_by_name_stay(run, tmp_path, write_repository_model):
+def test_parts_that_somebody_loaded_by_name_stay(run, tmp_path, lay_out):
     """Before the ensemble or after it, until somebody unloads them; those that came with it alone go with it."""
-    for name in "ab":
-        write_repository_model(tmp_path / "r" / name, "max_batch_size: 8")
-    (tmp_path / "r" / "e" / "1").mkdir(parents=True)
-    (tmp_path / "r" / "e" / "config.pbtxt").write_text(ENSEMBLE)
+    lay_out(e=ENSEMBLE)
 
     async def main():
         engine = loads_on_request(tmp_path)
@@ -321,6 +316,37 @@ def test_parts_that_somebody_loaded_by_name_stay(run, tmp_path, write_repository
             with pytest.raises(MmeError, match="already loaded"):  # as a server says that has it on its list
                 await engine.load("b")
             assert await left() == ["a", "b"]
+        finally:
+            await engine.close()
+
+    run(main())
+
+
+def test_an_ensemble_leaves_with_a_part_and_comes_back_with_it(run, toys, tmp_path, lay_out):
+    """Where only what was loaded may be asked, unless somebody unloaded the ensemble itself meanwhile."""
+    lay_out(e=ENSEMBLE)
+
+    async def main():
+        engine = loads_on_request(tmp_path)
+
+        def there():
+            return sorted(name for name, _ in engine.registered())
+
+        try:
+            await engine.reload("e")
+            await engine.unload("a")
+            assert there() == ["b"]
+            await engine.unload("b")
+            await engine.reload("a")
+            assert there() == ["a"]
+            await engine.reload("b")
+            assert there() == ["a", "b", "e"]
+            assert await _answer(engine, toys) == 4
+            await engine.unload("b")
+            with pytest.raises(MmeError, match="not found"):
+                await engine.unload("e")
+            await engine.reload("b")
+            assert there() == ["a", "b"]
         finally:
             await engine.close()
 

@@ -7,12 +7,14 @@ import os
 import shutil
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
+from model_handlers.outside import Override
 from serve.cache.eviction import Plan, Rules
 from serve.cache.lifecycle import State
 from serve.control import Control
@@ -721,8 +723,44 @@ def test_a_reload_serves_what_is_on_disk_now(run, toys, tmp_path, repository, wr
     run(main())
 
 
+def test_a_reload_of_what_did_not_change_does_nothing(run, toys, tmp_path, repository, write_onnx):
+    """Nor where its configuration was written again in the same words, nor once a broken file is as it was before."""
+    (repository / "a" / "config.pbtxt").write_text("max_batch_size: 4")
+    file = repository / "a" / "1" / "model.onnx"
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository) as engine:
+
+            async def loads(override=None):
+                await engine.reload("a", override)
+                return engine.target_stats["a"].loads
+
+            assert [await loads(), await loads()] == [1, 1]
+            (repository / "a" / "config.pbtxt").write_text("max_batch_size: 4")
+            assert await loads() == 1
+            file.rename(tmp_path / "aside")
+            with pytest.raises(MmeError):
+                await loads()
+            (tmp_path / "aside").rename(file)
+            assert await loads() == 1
+            assert [row.get("reason") for row in engine.index() if row["name"] == "a"] == [None]
+            sent = Override('{"max_batch_size": 2}', {"file:1/model.onnx": file.read_bytes()})
+            assert [await loads(sent), await loads(sent)] == [2, 2]
+            configured = Override('{"max_batch_size": 2}')
+            assert [await loads(configured), await loads(configured)] == [3, 3]
+            assert [await loads(), await loads()] == [4, 4]
+            os.utime(file)
+            assert [await loads(), await loads()] == [5, 5]
+            await engine.unload("a")
+            assert await loads() == 6
+            assert await answered(engine, toys) == 2
+
+    run(main())
+
+
 def test_a_reload_under_traffic_costs_no_request(run, toys, tmp_path, unpacked):
     """Clients that never stop are all answered while their model is loaded anew, and none waits for a load."""
+    (file,) = Path(unpacked["a"]).rglob("*.onnx")
 
     async def main():
         async with engine_of(tmp_path, evicts=False) as engine:
@@ -741,7 +779,9 @@ def test_a_reload_under_traffic_costs_no_request(run, toys, tmp_path, unpacked):
             clients = [asyncio.create_task(client()) for _ in range(4)]
             await until(lambda: engine.stats["a", 1].success.count > 4)
             for _ in range(3):
+                os.utime(file)
                 await engine.reload("a")
+            os.utime(file)
             await asyncio.gather(engine.reload("a"), engine.reload("a"))
             done = True
             assert min(await asyncio.gather(*clients)) > 0
@@ -843,7 +883,20 @@ async def let_go(stuck):
         stuck.go.set()
 
 
-def test_a_load_that_hangs_keeps_no_other_from_loading(run, toys, tmp_path, repository, stuck):
+@pytest.fixture
+def timers(monkeypatch):
+    """Of all that has been awaited with a limit of time, in order: a test may move one's end."""
+    timeout, made = asyncio.timeout, []
+
+    def timed(seconds):
+        made.append(timeout(seconds))
+        return made[-1]
+
+    monkeypatch.setattr(asyncio, "timeout", timed)
+    return made
+
+
+def test_a_load_that_hangs_keeps_no_other_from_loading(run, toys, tmp_path, repository, stuck, timers):
     """Its time over, whoever waits is told, and others load, though only one may be measured at a time.
 
     Until it comes back it is not begun again, and what it may hold stays reserved.
@@ -851,16 +904,18 @@ def test_a_load_that_hangs_keeps_no_other_from_loading(run, toys, tmp_path, repo
 
     async def main():
         async with (
-            engine_of(tmp_path, repository=repository, load_patience=1.5, load_threads=1) as engine,
+            engine_of(tmp_path, repository=repository, load_patience=350.0, load_threads=1) as engine,
             let_go(stuck),
         ):
             hanging = asyncio.create_task(ask(engine, toys.Call(1), "a"))
             await until(stuck.begun.is_set)
+            limit = timers[-1]
             waiting = asyncio.create_task(ask(engine, toys.Call(1), "b"))
+            await until(lambda: loading(engine, "b"))
+            limit.reschedule(0.0)
             with pytest.raises(MmeError, match="did not load within") as caught:
                 await hanging
             assert failure(caught) is Kind.UNAVAILABLE
-            engine.cache._loading._patience = 350.0
             await waiting
             assert await answered(engine, toys, "c") == 2
             with pytest.raises(MmeError, match="was given up has not ended"):
@@ -887,7 +942,7 @@ def test_an_explicit_load_that_takes_too_long_registers_nothing(run, toys, tmp_p
             assert engine.registered() == []
             stuck.go.set()
             await until(lambda: "a" not in engine.cache.entries)
-            engine.options = replace(engine.options, load_patience=350.0)
+            engine._admission._options = replace(engine.options, load_patience=350.0)
             await engine.load("a", unpacked["a"])
             assert await answered(engine, toys) == 2
 
@@ -939,7 +994,7 @@ def test_an_unload_waits_no_longer_than_it_may(run, toys, tmp_path, repository, 
             assert failure(caught) is Kind.UNAVAILABLE
             assert not engine.is_ready("a")
             assert [name for name, _ in engine.registered()] == ["b"]
-            engine.options = replace(engine.options, unload_patience=350.0)
+            engine._admission._options = replace(engine.options, unload_patience=350.0)
             await engine.unload("b")
             assert engine.cache.room.used() != Footprint()
             go.set()

@@ -7,9 +7,11 @@ have finished is the test's choice, so that every interleaving can be had and no
 import asyncio
 import contextlib
 import functools
+import gc
 import time
+import weakref
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 import pytest
@@ -87,6 +89,7 @@ class Artifact:
     equipped: bool = True
     tried_first: bool = False
     alone: bool = False
+    content: object = field(default_factory=object)
     released: int = 0
 
     def release(self):
@@ -379,6 +382,33 @@ def test_a_failed_load_reaches_everybody_who_waits_and_the_next_tries_again(play
         await again
         assert (entry.reason, entry.state) == ("", State.READY)
         entry.release()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("what", ["load", "reload"])
+def test_what_a_failed_load_made_is_not_kept(play, what):
+    """Of a model that could not be loaded, or loaded anew, the sentence is remembered and nothing that was made for it."""
+    made = []
+
+    def load(press, prepared, _cancelled):
+        weights = Held(press, prepared.name, mb(0))  # as a framework's loader holds a file's bytes
+        made.append(weakref.ref(weights))
+        raise MmeError(Kind.INVALID_MODEL, "no such graph")
+
+    async def scene(world):
+        if what == "reload":
+            first = await world.begin("a", "load")
+            await world.do_all()
+            await first
+        world.press.load = load.__get__(world.press)
+        task = await world.begin("a", what)
+        await world.do_all()
+        assert failure(task) is Kind.INVALID_MODEL
+        del task
+        gc.collect()
+        assert [each() for each in made] == [None]
+        assert world.entry("a").failure == ("no such graph", None)
 
     play(scene)
 

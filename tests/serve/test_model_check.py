@@ -1,7 +1,10 @@
 """Everything that is wrong with a model's directory: real directories with real ONNX models, and what is said of them."""
 
+import sys
+
 import pytest
 
+from model_handlers.tensorflow import handler, runtime
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 from serve.targets.model_check import examine, examine_ensembles
 
@@ -123,6 +126,37 @@ def test_a_script_and_a_python_model_are_not_run(tmp_path):
     python = looked_at(tmp_path / "p")
     assert python.problems == []
     assert "not checked" in python.notes[-1].finding.sentence
+
+
+def test_an_environment_that_a_model_brings_has_to_be_there(tmp_path):
+    """One that somebody else puts where it looks may come later."""
+    for name, path in (("brings", "$$TRITON_MODEL_DIRECTORY/env.tar.gz"), ("shares", str(tmp_path / "env.tar.gz"))):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "model.py").write_text("raise SystemExit('it was run')")
+        parameter = f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{path}" }} }}'
+        (tmp_path / name / "config.pbtxt").write_text(f'backend: "python" {parameter}')
+
+    brings, shares = looked_at(tmp_path / "brings"), looked_at(tmp_path / "shares")
+
+    assert said(brings) == [("config.pbtxt", "parameters")]
+    assert "env.tar.gz is not there" in sentences(brings)
+    assert said(shares) == []
+    assert "env.tar.gz is not there" in shares.notes[0].finding.sentence
+
+
+def test_a_saved_model_without_its_framework_is_a_note(tmp_path, monkeypatch):
+    """What only the framework can read is not checked."""
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    monkeypatch.setattr(handler, "installed", lambda _="tensorflow": False)
+    runtime.tensorflow.cache_clear()
+    (tmp_path / "m" / "1" / "model.savedmodel").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.savedmodel" / "saved_model.pb").write_bytes(b"")
+    (tmp_path / "m" / "config.pbtxt").write_text('platform: "tensorflow_savedmodel"')
+
+    model = looked_at(tmp_path / "m")
+
+    assert model.problems == []
+    assert "TensorFlow, which is not installed" in model.notes[-1].finding.sentence
 
 
 @pytest.mark.parametrize(

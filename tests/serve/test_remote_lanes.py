@@ -41,8 +41,16 @@ class TritonPythonModel:
             signal.pause()
         if deed == "raise":
             raise ValueError("not this one")
-        y = x * 2 + (np.float32(os.getpid()) if deed == "pid" else 0)
-        return pb_utils.InferenceResponse([pb_utils.Tensor("y", y), pb_utils.Tensor("batch", np.full_like(x, count))])
+        if deed == "overtake":
+            sender = request.get_response_sender()
+            sender.send(self.answered(x, count), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            time.sleep(0.1)
+            return None
+        return self.answered(x, count)
+
+    def answered(self, x, count):
+        batch = pb_utils.Tensor("batch", np.full_like(x, count))
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", x * 2), batch])
 """
 
 
@@ -256,6 +264,18 @@ def test_patience_ends(run, toys, model_file):
             assert "gave no answer within 2 s" in error.message
             assert asyncio.get_running_loop().time() - began >= 2
             assert (await ask(model)).tolist() == [2, 2]
+
+    run(main())
+
+
+def test_an_end_waits_for_answers_that_the_last_response_overtook(run, toys, model_file):
+    """Who was answered holds the model no longer; the process still owes the batch's answers, and ends behind them."""
+
+    async def main():
+        async with serving(toys, model_file) as (model, _):
+            assert (await ask(model, "overtake")).tolist() == [2, 2]
+            assert model.outstanding == 0
+            await asyncio.to_thread(model.close)
 
     run(main())
 
