@@ -262,6 +262,25 @@ class RepositoryAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedTensor:
+    """An input or output of which config.pbtxt says too little; the model's code is to complete it.
+
+    Attributes:
+        name: its name.
+        place: which of the configuration's inputs, or outputs, it is.
+        data_type: as configurations name it, `TYPE_INVALID` where it is missing.
+        dims: () where they are missing.
+        optional: whether requests may leave it out.
+    """
+
+    name: str
+    place: int = 0
+    data_type: str = "TYPE_INVALID"
+    dims: tuple[int, ...] = ()
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything we honour of a model's configuration.
 
@@ -270,7 +289,7 @@ class ModelConfig:
         backend: `onnxruntime`, …: names the handler. `platform` is the older name for the same.
         max_batch_size: the largest batch, 0 for a model without a batch dimension.
         inputs, outputs: tensor specs, without the batch dimension. Empty until autocompleted.
-        named_inputs, named_outputs: those of which config.pbtxt says no more than what the model's code is to complete.
+        named_inputs, named_outputs: those that the model's code is to complete.
         dynamic_batching: None when requests are never batched together, or as those of sequences are.
         sequence_batching: None where a request has nothing to do with any other.
         default_model_filename: the model file inside a version directory.
@@ -282,7 +301,7 @@ class ModelConfig:
         decoupled: whether a request may have any number of responses (`model_transaction_policy`).
         not_decoupled: whether config.pbtxt says in so many words that it has one, which the model's code can't change.
         ensemble: the steps of an ensemble, () for any other model.
-        max_inflight: how many responses of each decoupled step of it may be on their way to its outputs; 0 for any.
+        max_inflight: how many requests of each step may be under way, for all of its requests together; 0 for any.
         batch_inputs, batch_outputs: what a model is told of a ragged batch, and how its outputs are split.
         warmup: what is executed before the model is ready.
         response_cache: whether requests that come again may be answered without the model.
@@ -325,8 +344,8 @@ class ModelConfig:
     agents: tuple[RepositoryAgent, ...] = ()
     histograms: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: _NO_HISTOGRAMS)
     op_libraries: tuple[str, ...] = ()
-    named_inputs: tuple[str, ...] = ()
-    named_outputs: tuple[str, ...] = ()
+    named_inputs: tuple[NamedTensor, ...] = ()
+    named_outputs: tuple[NamedTensor, ...] = ()
     not_decoupled: bool = False
     strict: bool = False
     default_max_batch_size: int = 0

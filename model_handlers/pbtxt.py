@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf import text_format
 
@@ -18,6 +18,7 @@ from model_handlers.config import (
     InstanceGroup,
     InstanceKind,
     ModelConfig,
+    NamedTensor,
     RepositoryAgent,
     Resource,
     VersionPolicy,
@@ -32,6 +33,9 @@ from model_handlers.pbtxt_warmup import warmup_messages, warmup_samples
 from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.sequence_pbtxt import sequence_batching, sequence_message
 from model_handlers.tensor import BY_NUMBER, DataType, TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _COMMENT_OR_STRING = re.compile(r"""#.*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""")
 _ESCAPE = re.compile(r"\\([4-7][0-7]{2}|.)")  # the first alternative is no byte
@@ -82,8 +86,8 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
         max_batch_size=message.max_batch_size,
         inputs=tuple(_input(tensor, model) for tensor in message.input if not is_named_only(tensor, message)),
         outputs=tuple(_output(tensor, model) for tensor in message.output if not is_named_only(tensor, message)),
-        named_inputs=tuple(tensor.name for tensor in message.input if is_named_only(tensor, message)),
-        named_outputs=tuple(tensor.name for tensor in message.output if is_named_only(tensor, message)),
+        named_inputs=_named(message.input, message),
+        named_outputs=_named(message.output, message),
         version_policy=_version_policy(message, model),
         instance_groups=tuple(_instance_group(group) for group in message.instance_group),
         dynamic_batching=dynamic_batching(message, model),
@@ -129,10 +133,8 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
                 **_tensor_fields(spec),
             )
             for spec in config.inputs
-        ]
-        + [pb.ModelInput(name=name) for name in config.named_inputs],
-        output=[pb.ModelOutput(label_filename=spec.labels, **_tensor_fields(spec)) for spec in config.outputs]
-        + [pb.ModelOutput(name=name) for name in config.named_outputs],
+        ],
+        output=[pb.ModelOutput(label_filename=spec.labels, **_tensor_fields(spec)) for spec in config.outputs],
         version_policy=_version_policy_message(config.version_policy),
         instance_group=[
             pb.ModelInstanceGroup(
@@ -173,6 +175,7 @@ def config_message(config: ModelConfig) -> pb.ModelConfig:
     for agent in config.agents:
         message.model_repository_agents.agents.add(name=agent.name, parameters=agent.parameters)
     set_optimization(message, config)
+    _put_named(message, config)
     return message
 
 
@@ -218,6 +221,33 @@ def is_named_only(tensor: pb.ModelInput | pb.ModelOutput, message: pb.ModelConfi
     """Whether a tensor lacks its type or its dims, which a Python model may give it in `auto_complete_config`."""
     whole = tensor.data_type in BY_NUMBER and tensor.dims
     return message.backend == "python" and bool(tensor.name) and not whole
+
+
+def _named(tensors: Sequence[pb.ModelInput | pb.ModelOutput], message: pb.ModelConfig) -> tuple[NamedTensor, ...]:
+    return tuple(
+        NamedTensor(
+            tensor.name,
+            place,
+            pb.DataType.Name(tensor.data_type),
+            tuple(tensor.dims),
+            isinstance(tensor, pb.ModelInput) and tensor.optional,
+        )
+        for place, tensor in enumerate(tensors)
+        if is_named_only(tensor, message)
+    )
+
+
+def _put_named(message: pb.ModelConfig, config: ModelConfig) -> None:
+    """The tensors that are to be completed, where config.pbtxt has them."""
+    for named in config.named_inputs:
+        fields = _named_fields(named)
+        message.input.insert(named.place, pb.ModelInput(optional=named.optional, **fields))
+    for named in config.named_outputs:
+        message.output.insert(named.place, pb.ModelOutput(**_named_fields(named)))
+
+
+def _named_fields(named: NamedTensor) -> dict[str, Any]:
+    return {"name": named.name, "data_type": pb.DataType.Value(named.data_type), "dims": named.dims}
 
 
 def _input(tensor: pb.ModelInput, model: str) -> TensorSpec:

@@ -25,7 +25,7 @@ from model_handlers.environments.digests import Digests
 from model_handlers.environments.environment import Environment, check_interpreter
 from model_handlers.environments.lock import locked, locked_now
 from model_handlers.environments.wanted import Requirements, Wanted
-from model_handlers.errors import invalid_model
+from model_handlers.errors import ElsewhereError, invalid_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,12 +55,14 @@ class Environments:
         """The environment that a model wants; None where it is yet to be made.
 
         Raises:
-            MmeError: INVALID_MODEL when what the model names is not there, or no environment; what `patience` raises.
+            MmeError: INVALID_MODEL when what the model names is not there, or no environment, as an `ElsewhereError`
+                when the model does not bring it; what `patience` raises.
         """
         subject = f"model '{patience.model}': {wanted.subject}"
         if not isinstance(wanted, Requirements):
             if not os.path.exists(wanted.path):  # noqa: PTH110 - Path.exists raises for a name that is too long
-                raise invalid_model(f"{subject} is not there")
+                sentence = f"{subject} is not there: {wanted.remedy}"
+                raise invalid_model(sentence) if wanted.brought else ElsewhereError(sentence)
             if wanted.path.is_dir():
                 environment = Environment(wanted.path)
                 check_interpreter(environment, subject)

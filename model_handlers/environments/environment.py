@@ -7,15 +7,19 @@ works here; but the server's PYTHONPATH is not for it, nor for what it starts.
 from __future__ import annotations
 
 import os
+import platform
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from model_handlers.errors import invalid_model
 from model_handlers.isolation.program import Program
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+_ELF = b"\x7fELF"
+_CLASS = 5  # bytes of a program's header that say what it is, and of how many bits
+_MACHINE = slice(18, 20)  # those that say for which processor
+_HEADER = 20
 NICENESS = 10  # of what makes environments: as that of loads, it leaves the processors to inference
 
 
@@ -66,12 +70,33 @@ def check_interpreter(environment: Environment, subject: str) -> None:
         raise invalid_model(
             f"{subject} has no bin/python that can be executed: an environment as conda or venv makes it is expected"
         )
+    if _of_another_platform(python):
+        raise invalid_model(
+            f"{subject} was made for another platform: make it anew on Linux with a processor of the kind of this one, "
+            f"{platform.machine()}"
+        )
     home = _home(environment.prefix / "pyvenv.cfg")
     if home and not os.path.isdir(home):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         raise invalid_model(
             f"{subject} is a venv of the Python in {home}, which this machine does not have: "
             "pack it together with its interpreter, as conda-pack does"
         )
+
+
+def _of_another_platform(python: Path) -> bool:
+    """Whether this machine can't execute it, by its first bytes; scripts are not looked into."""
+    ours, theirs = _header(Path(sys.executable)), _header(python)
+    if not ours.startswith(_ELF) or not theirs or theirs.startswith(b"#!"):
+        return False
+    return theirs[:_CLASS] != ours[:_CLASS] or theirs[_MACHINE] != ours[_MACHINE]
+
+
+def _header(program: Path) -> bytes:
+    try:
+        with program.open("rb") as file:
+            return file.read(_HEADER)
+    except OSError:
+        return b""
 
 
 def _home(configuration: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,14 +11,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An environment that is there: a folder, used where it is, or a packed one."""
+    """An environment that is there: a folder, used where it is, or a packed one.
+
+    Attributes:
+        path: where it is.
+        brought: whether the model brings it, and not somebody else to a place that the model names.
+    """
 
     path: Path
+    brought: bool = field(default=True, compare=False)
 
     @property
     def subject(self) -> str:
         """What errors call it."""
         return f"its environment {self.path}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do where it is not there."""
+        return (
+            "put it into the archive, or leave EXECUTION_ENV_PATH out where the server has what it imports"
+            if self.brought
+            else "put it there before the model is loaded, or let the model bring it, in $$TRITON_MODEL_DIRECTORY"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def saved_signature(config: ModelConfig, folder: Path) -> tuple[list[GraphTensor
     """The inputs and outputs of a SavedModel's signature, told from its description alone.
 
     Raises:
-        MmeError: INVALID_MODEL where it is no SavedModel, or has no such signature.
+        MmeError: INVALID_MODEL where it is no SavedModel, or has no such signature; UNSUPPORTED without TensorFlow.
     """
     signature = _described(config, folder)
     dtypes = tensorflow().dtypes
@@ -61,6 +61,7 @@ def saved_signature(config: ModelConfig, folder: Path) -> tuple[list[GraphTensor
 
 
 def _described(config: ModelConfig, folder: Path) -> Any:
+    tensorflow()  # who looks at a model without the framework is told so
     from tensorflow.core.protobuf import saved_model_pb2  # noqa: PLC0415 - a part of the framework
 
     name, file = config.name, folder / "saved_model.pb"

@@ -15,7 +15,7 @@ from model_handlers.environments.cache import Environments
 from model_handlers.environments.lock import locked
 from model_handlers.environments.patience import Patience
 from model_handlers.environments.wanted import Given
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import ElsewhereError, Kind, MmeError
 from tests.environments import pack, venv
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fork_server")]
@@ -308,11 +308,14 @@ def test_the_lock_is_held_by_one_at_a_time(tmp_path):
 
 
 def test_a_missing_archive_is_refused(folder, tmp_path, patience):
-    """The sentence names it."""
+    """The sentence names it, and says what to do; it blames the model for what the model was to bring alone."""
     error = refused(folder, tmp_path / "nowhere.tar.gz", patience)
+    with pytest.raises(ElsewhereError, match="is not there: put it there before the model is loaded") as raised:
+        Environments(folder).find(Given(tmp_path / "nowhere.tar.gz", brought=False), patience)
 
-    assert error.kind is Kind.INVALID_MODEL
-    assert error.message == f"model 'm': its environment {tmp_path}/nowhere.tar.gz is not there"
+    assert error.kind is raised.value.kind is Kind.INVALID_MODEL
+    assert not isinstance(error, ElsewhereError)
+    assert error.message.startswith(f"model 'm': its environment {tmp_path}/nowhere.tar.gz is not there: put it into")
 
 
 def test_a_folder_that_can_not_be_made_is_told(archive, patience, tmp_path):
