@@ -11,13 +11,14 @@ from model_handlers.registry import platform_of
 from serve.cache.lifecycle import State
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from container.trace_settings import TraceControl
     from model_handlers.config import ModelConfig
     from model_handlers.outside import Override
     from model_handlers.tensor import TensorSpec
     from serve.engine import Engine
+    from serve.stats import ModelStats
 
 # Of Triton's extensions, by Triton's names, those that are served.
 EXTENSIONS = (
@@ -72,7 +73,7 @@ def model_metadata(name: str, config: ModelConfig, versions: list[int]) -> dict[
 
 
 def statistics(engine: Engine, name: str, number: int | None) -> list[dict[str, Any]]:
-    """Of one model, or with "" of all that were ever in memory.
+    """Of one model, or with "" of all that are registered, whether they are in memory now or not.
 
     Raises:
         MmeError: INVALID_ARGUMENT for a model or a version of which nothing was counted.
@@ -80,17 +81,26 @@ def statistics(engine: Engine, name: str, number: int | None) -> list[dict[str, 
     wanted = engine.canonical(name) if name else ""
     rows = [
         stats.as_dict(model, str(version))
-        for (model, version), stats in sorted(engine.stats.items())
+        for model, version, stats in _counted(engine)
         if (not wanted or model == wanted) and (number is None or version == number)
     ]
     if wanted and not rows:
-        known = any(model == wanted for model, _ in list(engine.stats))
+        known = any(model == wanted for model, _, _ in _counted(engine))
         raise invalid_argument(
             f"requested model version is not available for model '{name}'"
             if known
             else f"requested model '{name}' is not available"
         )
     return rows
+
+
+def _counted(engine: Engine) -> Iterator[tuple[str, int, ModelStats]]:
+    """What was counted of registered models and of those that they consist of; what was unloaded is told by metrics."""
+    held = {id(model.stats) for _, model in engine.resident_models()}
+    away = {entry.name for entry in engine.cache.entries.values() if entry.registered and entry.resident is None}
+    for (name, version), stats in sorted(engine.stats.copy().items()):  # loads add to it, on their threads
+        if id(stats) in held or name.partition(":")[0] in away:
+            yield name, version, stats
 
 
 def ready_index(engine: Engine) -> list[dict[str, Any]]:

@@ -59,10 +59,10 @@ def forwarding(pattern: str) -> Forwarding | None:
 def _as_sent(headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
     if not isinstance(headers, Headers):
         return headers.items()
-    return ((_text(name), _text(value.rstrip())) for name, value in headers.fields)
+    return ((text_of(name), text_of(value.rstrip())) for name, value in headers.fields)
 
 
-def _text(sent: bytes) -> str:
+def text_of(sent: bytes) -> str:
     """What a header says: UTF-8, which HTTP leaves to whoever reads it, or what HTTP once said that it is."""
     try:
         return sent.decode()

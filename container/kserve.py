@@ -42,10 +42,10 @@ def _add_server_routes(routes: Blueprint, service: Service) -> None:
         return json_answer(server_metadata(service.settings.server_id, shared_memory=service.regions.allowed))
 
     def live() -> Response:
-        return empty_answer()
+        return json_answer({"live": True})  # KServe's client reads it; Triton's are content with the status
 
     def ready() -> Response:
-        return empty_answer(200 if service.ready else 400)
+        return json_answer({"ready": service.ready}, 200 if service.ready else 400)
 
     routes.add_url_rule("", "metadata", metadata)
     routes.add_url_rule("/health/live", "live", live)
@@ -62,8 +62,8 @@ def _add_model_routes(routes: Blueprint, service: Service, on_loop: OnLoop, hot:
         return json_answer(config_json(on_loop.run(configured(engine, name, parse_version(version)))[1]))
 
     def ready(name: str, version: str = "") -> Response:
-        if on_loop.call(engine.is_ready, engine.canonical(name), parse_version(version)):
-            return empty_answer()
+        if on_loop.run(engine.says_ready(engine.canonical(name), parse_version(version))):
+            return json_answer({"name": name, "ready": True})
         return json_answer({"error": f"Model version not ready: '{name}'"}, 400)
 
     def stats(name: str = "", version: str = "") -> Response:

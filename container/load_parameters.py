@@ -89,8 +89,10 @@ def load_error(name: str, error: MmeError) -> MmeError:
 def _decoded(key: str, value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
+    # Triton's C++ client sends lines of 72 characters.
+    text = value.replace("\n", "").replace("\r", "") if isinstance(value, str) else value
     try:
-        return base64.b64decode(value, validate=True)
+        return base64.b64decode(text, validate=True)
     except (TypeError, ValueError, binascii.Error):
         raise invalid_argument(f"file parameter '{key[:_SHOWN]}' must be the file in base64") from None
 

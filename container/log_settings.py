@@ -123,7 +123,9 @@ def _verbosity(value: Any) -> int:
 
 
 def _format(value: Any) -> LogFormat:
-    found = _FORMATS.get(value) if isinstance(value, str) else None
+    if not isinstance(value, str):
+        raise invalid_argument(f"log setting 'log_format' must be a text, got {value!r}")
+    found = _FORMATS.get(value)
     if found is None:
         raise MmeError(
             Kind.UNAVAILABLE, f"invalid argument for --log_format, got: {value}; there are {', '.join(_FORMATS)}"

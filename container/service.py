@@ -31,6 +31,7 @@ from serve.control import Control
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
 from serve.life import began
+from serve.sources.credentials import read_credentials
 from serve.sources.polling import Poller
 
 if TYPE_CHECKING:
@@ -230,6 +231,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         eviction=Rules(settings.eviction, settings.pins, settings.min_residency),
         store=settings.model_store if settings.mode is Mode.STORE else "",
         buckets=settings.repository_urls if settings.mode is Mode.REPOSITORY else (),
+        credentials=read_credentials(settings.cloud_credentials) if settings.cloud_credentials is not None else {},
         repository=repositories.get(settings.mode),
         more_repositories=settings.more_repositories if settings.mode is Mode.REPOSITORY else (),
         namespaces=settings.model_namespacing,

@@ -160,14 +160,14 @@ class Regions:
             self._regions.clear()
 
     def rows(self, name: str = "") -> list[dict[str, Any]]:
-        """What is registered: one region, or with "" all of them.
+        """What is registered: one region, or with "" all of them by name.
 
         Raises:
             MmeError: NOT_FOUND.
         """
         if name and name not in self._regions:
             raise _unknown(name, "system ")
-        found = [self._regions[name]] if name else list(self._regions.values())
+        found = [self._regions[name]] if name else [self._regions[each] for each in sorted(self._regions)]
         return [
             {"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.byte_size} for each in found
         ]

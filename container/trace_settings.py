@@ -59,15 +59,15 @@ class TraceSettings:
             "trace_level": self._levels() if self.on else [_OFF],
             "trace_rate": str(self.rate),
             "trace_count": str(self.count),
-            **self._fixed(),
             "log_frequency": str(self.frequency),
+            **self._fixed(),
         }
 
     def _levels(self) -> list[str]:
         return [TIMESTAMPS] * self.timestamps + [TENSORS] * self.tensors
 
     def _fixed(self) -> dict[str, str]:
-        return {"trace_mode": self.mode, "trace_file": self.file}
+        return {"trace_file": self.file, "trace_mode": self.mode}
 
     def changed(self, wanted: Mapping[str, Any], first: TraceSettings) -> TraceSettings:
         """These with what a client wants otherwise.
@@ -105,9 +105,9 @@ class TraceSettings:
         if levels <= {_OFF}:
             return replace(self, on=False, timestamps=True, tensors=False)
         if not levels <= {TIMESTAMPS, TENSORS}:
-            raise MmeError(
-                Kind.UNSUPPORTED, f"trace_level must be {TIMESTAMPS}, {TENSORS}, both or {_OFF}, got {value!r}"
-            )
+            if levels <= {TIMESTAMPS, TENSORS, _OFF}:
+                raise invalid_argument(f"Expect only one trace level '{_OFF}' is specified")
+            raise invalid_argument(f"trace_level must be {TIMESTAMPS}, {TENSORS}, both or {_OFF}, got {value!r}")
         if TENSORS in levels and self.mode != _TO_FILES:
             raise MmeError(
                 Kind.UNSUPPORTED, f"trace_level {TENSORS}: tensors are traced to a file alone (--trace-file)"

@@ -26,7 +26,7 @@ from container.codec.encode import Reply
 from container.codec.fields import RequestFields, boolean_field, client_id, json_object, object_field
 from container.codec.json_data import array_from_json
 from container.codec.layouts import Layouts
-from container.codec.shared import REGION, releasing, shared_input, shared_output
+from container.codec.shared import REGION, names_region, releasing, shared_input, shared_output
 from container.shared_memory import Regions
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BYTES, element_count
@@ -196,7 +196,7 @@ class Decoder:
             description = described(item.get("name"), item.get("datatype"), item.get("shape"))
             descriptions.append(description)
             parameters = _source(item, description[0])
-            if REGION in parameters:
+            if names_region(parameters, description[0]):
                 tensors.append(shared_input(regions, parameters, *description, model))
                 lasts = False
                 continue
@@ -209,6 +209,8 @@ class Decoder:
                 )
             tensors.append(tensor)
         names, binary, classes, places = _requested(document, regions)
+        if own.binary:  # which speaks of all outputs where none is named
+            binary = dict.fromkeys(names, False) | binary
         reply = Reply(binary, binary=own.binary, remember=remember, classes=classes, places=places)
         layout = self.layouts.intern(tuple(descriptions), tuple(names))
         return _Plan(layout, tensors, offset, reply, own, lasts=lasts and not places)
@@ -272,7 +274,7 @@ def _requested(
     for item in _objects(document, "outputs") if "outputs" in document else ():
         name = output_name(item.get("name"))
         parameters = object_field(item, "parameters", f"output '{name}'")
-        if REGION in parameters:
+        if names_region(parameters, name):
             places[name] = shared_output(regions, parameters, name)
         if "classification" in parameters:
             classes |= wanted_classes(parameters["classification"], name)

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from container.codec.json_data import array_to_json, parameters_to_json, with_nonfinite
-from container.codec.shared import NO_PLACES, written
+from container.codec.shared import NO_PLACES, write_output
 from model_handlers.tensor import BYTES, encode_bytes_elements
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memo
         its parts (one, for one small output), and the length of the JSON header if binary data follow it, else None.
 
     Raises:
-        MmeError: UNSUPPORTED when an output or a parameter can't be written as the client asked; see `shared.written`.
+        MmeError: UNSUPPORTED when an output or a parameter can't be written as the client asked; see also
+            `shared.write_output`.
     """
     described: list[tuple[Any, ...]] = []
     data: list[bytes | memoryview] = []
@@ -131,7 +132,7 @@ def encode_line(response: InferenceResponse, places: dict[str, Place] = NO_PLACE
         places: as in `Reply`.
 
     Raises:
-        MmeError: UNSUPPORTED when an output or a parameter can't be written as JSON; see `shared.written`.
+        MmeError: UNSUPPORTED when an output or a parameter can't be written as JSON; see `shared.write_output`.
     """
     reply = Reply({}, binary=False, remember=False, places=places) if places else _LINE
     parts, _ = encode(response, reply)
@@ -158,7 +159,7 @@ def _head(response: InferenceResponse, reply: Reply, data: Sequence[bytes | memo
     for name, data_type, array in response.outputs:
         item: dict[str, Any] = {"name": name, "datatype": data_type.name, "shape": array.shape}
         if name in reply.places:
-            item["parameters"] = written(reply.places[name], name, tensor_bytes(array, data_type))
+            write_output(reply.places[name], name, tensor_bytes(array, data_type))
         elif reply.outputs.get(name, reply.binary):
             item["parameters"] = {"binary_data_size": next(sizes)}
         else:

@@ -21,6 +21,20 @@ _OFFSET = "shared_memory_offset"
 NO_PLACES: dict[str, Place] = {}  # never filled
 
 
+def names_region(parameters: Mapping[str, Any], name: str) -> bool:
+    """Whether a tensor's parameters say that it lies in a region.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT for a place in a region that has no name.
+    """
+    if REGION in parameters:
+        return True
+    for field in (_SIZE, _OFFSET):
+        if field in parameters:
+            raise invalid_argument(f"'{field}' can not be specified without '{REGION}' parameter for tensor '{name}'")
+    return False
+
+
 def shared_input(
     regions: Regions, parameters: Mapping[str, Any], name: str, data_type: DataType, shape: tuple[int, ...], model: str
 ) -> Array:
@@ -48,8 +62,11 @@ def shared_output(regions: Regions, parameters: Mapping[str, Any], name: str) ->
     return _place(regions, parameters, f"output '{name}'")
 
 
-def written(place: Place, name: str, data: bytes | memoryview) -> dict[str, Any]:
-    """Write an output's bytes to its place; returns the parameters that the response has in their stead.
+def write_output(place: Place, name: str, data: bytes | memoryview) -> None:
+    """Write an output's bytes to its place.
+
+    A response says nothing of the place, which its client knows: of parameters of an output Triton's C++ client takes
+    `binary_data_size` alone, and gives the whole response up.
 
     Raises:
         MmeError: INTERNAL when there is too little room for it; INVALID_ARGUMENT when the region has become shorter.
@@ -62,8 +79,6 @@ def written(place: Place, name: str, data: bytes | memoryview) -> dict[str, Any]
             f"{len(data)} bytes to hold the results",
         )
     region.write(offset, data)
-    told = {REGION: region.name, _SIZE: len(data)}
-    return told | {_OFFSET: offset} if offset else told
 
 
 def releasing(on_complete: Completion, places: dict[str, Place]) -> Completion:

@@ -19,7 +19,7 @@ from container.codec.described import (
 )
 from container.codec.fields import RequestFields
 from container.codec.layouts import Layouts
-from container.codec.shared import NO_PLACES, REGION, releasing, shared_input, shared_output
+from container.codec.shared import NO_PLACES, names_region, releasing, shared_input, shared_output
 from container.grpc.messages import values
 from container.shared_memory import AT_ONCE, Regions
 from model_handlers.errors import invalid_argument
@@ -148,7 +148,7 @@ def holds_many_strings(message: ModelInferRequest, size: int) -> bool:
 
 def _inputs(message: ModelInferRequest, form: tuple[Description, ...], regions: Regions) -> list[Array]:
     for tensor in message.inputs:
-        if REGION in tensor.parameters:
+        if tensor.parameters and names_region(tensor.parameters, tensor.name):
             return _shared(message, form, regions)
     return _sent(message, message.inputs, form)
 
@@ -156,11 +156,11 @@ def _inputs(message: ModelInferRequest, form: tuple[Description, ...], regions: 
 def _shared(message: ModelInferRequest, form: tuple[Description, ...], regions: Regions) -> list[Array]:
     """The inputs of a request of which some lie in shared memory; raw contents are those of the others."""
     pairs = list(zip(message.inputs, form, strict=True))
-    others = [pair for pair in pairs if REGION not in pair[0].parameters]
+    others = [pair for pair in pairs if not names_region(pair[0].parameters, pair[0].name)]
     sent = iter(_sent(message, [tensor for tensor, _ in others], [each for _, each in others]))
     arrays = []
     for tensor, description in pairs:
-        if REGION not in tensor.parameters:
+        if not names_region(tensor.parameters, tensor.name):
             arrays.append(next(sent))
             continue
         if tensor.HasField("contents"):
@@ -185,7 +185,7 @@ def _requested(
         if not output.parameters:
             continue
         parameters = values(output.parameters)
-        if REGION in parameters:
+        if names_region(parameters, name):
             places[name] = shared_output(regions, parameters, name)
         count = parameters.get("classification", 0)
         if type(count) is not int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from container.codec.encode import raw, tensor_bytes
 from container.codec.json_data import parameters_to_json
-from container.codec.shared import written
+from container.codec.shared import write_output
 from container.grpc import grpc_service_pb2 as pb
 from model_handlers.tensor import BYTES, encode_bytes_elements
 
@@ -83,17 +83,16 @@ def placed(
     """As `Encoder.encode`, of outputs some of which are written into shared memory: of their bytes there are none.
 
     Raises:
-        MmeError: as `Encoder.encode`, and see `shared.written`.
+        MmeError: as `Encoder.encode`, and see `shared.write_output`.
     """
     model, version = response.model_name, response.model_version
     message = pb.ModelInferResponse(model_name=model, model_version=version, id=response.id)
     for name, data_type, array in response.outputs:
-        told: Mapping[str, Any] = {}
         data = tensor_bytes(array, data_type)
         if name in places:
-            told, data = written(places[name], name, data), b""
-        parameters = {key: _parameter(value) for key, value in told.items()}
-        message.outputs.add(name=name, datatype=data_type.name, shape=array.shape, parameters=parameters)
+            write_output(places[name], name, data)
+            data = b""
+        message.outputs.add(name=name, datatype=data_type.name, shape=array.shape)
         message.raw_output_contents.append(bytes(data))
     said = response.parameters
     beside = _parameters(parameters_to_json(said, model)) if said else b""

@@ -27,6 +27,7 @@ from container.grpc.regions import cuda_methods, system_methods
 from container.load_parameters import load_override, repository_error
 from container.targets import parse_version
 from model_handlers.config_json import config_json
+from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -107,7 +108,7 @@ class Methods:
 
     async def _model_ready(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.ModelReadyRequest, data)
-        ready = self._engine.is_ready(self._engine.canonical(request.name), parse_version(request.version))
+        ready = await self._engine.says_ready(self._engine.canonical(request.name), parse_version(request.version))
         return pb.ModelReadyResponse(ready=ready).SerializeToString()
 
     # -- what there is ---------------------------------------------------------------------------------------------
@@ -167,7 +168,12 @@ class Methods:
     async def _log_settings(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.LogSettingsRequest, data)
         if request.settings:
-            self._service.logs.change({name: _log_setting(setting) for name, setting in request.settings.items()})
+            try:
+                self._service.logs.change({name: _log_setting(setting) for name, setting in request.settings.items()})
+            except MmeError as error:
+                if error.kind is Kind.UNAVAILABLE:  # a format that there is not, which is HTTP's alone to call so
+                    raise invalid_argument(error.message) from None
+                raise
         told = {name: {_LOG_FIELDS[type(value)]: value} for name, value in self._service.logs.document().items()}
         return _message({"settings": told}, pb.LogSettingsResponse())
 

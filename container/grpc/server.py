@@ -74,7 +74,9 @@ class GrpcServer:
                 grpc.method_handlers_generic_handler(HEALTH, health),
             )
         )
-        self.port = self._listen(settings.host, settings.grpc_port or 0, _credentials(settings))
+        self.port = self._listen(
+            settings.grpc_address or settings.host, settings.grpc_port or 0, _credentials(settings)
+        )
 
     def _listen(self, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
         address = authority(host, port)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from container.forwarding import text_of
 from container.traced import Following
 
 if TYPE_CHECKING:
@@ -26,5 +27,7 @@ def follow(tracer: Tracing, headers: dict[str, str], method: str) -> Following |
 
 
 def headers_of(context: Any) -> dict[str, str]:
-    """The metadata of a call that are text, by name."""
-    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    """The metadata of a call, by name; of keys that end in -bin the text that their bytes are."""
+    return {
+        key: value if isinstance(value, str) else text_of(value) for key, value in context.invocation_metadata() or ()
+    }

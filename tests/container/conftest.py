@@ -262,7 +262,7 @@ def start_service(**settings):
         return http, await own.loop.create_server(http.protocol_factory, "127.0.0.1", 0)
 
     http, listener = on_loop.run(listen())
-    for pool in (*pools_of(service.engine), *pools_of(front)):
+    for pool in (*pools_of(service.engine), *front._pools.values()):
         _fill_pool(pool)
     on_loop.call(service.start)
     on_loop.run(asyncio.wait_for(asyncio.shield(service._loading), PATIENCE))

@@ -16,11 +16,12 @@ from container.codec.decode import Decoder
 from container.codec.framing import BINARY_TYPE
 from container.on_loop import WaitingExchange
 from container.settings import Mode, PingMode
-from container.targets import Flavor, InferenceType, Route, is_quick, parse_target, parse_version
+from container.targets import Flavor, InferenceType, Route, Work, parse_target, parse_version, work_of
 
 A = np.array([[1, 2, 3, 4]], dtype="<f4")
 B = np.array([[10, 20, 30, 40]], dtype="<f4")
 X = [1.0, 2.0, 3.0, 4.0]
+READS, ASKS, CHANGES = Work.READS, Work.ASKS, Work.CHANGES
 INFER = "/v2/models/arithmetic/infer"
 TARGET = "X-Amzn-SageMaker-Target-Model"
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
@@ -75,6 +76,9 @@ def outputs_of(reply):
         (b"/v2/models/m/versions/3/infer", Route(Flavor.KSERVE, "m", "3", InferenceType.INFER)),
         (b"/v2/models/a/b/versions/3/infer", Route(Flavor.KSERVE, "a/b", "3", InferenceType.INFER)),
         (b"/v2/models/versions/infer", Route(Flavor.KSERVE, "versions", "", InferenceType.INFER)),
+        (b"//v2/models/m/infer", Route(Flavor.KSERVE, "m", "", InferenceType.INFER)),
+        (b"/v2%2Fmodels%2Fa%252Fb%2finfer?x=1", Route(Flavor.KSERVE, "a%2Fb", "", InferenceType.INFER)),
+        (b"//invocations", Route(Flavor.SAGEMAKER)),
         (b"/v2/models/m/generate", Route(Flavor.KSERVE, "m", "", InferenceType.GENERATE)),
         (b"/v2/models/m/versions/3/generate_stream", Route(Flavor.KSERVE, "m", "3", InferenceType.GENERATE_STREAM)),
         (b"/endpoints/e/invocations-response-stream", Route(Flavor.RUNTIME, event_stream=True)),
@@ -83,7 +87,7 @@ def outputs_of(reply):
     ],
 )
 def test_hot_targets_are_known(target, route):
-    """A query means nothing, nor a slash behind a route without a name in it; names are decoded and may hold slashes."""
+    """A query means nothing, nor slashes in front, or behind where no name is; names are decoded, and may hold slashes."""
     assert parse_target(target) == route
 
 
@@ -98,28 +102,29 @@ def test_other_targets_are_left_to_flask(target):
 
 
 @pytest.mark.parametrize(
-    ("method", "target", "quick"),
+    ("method", "target", "work"),
     [
-        ("GET", b"/metrics", True),
-        ("HEAD", b"/models?next_page_token=x", True),
-        ("GET", b"/models/a", True),
-        ("GET", b"/v2/health/ready", True),
-        ("GET", b"/v2/models/stats", True),
-        ("GET", b"/v2/models/m/ready?x=y", True),
-        ("GET", b"/v2/models/a/b/versions/1/stats", True),
-        ("GET", b"/v2/models/m/trace/setting", True),
-        ("GET", b"/v2/models/m", False),
-        ("HEAD", b"/v2/models/m/versions/2", False),
-        ("GET", b"/v2/models/m/config?x=/ready", False),
-        ("GET", b"/v2/models/ready", False),
-        ("GET", b"/v2/model%73/m", False),
-        ("POST", b"/v2/repository/index", False),
-        ("DELETE", b"/models/a", False),
+        ("GET", b"/metrics", READS),
+        ("HEAD", b"/models?next_page_token=x", READS),
+        ("GET", b"/models/a", READS),
+        ("GET", b"/v2/health/ready", READS),
+        ("GET", b"/v2/models/stats", READS),
+        ("GET", b"/v2/models/m/ready?x=y", ASKS),
+        ("HEAD", b"/v2/models/a/b/versions/1/ready", ASKS),
+        ("GET", b"/v2/models/a/b/versions/1/stats", READS),
+        ("GET", b"/v2/models/m/trace/setting", READS),
+        ("GET", b"/v2/models/m", CHANGES),
+        ("HEAD", b"/v2/models/m/versions/2", CHANGES),
+        ("GET", b"/v2/models/m/config?x=/ready", CHANGES),
+        ("GET", b"/v2/models/ready", CHANGES),
+        ("GET", b"/v2/model%73/m", CHANGES),
+        ("POST", b"/v2/repository/index", CHANGES),
+        ("DELETE", b"/models/a", CHANGES),
     ],
 )
-def test_other_targets_are_quick_or_may_wait_for_a_load(method, target, quick):
-    """What changes something may, and what tells of a model's configuration, which is read when it is loaded."""
-    assert is_quick(method, target) is quick
+def test_other_targets_are_quick_or_may_wait_for_a_load_or_for_a_model(method, target, work):
+    """What changes something, what tells of a model's configuration, which is read when it is loaded, and readiness."""
+    assert work_of(method, target) is work
 
 
 def test_the_memory_of_targets_is_bounded(server, monkeypatch):

@@ -45,11 +45,11 @@ def test_the_server_says_what_it_is(server):
     )
 
 
-@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready"])
-def test_health_is_a_status_without_a_body(path, server):
-    """As Triton's."""
-    reply = server.http("GET", path)
-    assert (reply.status, reply.body) == (200, b"")
+@pytest.mark.parametrize("what", ["live", "ready"])
+def test_health_is_a_status_and_says_so(what, server):
+    """The status is Triton's; the body, which Triton leaves empty, is KServe's."""
+    reply = server.http("GET", f"/v2/health/{what}")
+    assert (reply.status, reply.json) == (200, {what: True})
 
 
 def test_metadata_show_shapes_as_a_client_sends_them(server):
@@ -93,8 +93,8 @@ def test_unknown_models_and_versions_are_refused(model, status, words, suffix, s
 
 
 def test_a_model_is_ready_when_it_would_answer(own):
-    """200 without a body, or 400 with a sentence; asking loads nothing."""
-    assert own.http("GET", "/v2/models/twice/ready").body == b""
+    """200 and KServe's document, or 400 with a sentence; asking loads nothing."""
+    assert own.http("GET", "/v2/models/twice/ready").json == {"name": "twice", "ready": True}
     assert own.http("GET", "/v2/models/twice/versions/1/ready").status == 200
     for path in ("twice/versions/2", "thrice", "nobody", "bad"):
         reply = own.http("GET", f"/v2/models/{path}/ready")

@@ -67,7 +67,7 @@ def test_what_is_told_can_be_told_back():
     [
         ({"log_format": "xml"}, Kind.UNAVAILABLE, "invalid argument for --log_format, got: xml"),
         ({"log_format": "auto"}, Kind.UNAVAILABLE, "there are text, json, default, ISO8601"),
-        ({"log_format": ["json"]}, Kind.UNAVAILABLE, "invalid argument for --log_format"),
+        ({"log_format": ["json"]}, Kind.INVALID_ARGUMENT, "log setting 'log_format' must be a text, got ['json']"),
         ({"log_file": "/x"}, Kind.UNSUPPORTED, "log file location can not be updated through network protocol"),
         ({"log_info": 1}, Kind.INVALID_ARGUMENT, "log setting 'log_info' must be true or false, got 1"),
         ({"log_warnings": "no"}, Kind.INVALID_ARGUMENT, "log setting 'log_warnings' must be true or false, got 'no'"),

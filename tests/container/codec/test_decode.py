@@ -324,6 +324,16 @@ def test_request_id_parameters_and_timeout_arrive(decode, input_):
     assert reply.binary is True
 
 
+def test_outputs_that_are_named_are_binary_if_they_say_so_themselves(decode, input_):
+    """As Triton has it: binary_data_output is of requests that name none; an Accept header does not come into it."""
+    outputs = [{"name": "Y"}, {"name": "Z", "parameters": {"binary_data": True}}]
+    named = {"inputs": [input_(data=[1, 2])], "outputs": outputs}
+    for parameters in ({"binary_data_output": True}, {"binary_data_output": False}):
+        _, reply = decode(named | {"parameters": parameters})
+        assert [reply.accepting_binary().outputs.get(name, reply.binary) for name in "YZ"] == [False, True]
+    assert decode(named)[1].accepting_binary().outputs == {"Z": True}
+
+
 @pytest.mark.parametrize("sequence_id", [7, "seven"])
 def test_a_sequence_is_the_requests_own(sequence_id, decode, input_):
     """Its id and its ends are no parameters, in a header that is parsed and in one that was met before."""
