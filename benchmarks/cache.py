@@ -10,8 +10,8 @@ what a perfect LRU would have hit. Needs wrk; models are built from MiniLM's wei
     copies    the memory that ten archives of the encoder add together, against what one bare session adds
     beside    p99 of a hot model while another one loads and unloads in a loop, against its p99 alone: with 4 clients,
               and at 1,000 requests a second where perf_analyzer is there
-    zipf      1,000 small models of three sizes, room for a tenth, requests by Zipf's law: hits against a perfect LRU's,
-              and the mean of what misses add, by policy
+    zipf      1,000 small models of three sizes, weights of their own, room for a tenth, requests by Zipf's law: hits
+              against a perfect LRU's, and the mean of what misses add, by policy
     fleet     500 light models: from the start until the first answer, and all of them in memory at once
     cold      an archive of 400 MB in S3 until its first answer, against downloading and gunzipping it, each alone
 """
@@ -309,40 +309,38 @@ def _loading(server: Server, model: str) -> Iterator[list[float]]:
 
 def measure_zipf(folder: Path, report: Report, _arguments: argparse.Namespace) -> None:
     """See the module."""
-    count, requests = 1000, 4000
-    sizes = [256, 512, 1024]
-    for size in sizes:
-        build_mlp(folder / f"mlp-{size}.onnx", size)
+    count, requests = 1000, 10_000
+    sizes = [128, 256, 512]
     dice = random.Random(1)
     weights = [1 / rank for rank in range(1, count + 1)]
     trace = dice.choices(range(count), weights, k=requests)
-    for policy in ("lru", "gdsf"):
-        with _repository(folder) as repository:
-            for number in range(count):
-                lay_out(repository, f"m{number}", folder / f"mlp-{sizes[number % 3]}.onnx")
-            with _serving(repository) as server:
-                footprints = [_footprint(server, f"m{number}") for number in range(3)]
-            budget = int(sum(footprints[number % 3] for number in range(count)) / 10)
-            options = {"MME_MEMORY_BUDGET": str(budget), "MME_EVICTION": policy}
-            with _serving(repository, options) as server:
+    with _repository(folder) as repository:
+        for number in range(count):
+            build_mlp(folder / "mlp-of-its-own.onnx", sizes[number % 3], seed=number)
+            lay_out(repository, f"m{number}", folder / "mlp-of-its-own.onnx")
+        with _serving(repository) as server:
+            footprints = [_footprint(server, f"m{number}") for number in range(3)]
+        budget = int(sum(footprints[number % 3] for number in range(count)) / 10)
+        perfect = _perfect_hits(trace, [footprints[number % 3] for number in range(count)], budget)
+        for policy in ("lru", "gdsf"):
+            with _serving(repository, {"MME_MEMORY_BUDGET": str(budget), "MME_EVICTION": policy}) as server:
                 times = [post(server, mlp(f"m{number}")) for number in trace]
                 hits = _hits(server)
                 always = [post(server, mlp(f"m{number}")) for _ in range(400) for number in range(3)]
-            perfect = _perfect_hits(trace, [footprints[number % 3] for number in range(count)], budget)
-        ordered = sorted(times)
-        p50 = ordered[len(ordered) // 2]
-        added = statistics.mean(times) - p50
-        report.add(
-            "zipf",
-            f"{policy}: hits of {requests}, against a perfect LRU's {perfect}",
-            f"{hits}",
-            hits / perfect,
-            "≥ 1.0x",
-        )
-        report.add("zipf", f"{policy}: mean that misses add to p50 ({p50 * 1e3:.2f} ms)", f"{added * 1e3:.2f} ms")
-        single, of_hits = statistics.median(always), ordered[hits // 2]  # misses are the slowest
-        what = f"{policy}: p50 of hits, against that of models that never leave ({single * 1e3:.2f} ms)"
-        report.add("zipf", what, f"{of_hits * 1e3:.2f} ms", of_hits / single, "≤ 1.05x")
+            _report_zipf(report, policy, times, always, hits, perfect)
+
+
+def _report_zipf(report: Report, policy: str, times: list[float], always: list[float], hits: int, perfect: int) -> None:
+    """What a policy made of the trace."""
+    ordered = sorted(times)
+    p50 = ordered[len(ordered) // 2]
+    added = statistics.mean(times) - p50
+    what = f"{policy}: hits of {len(times)}, against a perfect LRU's {perfect}"
+    report.add("zipf", what, f"{hits}", hits / perfect, "≥ 1.0x")
+    report.add("zipf", f"{policy}: mean that misses add to p50 ({p50 * 1e3:.2f} ms)", f"{added * 1e3:.2f} ms")
+    single, of_hits = statistics.median(always), ordered[hits // 2]  # misses are the slowest
+    what = f"{policy}: p50 of hits, against that of models that never leave ({single * 1e3:.2f} ms)"
+    report.add("zipf", what, f"{of_hits * 1e3:.2f} ms", of_hits / single, "≤ 1.05x")
 
 
 def _perfect_hits(trace: list[int], footprints: list[float], budget: float) -> int:

@@ -46,9 +46,9 @@ _SEQUENCE = 32
 _MLP_BATCH, _ENCODER_BATCH = 64, 32
 
 
-def build_mlp(path: Path, hidden: int = 256) -> None:
-    """64→256→256→8 with ReLU, in ONNX; `hidden` for other sizes in the middle."""
-    random = np.random.default_rng(0)
+def build_mlp(path: Path, hidden: int = 256, seed: int = 0) -> None:
+    """64→256→256→8 with ReLU, in ONNX; `hidden` for other sizes in the middle, `seed` for other weights."""
+    random = np.random.default_rng(seed)
     sizes = [64, hidden, hidden, 8]
     nodes, weights, last = [], [], "INPUT"
     for index, (rows, columns) in enumerate(itertools.pairwise(sizes)):
