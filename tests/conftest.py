@@ -10,19 +10,24 @@ import os
 import tempfile
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 # The machine may be busy: how long an example takes says nothing.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+_TASKS = Path("/proc/self/task")
 _GRACE_SECONDS = 60.0  # for what was told to end, or to go, and is on its way
+
+
+@pytest.hookimpl(trylast=True)  # when the marks are there
+def pytest_collection_modifyitems(items):
+    """Files with slow tests go first: whoever began one when nothing else is left would have the others wait for it."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -76,9 +81,19 @@ def _goes(path: Path) -> bool:
 
 def _children() -> list[psutil.Process]:
     """Children of ours and theirs, but for a browser's: it starts and ends them as it likes, and ends with its driver."""
+    if not _have_children():
+        return []
     processes = psutil.Process(os.getpid()).children(recursive=True)
     browsers = {child for process in processes for child in _browsers(process)}
     return [process for process in processes if process not in browsers]
+
+
+def _have_children() -> bool:
+    """What nearly every test is over with: psutil reads the whole table of processes, twice a test."""
+    try:
+        return any((thread / "children").read_bytes() for thread in _TASKS.iterdir())
+    except OSError:  # no Linux, or a thread that ended just now, whose children another one has
+        return True
 
 
 def _browsers(process: psutil.Process) -> list[psutil.Process]:

@@ -136,7 +136,7 @@ def test_a_model_is_answered_with_the_packages_that_it_requires(server, tmp_path
 
 
 def test_a_model_is_answered_out_of_a_store(serve, tmp_path, archive, wheels):
-    """Environment or wheels come in the model's own archive, as `mme pack` makes it."""
+    """Environment or wheels come in its own archive, as `mme pack` makes it; what others put beside counts at once."""
     store = tmp_path / "store"
     packed = write_model(tmp_path / "packed", parameters=BROUGHT, files={"env.tar.gz": archive})
     requires = write_model(
@@ -144,12 +144,19 @@ def test_a_model_is_answered_out_of_a_store(serve, tmp_path, archive, wheels):
         "import greeting\nreturn greeting.WORD",
         files={"1/requirements.txt": "greeting", **wheels},
     )
-    for folder in (packed, requires):
+    beside = tmp_path / "shared.tar.gz"
+    shared = write_model(tmp_path / "shared", parameters={"EXECUTION_ENV_PATH": str(beside)})
+    for folder in (packed, requires, shared):
         models.pack(folder, store / f"{folder.name}.tar.gz")
     server = serve({"MME_MODEL_STORE": str(store), "PATH": _PATH})
 
     assert ask(server, "packed.tar.gz")["prefix"].startswith(f"{server.cache}/environments/packed-")
     assert ask(server, "requires.tar.gz") == "hello"
+    refusal = server.ask("POST", "/v2/repository/models/shared.tar.gz/load").error
+    assert refusal.endswith(f"{beside} is not there: put it there before the model is loaded, or let the model bring it,"
+                            " in $$TRITON_MODEL_DIRECTORY")  # fmt: skip
+    beside.write_bytes(archive)
+    assert ask(server, "shared.tar.gz")["prefix"] == ask(server, "packed.tar.gz")["prefix"]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +167,7 @@ def test_a_model_is_answered_out_of_a_store(serve, tmp_path, archive, wheels):
             f"requirements.txt can't be installed: {_UNKNOWN}",
         ),
         ({"env.tar.gz": b"\x1f\x8b nothing of the kind"}, "/env.tar.gz is corrupt or truncated: "),
-        ({}, "/env.tar.gz is not there"),
+        ({}, "/env.tar.gz is not there: put it into the archive, or leave EXECUTION_ENV_PATH out"),
     ],
     ids=["requirement", "archive", "missing"],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -102,6 +104,17 @@ def test_server_and_models_are_live_and_ready(client):
     assert client.is_model_ready("versions", "3")
     assert not client.is_model_ready("versions", "2")
     assert not client.is_model_ready("nobody")
+
+
+def test_health_is_said_in_json_as_well(server):
+    """What KServe's client reads, which looks for more than the status."""
+    for path, document in (
+        ("health/live", {"live": True}),
+        ("health/ready", {"ready": True}),
+        ("models/versions/versions/3/ready", {"name": "versions", "ready": True}),
+    ):
+        answer = server.ask("GET", f"/v2/{path}")
+        assert (answer.status, answer.json) == (200, document)
 
 
 def test_server_metadata(client):
@@ -278,6 +291,8 @@ def test_statistics_add_up(client):
 
     after = statistics(client, "bare")
     parts = after["inference_stats"]
+    fields = ("name", "version", "last_inference", "inference_count", "execution_count", "inference_stats")
+    assert tuple(after) == (*fields, "response_stats", "batch_stats", "memory_usage"), "in Triton's order"
     assert (after["name"], after["version"]) == ("bare", "1")
     assert after["inference_count"] - before["inference_count"] == 9
     assert after["execution_count"] - before["execution_count"] == 4
@@ -352,8 +367,8 @@ def test_a_request_that_waited_too_long_is_refused(client):
     assert statistics(client, "hasty")["inference_stats"]["fail"]["count"] == before + 1
 
 
-def test_repository_index_load_and_unload(client, repository):
-    """The index lists ready and other models; unload and load take effect; a model added on disk can be loaded."""
+def test_repository_index_load_and_unload(server, client, repository):
+    """The index lists ready and other models by name; unload and load take effect; one added on disk can be loaded."""
     index = {(row["name"], row.get("version", "")): row for row in client.get_model_repository_index()}
     assert index["plus", "1"]["state"] == index["versions", "3"]["state"] == "READY"
     assert index["plus", "1"]["cache"]["host_bytes"] > 0, "what only this server tells does not hurt the client"
@@ -364,11 +379,19 @@ def test_repository_index_load_and_unload(client, repository):
 
     client.load_model("bare")
     assert client.is_model_ready("bare")
-    client.load_model("bare")  # once more is a reload
+    before = server.metric("mme_model_loads_total", model="bare")
+    client.load_model("bare")  # once more, and nothing changed: nothing is done
+    os.utime(repository / "bare" / "1" / "model.onnx")
+    client.load_model("bare")
+    assert server.metric("mme_model_loads_total", model="bare") == before + 1
     np.testing.assert_array_equal(client.infer("bare", row(1, 2, 3, 4)).as_numpy("Y"), [[3, 4, 5, 6]])
 
     models.lay_out(repository / "late", models.plus(9))
     client.load_model("late")
+    models.lay_out(repository / "anew", models.plus(9))
+    names = [row["name"] for row in client.get_model_repository_index()]
+    assert names[0] == "anew", "which was never loaded"
+    assert names == sorted(names)
     np.testing.assert_array_equal(client.infer("late", row(1, 2, 3, 4)).as_numpy("Y"), [[10, 11, 12, 13]])
     with pytest.raises(InferenceServerException, match="nobody"):
         client.load_model("nobody")
@@ -455,8 +478,8 @@ def test_a_model_is_loaded_anew_under_a_stream_of_requests(server, client):
     assert not any("server-timing" in answer.headers for answer in everything)
 
 
-def test_a_load_may_bring_a_configuration_and_files_of_its_own(client):
-    """As tritonclient sends them: for that load, and the next is of the model's own again."""
+def test_a_load_may_bring_a_configuration_and_files_of_its_own(server, client):
+    """As Triton's clients send them: for that load, and the next is of the model's own again."""
     config = json.dumps({"max_batch_size": 2})
     client.load_model("bare", config=config, files={"file:1/model.onnx": models.plus(7)})
     assert client.get_model_config("bare")["max_batch_size"] == 2
@@ -464,6 +487,11 @@ def test_a_load_may_bring_a_configuration_and_files_of_its_own(client):
 
     with pytest.raises(InferenceServerException, match="must stay within model directory"):
         client.load_model("bare", config=config, files={"file:../1/model.onnx": b""})
+
+    lines = base64.encodebytes(models.plus(8)).decode()  # as the client in C++ sends them, whose lines end too
+    parameters = {"config": config, "file:1/model.onnx": lines}
+    assert server.ask("POST", "/v2/repository/models/bare/load", {"parameters": parameters}).status == 200
+    np.testing.assert_array_equal(client.infer("bare", row(1, 2, 3, 4)).as_numpy("Y"), [[9, 10, 11, 12]])
     client.load_model("bare")
     np.testing.assert_array_equal(client.infer("bare", row(1, 2, 3, 4)).as_numpy("Y"), [[3, 4, 5, 6]])
 

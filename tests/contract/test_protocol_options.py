@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import re
+import socket
 import threading
 
 import numpy as np
@@ -45,7 +46,7 @@ class TritonPythonModel:
         ]
 """
 FLAGS = """
---id=triton --allow-grpc=true --grpc-port=0 --allow-metrics=true --metrics-port=0 --pinned-memory-pool-byte-size=1024
+--id=triton --allow-grpc=true --grpc-port=0 --allow-metrics=true --metrics-port=0 --metrics-address=127.0.0.2 --grpc-address=127.0.0.3 --pinned-memory-pool-byte-size=1024
 --http-restricted-api=model-repository,trace:admin-key=secret
 --grpc-restricted-protocol=model-repository,trace:admin-key=secret
 --http-header-forward-pattern=x-tenant-.* --grpc-header-forward-pattern=x-tenant-.*
@@ -77,7 +78,7 @@ def server(tmp_path_factory):
 def client(server):
     """Triton's client of gRPC."""
     port = re.search(r"gRPC listening at port ([0-9]+)", server.log)[1]
-    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.3:{port}") as client:
         yield client
 
 
@@ -113,6 +114,8 @@ def test_headers_and_metadata_become_parameters(server, client):
 
     result = client.infer("said", asked(tritonclient.grpc), headers={"x-tenant-name": "d"}, parameters={"own": 3})
     assert said(result) == {"x-tenant-name": "d", "own": 3}
+    sent = {"x-tenant-bin": "Zürich".encode(), "other-bin": b"b"}
+    assert said(client.infer("said", asked(tritonclient.grpc), headers=sent)) == {"x-tenant-bin": "Zürich"}
 
 
 def test_parameters_of_generate_are_the_models(server):
@@ -156,9 +159,9 @@ def test_restricted_parts_want_their_header(server, client):
 
 
 def test_metrics_have_a_port_of_their_own(server):
-    """Which answers nothing else; the main port answers them as well."""
+    """At an address of their own, too, as gRPC is; it answers nothing else. The main port answers them as well."""
     port = int(re.search(r"metrics listening at port ([0-9]+)", server.log)[1])
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.2", port, timeout=PATIENCE)) as connection:
         for path, status in (("/metrics", 200), ("/metrics?x=1", 200), ("/ping", 404), ("/v2/models/zeros", 404)):
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -167,6 +170,8 @@ def test_metrics_have_a_port_of_their_own(server):
             assert (b'nv_inference_count{model="zeros"' in body) is (status == 200)
         connection.request("POST", "/metrics")
         assert connection.getresponse().status == 405
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
     assert server.ask("GET", "/metrics").status == 200
 
 

@@ -6,6 +6,7 @@ One server has a model for each; what was executed together is read from statist
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -106,6 +107,16 @@ ensemble_scheduling { max_inflight_requests: 1
   step { model_name: "source" input_map { key: "X" value: "X" } output_map { key: "Y" value: "between" } }
   step { model_name: "one" input_map { key: "X" value: "between" } output_map { key: "Y" value: "Y" } } }
 """
+# Waits a moment for others to join, which never come through an ensemble that lets in one.
+PATIENT = "max_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 20000 }\n"
+NARROW = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: 4 }
+output { name: "Y" data_type: TYPE_FP32 dims: 4 }
+ensemble_scheduling { max_inflight_requests: 1
+  step { model_name: "patient" input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } } }
+"""
 
 LIMITED = "instance_group { count: 2 kind: KIND_CPU rate_limiter { resources { name: 'R' count: %d } priority: 2 } }"
 
@@ -139,10 +150,15 @@ def lay_out_python(folder, config, warmup=0, code=COUNTING):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def repository(tmp_path_factory):
+    """Where the models of this file lie."""
+    return tmp_path_factory.mktemp("queues") / "repository"
+
+
+@pytest.fixture(scope="module")
+def server(repository):
     """A server with all models of this file."""
-    root = tmp_path_factory.mktemp("queues")
-    repository = root / "repository"
+    root = repository.parent
     models.lay_out(repository / "levels", models.plus(1), LEVELS)
     models.lay_out(repository / "ragged", models.ragged(), RAGGED)
     models.lay_out(repository / "limited", models.plus(1), LIMITED % 2)
@@ -150,8 +166,10 @@ def server(tmp_path_factory):
     lay_out_python(repository / "warm", WARM, 1)
     lay_out_python(repository / "source", SOURCE + HISTOGRAM, code=SENDING)
     models.lay_out(repository / "one", models.plus(1), f"max_batch_size: 8 dynamic_batching {{ }} {HISTOGRAM}")
-    (repository / "flow" / "1").mkdir(parents=True)
-    (repository / "flow" / "config.pbtxt").write_text(FLOW)
+    models.lay_out(repository / "patient", models.plus(1), PATIENT)
+    for name, config in (("flow", FLOW), ("narrow", NARROW)):
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(config)
     lay_out_python(repository / "sending", DECOUPLED, code=SENDING)
     lay_out_python(repository / "hot", WARM, 13)
     lay_out_python(repository / "cached", CACHED, 1)
@@ -159,7 +177,7 @@ def server(tmp_path_factory):
     lay_out_python(repository / "told", f"{CACHED} {told}", 1)
     environ = {
         "MME_MODEL_REPOSITORY": str(repository),
-        "MME_LOAD_MODEL": "levels,warm,cached,ragged,sending,flow",
+        "MME_LOAD_MODEL": "levels,warm,cached,ragged,sending,flow,narrow",
         "MME_PING_MODE": "ready",
         "MME_RATE_LIMIT": "execution_count",
         "MME_RATE_LIMIT_RESOURCE": "r:2",
@@ -245,9 +263,13 @@ def test_requests_that_come_again_are_answered_from_the_cache(server):
     assert server.metric("mme_response_cache_used_bytes") > 0
 
 
-def test_a_reload_forgets_what_was_cached(server):
+def test_a_reload_forgets_what_was_cached(server, repository):
     """The model may be another one now."""
     before = ask(server, "cached", models.x([5, 0, 0, 0]))
+    os.utime(repository / "cached" / "config.pbtxt")  # which says the same
+    assert server.ask("POST", "/v2/repository/models/cached/load").status == 200
+    assert models.y(ask(server, "cached", models.x([5, 0, 0, 0])).json) == models.y(before.json)
+    os.utime(repository / "cached" / "1" / "model.py")
     assert server.ask("POST", "/v2/repository/models/cached/load").status == 200
     after = ask(server, "cached", models.x([5, 0, 0, 0]))
 
@@ -328,3 +350,12 @@ def test_an_ensemble_holds_back_what_is_too_much(server):
         assert server.metric(f"{name}_count", model=model) == requests
         assert server.metric(f"{name}_bucket", model=model, le="60000.0") == requests
     assert f'{name}_count{{model="levels"' not in server.ask("GET", "/metrics").body.decode()
+
+
+def test_an_ensemble_lets_so_many_requests_into_a_step(server):
+    """With one at a time all are answered, one after the other, though they come together and the model would batch them."""
+    with ThreadPoolExecutor(6) as clients:
+        answers = list(clients.map(lambda n: ask(server, "narrow", models.x([n, 0, 0, 0])), range(6)))
+
+    assert [models.y(answer.json) for answer in answers] == [[n + 1, 1, 1, 1] for n in range(6)]
+    assert sizes(server, "patient") == {1: 6}

@@ -14,7 +14,7 @@ import pytest
 import tritonclient.http as triton
 
 from tests.contract import models, scripts
-from tests.contract.server import Server, eventually
+from tests.contract.server import Server, eventually, post
 
 ROWS = scripts.ROWS
 ROW = json.dumps(ROWS[:1].tolist()).encode()
@@ -33,6 +33,7 @@ def folders(tmp_path_factory):
         "twin": scripts.lay_out(base / "twin", scripts.TELLS, **{"code/helper.py": "NUMBER = 2"}),
         "custom": scripts.lay_out(base / "custom", scripts.CUSTOM),
         "broken": scripts.lay_out(base / "broken", "def model_fn(model_dir): raise OSError('no weights here')"),
+        "pieces": scripts.lay_out(base / "pieces", scripts.STREAMS),
         "plus": models.lay_out(base / "plus", models.plus(1)),
     }
 
@@ -489,6 +490,37 @@ def test_the_variables_of_sagemakers_containers_are_honoured(serve, folders, tmp
     assert {each["number"] for each in told} == {5}
     assert {each["accept"] for each in told} == {"text/csv"}
     assert len({each["model"]["pid"] for each in told}) == 2
+
+
+def test_a_body_that_comes_while_its_model_leaves_memory_waits_for_it_to_come_back(store, tmp_path):
+    """It is never taken for tensors: a model that is still answering somebody takes no new requests, nor is it unknown."""
+    name, go_on = "pieces.tar.gz", tmp_path / "go on"
+
+    def ask(**said):
+        return store.ask("POST", "/invocations", said, X_Amzn_SageMaker_Target_Model=name)
+
+    def state():
+        return next(row["state"] for row in store.ask("POST", "/v2/repository/index", {}).json if row["name"] == name)
+
+    def missed():
+        return store.metric("mme_model_cache_misses_total", model=name)
+
+    with ThreadPoolExecutor(3) as pool:
+        long = store.connect()
+        long.send(
+            post("/invocations", {"pieces": 2, "wait_at": 1, "file": str(go_on)}, X_Amzn_SageMaker_Target_Model=name)
+        )
+        eventually(lambda: long.socket.recv(4096), "the first piece")
+        unloaded = pool.submit(store.ask, "POST", f"/v2/repository/models/{name}/unload", {})
+        eventually(lambda: state() == "UNLOADING", "the unload")
+        before = missed()
+        answer = pool.submit(ask, pieces=1)
+        eventually(lambda: answer.done() or missed() > before, "the next request")
+        go_on.touch()
+        assert answer.result().body == b"piece 0;"
+        assert unloaded.result().status == 200
+        long.close()
+    store.ask("POST", f"/v2/repository/models/{name}/unload", {})  # the process that came back is this test's
 
 
 def test_a_script_in_an_archive_of_its_own_is_fetched(serve, tmp_path, s3, s3_url, bucket, aws):

@@ -179,12 +179,8 @@ def test_tensors_in_and_out(client, triton, region):
         there = shm.get_contents_as_numpy(region, np.float32, [1, 4], offset=128)
         assert there.tolist() == (factor * X + 1).tolist()
         del there  # or the memory can not be closed
-    assert described(result, "Y") == (
-        "FP32",
-        [1, 4],
-        {"shared_memory_region": "r", "shared_memory_byte_size": 16, "shared_memory_offset": 128},
-        False,
-    )
+    # No parameters: Triton's C++ client gives a response up whose outputs have others than binary_data_size.
+    assert described(result, "Y") == ("FP32", [1, 4], {}, False)
 
 
 def test_every_type_beside_tensors_that_are_sent(client, triton, region):
@@ -275,7 +271,9 @@ def test_regions_are_told_and_forgotten(client, triton, key):
     handle = shm.create_shared_memory_region("r", key, SIZE)
     try:
         client.register_system_shared_memory("r", key, 64, offset=16)
-        client.register_system_shared_memory("s", key, SIZE)
+        client.register_system_shared_memory("a", key, SIZE)
+        if triton is tritonclient.http:  # gRPC has a map
+            assert [each["name"] for each in client.get_system_shared_memory_status()] == ["a", "r"]
         told = client.get_system_shared_memory_status("r")
         assert rows_of(told) == [{"name": "r", "key": key, "offset": 16, "byte_size": 64}]
         for arguments, sentence in (
@@ -320,6 +318,23 @@ def test_what_is_wrong_is_said_in_tritons_words(client, triton, region):
         found = refused(client, triton, inputs, outputs)
         assert sentence in found[0]
         assert found[1] == status
+
+
+def test_a_place_without_a_region_is_refused(client, triton, region):
+    """Half of what shared memory takes is a mistake: the client would read what an earlier answer has left there."""
+    here = triton.InferInput("X", [1, 4], "FP32").set_data_from_numpy(X)
+    for field in ("shared_memory_byte_size", "shared_memory_offset"):
+        sent = triton.InferInput("X", [1, 4], "FP32").set_data_from_numpy(X)
+        wanted = triton.InferRequestedOutput("Y")
+        for tensor in (sent, wanted):
+            if triton is tritonclient.http:
+                tensor._parameters[field] = 16
+            else:
+                tensor._get_tensor().parameters[field].int64_param = 16
+        for name, inputs, outputs in (("X", [sent], None), ("Y", [here], [wanted])):
+            sentence, _ = refused(client, triton, inputs, outputs)
+            assert f"'{field}' can not be specified without 'shared_memory_region' parameter" in sentence
+            assert f"for tensor '{name}'" in sentence
 
 
 def test_memory_that_is_cut_short_ends_a_request_and_not_the_server(client, triton, region, key):
@@ -411,7 +426,7 @@ def test_several_long_responses_share_one_place(server, grpc_address, key, proto
                 client.async_stream_infer("burst", [sent], outputs=[output(triton, size, 0, "I", "b")])
                 eventually(lambda: len(found) == 6, "six responses")
                 client.stop_stream()
-                told = [described(each, "I")[2:] for each in found]
+                told = [(shape, inside) for _, shape, _, inside in (described(each, "I") for each in found)]
             else:
                 place = {"shared_memory_region": "b", "shared_memory_byte_size": size}
                 document = {
@@ -420,10 +435,8 @@ def test_several_long_responses_share_one_place(server, grpc_address, key, proto
                 }
                 lines = server.ask("POST", "/models/burst/invoke", document).body.splitlines()
                 outputs = [json.loads(line)["outputs"][0] for line in lines]
-                told = [(each.get("parameters", {}), "data" in each) for each in outputs]
-            sizes = [each.get("shared_memory_byte_size") for each, _ in told]
-            assert sizes == [size, 4] * 3
-            assert not any(inside for _, inside in told)
+                told = [(each["shape"], "data" in each) for each in outputs]
+            assert told == [([LONG], False), ([1], False)] * 3
             assert shm.get_contents_as_numpy(handle, np.int32, [2]).tolist() == [12, 11]
     finally:
         server.ask("POST", "/v2/systemsharedmemory/unregister")
@@ -487,11 +500,13 @@ def test_what_is_logged_is_changed_by_clients(client, triton, server):
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ failures\.py:\d+\] \"", failure("Z I "))
     assert log_settings(client, log_verbose_level=0, log_format="json") == first
 
-    bad, unsupported, unavailable = (
-        ("400", "501", "503") if triton is tritonclient.http else ("INVALID_ARGUMENT", "UNIMPLEMENTED", "UNAVAILABLE")
+    bad, unsupported, no_format = (
+        ("400", "501", "503")
+        if triton is tritonclient.http
+        else ("INVALID_ARGUMENT", "UNIMPLEMENTED", "INVALID_ARGUMENT")
     )
     for wanted, sentence, status in (
-        ({"log_format": "xml"}, "invalid argument for --log_format, got: xml", unavailable),
+        ({"log_format": "xml"}, "invalid argument for --log_format, got: xml", no_format),
         ({"log_file": "server.log"}, "log file location can not be updated through network protocol", unsupported),
         ({"log_level": True}, "log setting 'log_level' is none of log_file", bad),
     ):

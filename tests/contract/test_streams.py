@@ -13,7 +13,7 @@ import tritonclient.http
 from botocore.exceptions import ClientError, EventStreamError
 from tritonclient.utils import InferenceServerException
 
-from tests.contract.server import PATIENCE, eventually
+from tests.contract.server import PATIENCE, Server, eventually
 
 CONFIG = """
 backend: "python"
@@ -88,20 +88,30 @@ class TritonPythonModel:
 """
 
 
-@pytest.fixture
-def repository(tmp_path):
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
     """A folder with both models."""
+    folder = tmp_path_factory.mktemp("repository")
     for name, source, config in (("counter", COUNTER, CONFIG + DECOUPLED), ("one", ONE, CONFIG)):
-        version = tmp_path / "repository" / name / "1"
+        version = folder / name / "1"
         version.mkdir(parents=True)
         (version / "model.py").write_text(textwrap.dedent(source))
         (version.parent / "config.pbtxt").write_text(config)
-    return tmp_path / "repository"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, repository):
+    """A server of it, with both models in memory."""
+    with Server(tmp_path_factory.mktemp("server"), {"MME_MODEL_REPOSITORY": str(repository)}) as running:
+        for name in ("counter", "one"):
+            assert running.ask("POST", f"/v2/repository/models/{name}/load").status == 200
+        yield running
 
 
 @pytest.fixture
-def server(serve, repository):
-    """A server of it."""
+def own_server(serve, repository):
+    """A server whose models' processes come and go with the test."""
     return serve({"MME_MODEL_REPOSITORY": str(repository)})
 
 
@@ -229,18 +239,18 @@ def test_an_error_is_the_answer_where_nothing_can_follow_it(server):
     assert len(events(post(server, "/v2/models/counter/generate_stream", {"N": 2}))) == 2
 
 
-def test_the_death_of_the_process_ends_its_streams(server):
+def test_the_death_of_the_process_ends_its_streams(own_server):
     """Their clients are told at once how it died, and the next request is served by a new one."""
-    first, last = events(post(server, "/v2/models/counter/generate_stream", {"N": -3}))
+    first, last = events(post(own_server, "/v2/models/counter/generate_stream", {"N": -3}))
 
     assert first["I"] == 0
     assert "ended with exit code 3" in last["error"]
-    assert len(events(post(server, "/v2/models/counter/generate_stream", {"N": 2}))) == 2
+    assert len(events(post(own_server, "/v2/models/counter/generate_stream", {"N": 2}))) == 2
 
 
-def test_a_client_that_leaves_cancels(server, repository):
+def test_a_client_that_leaves_cancels(own_server, repository):
     """The model sees it by is_cancelled, and stops."""
-    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+    client = http.client.HTTPConnection("127.0.0.1", own_server.port, timeout=PATIENCE)
     client.request("POST", "/v2/models/counter/generate_stream", json.dumps({"N": -4}))
     assert client.getresponse().readline().startswith(b"data: ")
     client.sock.close()
@@ -300,10 +310,10 @@ def test_the_inference_type_of_invocations_is_a_setting(serve, repository):
     assert [each["I"] for each in events(answer)] == [0, 1]
 
 
-def test_nothing_is_held_after_streams(server):
+def test_nothing_is_held_after_streams(own_server):
     """However they ended, no request is counted as being under way, and an unload returns."""
     for n in (0, 3, -1, -2, -5, -6):
-        post(server, "/v2/models/counter/generate_stream", {"N": n})
+        post(own_server, "/v2/models/counter/generate_stream", {"N": n})
 
-    assert server.metric("nv_inference_pending_request_count", model="counter") == 0
-    assert server.ask("POST", "/v2/repository/models/counter/unload").status == 200
+    assert own_server.metric("nv_inference_pending_request_count", model="counter") == 0
+    assert own_server.ask("POST", "/v2/repository/models/counter/unload").status == 200

@@ -83,6 +83,8 @@ def test_all_traces_are_written_when_the_server_ends(tmp_path, repository):
         with tritonclient.http.InferenceServerClient(server.address) as client:
             settings = client.get_trace_settings()
             assert (settings["trace_mode"], settings["trace_file"]) == ("triton", str(path))
+            names = ("trace_level", "trace_rate", "trace_count", "log_frequency", "trace_file", "trace_mode")
+            assert tuple(settings) == names, "in Triton's order"
             client.update_trace_settings("twice", {"trace_level": ["OFF"]})
         assert server.ask("POST", "/v2/models/twice/infer", X).status == 200
         port = re.search(r"gRPC listening at port ([0-9]+)", server.log)[1]

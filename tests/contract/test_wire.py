@@ -136,6 +136,13 @@ def test_a_chunked_body_over_the_limit_is_refused(server, connection):
     assert still_serves(server)
 
 
+@pytest.mark.parametrize("front", ["/", "http://test", "http://test/", "/v2%2Fmodels/plus%2finfer?x=/"])
+def test_a_target_may_be_written_in_other_ways(connection, front):
+    """With several slashes in front, as who adds a path to an address that ends in one; whole; with quoted slashes."""
+    target = front if "infer" in front else front + INVOKE
+    assert models.y(connection.send(post(target, models.ONE)).answer().json) == [2, 3, 4, 5]
+
+
 def test_connection_close_is_honoured(connection):
     """After `Connection: close` the answer says so, and the connection ends."""
     answer = connection.send(post(INVOKE, models.ONE, Connection="close")).answer()
