@@ -47,8 +47,9 @@ class Adds(Handler):
 
 
 @pytest.fixture
-def version(tmp_path):
-    """A model's version directory, and a function that writes its handler.py."""
+def version(tmp_path, monkeypatch):
+    """A function that writes handler.py into a model's version directory; what is imported from there goes in the end."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
     folder = tmp_path / "model" / "1"
     folder.mkdir(parents=True)
     (folder / "number.txt").write_text("3")
@@ -60,7 +61,10 @@ def version(tmp_path):
         (folder / "handler.py").write_text(textwrap.dedent(HEAD + source))
         return folder
 
-    return write
+    yield write
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def load(folder, handler=FileHandler, file="handler.py", **fields):
