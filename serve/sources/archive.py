@@ -110,6 +110,8 @@ class _Unpacking:
                 if archive is None:
                     file = cast("BinaryIO", source)  # tarfile wants read, tell and seek
                     archive = tarfile.TarFile(fileobj=file, encoding="utf-8", errors="surrogateescape")
+                    if archive.firstmember is None:  # type: ignore[attr-defined]  # a header that it takes for the end
+                        break
                 member = archive.next()
             except (MmeError, OSError):
                 raise

@@ -303,10 +303,11 @@ def test_bomb_behind_the_end(tmp_path, tar_bytes):
 
 
 def test_negative_size(tmp_path, targz_bytes):
-    """A size below zero, which would turn the archive back on itself, is refused."""
+    """A size below zero, which would turn the archive back on itself, is refused; newer Pythons refuse it themselves."""
     member = header("a", tarfile.REGTYPE, pax_headers={"size": "-1024"})
+    said = refused(targz_bytes(member, format=tarfile.PAX_FORMAT), tmp_path)
 
-    assert "negative size" in refused(targz_bytes(member, format=tarfile.PAX_FORMAT), tmp_path)
+    assert "negative size" in said or "corrupt tar header" in said
 
 
 @pytest.mark.parametrize(
