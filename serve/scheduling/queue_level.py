@@ -1,13 +1,14 @@
 """The requests of one priority level, waiting. PURE: requests and `now` in, who leaves out.
 
-A level has two lines: those who wait, in the order in which they came, and behind them those whose time is over but
-whom their policy delays instead of rejecting. Not thread-safe: the queue that it belongs to is guarded.
+A level has two lines, each in the order in which they came: those who wait, and behind them those whose time is over
+but whom their policy delays instead of rejecting. Not thread-safe: the queue that it belongs to is guarded.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from model_handlers.config import TimeoutAction
@@ -35,6 +36,7 @@ class Queued(Protocol):
 
 
 R = TypeVar("R", bound=Queued)
+_arrival = attrgetter("arrival_ns")
 
 
 class Level(Generic[R]):
@@ -108,7 +110,9 @@ class Level(Generic[R]):
         self.waiting.clear()
         self.waiting.extend(in_time)
         if self.policy.timeout_action is TimeoutAction.DELAY:
-            self.delayed.extend(late)
+            in_order = sorted(chain(self.delayed, late), key=_arrival)  # who gave up early is not put before older ones
+            self.delayed.clear()
+            self.delayed.extend(in_order)
             return []
         return late
 

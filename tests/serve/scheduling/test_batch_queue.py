@@ -302,6 +302,17 @@ def test_delayed_requests_keep_their_order():
     assert clocked.batch(at=10**6) == ["r2"]
 
 
+def test_who_is_delayed_earlier_does_not_overtake_who_came_first():
+    """Timeouts of their own end at different times: the delayed are executed in the order in which they came, as in Triton."""
+    clocked = Clocked(4, action=TimeoutAction.DELAY, default_timeout_us=50, allow_timeout_override=True)
+    clocked.push(Request("patient"))
+    clocked.push(Request("hasty", timeout_us=10), at=1)
+    clocked.push(Request("late"), at=40)
+
+    assert clocked.queue.take_expired(11 * US).expired == []
+    assert clocked.batch(at=60) == ["late", "patient", "hasty"]
+
+
 def test_the_delay_of_a_batch_counts_from_its_oldest():
     """A delayed request is older than those before it: max_queue_delay counts from its arrival."""
     clocked = Clocked(8, (4,), delay=100, action=TimeoutAction.DELAY, default_timeout_us=50)
