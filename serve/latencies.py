@@ -105,6 +105,7 @@ class Summaries:
         """One request was answered out of the response cache."""
         now = time.monotonic()
         self.request.add(ns, now)
+        self.queue.add(0, now)
         self.cache_hit.add(ns, now)
 
     def missed(self, ns: int) -> None:

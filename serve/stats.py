@@ -222,9 +222,10 @@ class ModelStats:
             self.first_response = Histogram(bounds) if bounds else None
 
     def hit(self, ns: int) -> None:
-        """One request was answered out of the response cache, without being queued or executed."""
+        """One request was answered out of the response cache, without being executed; its wait counts as 0."""
         self.last_inference_ms = time.time_ns() // 1_000_000
         self.success.add(ns)
+        self.queue.add(0)
         self.cache_hit.add(ns)
         if self.summaries is not None:
             self.summaries.hit(ns)
