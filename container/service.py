@@ -22,7 +22,7 @@ from container.restrictions import Restrictions
 from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model
 from container.shared_memory import CudaRegions, Regions
 from container.trace_file import FileTracer
-from container.trace_settings import TENSORS, TIMESTAMPS, TraceControl, TraceSettings
+from container.trace_settings import OFF, TENSORS, TIMESTAMPS, TraceControl, TraceSettings
 from model_handlers.busy_poll import BusyPoll
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.segments import SIZES
@@ -201,15 +201,11 @@ class Service:
 
 def _tracer(settings: Settings, life: str) -> Tracing | None:
     """What traces requests, if anything is to."""
+    levels = settings.trace_level
+    first = TraceSettings(on=OFF not in levels, rate=settings.trace_rate, count=settings.trace_count)
     if settings.trace_file is not None:
-        levels, rate, frequency = settings.trace_level, settings.trace_rate, settings.trace_log_frequency
-        first = TraceSettings(
-            rate=rate,
-            count=settings.trace_count,
-            frequency=frequency,
-            timestamps=TIMESTAMPS in levels,
-            tensors=TENSORS in levels,
-        )
+        frequency = settings.trace_log_frequency
+        first = replace(first, frequency=frequency, timestamps=TIMESTAMPS in levels, tensors=TENSORS in levels)
         return FileTracer(str(settings.trace_file), first, began(life))
     if not settings.trace_url:
         return None
@@ -217,7 +213,7 @@ def _tracer(settings: Settings, life: str) -> Tracing | None:
 
     name = settings.endpoint_name
     called = "mme" if name == "unknown" else name
-    return Tracer(settings.trace_url, settings.trace_rate, called, settings.trace_count)
+    return Tracer(settings.trace_url, first, called)
 
 
 def engine_options(settings: Settings) -> EngineOptions:

@@ -80,7 +80,7 @@ class FileTracer(Tracing):
     """
 
     def __init__(self, path: str, first: TraceSettings, since: float) -> None:
-        super().__init__(replace(first, on=True, mode="triton", file=path))
+        super().__init__(replace(first, mode="triton", file=path))
         self._path = path
         self._since = since
         self._ids = itertools.count(1)

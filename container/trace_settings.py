@@ -19,7 +19,7 @@ from model_handlers.errors import Kind, MmeError, invalid_argument
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TIMESTAMPS, TENSORS, _OFF = "TIMESTAMPS", "TENSORS", "OFF"
+TIMESTAMPS, TENSORS, OFF = "TIMESTAMPS", "TENSORS", "OFF"
 _FIELDS = {
     "trace_level": ("on", "timestamps", "tensors"),
     "trace_rate": ("rate",),
@@ -56,7 +56,7 @@ class TraceSettings:
     def as_document(self) -> dict[str, Any]:
         """As a client reads them."""
         return {
-            "trace_level": self._levels() if self.on else [_OFF],
+            "trace_level": self._levels() if self.on else [OFF],
             "trace_rate": str(self.rate),
             "trace_count": str(self.count),
             "log_frequency": str(self.frequency),
@@ -102,12 +102,12 @@ class TraceSettings:
 
     def _at_level(self, value: Any) -> TraceSettings:
         levels = set(map(str, value)) if isinstance(value, list) else {str(value)}
-        if levels <= {_OFF}:
+        if levels <= {OFF}:
             return replace(self, on=False, timestamps=True, tensors=False)
         if not levels <= {TIMESTAMPS, TENSORS}:
-            if levels <= {TIMESTAMPS, TENSORS, _OFF}:
-                raise invalid_argument(f"Expect only one trace level '{_OFF}' is specified")
-            raise invalid_argument(f"trace_level must be {TIMESTAMPS}, {TENSORS}, both or {_OFF}, got {value!r}")
+            if levels <= {TIMESTAMPS, TENSORS, OFF}:
+                raise invalid_argument(f"Expect only one trace level '{OFF}' is specified")
+            raise invalid_argument(f"trace_level must be {TIMESTAMPS}, {TENSORS}, both or {OFF}, got {value!r}")
         if TENSORS in levels and self.mode != _TO_FILES:
             raise MmeError(
                 Kind.UNSUPPORTED, f"trace_level {TENSORS}: tensors are traced to a file alone (--trace-file)"

@@ -38,7 +38,6 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from container.trace_settings import TraceSettings
 from container.traced import Tracing
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
     from opentelemetry.util.types import AttributeValue
 
+    from container.trace_settings import TraceSettings
     from container.traced import Trace
     from model_handlers.errors import MmeError
     from serve.request import Called, InferenceRequest, LoadReport, Timings
@@ -94,13 +94,12 @@ class Tracer(Tracing):
 
     Args:
         url: where spans go: OTLP over HTTP.
-        rate: one request of so many is traced, of those whose client does not say; see `begin`.
+        first: what is traced at first; see `begin`.
         service_name: what they are said to come from.
-        count: how many requests are traced, -1 for all.
     """
 
-    def __init__(self, url: str, rate: int, service_name: str, count: int = -1) -> None:
-        super().__init__(TraceSettings(on=True, rate=rate, count=count))
+    def __init__(self, url: str, first: TraceSettings, service_name: str) -> None:
+        super().__init__(first)
         self._ids = _Ids()
         resource = Resource.create({"service.name": service_name})
         self._provider = TracerProvider(

@@ -240,10 +240,12 @@ def expand_arguments(reading: Reading, given: Sequence[str] = ()) -> None:
             reading.given[name] = Given(reading.label(name), parts.pop(0))
         words += [(name, part) for part in parts]
     words += [(_COMMAND, word) for word in given]
-    sends = sends_traces([word for _, word in words])
+    sends, before = sends_traces([word for _, word in words]), frozenset(reading.given)
     _take_words(reading, words)
     if sends and "MME_TRACE_URL" not in reading.given:
         reading.given["MME_TRACE_URL"] = Given("--trace-config mode", COLLECTOR)
+    if "MME_TRACE_LEVEL" not in reading.given and reading.given.keys() & {"MME_TRACE_URL", "MME_TRACE_FILE"} - before:
+        reading.given["MME_TRACE_LEVEL"] = Given("--trace-config without a level", "OFF")
 
 
 def _take_words(reading: Reading, words: list[tuple[str, str]]) -> None:

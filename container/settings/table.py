@@ -314,7 +314,8 @@ MME_VARIABLES = (
         "MME_TRACE_LEVEL",
         "trace_level",
         v.trace_levels,
-        "What is told of a request that is traced; tensors are written to a file alone (the flag may be repeated).",
+        "What is told of a request that is traced, OFF for nothing until Triton's trace extension asks for something; "
+        "tensors are written to a file alone (the flag may be repeated).",
         "--trace-level",
     ),
     Variable(

@@ -1,6 +1,7 @@
 """tritonserver's --trace-config as variables of ours. PURE.
 
-    level=TIMESTAMPS          MME_TRACE_LEVEL, as does level=TENSORS
+    level=TIMESTAMPS          MME_TRACE_LEVEL, as do level=TENSORS and level=OFF, which is what a destination without a
+                              level means
     mode=…                    how, which url or file say as well; without one OpenTelemetry's is on this machine
     rate=100                  MME_TRACE_RATE
     count=100                 MME_TRACE_COUNT
@@ -26,12 +27,12 @@ _VARIABLES = {
     "triton,log-frequency": "MME_TRACE_LOG_FREQUENCY",
 }
 _UNDERSTOOD = (
-    "level=TIMESTAMPS, level=TENSORS, mode=opentelemetry, mode=triton, rate=N, count=N, opentelemetry,url=URL, "
-    "triton,file=PATH, triton,log-frequency=N; of OpenTelemetry's library the variables OTEL_RESOURCE_ATTRIBUTES and "
-    "OTEL_BSP_… say more"
+    "level=TIMESTAMPS, level=TENSORS, level=OFF, mode=opentelemetry, mode=triton, rate=N, count=N, "
+    "opentelemetry,url=URL, triton,file=PATH, triton,log-frequency=N; of OpenTelemetry's library the variables "
+    "OTEL_RESOURCE_ATTRIBUTES and OTEL_BSP_… say more"
 )
 _AS_HERE = ("mode=opentelemetry", "mode=triton")
-_LEVELS = ("level=TIMESTAMPS", "level=TENSORS")
+_LEVELS = ("level=TIMESTAMPS", "level=TENSORS", "level=OFF")
 
 
 def trace_variable(text: str) -> tuple[str, str] | None:

@@ -310,10 +310,10 @@ def model_store(text: str) -> str:
 
 
 def trace_levels(text: str) -> tuple[str, ...]:
-    """What traces tell, between commas."""
+    """What traces tell, between commas; OFF for nothing until a client asks for something."""
     found = tuple(dict.fromkeys(part.strip().upper() for part in text.split(",")))
-    if not {*found} <= {"TIMESTAMPS", "TENSORS"}:
-        msg = "TIMESTAMPS, TENSORS or both between commas"
+    if found != ("OFF",) and not {*found} <= {"TIMESTAMPS", "TENSORS"}:
+        msg = "TIMESTAMPS, TENSORS or both between commas, or OFF"
         raise ValueError(msg)
     return found
 

@@ -31,7 +31,7 @@ def tracer(request):
         yield None
         return
     tracing = pytest.importorskip("container.tracing")
-    tracer = tracing.Tracer("http://127.0.0.1:9/v1/traces", 1, "test")
+    tracer = tracing.Tracer("http://127.0.0.1:9/v1/traces", TraceSettings(on=True, rate=1), "test")
     tracer.control.change("", {"trace_level": ["OFF"]})  # nobody is there to take spans
     yield tracer
     tracer.close()

@@ -826,7 +826,23 @@ def test_tensors_are_traced_where_somebody_asks_for_them():
     (sentence,) = problems(MME_TRACE_LEVEL="tensors", MME_TRACE_URL="http://localhost:4318")
     assert "tensors are written to a file alone" in sentence
     (sentence,) = problems(MME_TRACE_LEVEL="MAX")
-    assert "expected TIMESTAMPS, TENSORS or both between commas" in sentence
+    assert "expected TIMESTAMPS, TENSORS or both between commas, or OFF" in sentence
+
+
+def test_tritons_flags_trace_nothing_without_a_level():
+    """They say where traces go, and clients may ask for some later; a variable or a flag of ours means that there are some."""
+    to_a_file, timestamps = "--trace-config triton,file=/t --trace-config=rate=1", ("TIMESTAMPS",)
+    for flags, own, levels in (
+        (to_a_file, {}, ("OFF",)),
+        ("--trace-file /t", {}, ("OFF",)),
+        (f"{to_a_file} --trace-config level=OFF", {}, ("OFF",)),
+        (f"{to_a_file} --trace-config level=TIMESTAMPS", {}, timestamps),
+        (to_a_file, {"MME_TRACE_LEVEL": "TIMESTAMPS"}, timestamps),
+        ("--trace-config rate=1", {"MME_TRACE_FILE": "/t"}, timestamps),
+        ("", {"MME_TRACE_FILE": "/t"}, timestamps),
+    ):
+        settings = Settings.from_environ({**own, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": flags})
+        assert (settings.trace_level, settings.trace_file) == (levels, Path("/t"))
 
 
 @pytest.mark.parametrize("flag", ["triton,file=", "mode=both", "level=MAX", "rate=", "opentelemetry,x=1"])

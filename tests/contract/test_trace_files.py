@@ -60,9 +60,10 @@ def repository(tmp_path):
     return tmp_path / "models"
 
 
-def serve(tmp_path, repository, flags, **environ):
+def serve(tmp_path, repository, flags, level="TIMESTAMPS", **environ):
     """A server with these of Triton's flags, and in this environment."""
-    arguments = " ".join(f"--trace-config={flag}" for flag in ("mode=triton", "level=TIMESTAMPS", "rate=1", *flags))
+    levels = [f"level={level}"] if level else []
+    arguments = " ".join(f"--trace-config={flag}" for flag in ("mode=triton", "rate=1", *levels, *flags))
     environ = {
         "MME_MODEL_REPOSITORY": str(repository),
         "MME_PING_MODE": "ready",
@@ -133,9 +134,17 @@ def test_traces_are_written_though_a_model_never_ends(tmp_path, repository):
 
 
 def test_so_many_traces_are_written_at_a_time(tmp_path, repository):
-    """Into files with numbers, what is left into the next of them; a client may change how many. Of the last there is none."""
+    """Into files with numbers, what is left into the next of them; a client may change how many. Of the last there is none.
+
+    Without a level nothing is traced until a client asks for it.
+    """
     path = tmp_path / "traces.json"
-    with serve(tmp_path, repository, [f"triton,file={path}", "triton,log-frequency=2", "count=8"]) as server:
+    flags = [f"triton,file={path}", "triton,log-frequency=2", "count=8"]
+    with serve(tmp_path, repository, flags, level="") as server:
+        assert server.ask("POST", "/v2/models/plus/infer", X).status == 200
+        assert server.ask("GET", "/v2/trace/setting").json["trace_level"] == ["OFF"]
+        answer = server.ask("POST", "/v2/trace/setting", {"trace_level": ["TIMESTAMPS"]})
+        assert answer.json["trace_level"] == ["TIMESTAMPS"]
         for _ in range(4):
             assert server.ask("POST", "/v2/models/plus/infer", X).status == 200
         with tritonclient.http.InferenceServerClient(server.address) as client:
