@@ -25,7 +25,7 @@ from container.headers import CUSTOM_ATTRIBUTES, TARGET_MODEL
 from container.read_ahead import by_thread, read_ahead
 from container.session_calls import SESSION_ID, SessionCalls
 from container.shared_memory import AT_ONCE, Regions, Unread
-from container.targets import Flavor, InferenceType, Route, parse_target, parse_version
+from container.targets import Flavor, InferenceType, Route, parse_target, path_version
 from container.traced import follow
 from model_handlers.body import takes_body
 from model_handlers.errors import Kind, MmeError
@@ -164,7 +164,7 @@ class InferRoutes:
     def _infer(self, call: Call, route: Route) -> None:
         headers = call.exchange.headers
         name = self._model_name(route, headers.get(TARGET_MODEL, ""))
-        version = parse_version(route.version) if route.version else None
+        version = path_version(route.version) if route.version else None
         if "content-encoding" in headers:
             self._inflated(call, name, functools.partial(self._infer_body, call, route, name, version))
         else:
@@ -209,7 +209,7 @@ class InferRoutes:
         """Submit a request once its large tensors have been read out of shared memory."""
         decode = functools.partial(self._decoded, call, route, name, body, length)
         request = await read_ahead(self._regions, place, decode)
-        version = parse_version(route.version) if route.version else None
+        version = path_version(route.version) if route.version else None
         return await self.engine.submit_made(
             name, version, functools.partial(self._made_cold, call, route, body, request)
         )
@@ -330,7 +330,7 @@ class InferRoutes:
         if SESSION_ID in call.exchange.headers and route.flavor is not Flavor.KSERVE:
             self._in_session(call, route, name, body, make)
             return
-        self._aside(call, name, self.engine.submit_made(name, parse_version(route.version), make))
+        self._aside(call, name, self.engine.submit_made(name, path_version(route.version), make))
 
     def _made_generate(self, call: Call, route: Route, body: bytes, config: ModelConfig) -> InferenceRequest:
         """Which keys are tensors depends on the model's configuration."""

@@ -17,7 +17,7 @@ from container.extensions import (
     unload,
 )
 from container.load_parameters import load_override, repository_error
-from container.targets import parse_version
+from container.targets import path_version
 from container.views import empty_answer, json_answer, json_body
 from model_handlers.config_json import config_json
 from model_handlers.errors import invalid_argument
@@ -56,18 +56,18 @@ def _add_model_routes(routes: Blueprint, service: Service, on_loop: OnLoop, hot:
     engine = service.engine
 
     def metadata(name: str, version: str = "") -> Response:
-        return json_answer(model_metadata(*on_loop.run(configured(engine, name, parse_version(version)))))
+        return json_answer(model_metadata(*on_loop.run(configured(engine, name, path_version(version)))))
 
     def config(name: str, version: str = "") -> Response:
-        return json_answer(config_json(on_loop.run(configured(engine, name, parse_version(version)))[1]))
+        return json_answer(config_json(on_loop.run(configured(engine, name, path_version(version)))[1]))
 
     def ready(name: str, version: str = "") -> Response:
-        if on_loop.run(engine.says_ready(engine.canonical(name), parse_version(version))):
+        if on_loop.run(engine.says_ready(engine.canonical(name), path_version(version))):
             return json_answer({"name": name, "ready": True})
         return json_answer({"error": f"Model version not ready: '{name}'"}, 400)
 
     def stats(name: str = "", version: str = "") -> Response:
-        return json_answer({"model_stats": on_loop.call(statistics, engine, name, parse_version(version))})
+        return json_answer({"model_stats": on_loop.call(statistics, engine, name, path_version(version))})
 
     for prefix in ("/models/<path:name>", "/models/<path:name>/versions/<version>"):
         routes.add_url_rule(prefix, view_func=metadata, endpoint=f"{prefix} metadata".replace(".", "_"))

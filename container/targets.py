@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import unquote_to_bytes
 
-from model_handlers.errors import invalid_argument
+from model_handlers.errors import Kind, MmeError, invalid_argument
 
 _MAX_VERSION_DIGITS = 19
 
@@ -117,7 +117,7 @@ def work_of(method: str, target: bytes) -> Work:
 
 
 def parse_version(text: str) -> int | None:
-    """A version from a path, None for the latest.
+    """A version by its text, None for the latest.
 
     Raises:
         MmeError: INVALID_ARGUMENT.
@@ -134,6 +134,20 @@ def parse_version(text: str) -> int | None:
             f"{_MAX_VERSION_DIGITS} digits), version should be an integral value > 0"
         )
     return int(text)
+
+
+def path_version(text: str) -> int | None:
+    """A version from a path, None for the latest; without digits alone it is no path of Triton's.
+
+    Raises:
+        MmeError: UNKNOWN_VERSION, INVALID_ARGUMENT.
+    """
+    try:
+        return parse_version(text)
+    except MmeError as error:
+        if text.isascii() and text.isdigit():
+            raise
+        raise MmeError(Kind.UNKNOWN_VERSION, error.message) from None
 
 
 def _text(quoted: bytes) -> str:

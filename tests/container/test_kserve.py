@@ -81,8 +81,8 @@ def test_the_configuration_is_the_completed_one(server):
     [
         ("nobody", 404, "Request for unknown model: 'nobody' is not found"),
         ("arithmetic/versions/9", 404, "version 9 is not found"),
-        ("arithmetic/versions/x", 400, "failed to get model version from specified version string 'x'"),
-        ("arithmetic/versions/-1", 400, "invalid model version specified '-1' , version should be an integral"),
+        ("arithmetic/versions/x", 404, "failed to get model version from specified version string 'x'"),
+        ("arithmetic/versions/-1", 404, "invalid model version specified '-1' , version should be an integral"),
         ("broken", 400, "can't load model 'broken'"),
     ],
 )
