@@ -5,8 +5,7 @@
     log_format                          text or json, as the server was started; default or ISO8601 for Triton's lines
     log_file                            none: lines go to standard error
 
-null means what the server was started with. Each switch is one of its own, as in Triton: warnings can be off while
-information is on.
+null leaves a setting as it is. Each switch is one of its own, as in Triton: warnings can be off, and information on.
 """
 
 from __future__ import annotations
@@ -82,22 +81,22 @@ class LogSettings:
             "log_format": self.format.value,
         }
 
-    def changed(self, wanted: Mapping[str, Any], first: LogSettings) -> LogSettings:
+    def changed(self, wanted: Mapping[str, Any]) -> LogSettings:
         """These with what a client wants otherwise.
 
         Args:
             wanted: setting → value, or null.
-            first: what null means.
 
         Raises:
             MmeError: INVALID_ARGUMENT; UNSUPPORTED for a file, UNAVAILABLE for a format; then nothing is changed.
         """
-        new, before = self, first.as_document()
-        for given, told in wanted.items():
+        new, known = self, self.as_document()
+        for given, value in wanted.items():
             name = _AS_DOCUMENTED.get(given, given)
-            if name not in before:
-                raise invalid_argument(f"log setting '{given}' is none of {', '.join(before)}")
-            value = before[name] if told is None else told
+            if name not in known:
+                raise invalid_argument(f"log setting '{given}' is none of {', '.join(known)}")
+            if value is None:
+                continue
             if name in _SWITCHES:
                 switch: dict[str, Any] = {_SWITCHES[name]: _switch(given, value)}
                 new = replace(new, **switch)

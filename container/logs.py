@@ -86,7 +86,7 @@ class LogControl:
     """
 
     def __init__(self, level: str, format: LogFormat) -> None:  # noqa: A002 - the setting's name
-        self._first = self._now = LogSettings.of_level(level, _chosen(format, sys.stderr))
+        self._now = LogSettings.of_level(level, _chosen(format, sys.stderr))
 
     def document(self) -> dict[str, Any]:
         """As a client reads it."""
@@ -98,7 +98,7 @@ class LogControl:
         Raises:
             MmeError: see `LogSettings.changed`.
         """
-        self._now = now = self._now.changed(wanted, self._first)
+        self._now = now = self._now.changed(wanted)
         for name in ("", "gunicorn.error"):
             logging.getLogger(name).setLevel(now.level)
         for name in _TALKATIVE:

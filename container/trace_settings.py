@@ -4,9 +4,9 @@
     trace_rate     one request of so many, of those whose client does not say; 0 for none of them
     trace_count    so many more requests, -1 for all
 
-Values are texts, as Triton has them; null means what the server was started with, or of a model what the server has.
-Where traces are written to a file, as Triton does, `log_frequency` says how many at a time, and tensors may be among
-them. File and mode stay.
+Values are texts, as Triton has them; null means what the server was started with, or of a model what the server has,
+and no level at all the one there is. Where traces are written to a file, as Triton does, `log_frequency` says how many
+at a time, and tensors may be among them. File and mode stay; a file can't be cleared either.
 """
 
 from __future__ import annotations
@@ -96,13 +96,15 @@ class TraceSettings:
             elif name not in fixed:
                 known = ", ".join(self.as_document())
                 raise invalid_argument(f"trace setting '{name}' is none of {known}")
-            elif value is not None and value != fixed[name]:
+            elif value != fixed[name] and (value is not None or name == "trace_file"):
                 raise _not_here(name, fixed[name], value)
         return new
 
     def _at_level(self, value: Any) -> TraceSettings:
         levels = set(map(str, value)) if isinstance(value, list) else {str(value)}
-        if levels <= {OFF}:
+        if not levels:
+            return self
+        if levels == {OFF}:
             return replace(self, on=False, timestamps=True, tensors=False)
         if not levels <= {TIMESTAMPS, TENSORS}:
             if levels <= {TIMESTAMPS, TENSORS, OFF}:
@@ -200,6 +202,8 @@ def _number(name: str, value: Any, least: int) -> int:
         number = int(value)
     except (ValueError, TypeError):
         raise invalid_argument(f"Unable to parse '{name}', got: {value}") from None
+    if number < least < 0:
+        raise invalid_argument(f"Unable to parse '{name}'. Expecting value >= {least}, got:{number}")
     if not least <= number <= _MOST:
         raise invalid_argument(f"Unable to parse '{name}', got: {value}, value is out of range")
     return number

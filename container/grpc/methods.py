@@ -200,9 +200,9 @@ def _setting(given: list[str]) -> list[str] | str | None:
 
 
 def _log_setting(given: pb.LogSettingsRequest.SettingValue) -> Any:
-    """A log setting as JSON would have it: null where it says nothing."""
+    """A log setting as JSON would have it; one that says nothing is no value of any, as in Triton."""
     choice = given.WhichOneof("parameter_choice")
-    return None if choice is None else getattr(given, choice)
+    return "" if choice is None else getattr(given, choice)
 
 
 def _message(document: dict[str, Any], message: Message) -> bytes:

@@ -42,13 +42,13 @@ def test_a_level_is_a_row_of_switches(level):
 )
 def test_each_switch_is_one_of_its_own(wanted, expected, level):
     """Under Triton's names, and those that its pages have."""
-    settings = FIRST.changed(wanted, FIRST)
+    settings = FIRST.changed(wanted)
     assert written(settings) == expected
     assert settings.level == level
 
 
 def test_what_is_told_can_be_told_back():
-    """The document of some settings makes them again; null makes the first ones."""
+    """The document of some settings makes them again; null leaves them as they are, as Triton does."""
     other = LogSettings(info=False, warning=True, error=False, verbose=3, format=LogFormat.ISO8601)
     assert other.as_document() == {
         "log_file": "",
@@ -58,8 +58,8 @@ def test_what_is_told_can_be_told_back():
         "log_verbose_level": 3,
         "log_format": "ISO8601",
     }
-    assert FIRST.changed(other.as_document(), FIRST) == other
-    assert other.changed(dict.fromkeys(other.as_document()), FIRST) == FIRST
+    assert FIRST.changed(other.as_document()) == other
+    assert other.changed(dict.fromkeys(other.as_document())) == other
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,6 @@ def test_what_is_told_can_be_told_back():
 def test_what_can_not_be_is_refused(wanted, kind, words):
     """In Triton's words where it has any, else by the setting's name."""
     with pytest.raises(MmeError) as raised:
-        FIRST.changed({"log_info": False} | wanted, FIRST)
+        FIRST.changed({"log_info": False} | wanted)
     assert raised.value.kind is kind
     assert words in raised.value.message

@@ -202,7 +202,7 @@ def test_what_is_logged_changes_while_it_runs():
     shaped = logged(log_format="default")
     assert len(shaped) == 2
     assert re.match(r'E\d{4} .* test_logs\.py:\d+\] "error"$', shaped[0])
-    assert sentences(log_format=None, log_info=None) == ["info", "error"]
+    assert sentences(log_format="json", log_info=True, log_error=None) == ["info", "error"]
 
 
 def test_structlog_loggers_and_warnings_come_out_the_same_way():

@@ -16,10 +16,10 @@ FIRST = TraceSettings(on=True, rate=50, count=-1)
         ({}, TraceSettings(on=True, rate=7, count=3)),
         ({"trace_level": ["OFF"]}, TraceSettings(on=False, rate=7, count=3)),
         ({"trace_level": "OFF"}, TraceSettings(on=False, rate=7, count=3)),
-        ({"trace_level": []}, TraceSettings(on=False, rate=7, count=3)),
+        ({"trace_level": []}, TraceSettings(on=True, rate=7, count=3)),
         ({"trace_level": None, "trace_rate": None, "trace_count": None}, FIRST),
         ({"trace_rate": "1", "trace_count": 0}, TraceSettings(on=True, rate=1, count=0)),
-        ({"trace_mode": "opentelemetry", "log_frequency": "0", "trace_file": None}, TraceSettings(True, 7, 3)),
+        ({"trace_mode": "opentelemetry", "log_frequency": "0", "trace_file": ""}, TraceSettings(True, 7, 3)),
     ],
 )
 def test_what_is_wanted_is_changed_and_the_rest_stays(wanted, expected):
@@ -32,7 +32,8 @@ def test_what_is_wanted_is_changed_and_the_rest_stays(wanted, expected):
     [
         ({"trace_rate": "x"}, Kind.INVALID_ARGUMENT, "Unable to parse 'trace_rate', got: x"),
         ({"trace_rate": "-1"}, Kind.INVALID_ARGUMENT, "value is out of range"),
-        ({"trace_count": "-2"}, Kind.INVALID_ARGUMENT, "value is out of range"),
+        ({"trace_count": "-2"}, Kind.INVALID_ARGUMENT, "Unable to parse 'trace_count'. Expecting value >= -1, got:-2"),
+        ({"trace_count": str(2**31)}, Kind.INVALID_ARGUMENT, "value is out of range"),
         ({"trace_count": []}, Kind.INVALID_ARGUMENT, "Unable to parse 'trace_count'"),
         ({"trace_level": ["TENSORS"]}, Kind.UNSUPPORTED, "tensors are traced to a file alone"),
         ({"trace_level": ["TIMESTAMPS", "TENSORS"]}, Kind.UNSUPPORTED, "tensors are traced to a file alone"),
@@ -43,6 +44,7 @@ def test_what_is_wanted_is_changed_and_the_rest_stays(wanted, expected):
             "Expect only one trace level 'OFF' is specified",
         ),
         ({"trace_file": "/x"}, Kind.UNSUPPORTED, "trace file location can not be updated through network protocol"),
+        ({"trace_file": None}, Kind.UNSUPPORTED, "trace file location can not be updated through network protocol"),
         ({"log_frequency": "x"}, Kind.INVALID_ARGUMENT, "Unable to parse 'log_frequency', got: x"),
         ({"log_frequency": "5"}, Kind.UNSUPPORTED, "log_frequency is '0' here"),
         ({"trace_mode": "triton"}, Kind.UNSUPPORTED, "trace_mode is 'opentelemetry' here"),

@@ -509,6 +509,7 @@ def test_what_is_logged_is_changed_by_clients(client, triton, server):
         ({"log_format": "xml"}, "invalid argument for --log_format, got: xml", no_format),
         ({"log_file": "server.log"}, "log file location can not be updated through network protocol", unsupported),
         ({"log_level": True}, "log setting 'log_level' is none of log_file", bad),
+        *([] if triton is tritonclient.http else [({"log_info": None}, "'log_info' must be true or false", bad)]),
     ):
         with pytest.raises(InferenceServerException) as raised:
             log_settings(client, **wanted)
