@@ -21,7 +21,7 @@ _SHOWN = 200  # characters of a key in a message
 _TYPES = ((bool, "BOOL"), (int, "INT"), (float, "DOUBLE"), (str, "STRING"), (bytes, "BYTES"))
 # What Triton calls an error; kinds that are not the model's fault keep their own sentence.
 _CODES = {
-    Kind.INVALID_MODEL: "Invalid argument",
+    Kind.INVALID_MODEL: "Internal",  # of one version: its code raised, or its file can't be read
     Kind.UNSUPPORTED: "Unsupported",
     Kind.EXECUTION_FAILED: "Internal",
     Kind.INTERNAL: "Internal",

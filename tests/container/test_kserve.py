@@ -265,7 +265,7 @@ def test_a_load_reads_the_model_as_it_is_now(own, tmp_path, put, json_inputs):
     ("name", "status", "words"),
     [
         ("nobody", 500, "failed to load 'nobody', failed to poll from model repository"),
-        ("bad", 400, "load failed for model 'bad': version 1 is at UNAVAILABLE state: Invalid argument: ONNX Runtime"),
+        ("bad", 400, "load failed for model 'bad': version 1 is at UNAVAILABLE state: Internal: ONNX Runtime"),
     ],
 )
 def test_a_load_that_fails_says_why(name, status, words, own):

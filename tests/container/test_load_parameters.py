@@ -85,9 +85,7 @@ def test_a_failed_load_reads_as_in_triton(kind, told, sentence):
     assert (error.kind, error.message) == (told, sentence)
 
 
-@pytest.mark.parametrize(
-    ("kind", "code"), [(Kind.INVALID_MODEL, "Invalid argument"), (Kind.UNSUPPORTED, "Unsupported")]
-)
+@pytest.mark.parametrize(("kind", "code"), [(Kind.INVALID_MODEL, "Internal"), (Kind.UNSUPPORTED, "Unsupported")])
 def test_a_version_that_does_not_load_is_named(kind, code):
     """With what Triton calls the error."""
     wrong = MmeError(kind, "bad")

@@ -410,7 +410,7 @@ def test_a_new_version_that_does_not_load_is_named(client, repository):
     with pytest.raises(InferenceServerException) as raised:
         client.load_model("growing")
     what = "ONNX Runtime can't load model 'growing'"
-    begins = f"load failed for model 'growing': version 2 is at UNAVAILABLE state: Invalid argument: {what}"
+    begins = f"load failed for model 'growing': version 2 is at UNAVAILABLE state: Internal: {what}"
     assert raised.value.message().startswith(begins)
     found = index()
     assert (found.keys(), found["1"], found["2"][0]) == ({"1", "2"}, ("READY", ""), "UNAVAILABLE")
