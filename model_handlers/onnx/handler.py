@@ -18,7 +18,6 @@ from model_handlers.completion import complete
 from model_handlers.errors import invalid_argument
 from model_handlers.mapped import MappedHandler
 from model_handlers.onnx import forms
-from model_handlers.onnx.binding import run_bound
 from model_handlers.onnx.external import take_weights_out
 from model_handlers.onnx.options import register_operations, run_options, session_options
 from model_handlers.onnx.providers import check_available, check_providers, providers
@@ -133,16 +132,14 @@ class OnnxHandler(MappedHandler):
 
 
 class OnGpu(OnnxHandler):
-    """One session on a GPU, which has the CPU wait: never on the event loop."""
+    """One session on a GPU, which has the CPU wait: never on the event loop.
+
+    Nothing is bound (`io_binding`): that copies inputs and outputs while it holds the GIL, and would halt everybody. A
+    plain execution makes the same copies, all inputs before the first operator begins, without it.
+    """
 
     inline: ClassVar[bool] = False
     warms: ClassVar[bool] = True
-
-    def __init__(self, session: Any, config: ModelConfig) -> None:
-        super().__init__(session, config)
-        if not self._texts and not self._answers_text:  # strings stay on the host, and can't be bound
-            options = run_options(config)
-            self._run = lambda outputs, inputs: run_bound(session, inputs, outputs, options)
 
 
 def _runner(session: Any, options: Any) -> Callable[[Sequence[str], Mapping[str, Array]], list[Array]]:
