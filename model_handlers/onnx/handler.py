@@ -20,12 +20,13 @@ from model_handlers.mapped import MappedHandler
 from model_handlers.onnx import forms
 from model_handlers.onnx.external import take_weights_out
 from model_handlers.onnx.options import register_operations, run_options, session_options
-from model_handlers.onnx.providers import check_available, check_providers, providers
+from model_handlers.onnx.providers import TENSORRT_PROVIDER, check_available, check_providers, providers
 from model_handlers.onnx.runtime import (
     CUDA_PROVIDER,
     create_session,
     onnx_runtime,
     preload_cuda,
+    preload_tensorrt,
     translated,
 )
 from model_handlers.onnx.signature import signature
@@ -81,6 +82,8 @@ class OnnxHandler(MappedHandler):
         check_available(wanted, runtime.get_available_providers(), config.name)
         if device.kind == "gpu":
             preload_cuda(runtime)
+        if TENSORRT_PROVIDER in dict(wanted):
+            preload_tensorrt()
         session = create_session(_onnx_path(model_file), options, config.name, wanted)
         check_providers(wanted, session.get_providers(), config.name, device)
         return cls(session, config) if device.kind == "cpu" else OnGpu(session, config)

@@ -33,6 +33,19 @@ _TENSORRT_NAMES = {
     "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
 }
 _ON_GPU = ("tensorrt", "cuda", "gpu_io")
+_GRAPHS = ("enable_cuda_graph", "trt_cuda_graph_enable")
+_ADDRESSES = (
+    "has_user_compute_stream",
+    "user_compute_stream",
+    "gpu_external_alloc",
+    "gpu_external_free",
+    "gpu_external_empty_cache",
+    "trt_onnx_bytestream",
+    "trt_onnx_bytestream_size",
+    "trt_external_data_bytestream",
+    "trt_external_data_bytestream_size",
+)
+_OFF = ("0", "false", "False")
 
 
 def providers(config: ModelConfig, device: Device) -> list[Provider]:
@@ -48,6 +61,7 @@ def providers(config: ModelConfig, device: Device) -> list[Provider]:
     for each in config.gpu_accelerators:
         if each.name not in _ON_GPU:
             raise _unknown("gpu_execution_accelerator", each.name, _ON_GPU, config.name)
+        _check_parameters(each, config.name)
         if each.name == "tensorrt":
             found.append((TENSORRT_PROVIDER, _tensorrt(each, device, config.name)))
         elif each.name == "cuda":
@@ -72,6 +86,22 @@ def _cuda(config: ModelConfig, device: Device, given: Mapping[str, str]) -> dict
     if "gpu_mem_limit" in config.parameters:
         options["gpu_mem_limit"] = str(integer(config, "gpu_mem_limit", 0, range(1, 1 << 62)))
     return {**options, **given}
+
+
+def _check_parameters(accelerator: Accelerator, model: str) -> None:
+    """Refuse what would end the process, answer a request with another's inputs, or go where nobody counts it."""
+    for key, value in accelerator.parameters.items():
+        if key == "device_id":
+            reason = "which GPU is said by instance_group"
+        elif key in _ADDRESSES:
+            reason = "it is about an address in memory, which no configuration knows"
+        elif key in _GRAPHS and value not in _OFF:
+            reason = "a captured graph reads the memory that it was captured with, and each request has its own"
+        else:
+            continue
+        raise invalid_model(
+            f"model '{model}': accelerator '{accelerator.name}' can't have '{key}': {reason}; remove it"
+        )
 
 
 def _tensorrt(accelerator: Accelerator, device: Device, model: str) -> dict[str, str]:

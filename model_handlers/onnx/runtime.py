@@ -5,11 +5,13 @@ Called on load threads; `translated` on any.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.tensorrt.runtime import tensorrt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,17 +51,42 @@ def preload_cuda(runtime: Any) -> None:
     runtime.preload_dlls()
 
 
+@functools.cache
+def preload_tensorrt() -> None:
+    """TensorRT may lie in wheels as well, which load its libraries when they are imported."""
+    with contextlib.suppress(MmeError):  # it may be where the loader looks: the provider tells
+        tensorrt("TensorRT")
+
+
 def create_session(path: Path, options: Any, model: str, providers: list[Any] | None = None) -> Any:
     """A session over the file `path`, on the CPU if no providers are named.
 
     Raises:
-        MmeError: INVALID_MODEL when ONNX Runtime refuses the file, OUT_OF_MEMORY when it finds no room.
+        MmeError: INVALID_MODEL when ONNX Runtime refuses the file, OUT_OF_MEMORY when it finds no room, UNAVAILABLE
+            when a provider can't start.
     """
     runtime = onnx_runtime()
+    wanted = providers or [CPU_PROVIDER]
     try:
-        return runtime.InferenceSession(str(path), options, providers=providers or [CPU_PROVIDER], enable_fallback=0)
+        return runtime.InferenceSession(str(path), options, providers=wanted, enable_fallback=0)
     except Exception as error:  # ONNX Runtime raises a dozen unrelated classes, some of them plain RuntimeError
-        raise translated(error, model, loading=True) from error
+        raise session_failure(error, model, others=len(wanted) > 1) from error
+
+
+def session_failure(error: Exception, model: str, *, others: bool) -> MmeError:
+    """Why there is no session; `others` tells whether it was to have another provider than the CPU's.
+
+    What is wrong with a model has a class of ONNX Runtime's own; drivers and libraries, which providers ask, do not.
+    """
+    failure = translated(error, model, loading=True)
+    if not others or type(error) is not RuntimeError or failure.kind is not Kind.INVALID_MODEL:
+        return failure
+    words = " ".join(str(error).split())
+    return MmeError(
+        Kind.UNAVAILABLE,
+        f"ONNX Runtime can't start a provider for model '{model}' ({words}); check its options, and that the driver, "
+        "CUDA, cuDNN and, for TensorRT, its version fit the installed onnxruntime-gpu",
+    )
 
 
 def translated(error: Exception, model: str, *, loading: bool) -> MmeError:

@@ -14,7 +14,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
 from model_handlers.onnx.handler import OnGpu
 from model_handlers.onnx.providers import check_providers, providers
-from model_handlers.onnx.runtime import create_session, onnx_runtime
+from model_handlers.onnx.runtime import create_session, onnx_runtime, session_failure
 
 GPU1 = Device("gpu", 1)
 CUDA, TENSORRT, HOST = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
@@ -62,8 +62,8 @@ def doubler(tmp_path):
             ],
         ),
         (
-            gpu(Accelerator("cuda", {"enable_cuda_graph": "1"}), Accelerator("gpu_io")),
-            [(CUDA, {**DEFAULTS, "enable_cuda_graph": "1"}), (HOST, {})],
+            gpu(Accelerator("cuda", {"use_tf32": "0", "enable_cuda_graph": "0"}), Accelerator("gpu_io")),
+            [(CUDA, {**DEFAULTS, "use_tf32": "0", "enable_cuda_graph": "0"}), (HOST, {})],
         ),
         (
             gpu(
@@ -106,10 +106,18 @@ def test_accelerators_of_gpus_are_none_of_the_cpus():
         (ModelConfig("m", cpu_accelerators=(Accelerator("mkl"),)), CPU, "'cpu_execution_accelerator' names 'mkl', but"),
         (gpu(Accelerator("tensorrt", {"precision_mode": "FP8"})), GPU1, "must be one of FP32, FP16, INT8, got 'FP8'"),
         (gpu(Accelerator("tensorrt", {"fast": "1"})), GPU1, "accelerator 'tensorrt' has no parameter 'fast'"),
+        (
+            gpu(Accelerator("cuda", {"enable_cuda_graph": "1"})),
+            GPU1,
+            "can't have 'enable_cuda_graph': a captured graph",
+        ),
+        (gpu(Accelerator("tensorrt", {"trt_cuda_graph_enable": "true"})), GPU1, "can't have 'trt_cuda_graph_enable'"),
+        (gpu(Accelerator("cuda", {"user_compute_stream": "1"})), GPU1, "'user_compute_stream': it is about an address"),
+        (gpu(Accelerator("cuda", {"device_id": "0"})), GPU1, "'device_id': which GPU is said by instance_group"),
         (gpu(gpu_mem_limit="much"), GPU1, "'gpu_mem_limit' must be an integer from 1 to"),
         (gpu(cudnn_conv_algo_search="5"), GPU1, "'cudnn_conv_algo_search' must be an integer from 0 to 2, got '5'"),
     ],
-    ids=["gpu", "cpu", "precision", "tensorrt's", "memory", "search"],
+    ids=["gpu", "cpu", "precision", "tensorrt's", "graph", "tensorrt's graph", "address", "device", "memory", "search"],
 )
 def test_what_does_not_exist_is_refused_by_name(config, device, sentence):
     """An accelerator, a parameter of one, a value: INVALID_MODEL in one sentence."""
@@ -150,14 +158,33 @@ def test_a_provider_that_is_not_built_in_is_an_error(doubler):
     assert caught.value.kind is Kind.UNAVAILABLE
 
 
-def test_a_provider_that_does_not_start_is_an_error(doubler):
+@pytest.mark.parametrize("accelerators", [(), (Accelerator("tensorrt"),)], ids=["cuda", "tensorrt"])
+def test_a_provider_that_does_not_start_is_an_error(doubler, accelerators):
     """ONNX Runtime for GPUs on a machine without one falls back to the CPU in silence; the model is refused."""
     if CUDA not in onnx_runtime().get_available_providers():
         pytest.skip("the installed ONNX Runtime is not built for GPUs")
-    with pytest.raises(MmeError, match=r"ONNX Runtime's (CUDA|Tensorrt)ExecutionProvider did not start") as caught:
-        OnnxHandler.load(ModelConfig("m", "onnxruntime"), doubler, Device("gpu", 63))
+    with pytest.raises(MmeError, match=r"did not start|can't start a provider for model 'm'") as caught:
+        OnnxHandler.load(gpu(*accelerators), doubler, Device("gpu", 63))
 
     assert caught.value.kind is Kind.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("error", "others", "kind"),
+    [
+        (RuntimeError("Please install TensorRT libraries"), True, Kind.UNAVAILABLE),
+        (RuntimeError("Please install TensorRT libraries"), False, Kind.INVALID_MODEL),
+        (RuntimeError("CUDA failure 2: out of memory"), True, Kind.OUT_OF_MEMORY),
+        (ValueError("no such operator"), True, Kind.INVALID_MODEL),
+    ],
+    ids=["provider", "CPU", "memory", "model"],
+)
+def test_a_provider_that_says_why_it_does_not_start_is_no_fault_of_the_model(error, others, kind):
+    """A driver or a library that does not fit is UNAVAILABLE, in ONNX Runtime's words."""
+    failure = session_failure(error, "m", others=others)
+
+    assert failure.kind is kind
+    assert str(error) in failure.message
 
 
 def test_what_a_session_has_is_compared_with_what_it_was_to_have():
