@@ -99,13 +99,15 @@ def visible(uuids: Sequence[str], wanted: str | None) -> list[str]:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs that this process may use, () where there is none."""
+    """The GPUs that this process may use and that tell their memory, () where there is none."""
     with _nvml() as nvml:
         if nvml is None:
             return ()
         found = []
         for index, (uuid, handle) in enumerate(_handles(nvml)):
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            memory = _memory(nvml, handle)
+            if memory is None:
+                continue
             name = _text(nvml.nvmlDeviceGetName(handle))
             found.append(Gpu(index, name, uuid, int(memory.total), int(memory.free), _capability(nvml, handle)))
         return tuple(found)
@@ -128,17 +130,20 @@ def _capability(nvml: Any, handle: Any) -> str:
 def readings() -> tuple[Reading, ...]:
     """What each of them is doing. Takes milliseconds, so never on the event loop."""
     with _nvml() as nvml:
-        return () if nvml is None else tuple(_reading(nvml, uuid, handle) for uuid, handle in _handles(nvml))
+        found = [] if nvml is None else [_reading(nvml, uuid, handle) for uuid, handle in _handles(nvml)]
+        return tuple(reading for reading in found if reading is not None)
 
 
-def _reading(nvml: Any, uuid: str, handle: Any) -> Reading:
+def _reading(nvml: Any, uuid: str, handle: Any) -> Reading | None:
     def asked(ask: Callable[[Any], Any], unit: float) -> float | None:
         try:
             return float(ask(handle)) / unit
         except nvml.NVMLError:
             return None
 
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    memory = _memory(nvml, handle)
+    if memory is None:
+        return None
     return Reading(
         uuid,
         int(memory.total),
@@ -148,6 +153,14 @@ def _reading(nvml: Any, uuid: str, handle: Any) -> Reading:
         asked(nvml.nvmlDeviceGetEnforcedPowerLimit, 1000),
         asked(nvml.nvmlDeviceGetTotalEnergyConsumption, 1000),
     )
+
+
+def _memory(nvml: Any, handle: Any) -> Any:
+    """Total, used and free; None for a GPU that is lost, or that has none but the host's."""
+    try:
+        return nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError:
+        return None
 
 
 def _handles(nvml: Any) -> list[tuple[str, Any]]:

@@ -15,12 +15,13 @@ import pynvml
 
 @dataclass
 class FakeGpu:
-    """One GPU, or a MIG device of one; `silent` ones know no load, power or energy."""
+    """One GPU, or a MIG device of one; `silent` ones know no load, power or energy, `lost` ones nothing but their name."""
 
     uuid: str
     total: int = 1000
     used: int = 100
     silent: bool = False
+    lost: bool = False
     parts: tuple[FakeGpu, ...] = ()
     capability: tuple[int, int] = (9, 0)
 
@@ -60,6 +61,8 @@ class FakeNvml:
         return b"Fake"
 
     def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> Any:
+        if gpu.lost:
+            raise self.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         return SimpleNamespace(total=gpu.total, used=gpu.used, free=gpu.total - gpu.used)
 
     def nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu) -> list[int]:

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 FATAL = 4  # ONNX Runtime's number for it
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
-_MEMORY_WORDS = ("bad_alloc", "allocate memory", "out of memory", "CUDA_ERROR_OUT_OF_MEMORY")
+_MEMORY_WORDS = (
+    "bad_alloc",
+    "allocate memory",
+    "out of memory",
+    "CUDA_ERROR_OUT_OF_MEMORY",
+    "ALLOC_FAILED",  # of cuBLAS and its kin, whose handles have memory of their own
+    "DEVICE_ALLOCATION_FAILED",  # of cuDNN
+)
 
 
 @functools.cache

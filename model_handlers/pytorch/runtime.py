@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PRELOAD = "model_handlers.pytorch.runtime:pytorch"
-_MEMORY_WORDS = ("can't allocate memory", "CUDA out of memory", "not enough memory", "std::bad_alloc")
+_MEMORY_WORDS = (
+    "can't allocate memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",  # of the context or a kernel's code, before anything is allocated
+    "ALLOC_FAILED",  # of cuBLAS and its kin, whose handles have memory of their own
+    "DEVICE_ALLOCATION_FAILED",  # of cuDNN
+    "not enough memory",
+    "std::bad_alloc",
+)
 _CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"]", re.MULTILINE)  # of its version.py, which says None otherwise
 _WORDS = 600  # characters of an exception, whose C++ stack is of no use to a client
 _FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"

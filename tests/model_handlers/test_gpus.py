@@ -106,6 +106,14 @@ def test_what_gpus_do_is_read(machine):
     )
 
 
+def test_a_gpu_that_is_lost_takes_no_other_with_it(machine):
+    """The others are listed by their own numbers and read, for loads and for metrics."""
+    machine(FakeGpu(A, lost=True), FakeGpu(B))
+
+    assert [(gpu.index, gpu.uuid) for gpu in gpus.gpus()] == [(1, B)]
+    assert [reading.uuid for reading in gpus.readings()] == [B]
+
+
 def test_memory_in_use_is_that_of_the_gpus_that_are_shown(machine, monkeypatch):
     """What others do on GPUs that this process may not use is none of its models' business."""
     machine(FakeGpu(A, used=1), FakeGpu(B, used=20), FakeGpu(C, used=300), shown="0,1")

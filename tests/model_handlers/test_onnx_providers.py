@@ -175,9 +175,11 @@ def test_a_provider_that_does_not_start_is_an_error(doubler, accelerators):
         (RuntimeError("Please install TensorRT libraries"), True, Kind.UNAVAILABLE),
         (RuntimeError("Please install TensorRT libraries"), False, Kind.INVALID_MODEL),
         (RuntimeError("CUDA failure 2: out of memory"), True, Kind.OUT_OF_MEMORY),
+        (RuntimeError("CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0"), True, Kind.OUT_OF_MEMORY),
+        (RuntimeError("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True, Kind.OUT_OF_MEMORY),
         (ValueError("no such operator"), True, Kind.INVALID_MODEL),
     ],
-    ids=["provider", "CPU", "memory", "model"],
+    ids=["provider", "CPU", "memory", "cuBLAS", "cuDNN", "model"],
 )
 def test_a_provider_that_says_why_it_does_not_start_is_no_fault_of_the_model(error, others, kind):
     """A driver or a library that does not fit is UNAVAILABLE, in ONNX Runtime's words."""

@@ -12,6 +12,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import parse_config
 from model_handlers.pytorch import TorchHandler
 from model_handlers.pytorch.programs import _shared
+from model_handlers.pytorch.runtime import translated
 from tests.frameworks import framework
 
 torch = framework("torch")
@@ -377,3 +378,18 @@ def test_signals_and_states_of_sequences_are_arguments(save):
 
     assert y.tolist() == kept.tolist() == [[6], [6]]
     assert [spec.name for spec in handler.config.inputs] == ["X"]
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'", Kind.OUT_OF_MEMORY),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", Kind.OUT_OF_MEMORY),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", Kind.OUT_OF_MEMORY),
+        ("CUDA error: an illegal memory access was encountered", Kind.EXECUTION_FAILED),
+    ],
+    ids=["context", "cuBLAS", "cuDNN", "access"],
+)
+def test_a_full_gpu_is_known_by_whichever_library_finds_it_full(words, kind):
+    """PyTorch's own class is of its allocator alone; the rest is RuntimeError."""
+    assert translated(RuntimeError(words), "m", loading=False).kind is kind
