@@ -8,11 +8,13 @@
 PYTHON ?= $(or $(shell for python in python3.11 python3; do \
             if $$python -c '' 2>/dev/null; then echo $$python; break; fi; done),python3)
 BIN := .venv/bin
-# What installs into .venv; uv does it too: make install INSTALLER="uv pip install --python .venv"
+# What installs into .venv; uv does it too: make install INSTALLER="uv pip install --python .venv". Of .venv-gpu, 5 GB, pip
+# takes minutes and uv one: make test-gpu GPU_INSTALLER="uv pip install --python .venv-gpu"
 INSTALLER ?= $(BIN)/python -m pip install
 INSTALLED := .venv/.installed
 FRAMEWORKS := .venv/.frameworks
 GPU_INSTALLED := .venv-gpu/.installed
+GPU_INSTALLER ?= .venv-gpu/bin/python -m pip install
 BUILT := build/compiled
 PROTO := model_handlers/proto/model_config.proto container/grpc/grpc_service.proto
 
@@ -83,10 +85,11 @@ $(FRAMEWORKS): $(INSTALLED)
 	$(INSTALLER) -c constraints.txt --no-build-isolation -e '.[torch,tensorflow,openvino,trees,tensorrt-rtx]'
 	@touch $@
 
-# TensorRT's libraries are on NVIDIA's index only; without them the tests of engines are skipped.
+# TensorRT's libraries are on NVIDIA's index only, and what PyPI has for it asks there; without them the tests of engines are
+# skipped. Version 10 is what ONNX Runtime's provider wants. TensorRT-RTX, which PyPI has, runs on no H100 or A100.
 $(GPU_INSTALLED): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-gpu
-	.venv-gpu/bin/python -m pip install -c constraints.txt setuptools
-	.venv-gpu/bin/python -m pip install -c constraints.txt --no-build-isolation -e '.[onnx-gpu,cli,test]'
-	-.venv-gpu/bin/python -m pip install --no-build-isolation -e '.[tensorrt]'
+	$(GPU_INSTALLER) -c constraints.txt setuptools
+	$(GPU_INSTALLER) -c constraints.txt --no-build-isolation -e '.[onnx-gpu,torch,cli,test]' cuda-python
+	-$(GPU_INSTALLER) 'tensorrt-cu13<11'
 	@touch $@

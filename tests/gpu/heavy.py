@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 if TYPE_CHECKING:
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 
     from tests.contract.server import Server
 
+from model_handlers.onnx import OnnxHandler
+
 WIDTH = 1024
+# On a machine with a GPU too, `make test` has the ONNX Runtime for CPUs.
+BUILT_FOR_GPUS = pytest.mark.skipif(not OnnxHandler.gpu_capable(), reason="ONNX Runtime is not for GPUs: make test-gpu")
 
 
 def lay_out(folder: Path, megabytes: int, *, kind: str, pinned: bool = False) -> None:

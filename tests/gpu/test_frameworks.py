@@ -14,11 +14,18 @@ from model_handlers.base import CPU, Device
 from model_handlers.config import Accelerator, InstanceGroup, InstanceKind, ModelConfig
 from model_handlers.onnx import OnnxHandler
 from model_handlers.tensorrt import TensorrtHandler
-from model_handlers.tensorrt.runtime import installed
+from model_handlers.tensorrt.runtime import installed, tensorrt
+from tests.gpu.heavy import BUILT_FOR_GPUS
 
 GPU = Device("gpu", 0)
 ROWS = np.random.default_rng(4).normal(size=(8, 64)).astype(np.float32)
-TENSORRT = pytest.mark.skipif(not installed(), reason="TensorRT is not installed")
+TENSORRT = pytest.mark.skipif(not installed("TensorRT"), reason="TensorRT is not installed")
+# What takes a path of its own: computed on the device, told by the host, and never on a device at all.
+KINDS = {
+    "y": (TensorProto.FLOAT16, np.float16),
+    "positive": (TensorProto.BOOL, np.bool_),
+    "shape": (TensorProto.INT64, np.int64),
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +51,7 @@ def expected(model):
     return found
 
 
+@BUILT_FOR_GPUS
 @pytest.mark.parametrize(
     "config",
     [
@@ -63,9 +71,40 @@ def test_onnx_by_cuda(model, expected, config):
     handler.close()
 
 
+@BUILT_FOR_GPUS
+def test_types_that_are_computed_in_several_places(tmp_path):
+    """Half precision and booleans of the device, a shape of the host, and strings that no device takes."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT16),
+        helper.make_node("Greater", ["x", "zero"], ["positive"]),
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Identity", ["text"], ["echo"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64]),
+        helper.make_tensor_value_info("text", TensorProto.STRING, ["n"]),
+    ]
+    outputs = [helper.make_tensor_value_info(name, kind, None) for name, (kind, _) in KINDS.items()]
+    outputs.append(helper.make_tensor_value_info("echo", TensorProto.STRING, ["n"]))
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [numpy_helper.from_array(np.float32(0), "zero")])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "model.onnx")
+    handler = OnnxHandler.load(ModelConfig("m"), tmp_path / "model.onnx", GPU)
+    texts = np.array([f"é{row}".encode() for row in range(len(ROWS))], dtype=np.object_)
+
+    *found, echo = handler.execute({"x": ROWS, "text": texts}, [*KINDS, "echo"])
+    for array, wanted, (_, dtype) in zip(found, (ROWS, ROWS > 0, ROWS.shape), KINDS.values(), strict=True):
+        assert array.dtype == dtype
+        np.testing.assert_array_equal(array, np.asarray(wanted).astype(dtype))
+    assert echo.tolist() == texts.tolist()
+    handler.close()
+
+
+@BUILT_FOR_GPUS
 @TENSORRT
 def test_onnx_by_the_tensorrt_provider(model, expected):
     """As an accelerator, in FP16."""
+    if not tensorrt("TensorRT").__version__.startswith("10."):
+        pytest.skip("ONNX Runtime 1.31 wants TensorRT 10")
     config = ModelConfig("m", gpu_accelerators=(Accelerator("tensorrt", {"precision_mode": "FP16"}),))
     handler = OnnxHandler.load(config, model, GPU)
 
