@@ -29,7 +29,7 @@ from container.ship.deployment import (
     resource_id,
 )
 from container.ship.flags import pairs
-from container.ship.instance_types import check_instance_type
+from container.ship.instance_types import check_instance_type, host_image
 from container.ship.inventory import alarm_names, is_ours, superseded, tags_of
 from container.ship.watching import rollback_alarms
 from model_handlers.errors import MmeError, invalid_argument
@@ -69,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         cache=not arguments.no_model_cache,
         volume_gb=arguments.volume_gb,
         startup_seconds=arguments.startup_seconds,
+        host_image=host_image(arguments.instance_type or "", arguments.host_image or ""),
         async_output=arguments.async_output or "",
         **_around(arguments),
     )
@@ -197,6 +198,7 @@ def _deployed(aws: Aws, now: Mapping[str, Any]) -> Deployment:
         cache=cache == "Enabled",
         volume_gb=variant.get("VolumeSizeInGB", 0),
         startup_seconds=variant.get("ContainerStartupHealthCheckTimeoutInSeconds", 0),
+        host_image=variant.get("InferenceAmiVersion", ""),
         async_output=config.get("AsyncInferenceConfig", {}).get("OutputConfig", {}).get("S3OutputPath", ""),
         capacity=(targets[0]["MinCapacity"], targets[0]["MaxCapacity"]) if targets else None,
         labels={key: value for key, value in tags_of(aws, str(now["EndpointArn"])).items() if key != TAG},
@@ -219,6 +221,8 @@ def _changed(arguments: argparse.Namespace, now: Deployment) -> Deployment:
     changes = {field: value for field, value in changes.items() if value}
     if arguments.models or arguments.single:
         changes["multi_model"] = bool(arguments.models)
+    if arguments.instance_type or arguments.host_image:
+        changes["host_image"] = host_image(arguments.instance_type or now.instance_type, arguments.host_image or "")
     if environment := pairs("--env", arguments.env):
         changes["environment"] = {**now.environment, **environment}
     if not changes:

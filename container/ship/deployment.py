@@ -69,6 +69,7 @@ class Deployment:
         environment: variables of the container.
         cache: whether SageMaker keeps models that were used; see ModelCacheSetting.
         volume_gb, startup_seconds: 0 leaves them to SageMaker.
+        host_image: that of the machines, which has their GPU's driver: InferenceAmiVersion; "" leaves it to SageMaker.
         async_output: where asynchronous answers go; "" for an endpoint in real time.
         capacity: least and most instances to scale between; None scales not.
         target_invocations: a minute and instance, that scaling aims at.
@@ -88,6 +89,7 @@ class Deployment:
     cache: bool = True
     volume_gb: int = 0
     startup_seconds: int = 0
+    host_image: str = ""
     async_output: str = ""
     capacity: tuple[int, int] | None = None
     target_invocations: float = 0.0
@@ -200,6 +202,8 @@ def _configuration(wanted: Deployment, stamp: str) -> list[Call]:
         variant["VolumeSizeInGB"] = wanted.volume_gb
     if wanted.startup_seconds:
         variant["ContainerStartupHealthCheckTimeoutInSeconds"] = wanted.startup_seconds
+    if wanted.host_image:
+        variant["InferenceAmiVersion"] = wanted.host_image
     config: dict[str, Any] = {"EndpointConfigName": name, "ProductionVariants": [variant], "Tags": wanted.tags()}
     if wanted.async_output:
         config["AsyncInferenceConfig"] = {"OutputConfig": {"S3OutputPath": wanted.async_output}}

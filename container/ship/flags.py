@@ -196,6 +196,8 @@ def _add_deployed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--instance-type", metavar="TYPE", help="such as ml.g5.xlarge")
     text = "try a type that is not on the list of those that SageMaker runs multi-model endpoints on"
     parser.add_argument("--any-instance-type", action="store_true", help=text)
+    text = "InferenceAmiVersion, which has the GPU's driver: one for CUDA 13 unless told, `default` for SageMaker's own"
+    parser.add_argument("--host-image", metavar="NAME", help=text)
     parser.add_argument("--instances", type=whole(1, 1000), metavar="N", help="how many; default 1")
     parser.add_argument("--role", metavar="ARN|NAME", help="the IAM role that the container runs as")
     parser.add_argument("--env", metavar="NAME=VALUE", action="append", help="a variable for the container; repeatable")

@@ -1,4 +1,4 @@
-"""Which instance types take a multi-model endpoint. PURE.
+"""Which instance types take a multi-model endpoint, and what their hosts have to bring. PURE.
 
 SageMaker serves several models of one container on any CPU type and, with GPUs, on a short list of types with a single
 one; it says so only after a deployment has begun.
@@ -23,11 +23,27 @@ MULTI_MODEL_GPU = (
     *(f"ml.g4dn.{size}" for size in _SIZES),
     *(f"ml.g5.{size}" for size in _SIZES),
 )
+# With GPUs that CUDA 13 runs on. Left to itself SageMaker gives the first of them a driver for CUDA 11.4.
+_CUDA_13 = re.compile(r"ml\.(g4dn|g5|g6e?|g7e|p4de?|p5(e|en)?|p6-b200)\.")
+_CUDA_13_AMI = "al2023-ami-sagemaker-inference-gpu-4-1"  # its driver is 580, the first for CUDA 13
+SAGEMAKERS_OWN = "default"
 
 
 def has_accelerator(instance_type: str) -> bool:
     """Whether the type has GPUs or AWS's own chips."""
     return bool(_ACCELERATED.match(instance_type))
+
+
+def host_image(instance_type: str, asked: str) -> str:
+    """The InferenceAmiVersion for instances whose container may be mme's for GPUs; "" leaves it to SageMaker.
+
+    Args:
+        instance_type: as in `ml.g5.xlarge`.
+        asked: what a person wants, `default` for SageMaker's own choice; "" for what suits CUDA 13.
+    """
+    if asked:
+        return "" if asked == SAGEMAKERS_OWN else asked
+    return _CUDA_13_AMI if _CUDA_13.match(instance_type) else ""
 
 
 def check_instance_type(instance_type: str, known: Collection[str], *, multi_model: bool) -> None:

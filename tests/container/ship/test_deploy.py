@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 
 import pytest
@@ -41,6 +42,12 @@ def made(account):
 
 
 NOTHING = ([], [], [], [], [], [])
+
+
+def host_image(said):
+    """What a dry run has the hosts be made of."""
+    found = re.search(r'"InferenceAmiVersion": "(.*)"', said.out)
+    return found and found[1]
 
 
 def test_a_multi_model_endpoint_is_made(account, deploy):
@@ -120,6 +127,46 @@ def test_a_dry_run_prints_the_calls_and_makes_none(account, deploy):
     ]  # fmt: skip
     assert {heading.split()[1] for heading in headings[5:]} == {"put_metric_alarm", "put_dashboard"}
     assert made(account) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "flags", "expected"),
+    [
+        ("ml.g5.xlarge", (), "al2023-ami-sagemaker-inference-gpu-4-1"),
+        ("ml.g4dn.2xlarge", (), "al2023-ami-sagemaker-inference-gpu-4-1"),
+        ("ml.g5.xlarge", ("--host-image", "al2-ami-sagemaker-inference-gpu-2"), "al2-ami-sagemaker-inference-gpu-2"),
+        ("ml.g5.xlarge", ("--host-image", "default"), None),
+        ("ml.p3.2xlarge", (), None),
+        (CPU, (), None),
+    ],
+    ids=["g5", "g4dn", "named", "SageMaker's own", "a GPU that CUDA 13 leaves out", "CPU"],
+)
+def test_hosts_with_gpus_have_a_driver_for_the_image(deploy, instance_type, flags, expected):
+    """Left to itself SageMaker gives them one that CUDA 13 does not run on."""
+    said = deploy("bert", *flags, "--dry-run", instance_type=instance_type)
+
+    assert said.code == 0, said.err
+    assert host_image(said) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--env", "A=1"), "al2-ami-sagemaker-inference-gpu-2"),
+        (("--instance-type", "ml.g4dn.2xlarge"), "al2023-ami-sagemaker-inference-gpu-4-1"),
+        (("--instance-type", CPU), None),
+        (("--host-image", "default"), None),
+    ],
+    ids=["something else", "type", "CPU", "SageMaker's own"],
+)
+def test_an_update_keeps_the_hosts_image_unless_it_changes_the_hosts(deploy, mme, flags, expected):
+    """Other instances get what suits them."""
+    named = ("--host-image", "al2-ami-sagemaker-inference-gpu-2")
+    assert deploy("bert", *named, instance_type="ml.g4dn.xlarge").code == 0
+
+    said = mme("update", "bert", *flags, "--dry-run")
+    assert said.code == 0, said.err
+    assert host_image(said) == expected
 
 
 def test_a_dry_run_needs_no_account(mme, monkeypatch, tmp_path):
