@@ -81,10 +81,10 @@ class EnsembleModel:
         decoupled = [member.config.decoupled for member in members]
         self.graph = Graph(name, config.ensemble, [spec.name for spec in config.inputs], decoupled)
         self.parts = [Part(*pair) for pair in zip(config.ensemble, members, strict=True)]
-        if config.max_inflight:
-            turnstiles = Turnstiles(config.max_inflight)
+        self._turnstiles = Turnstiles(config.max_inflight) if config.max_inflight else None
+        if self._turnstiles is not None:
             for part in self.parts:
-                part.submit = Turnstile(turnstiles, part.model).submit
+                part.submit = Turnstile(self._turnstiles, part.model).submit
         self.batches = config.max_batch_size > 0
         self.kinds = {spec.name: spec.data_type for spec in config.outputs}
         self.version_text = str(version)
@@ -128,11 +128,18 @@ class EnsembleModel:
             if self._cached.answered(request):
                 return
         self.outstanding += 1
-        self._journey(self, request).begin()
+        self._begin(request)
+
+    def _begin(self, request: InferenceRequest) -> None:
+        journey = self._journey(self, request)
+        if self._turnstiles is None:
+            journey.begin()
+        else:
+            self._turnstiles.begin(journey.begin)
 
     def _looked_up(self, request: InferenceRequest, response: InferenceResponse | None) -> None:
         if response is None:
-            self._journey(self, request).begin()
+            self._begin(request)
         else:
             self.outstanding -= 1
             request.resolve(response)

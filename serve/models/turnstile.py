@@ -4,7 +4,8 @@
 place until those that follow from it have theirs: else a fast step would run ahead of a slow one behind it without
 end, and all that it made would wait between the two. So what waits is at most so much a step, and before the first
 ones what clients have sent. A request of which nothing follows, or whose followers have places, gives its own up at
-once; tensors go in no circle, so that somebody always does.
+once; tensors go in no circle, so that somebody always does. That holds within one request of the ensemble: another one
+that is sent because of its answer follows from none of its steps, and would close the circle if it did.
 """
 
 from __future__ import annotations
@@ -58,6 +59,14 @@ class Turnstiles:
     def __init__(self, most: int) -> None:
         self.most = most
         self.telling: _Place | None = None
+
+    def begin(self, first_steps: Callable[[], None]) -> None:
+        """Submit the first steps of a request of the ensemble: they follow from none whose answer is told now."""
+        outer, self.telling = self.telling, None
+        try:
+            first_steps()
+        finally:
+            self.telling = outer
 
 
 class Turnstile:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
 from tests.contract import models
-from tests.contract.server import Server, eventually
+from tests.contract.server import PATIENCE, Server, eventually
 
 LEVELS = """
 max_batch_size: 8
@@ -98,24 +100,17 @@ output { name: "Y" data_type: TYPE_FP32 dims: 4 }
 instance_group { kind: KIND_CPU }
 model_transaction_policy { decoupled: true }
 """
-FLOW = """
-platform: "ensemble"
-max_batch_size: 8
-input { name: "X" data_type: TYPE_FP32 dims: 4 }
-output { name: "Y" data_type: TYPE_FP32 dims: 4 }
-ensemble_scheduling { max_inflight_requests: 1
-  step { model_name: "source" input_map { key: "X" value: "X" } output_map { key: "Y" value: "between" } }
-  step { model_name: "one" input_map { key: "X" value: "between" } output_map { key: "Y" value: "Y" } } }
-"""
 # Waits a moment for others to join, which never come through an ensemble that lets in one.
 PATIENT = "max_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 20000 }\n"
-NARROW = """
+ENSEMBLE = """
 platform: "ensemble"
 max_batch_size: 8
-input { name: "X" data_type: TYPE_FP32 dims: 4 }
-output { name: "Y" data_type: TYPE_FP32 dims: 4 }
-ensemble_scheduling { max_inflight_requests: 1
-  step { model_name: "patient" input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } } }
+input {{ name: "X" data_type: TYPE_FP32 dims: 4 }}
+output {{ name: "Y" data_type: TYPE_FP32 dims: 4 }}
+ensemble_scheduling {{ {steps} }}
+"""
+STEP = """
+step {{ model_name: "{model}" input_map {{ key: "X" value: "{x}" }} output_map {{ key: "Y" value: "{y}" }} }}
 """
 
 LIMITED = "instance_group { count: 2 kind: KIND_CPU rate_limiter { resources { name: 'R' count: %d } priority: 2 } }"
@@ -149,6 +144,15 @@ def lay_out_python(folder, config, warmup=0, code=COUNTING):
     (folder / "warmup" / "x").write_bytes(np.array([warmup] * 4, "<f4").tobytes())
 
 
+def lay_out_chain(folder, *chain, most=0):
+    """An ensemble of models one behind the other, each of which has `most` requests at a time, 0 for any number."""
+    between = ["X", *(f"behind_{place}" for place in range(1, len(chain))), "Y"]
+    steps = [STEP.format(model=model, x=between[place], y=between[place + 1]) for place, model in enumerate(chain)]
+    limit = f"max_inflight_requests: {most}" if most else ""
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(ENSEMBLE.format(steps=limit + "".join(steps)))
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     """Where the models of this file lie."""
@@ -167,9 +171,11 @@ def server(repository):
     lay_out_python(repository / "source", SOURCE + HISTOGRAM, code=SENDING)
     models.lay_out(repository / "one", models.plus(1), f"max_batch_size: 8 dynamic_batching {{ }} {HISTOGRAM}")
     models.lay_out(repository / "patient", models.plus(1), PATIENT)
-    for name, config in (("flow", FLOW), ("narrow", NARROW)):
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(config)
+    models.lay_out(repository / "calm", models.plus(1), PATIENT)
+    lay_out_chain(repository / "flow", "source", "one", most=1)
+    lay_out_chain(repository / "narrow", "patient", most=1)
+    lay_out_chain(repository / "pair", "calm", "calm", most=1)
+    lay_out_chain(repository / "twice", "pair", "pair")
     lay_out_python(repository / "sending", DECOUPLED, code=SENDING)
     lay_out_python(repository / "hot", WARM, 13)
     lay_out_python(repository / "cached", CACHED, 1)
@@ -177,7 +183,7 @@ def server(repository):
     lay_out_python(repository / "told", f"{CACHED} {told}", 1)
     environ = {
         "MME_MODEL_REPOSITORY": str(repository),
-        "MME_LOAD_MODEL": "levels,warm,cached,ragged,sending,flow,narrow",
+        "MME_LOAD_MODEL": "levels,warm,cached,ragged,sending,flow,narrow,pair,twice",
         "MME_PING_MODE": "ready",
         "MME_RATE_LIMIT": "execution_count",
         "MME_RATE_LIMIT_RESOURCE": "r:2",
@@ -359,3 +365,24 @@ def test_an_ensemble_lets_so_many_requests_into_a_step(server):
 
     assert [models.y(answer.json) for answer in answers] == [[n + 1, 1, 1, 1] for n in range(6)]
     assert sizes(server, "patient") == {1: 6}
+
+
+def test_a_request_that_comes_of_an_answer_takes_nobodys_place_with_it(server):
+    """One that its client sent behind it, or the next step of an ensemble around this one, is a request like any other."""
+    body = json.dumps(models.x([0] * 4)).encode()
+    head = f"POST /v2/models/pair/infer HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with ExitStack() as connections:
+        clients = [
+            connections.enter_context(socket.create_connection(("127.0.0.1", server.port), PATIENCE)) for _ in range(3)
+        ]
+        for client in clients:
+            client.sendall((head + body) * 4)
+        for client in clients:
+            received = b""
+            while received.count(b'"data":[2.0,2.0,2.0,2.0]') < 4:
+                more = client.recv(1 << 16)
+                assert more, received
+                received += more
+    with ThreadPoolExecutor(4) as clients:
+        answers = list(clients.map(lambda n: ask(server, "twice", models.x([n] * 4)), range(8)))
+    assert [models.y(answer.json) for answer in answers] == [[n + 4] * 4 for n in range(8)]
