@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
-from model_handlers.errors import MmeError
+from model_handlers.errors import Kind, MmeError
 from serve.decoupled_error import DecoupledError
 from serve.models.batch_dimension import fitted
 from serve.models.cached_responses import cached_responses
@@ -60,8 +60,6 @@ class EnsembleModel:
         responses: see `serve.models.model.Model`.
     """
 
-    queued = 0  # requests wait with the models of the steps
-
     def __init__(
         self,
         name: str,
@@ -96,6 +94,11 @@ class EnsembleModel:
 
     def __repr__(self) -> str:
         return f"<EnsembleModel {self.name}/{self.version}: {self.outstanding} under way>"
+
+    @property
+    def queued(self) -> int:
+        """Requests of its steps that may not be asked yet; all others wait with the models of the steps."""
+        return 0 if self._turnstiles is None else self._turnstiles.waiting
 
     def route(self, outputs: tuple[str, ...]) -> Route:
         """The way to these outputs, () for all, through steps that each answer once."""
@@ -148,7 +151,11 @@ class EnsembleModel:
         """The models of its steps have sequences; see there."""
 
     def refuse_waiting(self) -> None:
-        """Whoever waits, waits with the models of the steps."""
+        """Tell those of its steps that may not be asked yet; all others wait with the models of the steps."""
+        if self._turnstiles is not None:
+            self._turnstiles.refuse_waiting(
+                MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again")
+            )
 
     def memory(self) -> Footprint:
         """Nothing beside its models."""

@@ -53,12 +53,19 @@ class Turnstiles:
 
     Attributes:
         most: requests under way at each step.
+        steps: one turnstile each.
         telling: the place of the request whose answer is being told: what is submitted meanwhile follows from it.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
+        self.steps: list[Turnstile] = []
         self.telling: _Place | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait, at all steps together."""
+        return sum(step.waiting for step in self.steps)
 
     def begin(self, first_steps: Callable[[], None]) -> None:
         """Submit the first steps of a request of the ensemble: they follow from none whose answer is told now."""
@@ -67,6 +74,11 @@ class Turnstiles:
             first_steps()
         finally:
             self.telling = outer
+
+    def refuse_waiting(self, error: MmeError) -> None:
+        """Tell those who wait that their turn will not come."""
+        for step in self.steps:
+            step.refuse_waiting(error)
 
 
 class Turnstile:
@@ -83,9 +95,15 @@ class Turnstile:
         self._under_way = 0
         self._waiting: deque[tuple[InferenceRequest, _Place | None]] = deque()
         self._is_letting_in = False
+        all_of_them.steps.append(self)
 
     def __repr__(self) -> str:
-        return f"<Turnstile {self._under_way} of {self._all.most}, {len(self._waiting)} waiting>"
+        return f"<Turnstile {self._under_way} of {self._all.most}, {self.waiting} waiting>"
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait."""
+        return len(self._waiting)
 
     def submit(self, request: InferenceRequest) -> None:
         """Submit a request, now or when it is its turn; what the model refuses by then is its answer.
@@ -154,11 +172,19 @@ class Turnstile:
         finally:
             self._all.telling = outer
 
+    def refuse_waiting(self, error: MmeError) -> None:
+        """Tell those who wait that their turn will not come."""
+        while self._waiting:
+            self._turn_away(self._waiting.popleft(), error)
+
     def _leave_the_queue(self, waits: tuple[InferenceRequest, _Place | None]) -> None:
         """A client left, or its request failed elsewhere."""
         self._waiting.remove(waits)
+        self._turn_away(waits, MmeError(Kind.CANCELLED, f"the client of model '{self._model.name}' left"))
+
+    def _turn_away(self, waits: tuple[InferenceRequest, _Place | None], error: MmeError) -> None:
         request, before = waits
-        request.resolve(MmeError(Kind.CANCELLED, f"the client of model '{self._model.name}' left"))
+        request.resolve(error)
         _has_its_place(before)
 
 

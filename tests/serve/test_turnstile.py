@@ -1,12 +1,17 @@
 """No more requests of a step are under way than may be, for all requests of an ensemble together."""
 
+import asyncio
 import random
 
 import pytest
 
+from model_handlers.config import EnsembleStep
 from model_handlers.errors import Kind, MmeError, invalid_argument
+from serve.models.ensemble import EnsembleModel
+from serve.models.model import Model
 from serve.models.turnstile import Turnstile, Turnstiles
 from serve.request import InferenceRequest, InferenceResponse, Layout
+from serve.stats import ModelStats
 
 NOTHING = Layout((), ())
 
@@ -154,6 +159,30 @@ def test_what_a_model_refuses_takes_no_place(stages):
     clients.ask("f")
     clients.ask("g")
     assert first.names == ["b", "f"]
+
+
+def test_who_waits_is_counted_and_told_when_the_ensemble_goes(run, toys):
+    """Else an unload would have them all executed first, however long that takes."""
+
+    async def main():
+        loop, gate = asyncio.get_running_loop(), toys.Gate()
+        step = Model("step", 1, [("step_0", toys.Scripted(toys.config("step"), gate))], ModelStats(), loop)
+        steps = (EnsembleStep("step", -1, {"x": "x"}, {"y": "y"}),)
+        config = toys.config("whole", ensemble=steps, max_inflight=1)
+        ensemble = EnsembleModel("whole", 1, config, [step], ModelStats(), loop)
+        calls = [toys.Call(number) for number in range(3)]
+        for call in calls:
+            ensemble.submit(call.request)
+        await gate.arrived()
+        assert ensemble.queued == 2
+        ensemble.refuse_waiting()
+        assert [call.kind for call in calls[1:]] == [Kind.UNAVAILABLE] * 2
+        assert ensemble.queued == 0
+        gate.open()
+        assert isinstance(await calls[0].answer(), InferenceResponse)
+        await asyncio.to_thread(step.close)
+
+    run(main())
 
 
 @pytest.mark.parametrize("seed", range(20))
