@@ -354,6 +354,10 @@ class Handler(ABC):
         """
         done(True)
 
+    def is_down(self) -> bool:
+        """Whether it refuses what it is asked for a while, since what executes it ended too often. On any thread."""
+        return False
+
     def memory(self) -> Footprint:
         """What it takes outside the serving process, whose own growth is measured from outside."""
         return Footprint()

@@ -22,7 +22,7 @@ from model_handlers.isolation.hosts import admit, leave
 from model_handlers.isolation.leash import ChildDiedError
 from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.process import Child
-from model_handlers.isolation.restarts import WINDOW, RestartBudget
+from model_handlers.isolation.restarts import LIMIT, WINDOW, RestartBudget
 from model_handlers.isolation.segments import SegmentPool
 
 if TYPE_CHECKING:
@@ -212,6 +212,10 @@ class IsolatedHandler(Handler):
             self._taken = Footprint(private, self._taken.device)
         return self._taken
 
+    def is_down(self) -> bool:
+        """Whether the process died too often. See `Handler`."""
+        return not self._child.alive and self._restarts.is_used_up(time.monotonic())
+
     def close(self) -> None:
         """End the process. When this returns it is gone, its memory with it; views of outputs stay good."""
         self._closed.set()
@@ -378,7 +382,7 @@ class IsolatedHandler(Handler):
     def _used_up(self, now: float) -> str:
         return (
             f"model '{self.config.name}': the process of '{self._lane}' died too often and is not started again for "
-            f"{max(self._restarts.free_at() - now, 0):.0f} s ({self._restarts.used} restarts within {WINDOW:.0f} s); "
+            f"{max(self._restarts.free_at() - now, 0):.0f} s ({LIMIT} restarts within {WINDOW:.0f} s); "
             f"the last time: {self._last_death}"
         )
 

@@ -16,26 +16,23 @@ _FIRST_DELAY = 0.1  # seconds before the second restart
 
 
 class RestartBudget:
-    """Remembers the restarts of one instance."""
+    """Remembers the last restarts of one instance."""
 
     def __init__(self) -> None:
-        self._restarts: deque[float] = deque()
+        self._restarts: deque[float] = deque(maxlen=LIMIT)
 
     def __repr__(self) -> str:
-        return f"<RestartBudget: {self.used} of {LIMIT} used>"
+        return f"<RestartBudget: restarts at {list(self._restarts)}>"
 
-    @property
-    def used(self) -> int:
-        """Restarts that count."""
-        return len(self._restarts)
+    def is_used_up(self, now: float) -> bool:
+        """Whether there is no restart for a while. May be asked on any thread."""
+        return len(self._restarts) == LIMIT and self._restarts[0] > now - WINDOW
 
     def next_at(self, now: float) -> float | None:
         """When the next restart may happen, `now` or later in seconds; None when the budget is used up."""
-        while self._restarts and self._restarts[0] <= now - WINDOW:
-            self._restarts.popleft()
-        count = len(self._restarts)
-        if count >= LIMIT:
+        if self.is_used_up(now):
             return None
+        count = sum(restart > now - WINDOW for restart in self._restarts)
         return max(now, self._restarts[-1] + _FIRST_DELAY * 2 ** (count - 1)) if count else now
 
     def free_at(self) -> float:

@@ -24,6 +24,9 @@ class Resident(Protocol):
     def start(self) -> None:
         """Begin to execute; called on the event loop when the model is committed."""
 
+    def is_down(self) -> bool:
+        """Whether it will execute nothing for a while, though it is in memory; called on the event loop."""
+
     def refuse_waiting(self) -> None:
         """Tell every queued request that the model goes; called on the event loop."""
 
@@ -158,7 +161,7 @@ class Entry(Generic[T]):
         before = self.predecessor
         if self.anyway or before is None or before.state is not State.READY or before.prepared is None:
             return False
-        return before.prepared.content == prepared.content
+        return before.prepared.content == prepared.content and not before.leased().is_down()
 
     @property
     def uses(self) -> int:

@@ -18,7 +18,7 @@ from serve.models.batch_dimension import fitted
 from serve.models.cached_responses import cached_responses
 from serve.models.execution import failure
 from serve.models.layout_check import KNOWN_LAYOUTS, CheckedLayouts
-from serve.models.readiness import Readiness
+from serve.models.readiness import JointReadiness
 from serve.models.straight_journey import Route, StraightJourney
 from serve.models.turnstile import Turnstile, Turnstiles
 from serve.request import InferenceRequest, InferenceResponse, Timings, layout_of
@@ -75,7 +75,7 @@ class EnsembleModel:
         self.config = config
         self.stats = stats
         self.outstanding = 0
-        self.readiness = Readiness(name, (), loop)
+        self.readiness: JointReadiness = JointReadiness(member.readiness for member in members)
         decoupled = [member.config.decoupled for member in members]
         self.graph = Graph(name, config.ensemble, [spec.name for spec in config.inputs], decoupled)
         self.parts = [Part(*pair) for pair in zip(config.ensemble, members, strict=True)]

@@ -63,7 +63,7 @@ class Model:
     Attributes:
         config: the configuration, completed.
         stats: what happened so far.
-        readiness: whether its instances say that they are ready.
+        readiness: whether its instances are ready.
 
     Args:
         name: the name it is served under, which responses carry.
@@ -105,7 +105,7 @@ class Model:
         self.stats = stats
         self._loop = loop
         self._handlers = {id(handler): handler for _, handler in handlers}
-        self.readiness = Readiness(name, self._handlers.values(), loop)
+        self.readiness = Readiness(name, lambda: list(self._handlers.values()), loop)
         self._signature = signature = signature_for(name, version, self.config, initial_states or {})
         self._queue: Queue[InferenceRequest] = queue_for(name, self.config, len(handlers))
         self._order: InOrder[Execution] | None = InOrder() if keeps_order(self.config, len(handlers)) else None

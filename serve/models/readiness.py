@@ -1,4 +1,4 @@
-"""Whether a model in memory says that it is ready, where its code has a say in that. On the event loop.
+"""Whether a model in memory is ready: none of its instances is down, and its code says so if it has a say. On the loop.
 
 All of its instances are asked at the same time, and all have to say so. Who asks while an instance still thinks about
 it waits for that answer, so that a model which hangs is asked once, however often it is probed.
@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from model_handlers.base import Handler
 
@@ -26,21 +26,28 @@ class Readiness:
 
     Args:
         name: the model's.
-        handlers: of its instances; those that tell are asked.
+        handlers: those of its instances now; those that tell are asked.
         loop: the event loop.
     """
 
-    def __init__(self, name: str, handlers: Iterable[Handler], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, name: str, handlers: Callable[[], Iterable[Handler]], loop: asyncio.AbstractEventLoop) -> None:
         self._name = name
-        self._handlers = [handler for handler in handlers if handler.tells_ready]
+        self._handlers = handlers
         self._loop = loop
         self._asked: dict[Handler, asyncio.Future[bool]] = {}
 
+    def is_down(self) -> bool:
+        """Whether an instance will execute nothing for a while: one that fails at once draws requests to it."""
+        return any(handler.is_down() for handler in self._handlers())
+
     async def told(self) -> bool:
-        """Whether all instances say so within five seconds; True where none has a say."""
-        if not self._handlers:
+        """Whether none is down, and all that have a say say so within five seconds."""
+        if self.is_down():
+            return False
+        asked = [self._answer(handler) for handler in self._handlers() if handler.tells_ready]
+        if not asked:
             return True
-        answers, late = await asyncio.wait(map(self._answer, self._handlers), timeout=_SECONDS)
+        answers, late = await asyncio.wait(asked, timeout=_SECONDS)
         if late:
             what = f"model '{self._name}': is_ready has not answered within {_SECONDS:.0f} s"
             _log.warning(what, extra={"target_model": self._name})
@@ -59,6 +66,21 @@ class Readiness:
         """On any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(_resolve, answer, ready)
+
+
+class JointReadiness:
+    """Of one version of an ensemble: that of the models of its steps."""
+
+    def __init__(self, steps: Iterable[Readiness | JointReadiness]) -> None:
+        self._steps = list(dict.fromkeys(steps))  # a model may have several
+
+    def is_down(self) -> bool:
+        """Whether one of them is."""
+        return any(step.is_down() for step in self._steps)
+
+    async def told(self) -> bool:
+        """Whether all of them are ready."""
+        return all(await asyncio.gather(*(step.told() for step in self._steps)))
 
 
 def _resolve(answer: asyncio.Future[bool], ready: bool) -> None:  # noqa: FBT001 - as above

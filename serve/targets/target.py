@@ -80,6 +80,10 @@ class Target:
         if self._started is not None:
             self._started(self)
 
+    def is_down(self) -> bool:
+        """Whether any version, or a member, will execute nothing for a while."""
+        return any(model.readiness.is_down() for model in self.models())
+
     def refuse_waiting(self) -> None:
         """Tell everybody who waits for any version."""
         for model in self.models():

@@ -23,6 +23,14 @@ input { name: "N" data_type: TYPE_INT32 dims: [ 1 ] }
 output { name: "PID" data_type: TYPE_INT32 dims: [ 1 ] }
 instance_group { count: 2 kind: KIND_CPU }
 """
+ONE = CONFIG.replace("count: 2", "count: 1")
+AROUND = """
+platform: "ensemble"
+input { name: "N" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "PID" data_type: TYPE_INT32 dims: [ 1 ] }
+ensemble_scheduling {
+  step { model_name: "mortal" input_map { key: "N" value: "N" } output_map { key: "PID" value: "PID" } } }
+"""
 INLINE = 'parameters { key: "MME_PLACEMENT" value { string_value: "inline" } }\n'
 MODEL = """
 import asyncio
@@ -33,6 +41,8 @@ from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+DEADLY = 13
+
 
 class TritonPythonModel:
     def initialize(self, args):
@@ -41,6 +51,8 @@ class TritonPythonModel:
 
     def execute(self, requests):
         self.wait("execute")
+        if requests[0].inputs()[0].as_numpy()[0] == DEADLY:
+            os._exit(3)
         pid = pb_utils.Tensor("PID", np.array([os.getpid()], np.int32))
         return [pb_utils.InferenceResponse([pid]) for _ in requests]
 
@@ -63,6 +75,8 @@ MODELS = {
     "coroutine": (MODEL + COROUTINE, CONFIG),
     "inline": (MODEL + PLAIN, CONFIG + INLINE),
     "silent": (MODEL, CONFIG),
+    "mortal": (MODEL + PLAIN, ONE),
+    "around": ("", AROUND),
 }
 
 
@@ -77,7 +91,8 @@ def repository(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("repository")
     for name, (source, config) in MODELS.items():
         (folder / name / "1").mkdir(parents=True)
-        (folder / name / "1" / "model.py").write_text(source)
+        if source:
+            (folder / name / "1" / "model.py").write_text(source)
         (folder / name / "config.pbtxt").write_text(config)
         for instance in "01":
             (folder / name / f"says-{instance}").write_text("yes")
@@ -126,10 +141,15 @@ def entered(repository, model, who):
     eventually(lambda: all(file.exists() for file in files), f"{model} to enter {who}")
 
 
+def ask(server, model, number=0):
+    """The answer to a request."""
+    document = {"inputs": [{"name": "N", "shape": [1], "datatype": "INT32", "data": [number]}]}
+    return server.ask("POST", f"/v2/models/{model}/infer", document)
+
+
 def infer(server, model):
     """The process that answers."""
-    document = {"inputs": [{"name": "N", "shape": [1], "datatype": "INT32", "data": [0]}]}
-    answer = server.ask("POST", f"/v2/models/{model}/infer", document)
+    answer = ask(server, model)
     assert answer.status == 200, answer.body
     return answer.json["outputs"][0]["data"][0]
 
@@ -218,3 +238,25 @@ def test_a_model_whose_process_dies_meanwhile_is_not_ready(server, repository, h
     assert probe(server, "plain") == 200
     assert pid not in {infer(server, "plain") for _ in range(3)}
     assert probe(server, "plain") == 200
+
+
+@pytest.mark.parametrize("model", ["mortal", "around"])
+def test_a_model_that_died_too_often_is_not_ready_and_a_load_begins_anew(server, clients, repository, model):
+    """So is an ensemble of one. Until then it is not ready, though nothing of it changed and its code is not asked."""
+    assert [ask(server, model, 13).status for _ in range(6)] == [500] * 6
+    refused = ask(server, model)
+    assert (refused.status, "died too often" in refused.error) == (503, True)
+    assert [client.is_model_ready(model) for client in clients] == [False, False]
+    assert server.ask("POST", f"/v2/repository/models/{model}/load").status == 200
+    assert [client.is_model_ready(model) for client in clients] == [True, True]
+    infer(server, model)
+
+
+def test_an_ensemble_is_ready_when_the_models_of_its_steps_are(server, clients, repository):
+    """Each of its instances is asked, as of any other model."""
+    try:
+        (repository / "mortal" / "says-0").write_text("no")
+        assert [client.is_model_ready("around") for client in clients] == [False, False]
+    finally:
+        (repository / "mortal" / "says-0").write_text("yes")
+    assert [client.is_model_ready("around") for client in clients] == [True, True]

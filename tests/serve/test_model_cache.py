@@ -105,6 +105,7 @@ class Held:
         self.name = name
         self.footprint = footprint
         self.started = self.closed = self.refused = 0
+        self.down = False
         self.told = asyncio.Event()
         press.in_memory += footprint
 
@@ -112,6 +113,10 @@ class Held:
         """Once, before anybody uses it."""
         self.press.fail("start", self.name)
         self.started += 1
+
+    def is_down(self):
+        """As the test has it."""
+        return self.down
 
     def refuse_waiting(self):
         """Whoever queues would be told."""

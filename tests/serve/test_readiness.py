@@ -13,7 +13,12 @@ class Handler:
 
     def __init__(self, *, tells_ready=True):
         self.tells_ready = tells_ready
+        self.down = False
         self.asked = []
+
+    def is_down(self):
+        """See `model_handlers.base.Handler`."""
+        return self.down
 
     def ask_ready(self, done):
         """See `model_handlers.base.Handler`."""
@@ -36,7 +41,7 @@ def told():
 def test_who_has_no_say_is_ready(told):
     """Nobody is asked, and nothing waited for."""
     silent = Handler(tells_ready=False)
-    assert told(lambda loop: Readiness("m", [silent], loop).told())
+    assert told(lambda loop: Readiness("m", lambda: [silent], loop).told())
     assert silent.asked == []
 
 
@@ -46,7 +51,7 @@ def test_all_instances_have_to_say_so(told, says):
     handlers = [Handler(), Handler()]
 
     async def ask(loop):
-        asked = asyncio.ensure_future(Readiness("m", handlers, loop).told())
+        asked = asyncio.ensure_future(Readiness("m", lambda: handlers, loop).told())
         await asyncio.sleep(0)
         for handler, ready in zip(handlers, says, strict=True):
             [done] = handler.asked
@@ -62,7 +67,7 @@ def test_one_that_hangs_is_asked_once_and_is_not_ready_meanwhile(told, monkeypat
     handler = Handler()
 
     async def ask(loop):
-        asks = Readiness("m", [handler], loop)
+        asks = Readiness("m", lambda: [handler], loop)
         first = [await asks.told(), await asks.told()]
         asked = len(handler.asked)
         monkeypatch.setattr(readiness, "_SECONDS", 60.0)

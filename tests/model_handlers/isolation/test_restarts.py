@@ -29,11 +29,12 @@ def test_time_heals():
     for i in range(LIMIT):
         budget.restarted(float(i))
     assert budget.next_at(10.0) is None
+    assert budget.is_used_up(10.0)
     assert budget.free_at() == WINDOW
 
     assert budget.next_at(WINDOW) == WINDOW
     assert budget.next_at(5 * WINDOW) == 5 * WINDOW
-    assert repr(budget) == "<RestartBudget: 0 of 5 used>"
+    assert not budget.is_used_up(WINDOW)
 
 
 @pytest.mark.parametrize("gap", [WINDOW / LIMIT + 0.1, WINDOW])
