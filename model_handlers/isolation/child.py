@@ -97,11 +97,9 @@ def _guest(control: socket.socket, events: socket.socket, life: socket.socket, t
 def _serve(message: Message, side: _Side, events: socket.socket) -> int:
     said = Events(events, message["config"]["name"])
     with offering(OutsideInChild(said)):
-        handler = _load(message, side)
+        handler = _load(message, side, said)
     if handler is None:
         return 0
-    if handler.tells_ready:
-        said.answer_ready(handler.ask_ready)
     reports = Reports(said)
     worker = _Worker(handler, side, said)
     while (asked := side.receive()) is not None:
@@ -179,7 +177,7 @@ def _try(message: Message, side: _Side) -> int:
     return 0
 
 
-def _load(message: Message, side: _Side) -> Handler | None:
+def _load(message: Message, side: _Side, said: Events) -> Handler | None:
     """Load the model and tell its completed configuration, or tell why not."""
     try:
         config = config_from(message["config"])
@@ -189,6 +187,8 @@ def _load(message: Message, side: _Side) -> Handler | None:
         BusyPoll.longest = message["busy_poll"]
         with standing_back():
             handler: Handler = handler_class.load(config, Path(message["model_file"]), device, message["lane"])
+        if handler.tells_ready:  # whoever is told so may ask at once
+            said.answer_ready(handler.ask_ready)
         answer = {"loaded": config_fields(handler.config), "tells_ready": handler.tells_ready}
     except BaseException as error:  # noqa: BLE001 - the model's code may raise anything, SystemExit included
         side.send(_refusal(error, message))

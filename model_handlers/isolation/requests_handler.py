@@ -11,6 +11,7 @@ between. Whatever could take long, a death above all, is left to a thread that c
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from typing import TYPE_CHECKING, ClassVar
@@ -82,14 +83,14 @@ class IsolatedRequestsHandler(IsolatedHandler):
         preload: str = "",
         host: str = "",
     ) -> None:
-        self._open: dict[int, ModelRequest] = {}  # single operations of a dict need no lock
+        self._open: dict[int, ModelRequest] = {}  # single operations need no lock
         self._hears = False
         self._loading = False
         self._unheard: tuple[Child, Exception | None] | None = None
         self._channel: Channel
         self._questions: Questions
         self._sent: _Sent | None = None
-        self._asking: Callable[[bool], None] | None = None  # who waits to be told whether the model is ready
+        self._asking: list[Callable[[bool], None]] = []  # who waits to be told whether the model is ready; likewise
         self._counted: Counted
         super().__init__(load, config, lane, uses_gpu=uses_gpu, program=program, preload=preload, host=host)
         self.patience = self._deadlines.execution
@@ -163,18 +164,18 @@ class IsolatedRequestsHandler(IsolatedHandler):
 
     def ask_ready(self, done: Callable[[bool], None]) -> None:
         """Ask the model in the process; one that has died is started again by the next request. See `Handler`."""
-        if not self._child.alive:
+        child = self._child
+        if not child.alive:
             done(True)
             return
-        self._asking = done
+        self._asking.append(done)
         self._channel.post(Frame({"ready": True}))
-        if not self._child.alive:  # it may have parted before it could be asked
+        if not child.alive:  # it may have parted before it could be asked, and there may be another by now
             self._told_ready(ready=False)
 
     def _told_ready(self, *, ready: bool) -> None:
-        done, self._asking = self._asking, None
-        if done is not None:
-            done(ready)
+        with contextlib.suppress(IndexError):  # nobody waits any more
+            self._asking.pop()(ready)
 
     def _send(self, requests: Sequence[ModelRequest], watch: Watch) -> _Sent | None:
         if not self._child.alive or (self._unheard is not None and self._unheard[0] is self._child):
