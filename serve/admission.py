@@ -162,10 +162,10 @@ class Admission:
     async def _wake(self, part: str, anew: set[str]) -> None:
         """Load again what left because a part of it was unloaded, now that all of them are there."""
         for whole, parts in list(self._dormant.items()):
-            if part in parts and all(self._is_registered(each) for each in parts):
+            wakes = whole in self._dormant and part in parts  # it may have come back with another one of these
+            if wakes and all(self._is_registered(each) for each in parts):
                 with contextlib.suppress(MmeError):  # the log says why
                     await self._reload(whole, self._register.source(whole), anew)
-                    self.name(whole)
 
     def _is_registered(self, name: str) -> bool:
         entry = self._cache.entries.get(name)
@@ -268,7 +268,8 @@ class Admission:
             MmeError: UNKNOWN_MODEL when it is not registered; UNAVAILABLE when it still executes or loads after a long
                 time. Then its memory comes back when that ends.
         """
-        self._dormant.pop(name, None)
+        if self._dormant.pop(name, None):
+            self._by_name.discard(name)
         entry = self._cache.entries.get(name)
         if entry is None or entry.abandoned:
             raise unknown(name)
@@ -276,7 +277,8 @@ class Admission:
         wholes = self._without(name)
         await self._unload_in_time(entry)
         for whole in wholes:
-            await self._unload_in_time(self._cache.entries[whole])
+            if whole in self._dormant and whole in self._cache.entries:  # nobody loaded or unloaded it meanwhile
+                await self._unload_in_time(self._cache.entries[whole])
         for part in parts:
             if part in self._cache.entries and part not in self._by_name:
                 await self._unload_in_time(self._cache.entries[part])
@@ -333,7 +335,8 @@ class Admission:
         entry.source = origin(entry.source)
         if entry.abandoned:
             self._register.withdraw(entry.name)
-            self._by_name.discard(entry.name)
+            if entry.name not in self._dormant:  # else it comes back as what it was
+                self._by_name.discard(entry.name)
         in_repository = isinstance(entry.source, InRepository | InBucket)
         if not in_repository or not self._origins.offers(entry.name):
             self._register.forget(entry)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -347,6 +348,62 @@ def test_an_ensemble_leaves_with_a_part_and_comes_back_with_it(run, toys, tmp_pa
                 await engine.unload("e")
             await engine.reload("b")
             assert there() == ["a", "b"]
+        finally:
+            await engine.close()
+
+    run(main())
+
+
+def test_an_ensemble_that_comes_back_is_as_it_was_loaded(run, tmp_path, lay_out):
+    """One that came with another ensemble still goes with that; one that somebody loaded by name stays."""
+    lay_out(e=ENSEMBLE, f=ENSEMBLE.replace('"b"', '"e"'))
+
+    async def main():
+        engine = loads_on_request(tmp_path)
+        try:
+            for loaded, stays in (["f"], False), (["f", "e"], True):
+                for name in loaded:
+                    await engine.reload(name)
+                await engine.unload("a")
+                assert [engine.is_ready(name) for name in "ef"] == [False, False]
+                await engine.reload("a")
+                assert [engine.is_ready(name) for name in "ef"] == [True, True]
+                await engine.unload("f", dependents=True)
+                assert engine.is_ready("e") is stays
+        finally:
+            await engine.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("meanwhile", ["unloaded and removed", "loaded"])
+def test_an_ensemble_does_not_leave_with_a_part_if_somebody_decided_otherwise_meanwhile(
+    run, tmp_path, lay_out, meanwhile
+):
+    """While the part still answers; nor does the unload of the part fail for it."""
+    lay_out(e=ENSEMBLE)
+
+    async def main():
+        engine = loads_on_request(tmp_path)
+        try:
+            await engine.reload("e")
+            part = engine.cache.lease("a")
+            unloading = asyncio.ensure_future(engine.unload("a"))
+            while not part.abandoned:  # noqa: ASYNC110 - an unload's doing
+                await asyncio.sleep(0)
+            if meanwhile == "loaded":
+                loading = asyncio.ensure_future(engine.reload("e"))
+                while engine.cache.entries["a"].task is None:  # noqa: ASYNC110 - a load's doing
+                    await asyncio.sleep(0.001)
+            else:
+                shutil.rmtree(tmp_path / "r" / "e")
+                await engine.unload("e")
+                assert "e" not in engine.cache.entries
+            part.release()
+            await unloading
+            if meanwhile == "loaded":
+                await loading
+            assert engine.is_ready("e") == (meanwhile == "loaded")
         finally:
             await engine.close()
 
