@@ -74,8 +74,12 @@ def parse_target(target: bytes) -> Route | None:
     As Flask has it, so that all routes take the same forms: with a trailing slash where it allows one, with several
     slashes in front (an address that ends in one), and with slashes that are quoted.
     """
-    path = target.partition(b"?")[0]
-    return _parsed(path) or _parsed(_FRONT.sub(b"/", unquote_to_bytes(path).replace(b"%", b"%25")))
+    return _parsed(target.partition(b"?")[0]) or _parsed(_path(target).replace(b"%", b"%25"))
+
+
+def _path(target: bytes) -> bytes:
+    """The path of a target as Flask has it."""
+    return _FRONT.sub(b"/", unquote_to_bytes(target.partition(b"?")[0]))
 
 
 def _parsed(path: bytes) -> Route | None:
@@ -110,7 +114,7 @@ def work_of(method: str, target: bytes) -> Work:
     """
     if method not in {"GET", "HEAD"}:
         return Work.CHANGES
-    path = unquote_to_bytes(target.partition(b"?")[0])
+    path = _path(target)
     if _READY.fullmatch(path):
         return Work.ASKS
     return Work.READS if not path.startswith(_OF_MODEL) or _KNOWN_WITHOUT_LOAD.fullmatch(path) else Work.CHANGES

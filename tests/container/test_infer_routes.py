@@ -118,6 +118,8 @@ def test_other_targets_are_left_to_flask(target):
         ("GET", b"/v2/models/m/config?x=/ready", CHANGES),
         ("GET", b"/v2/models/ready", CHANGES),
         ("GET", b"/v2/model%73/m", CHANGES),
+        ("GET", b"//v2%2Fmodels/m", CHANGES),
+        ("GET", b"//v2/models/m/ready", ASKS),
         ("POST", b"/v2/repository/index", CHANGES),
         ("DELETE", b"/models/a", CHANGES),
     ],

@@ -154,9 +154,9 @@ def infer(server, model):
     return answer.json["outputs"][0]["data"][0]
 
 
-def probe(server, model):
+def probe(server, model, base=""):
     """The status of Triton's route."""
-    return server.ask("GET", f"/v2/models/{model}/ready").status
+    return server.ask("GET", f"{base}/v2/models/{model}/ready").status
 
 
 @pytest.mark.parametrize("model", ["plain", "coroutine", "inline"])
@@ -214,7 +214,7 @@ def test_nobody_else_waits_for_a_model_that_thinks_about_it(server, repository, 
     """However many ask it: of the server, of other models, and of what is loaded, all is answered as ever."""
     with ThreadPoolExecutor(20) as threads:
         release = hold("coroutine", "is_ready")
-        asked = [threads.submit(probe, server, "coroutine") for _ in range(20)]
+        asked = [threads.submit(probe, server, "coroutine", base) for base in ["", "/"] * 10]
         entered(repository, "coroutine", "is_ready")
         for path in ("/v2/health/ready", "/ping", "/v2/models/silent/ready", "/v2/models/stats", "/metrics"):
             assert server.ask("GET", path).status == 200
