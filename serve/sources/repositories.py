@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.disk import disk_errors
 from model_handlers.errors import MmeError, invalid_argument, invalid_model
-from serve.sources.repository import CONFIG_NAME, MAX_CONFIG_SIZE, list_models, may_be_model
+from serve.sources.repository import COMPILED, CONFIG_NAME, MAX_CONFIG_SIZE, list_models, may_be_model
 from serve.sources.source import InRepository, is_plain
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serve.sources.scripts import Scripts
-
-
-_COMPILED = "__pycache__"  # appears with the first load, and changes with the code
 
 
 class Repositories:
@@ -145,7 +142,7 @@ def print_of(path: Path) -> str:
         for base, directories, files in os.walk(path, followlinks=True):
             digest.update(os.fsencode(f"{base}\0"))
             places = {name: _place(os.path.join(base, name)) for name in sorted(directories)}  # noqa: PTH118
-            places.pop(_COMPILED, None)
+            places.pop(COMPILED, None)
             directories[:] = [name for name, place in places.items() if place not in walked]
             walked.update(places.values())
             for name, place in places.items():

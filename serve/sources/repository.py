@@ -12,6 +12,7 @@ import functools
 import hashlib
 import logging
 import os
+import stat
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ CONFIG_NAME = "config.pbtxt"
 ENTRY = "MME_ENTRY"  # a parameter of the model that an archive of several is asked for
 MAX_CONFIG_SIZE = 1 << 20
 _SHOWN_FILES = 12
+COMPILED = "__pycache__"  # what Python keeps of code that it has read: appears with the first load
 CONFIGS = "configs"  # a directory of configurations that a server may be told to read instead
 _RESERVED = ("warmup", "initial_state", CONFIGS)  # directories of a model that are no versions
 _EXPECTED = f"{CONFIG_NAME} and 1/model.onnx, or one directory that holds them; or code/inference.py beside a model"
@@ -80,14 +82,25 @@ class ModelDirectory:
 
     def fingerprint(self) -> str:
         """A name for what these files are, wherever they lie: another one when any of them was written anew."""
-        files = sorted(file for file in self.path.rglob("*") if file.is_file())
         digest = hashlib.sha256()
-        for file in files:
-            status = file.stat()
-            digest.update(os.fsencode(f"{file.relative_to(self.path)}\0{status.st_size}\0{status.st_mtime_ns}\0"))
-        if files and (self.path / CONFIG_NAME) in files:  # archives packed alike have files of one size and one time
+        files = sorted(_files_in(self.path))
+        for place, status in files:
+            digest.update(os.fsencode(f"{'/'.join(place)}\0{status.st_size}\0{status.st_mtime_ns}\0"))
+        if any(place == (CONFIG_NAME,) for place, _ in files):  # archives packed alike have one size and one time
             digest.update((self.path / CONFIG_NAME).read_bytes())
         return digest.hexdigest()[:32]
+
+
+def _files_in(folder: Path) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
+    """The files below a folder: where in it, and what they are. Links to directories are not followed."""
+    for base, directories, names in os.walk(folder):  # a tenth of what Path.rglob takes
+        directories[:] = [name for name in directories if name != COMPILED]
+        place = Path(base).relative_to(folder).parts
+        for name in names:
+            with contextlib.suppress(OSError):  # it went this moment, or is a link to nowhere
+                status = os.stat(os.path.join(base, name))  # noqa: PTH116, PTH118 - as above
+                if stat.S_ISREG(status.st_mode):
+                    yield (*place, name), status
 
 
 def open_target(path: Path, name: str, scripts: Scripts = DEFAULT_SCRIPTS, *, override: str = "") -> ModelDirectory:

@@ -273,7 +273,10 @@ def test_open_model(tree):
 
 
 def test_a_fingerprint_is_of_what_the_files_are(tmp_path):
-    """The same files have the same one wherever they lie; a size, a time, a name or the configuration changes it."""
+    """The same files have the same one wherever they lie; a size, a time, a name or the configuration changes it.
+
+    What Python keeps of code that it has read does not: what a model took when it was loaded first is known the next time.
+    """
 
     def lay_out(name, config="max_batch_size: 1", weights=b"1234", file="model.onnx", seconds=7):
         folder = tmp_path / name
@@ -286,6 +289,10 @@ def test_a_fingerprint_is_of_what_the_files_are(tmp_path):
 
     first = lay_out("first")
     assert lay_out("elsewhere") == first
+    (tmp_path / "elsewhere" / "1" / "__pycache__").mkdir()
+    (tmp_path / "elsewhere" / "1" / "__pycache__" / "model.cpython-311.pyc").write_bytes(b"read once")
+    (tmp_path / "elsewhere" / "1" / "gone").symlink_to("nowhere")
+    assert ModelDirectory("m", tmp_path / "elsewhere", ModelConfig("m"), {}).fingerprint() == first
     others = [
         lay_out("size", weights=b"12345"),
         lay_out("time", seconds=8),
