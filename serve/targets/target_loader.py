@@ -161,7 +161,7 @@ class ModelLoader:
         beside = [member.path for member in directory.members if not member.path.is_relative_to(source.path)]
         prints += [print_of(path) for path in beside]
         prepared = self._prepared(directory, name, directory.fingerprint() + digest_of(override), cancelled)
-        return replace(prepared, content=(*prints, directory.config))
+        return replace(prepared, content=(*prints, override))
 
     def _fetched(self, name: str, source: Archived, override: str, cancelled: Callable[[], bool]) -> PreparedTarget:
         """What is in an archive."""
@@ -174,8 +174,7 @@ class ModelLoader:
         except BaseException:
             artifact.hold.release()
             raise
-        content = (artifact.identity, directory.config)
-        return replace(prepared, download_ns=download_ns, hold=artifact.hold, content=content)
+        return replace(prepared, download_ns=download_ns, hold=artifact.hold, content=(artifact.identity, override))
 
     def _gathered(self, name: str, source: InBucket, override: str, cancelled: Callable[[], bool]) -> PreparedTarget:
         """A model of a repository in S3, and the models that it consists of."""
@@ -189,8 +188,9 @@ class ModelLoader:
         except BaseException:
             models.release()
             raise
-        content = (models.identity, directory.config)
-        return replace(prepared, download_ns=int(models.seconds * 1e9), hold=models, content=content)
+        return replace(
+            prepared, download_ns=int(models.seconds * 1e9), hold=models, content=(models.identity, override)
+        )
 
     def overrule(self) -> None:
         """See `Scales`."""

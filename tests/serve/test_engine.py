@@ -749,10 +749,12 @@ def test_a_reload_of_what_did_not_change_does_nothing(run, toys, tmp_path, repos
             configured = Override('{"max_batch_size": 2}')
             assert [await loads(configured), await loads(configured)] == [3, 3]
             assert [await loads(), await loads()] == [4, 4]
+            assert (await loads(Override('{"max_batch_size": 4}')), engine.is_overridden("a")) == (5, True)
+            assert (await loads(), engine.is_overridden("a")) == (6, False)  # what it goes by is another one
             os.utime(file)
-            assert [await loads(), await loads()] == [5, 5]
+            assert [await loads(), await loads()] == [7, 7]
             await engine.unload("a")
-            assert await loads() == 6
+            assert await loads() == 8
             assert await answered(engine, toys) == 2
 
     run(main())
