@@ -84,7 +84,10 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             loop.add_signal_handler(number, self._stop_asked, number, stop)
         loop.add_signal_handler(signal.SIGUSR1, self.log.reopen_files)
         settings = Settings.from_environ(os.environ)
-        service = Service(settings, loop, life_of(self.ppid))
+        try:
+            service = Service(settings, loop, life_of(self.ppid))
+        except MmeError as error:
+            _give_up(error)
         grpc = await _grpc_server(service)
         front = _Front(service, loop)
         metrics = await _metrics_port(service, front, loop)
@@ -149,14 +152,14 @@ async def _metrics_port(service: Service, front: _Front, loop: asyncio.AbstractE
     try:
         await port.open(settings.metrics_address or settings.host, settings.metrics_port)
     except MmeError as error:
-        await _give_up(service, error)
+        await service.close()
+        _give_up(error)
     return (port,)
 
 
-async def _give_up(service: Service, error: MmeError) -> NoReturn:
-    """End for good: without its port there is no use in starting again."""
+def _give_up(error: MmeError) -> NoReturn:
+    """End for good: what a server lacks that can't begin, as its port, it would lack again."""
     _log.error("%s", error)
-    await service.close()
     raise SystemExit(Arbiter.WORKER_BOOT_ERROR) from None
 
 
@@ -169,7 +172,8 @@ async def _grpc_server(service: Service) -> GrpcServer | None:
     try:
         return GrpcServer(service)
     except MmeError as error:
-        await _give_up(service, error)
+        await service.close()
+        _give_up(error)
 
 
 async def _close_in_time(service: Service, seconds: float) -> None:

@@ -41,6 +41,9 @@ def read_credentials(path: Path) -> dict[str, Credentials]:
     if not isinstance(known, dict) or not all(map(_is_entry, known.values())):
         entry = f'{{"s3": {{"s3://bucket": {{{", ".join(f"{chr(34)}{name}{chr(34)}: …" for name in _FIELDS)}}}}}}}'
         raise invalid_argument(f"the credentials in {path} are not of the form {entry}, all of them texts")
+    for prefix, entry in known.items():
+        if bool(entry.get("key_id")) != bool(entry.get("secret_key")):
+            raise invalid_argument(f"the credentials in {path} have half a key for '{prefix}': key_id and secret_key")
     return {
         prefix: {_FIELDS[name]: text for name, text in entry.items() if name in _FIELDS and text}
         for prefix, entry in known.items()

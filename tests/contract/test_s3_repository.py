@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from tests.contract import models
-from tests.contract.server import eventually
+from tests.contract.server import Server, eventually
 from tests.contract.test_ensembles import PYTHON, ensemble, python_model
 
 PREFIX = "team/repository"
@@ -204,7 +204,7 @@ def test_a_repository_that_can_not_be_read_yet_is_read_later(upload, start, s3, 
 
 
 def test_credentials_may_come_from_a_file_as_tritons(upload, start, tmp_path, bucket):
-    """Those of the longest prefix; one that can't be read keeps the server from starting."""
+    """Those of the longest prefix; what can't be read, or used, keeps the server from starting."""
     upload("keyed", "one")
     file = tmp_path / "credentials.json"
     known = {"key_id": "test", "secret_key": "test", "region": "us-east-1", "session_token": "", "profile": ""}
@@ -215,6 +215,14 @@ def test_credentials_may_come_from_a_file_as_tritons(upload, start, tmp_path, bu
     eventually(lambda: infer(server, "one") == [2, 3, 4, 5], "the model")
     assert server.stop() == 0
 
-    file.write_text('{"s3": {"": {"key_id": 7}}}')
+    file.write_text('{"s3": {"": {"key_id": "7"}}}')
     with pytest.raises(AssertionError, match="ended at once"):
         start("keyed", TRITON_CLOUD_CREDENTIAL_PATH=str(file))
+    file.write_text(json.dumps({"s3": {"": nobody}}))
+    environ = {"MME_MODEL_REPOSITORY": f"s3://{bucket}/keyed", "TRITON_CLOUD_CREDENTIAL_PATH": str(file)}
+    last = Server(tmp_path / "last", environ, ready=False)
+    with pytest.raises((AssertionError, OSError)):
+        last.__enter__()
+    assert "The config profile (nobody) could not be found" in last.log
+    assert last.log.count("Booting worker") == 1
+    assert "Traceback" not in last.log
