@@ -147,11 +147,16 @@ class Admission:
     async def _reload(self, name: str, source: Source, anew: set[str]) -> None:
         """Also what consists of it, unless that is among those which are loaded anew already."""
         anew.add(name)
-        self._dormant.pop(name, None)
+        parts = self._dormant.pop(name, None)
         self._register.serve(name)
         entry = self._cache.entries.get(name) or self._register.add(name, source)
         served = entry.resident is not None
-        report = await self._load_or_give_up(entry, self._cache.reload(entry, source))
+        try:
+            report = await self._load_or_give_up(entry, self._cache.reload(entry, source))
+        except MmeError:
+            if parts is not None:  # it may have been for want of them
+                self._dormant[name] = parts
+            raise
         for whole in wholes_of(name, self._cache.entries) if served and report.load else ():
             if whole not in anew:
                 with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why

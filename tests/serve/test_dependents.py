@@ -354,6 +354,27 @@ def test_an_ensemble_leaves_with_a_part_and_comes_back_with_it(run, toys, tmp_pa
     run(main())
 
 
+def test_an_ensemble_that_did_not_load_for_want_of_a_part_comes_with_it(run, tmp_path, lay_out):
+    """As one that somebody changes in the repository while the part is away."""
+    lay_out(e=ENSEMBLE)
+
+    async def main():
+        engine = loads_on_request(tmp_path)
+        try:
+            await engine.reload("e")
+            await engine.unload("a")
+            (tmp_path / "r" / "a").rename(tmp_path / "a")
+            with pytest.raises(MmeError):
+                await engine.reload("e")
+            (tmp_path / "a").rename(tmp_path / "r" / "a")
+            await engine.reload("a")
+            assert engine.is_ready("e")
+        finally:
+            await engine.close()
+
+    run(main())
+
+
 def test_an_ensemble_that_comes_back_is_as_it_was_loaded(run, tmp_path, lay_out):
     """One that came with another ensemble still goes with that; one that somebody loaded by name stays."""
     lay_out(e=ENSEMBLE, f=ENSEMBLE.replace('"b"', '"e"'))
