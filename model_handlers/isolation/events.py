@@ -189,9 +189,16 @@ class Events:
             elif "hears" in message:
                 self._told.set()
             elif "ready" in message and self._ask_ready is not None:
-                self._ask_ready(self._tell_ready)
+                self._answer_ready(self._ask_ready)
         except Exception:  # noqa: BLE001 - code of the model's author is told; others wait for this thread too
             traceback.print_exc()
+
+    def _answer_ready(self, ask: AskReady) -> None:
+        try:
+            ask(self._tell_ready)
+        except Exception:
+            self._tell_ready(ready=False)  # nobody asks again before there is an answer
+            raise
 
     def _tell_ready(self, ready: bool) -> None:  # noqa: FBT001 - it is the answer
         self.send({"ready": ready})

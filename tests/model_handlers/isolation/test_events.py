@@ -192,3 +192,19 @@ def test_what_cannot_be_sent_is_the_end_of_its_request(sides):
     with pytest.raises(MmeError) as raised:
         events.send({"a": object()})
     assert raised.value.kind is Kind.INVALID_ARGUMENT
+
+
+def test_who_asks_whether_the_model_is_ready_is_answered_though_it_can_not_be_asked(sides):
+    """With a no, as where no thread can be had for it; nobody would ask again before the answer."""
+    events, server = sides
+    answers = [True]
+
+    def ask(done):
+        if not answers:
+            raise RuntimeError("can't start new thread")
+        done(answers.pop())
+
+    events.answer_ready(ask)
+    for ready in (True, False):
+        server.tell({"ready": True})
+        assert server.next() == {"ready": ready}
