@@ -285,8 +285,9 @@ class Admission:
             if whole in self._dormant and whole in self._cache.entries:  # nobody loaded or unloaded it meanwhile
                 await self._unload_in_time(self._cache.entries[whole])
         for part in parts:
-            if part in self._cache.entries and part not in self._by_name:
-                await self._unload_in_time(self._cache.entries[part])
+            stays = part in self._by_name or wholes_of(part, self._cache.entries)  # one may have come meanwhile
+            if self._is_registered(part) and not stays:
+                await self.unload(part, dependents=True)  # which may be an ensemble itself
 
     def _without(self, part: str) -> list[str]:
         """Who leaves with a part that somebody unloads; where requests bring in what they ask for, nobody does."""

@@ -295,14 +295,14 @@ def test_an_ensemble_says_which_of_its_models_it_lacks(run, tmp_path, lay_out, c
 
 
 def test_parts_that_somebody_loaded_by_name_stay(run, tmp_path, lay_out):
-    """Before the ensemble or after it, until somebody unloads them; those that came with it alone go with it."""
-    lay_out(e=ENSEMBLE)
+    """Before the ensemble or after it, until somebody unloads them; those that came with it alone go with it, also of its parts."""
+    lay_out(e=ENSEMBLE, f=ENSEMBLE.replace('"b"', '"e"'))
 
     async def main():
         engine = loads_on_request(tmp_path)
 
-        async def left():
-            await engine.unload("e", dependents=True)
+        async def left(ensemble="e"):
+            await engine.unload(ensemble, dependents=True)
             return sorted(name for name, _ in engine.registered())
 
         try:
@@ -317,6 +317,10 @@ def test_parts_that_somebody_loaded_by_name_stay(run, tmp_path, lay_out):
             with pytest.raises(MmeError, match="already loaded"):  # as a server says that has it on its list
                 await engine.load("b")
             assert await left() == ["a", "b"]
+            await engine.unload("b")
+            await engine.reload("f")
+            assert sorted(name for name, _ in engine.registered()) == ["a", "b", "e", "f"]
+            assert await left("f") == ["a"]
         finally:
             await engine.close()
 
