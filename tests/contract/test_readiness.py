@@ -159,6 +159,12 @@ def probe(server, model, base=""):
     return server.ask("GET", f"{base}/v2/models/{model}/ready").status
 
 
+def state(server, model):
+    """What the index says of its version, and why."""
+    [row] = [row for row in server.ask("POST", "/v2/repository/index", {}).json if row["name"] == model]
+    return row["state"], row.get("reason")
+
+
 @pytest.mark.parametrize("model", ["plain", "coroutine", "inline"])
 @pytest.mark.parametrize("word", ["no", "raise", "word", "nothing"])
 def test_a_model_is_ready_when_all_its_instances_say_so(server, clients, repository, model, word):
@@ -247,8 +253,10 @@ def test_a_model_that_died_too_often_is_not_ready_and_a_load_begins_anew(server,
     refused = ask(server, model)
     assert (refused.status, "died too often" in refused.error) == (503, True)
     assert [client.is_model_ready(model) for client in clients] == [False, False]
+    assert state(server, model) == ("UNAVAILABLE", "a process of it died too often; a load begins anew")
     assert server.ask("POST", f"/v2/repository/models/{model}/load").status == 200
     assert [client.is_model_ready(model) for client in clients] == [True, True]
+    assert state(server, model) == ("READY", None)
     infer(server, model)
 
 
