@@ -209,3 +209,44 @@ def test_everybody_is_answered_once(seed):
             if stage.inside:
                 stage.answer()
     assert sorted(name for name, _ in clients.told) == sorted(request.id for request in asked)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ensembles_of_ensembles_whose_clients_ask_again_on_each_answer(run, toys, seed):
+    """All are answered, whatever is made of what, and whoever leaves: nobody waits for who waits for it."""
+    order = random.Random(seed)
+
+    async def main():
+        loop, left, calls = asyncio.get_running_loop(), [100], []
+        leaves = [
+            Model(name, 1, [(f"{name}_0", toys.Scripted(toys.config(name)))], ModelStats(), loop) for name in "abc"
+        ]
+        wholes = []
+        for name in ("inner", "middle", "outer"):
+            parts = order.choices([*leaves, *wholes], k=order.randint(1, 3))
+            tensors = ["x", *(f"behind_{place}" for place in range(1, len(parts))), "y"]
+            steps = tuple(
+                EnsembleStep(part.name, -1, {"x": tensors[place]}, {"y": tensors[place + 1]})
+                for place, part in enumerate(parts)
+            )
+            config = toys.config(name, ensemble=steps, max_inflight=order.choice([0, 1, 1, 2]))
+            wholes.append(EnsembleModel(name, 1, config, parts, ModelStats(), loop))
+
+        def ask(_answered=None):
+            left[0] -= 1
+            if left[0] >= 0:
+                calls.append(toys.Call(1, on_answer=ask))
+                order.choice(wholes).submit(calls[-1].request)
+                if not (leaver := order.choice(calls)).request.answered and order.random() < 0.2:
+                    leaver.request.cancel()
+
+        for _ in range(12):
+            ask()
+        for call in calls:  # which grow meanwhile
+            await call.answer()
+        assert [len(call.answers) for call in calls] == [1] * 100
+        assert {model.outstanding + model.queued for model in (*wholes, *leaves)} == {0}
+        for model in leaves:
+            await asyncio.to_thread(model.close)
+
+    run(main())
