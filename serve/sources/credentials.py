@@ -25,6 +25,7 @@ _FIELDS = {
     "profile": "profile_name",
 }
 Credentials = dict[str, str]  # arguments of a session of boto3; none for those that boto3 finds by itself
+NO_CREDENTIALS: Mapping[str, str] = {}  # but those that boto3 finds
 
 
 def read_credentials(path: Path) -> dict[str, Credentials]:

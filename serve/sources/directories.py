@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from serve.sources.artifacts import Artifacts, key_of
 from serve.sources.bucket_versions import has_choice, served
+from serve.sources.credentials import NO_CREDENTIALS
 from serve.sources.repository import CONFIG_NAME, CONFIGS, MAX_CONFIG_SIZE
-from serve.sources.store import NO_CREDENTIALS, S3Store, StoredObject, wrong_name
+from serve.sources.store import StoredObject, wrong_name
 from serve.sources.transfer import check_names, transfer
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serve.sources.disk_room import Derived
+    from serve.sources.s3_store import S3Store
 
 _log = logging.getLogger("mme.load")
 _ENDPOINT = re.compile(r"(https?://)?([0-9A-Za-z.-]+|\[[0-9A-Fa-f:]+\]):([0-9]+)/(.+)")
@@ -56,6 +58,8 @@ def open_bucket(url: str, credentials: Mapping[str, str] = NO_CREDENTIALS) -> S3
     Raises:
         MmeError: INVALID_ARGUMENT when it is neither.
     """
+    from serve.sources.s3_store import S3Store  # noqa: PLC0415 - boto3 comes with it: who serves a folder needs none
+
     place = url.removeprefix("s3://")
     endpoint = ""
     if elsewhere := _ENDPOINT.fullmatch(place):

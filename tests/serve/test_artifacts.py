@@ -9,7 +9,8 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from serve.sources.artifacts import Artifacts
-from serve.sources.store import LocalStore, S3Store
+from serve.sources.s3_store import S3Store
+from serve.sources.store import LocalStore
 from serve.sources.tar_member import ExtractLimits
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

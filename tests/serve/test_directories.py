@@ -8,8 +8,8 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from serve.sources.directories import Directories, open_bucket
+from serve.sources.s3_store import S3Store
 from serve.sources.source import InBucket
-from serve.sources.store import S3Store
 from serve.sources.transfer import check_names, transfer
 from serve.targets.target_loader import ModelLoader
 from tests.serve import faulty_s3

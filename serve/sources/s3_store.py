@@ -1,0 +1,229 @@
+"""The archives under a prefix of a bucket in S3, or what else lies there.
+
+It never reads the environment: boto3 finds credentials, region and endpoint by its own rules. What botocore raises
+becomes one of our errors at one border, by its code and never by its text. Importing this costs a tenth of a second and
+is left to who opens such a store. Synchronous and thread-safe; runs on load threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+
+from model_handlers.errors import Kind, MmeError, invalid_argument
+from serve.sources.credentials import NO_CREDENTIALS
+from serve.sources.ranged_download import RangedDownload
+from serve.sources.store import (
+    ARCHIVE_SUFFIX,
+    StoredObject,
+    UnreachableError,
+    UntoldError,
+    replaced,
+    unknown_model,
+    validate_name,
+    wrong_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import BinaryIO
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
+_PART_SIZE = 12 << 20
+_PARTS_AHEAD = 4
+_CONNECTIONS = 64  # kept open: eight loads at a time, each with four parts, and a few files beside those
+_CONNECT_SECONDS = 5
+_READ_SECONDS = 15
+
+# What S3 answers, by its code; HEAD has no body and gives the status as the code.
+_NO_KEY = ("NoSuchKey",)
+_NO_BUCKET = ("NoSuchBucket",)
+_ABSENT = ("NotFound", "404")  # the object, or its bucket
+_REPLACED = ("PreconditionFailed", "412", "InvalidRange", "416")
+_DENIED = (
+    "AccessDenied",
+    "AllAccessDisabled",
+    "ExpiredToken",
+    "Forbidden",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "SignatureDoesNotMatch",
+    "400",  # HEAD with an expired token
+    "403",
+)
+_ARCHIVED = ("InvalidObjectState",)
+_BUSY = (429, *range(500, 600))  # statuses that say nothing about what was asked for
+
+
+class S3Store:
+    """The archives under a prefix of a bucket.
+
+    Large ones are downloaded in parts in parallel, each on the condition that the etag is still the one of `stat`.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint: str = "",
+        credentials: Mapping[str, str] = NO_CREDENTIALS,
+        part_size: int = _PART_SIZE,
+        parts_ahead: int = _PARTS_AHEAD,
+        attempts: int = 4,
+    ) -> None:
+        """Make the client; nothing is asked of S3 yet.
+
+        Args:
+            bucket: its name.
+            prefix: what stands before every name, without slashes around it.
+            endpoint: the URL of an S3 that is not AWS's; "" for the one that boto3 finds.
+            credentials: what a session of boto3 is made with.
+            part_size: bytes of a ranged GET; an object that is not larger is fetched by one plain GET.
+            parts_ahead: parts of one object in memory and on the way.
+            attempts: of each request, before its error counts.
+        """
+        if not _BUCKET.fullmatch(bucket):
+            raise invalid_argument(f"'{bucket}' is not the name of a bucket: write s3://bucket/prefix")
+        prefix = prefix.strip("/")
+        self._bucket = bucket
+        self._endpoint = endpoint
+        self._prefix = f"{validate_name(prefix)}/" if prefix else ""
+        self._part_size = part_size
+        self._parts_ahead = parts_ahead
+        with self._s3():
+            self._client: Any = boto3.session.Session(**credentials).client(
+                "s3",
+                endpoint_url=endpoint or None,
+                config=Config(
+                    retries={"mode": "standard", "total_max_attempts": attempts},
+                    max_pool_connections=_CONNECTIONS,
+                    connect_timeout=_CONNECT_SECONDS,
+                    read_timeout=_READ_SECONDS,
+                ),
+            )
+
+    @property
+    def uri(self) -> str:
+        """The prefix as an s3:// URI."""
+        return f"s3://{self._endpoint and f'{self._endpoint}/'}{self._bucket}/{self._prefix}"
+
+    def __repr__(self) -> str:
+        return f"<S3Store {self.uri}>"
+
+    def stat(self, name: str) -> StoredObject:
+        """See `Store.stat`."""
+        validate_name(name)
+        with self._s3(name):
+            head = self._client.head_object(Bucket=self._bucket, Key=self._prefix + name)
+        return StoredObject(name, head["ContentLength"], head["ETag"].strip('"'))
+
+    def open(self, obj: StoredObject) -> BinaryIO:
+        """See `Store.open`. Closing it early stops the parts that are on the way."""
+
+        def open_range(start: int, stop: int) -> _Body:
+            return self._get(obj, start, stop)
+
+        download = RangedDownload(
+            open_range, obj.size, part_size=self._part_size, ahead=self._parts_ahead, name=obj.name
+        )
+        # not in a BufferedReader: its lock would let no other thread close it while a read waits
+        return cast("BinaryIO", download)
+
+    def list(self, limit: int | None = None) -> Iterator[StoredObject]:
+        """See `Store.list`."""
+        return itertools.islice(self._archives(), limit)
+
+    def _archives(self) -> Iterator[StoredObject]:
+        return (obj for obj in self.objects() if obj.name.endswith(ARCHIVE_SUFFIX) and not wrong_name(obj.name))
+
+    def objects(self, beginning: str = "") -> Iterator[StoredObject]:
+        """Everything whose name begins like that, whatever it is and however it is called; `open` takes it."""
+        prefix = self._prefix + beginning
+        with self._s3(beginning):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
+            for entry in itertools.chain.from_iterable(page.get("Contents", ()) for page in pages):
+                name = entry["Key"].removeprefix(self._prefix)
+                yield StoredObject(name, entry["Size"], entry["ETag"].strip('"'))
+
+    def _get(self, obj: StoredObject, start: int, stop: int) -> _Body:
+        condition = {"IfMatch": f'"{obj.etag}"'}
+        if (start, stop) != (0, obj.size):
+            condition["Range"] = f"bytes={start}-{stop - 1}"
+        with self._s3(obj.name):
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + obj.name, **condition)
+        body = _Body(self, obj.name, answer["Body"])
+        if answer["ContentLength"] != stop - start:  # a server that ignores ranges, or the object is another one
+            body.close()
+            raise replaced(obj.name, self.uri)
+        return body
+
+    @contextmanager
+    def _s3(self, name: str = "") -> Iterator[None]:
+        """The border: what botocore raises leaves as one of our errors."""
+        try:
+            yield
+        except ClientError as error:
+            raise self._refused(error, name) from error
+        except (NoCredentialsError, PartialCredentialsError) as error:
+            reason = f"no AWS credentials for {self.uri}: give the process a role or a profile"
+            raise UntoldError(reason) from error
+        except BotoCoreError as error:
+            reason = f"the store {self.uri} cannot be reached, check network, endpoint and region: {error}"
+            raise UnreachableError(reason) from error
+
+    def _refused(self, error: ClientError, name: str) -> MmeError:
+        """What an error that S3 answered means."""
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        if code in _REPLACED:
+            return replaced(name, self.uri)
+        if code in _NO_KEY or (code in _ABSENT and name and self._has_bucket()):
+            return unknown_model(name, self.uri)
+        if code in _NO_BUCKET or code in _ABSENT:
+            reason = f"the bucket of {self.uri} does not exist: create it, or name another"
+        elif code in _DENIED:
+            reason = (
+                f"S3 denies access to {self.uri}{name}: allow s3:GetObject and s3:ListBucket to this role "
+                "(without the latter, S3 denies what does not exist)"
+            )
+        elif code in _ARCHIVED:
+            reason = f"{self.uri}{name} is archived in a cold storage class: restore it first"
+            return MmeError(Kind.UNAVAILABLE, reason)
+        else:
+            reason = f"S3 answered {code or 'an error'} for {self.uri}{name}: try again"
+            if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) in _BUSY:
+                return UnreachableError(reason)
+        return UntoldError(reason)
+
+    def _has_bucket(self) -> bool:
+        """False only when S3 says so: HEAD of an object answers 404 alike for the object and for the bucket."""
+        try:
+            self._client.head_bucket(Bucket=self._bucket)
+        except ClientError as error:
+            return str(error.response.get("Error", {}).get("Code", "")) not in (*_ABSENT, *_NO_BUCKET)
+        except BotoCoreError:
+            return True
+        return True
+
+
+class _Body:
+    """A GET's body, whose errors are ours."""
+
+    def __init__(self, store: S3Store, name: str, body: Any) -> None:
+        self._store = store
+        self._name = name
+        self._body = body
+
+    def readinto(self, buffer: memoryview) -> int:
+        with self._store._s3(self._name):  # noqa: SLF001 - the same module's border
+            received: int = self._body.readinto(buffer)
+        return received
+
+    def close(self) -> None:
+        self._body.close()
