@@ -1,8 +1,9 @@
 """The command line: `mme serve | pack | …`, and `serve`, the command that SageMaker runs.
 
 Holds the parsers, the start of a server and what an error looks like to a person; the other commands live in modules of
-their own, imported when they are run. `mme serve` checks the settings and then *becomes* gunicorn by exec, so that
-signals reach it without anybody in between. Exit codes: 1 what was asked failed, 2 what was asked is wrong.
+their own, imported when they are run. `mme serve` checks the settings and then *becomes* gunicorn, in this process:
+signals reach it without anybody in between, and nothing is imported twice. Exit codes: 1 what was asked failed, 2 what
+was asked is wrong.
 """
 
 # ruff: noqa: T201 - a command talks to people
@@ -14,6 +15,7 @@ import difflib
 import importlib
 import logging
 import os
+import runpy
 import signal
 import sys
 import traceback
@@ -150,7 +152,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Keep a SIGTERM for gunicorn, where `when_ready` looks for it; an exec hands that on.
+    """Keep a SIGTERM for gunicorn, where `when_ready` looks for it.
 
     The first process of a container never sees a signal that it has no handler for: `docker stop` would wait in vain.
     """
@@ -162,13 +164,16 @@ def _sigterm_kept() -> Iterator[None]:
 
 
 def _become_gunicorn(settings: Settings) -> None:
-    command = [sys.executable, "-m", "gunicorn", "-c", "python:container.gunicorn_conf", "container.app:create_app()"]
+    """As `python -m gunicorn` would, started where we are installed."""
     # Python and gunicorn put the working directory in front of the import path, where a user's serve.py or container/
     # would hide ours; settings hold no relative path any more.
-    os.chdir(Path(__file__).parents[1])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execvpe(sys.executable, command, {**os.environ, **settings.to_environ()})  # noqa: S606 - no shell wanted
+    root = str(Path(__file__).parents[1])
+    os.chdir(root)
+    if not sys.flags.safe_path:
+        sys.path[0] = root
+    os.environ.update(settings.to_environ())
+    sys.argv[:] = ["gunicorn", "-c", "python:container.gunicorn_conf", "container.app:create_app()"]
+    runpy.run_module("gunicorn", run_name="__main__", alter_sys=True)
 
 
 def run_settings(arguments: argparse.Namespace) -> int:

@@ -2,8 +2,8 @@
 
 `Settings.from_environ` takes a mapping and never looks at `os.environ` by itself; flags of `mme serve` become variables
 of that mapping first. A variable that is unknown, or a value that cannot be honoured, refuses to start, and all
-of them are named at once. `to_environ` writes settings back, so that they survive the exec into gunicorn. Read once a
-process, by the command line and again by gunicorn's master and worker; immutable after.
+of them are named at once. `to_environ` writes settings back for gunicorn, whose master and worker read them again;
+immutable after.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -37,21 +38,19 @@ def _clean_environment(monkeypatch):
     monkeypatch.setattr(cli, "configure", lambda *_: None)
 
 
-class Became(Exception):  # noqa: N818
-    """Raised in place of an exec, because an exec does not return."""
-
-
 @pytest.fixture(name="became")
 def _became(monkeypatch, tmp_path):
-    """The exec that `serve` ends in: its command, environment and working directory."""
+    """The module that `serve` becomes in place of running it: its arguments and environment."""
     seen = {}
 
-    def execvpe(file, command, environ):
+    def run_module(name, **_):
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        seen.update(file=file, command=command, environ=environ, cwd=Path.cwd(), blocked=blocked)
-        raise Became
+        seen.update(name=name, arguments=sys.argv[1:], environ=dict(os.environ), blocked=blocked)
 
-    monkeypatch.setattr(os, "execvpe", execvpe)
+    monkeypatch.setattr(runpy, "run_module", run_module)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     return seen
 
@@ -74,7 +73,7 @@ def test_a_sigterm_is_kept_for_gunicorn(became):
 
 
 def test_serve_becomes_gunicorn_with_its_flags_as_variables(became, tmp_path):
-    """Every flag reaches gunicorn's process through the environment, and the command is gunicorn's own."""
+    """Every flag reaches gunicorn through the environment, and the arguments are gunicorn's own."""
     store = tmp_path / "archives"
     store.mkdir()
     run("serve", "--model-store", "archives", "--host", "127.0.0.1", "--port", "9000", "--memory-budget", "80%",
@@ -83,10 +82,8 @@ def test_serve_becomes_gunicorn_with_its_flags_as_variables(became, tmp_path):
         "--allow-client-shm=true")  # fmt: skip
 
     settings = Settings.from_environ(became["environ"])
-    assert became["command"][1:] == [
-        "-m", "gunicorn", "-c", "python:container.gunicorn_conf", "container.app:create_app()",
-    ]  # fmt: skip
-    assert became["file"] == became["command"][0] == sys.executable
+    assert became["name"] == "gunicorn"
+    assert became["arguments"] == ["-c", "python:container.gunicorn_conf", "container.app:create_app()"]
     assert settings.model_store == str(store)
     assert (settings.host, settings.port, settings.memory_budget) == ("127.0.0.1", 9000, 0.8)
     assert settings.load_models == ("a.tar.gz", "b.tar.gz")
@@ -169,7 +166,7 @@ def test_serve_command_is_the_same_without_flags(became, monkeypatch):
     monkeypatch.setenv("SAGEMAKER_MULTI_MODEL", "true")
     cli.serve_command([])
 
-    assert became["command"][1:3] == ["-m", "gunicorn"]
+    assert became["name"] == "gunicorn"
 
 
 def test_the_only_model_of_a_single_endpoint_is_named_for_the_server(became, monkeypatch, tmp_path):
@@ -209,14 +206,16 @@ def test_a_store_that_is_not_there_is_refused(capsys, became):
     assert "there is no such folder" in capsys.readouterr().err
 
 
-def test_exec_keeps_the_process_and_is_not_fooled_by_the_working_directory(tmp_path):
+def test_serve_becomes_gunicorn_in_its_process_and_is_not_fooled_by_the_working_directory(tmp_path):
     """The process that was started is gunicorn's own, and a user's serve.py beside it hides none of our packages."""
     fake = tmp_path / "path" / "gunicorn"
     fake.mkdir(parents=True)
     (fake / "__init__.py").touch()
     (fake / "__main__.py").write_text(
         "import json, os, sys, serve\n"
-        "print(json.dumps([os.getpid(), sys.argv[1:], serve.__file__, os.environ['MME_MODEL_STORE']]))\n"
+        "words = [os.path.basename(os.path.dirname(sys.argv[0])), *sys.argv[1:]]\n"
+        "imported = 'container.cli' in sys.modules\n"
+        "print(json.dumps([os.getpid(), imported, words, [os.getcwd(), *sys.path], os.environ, serve.__file__], default=dict))\n"
     )
     home, script = tmp_path / "home", tmp_path / "bin" / "serve"
     for folder in (home / "archives", home / "container", script.parent):
@@ -229,11 +228,13 @@ def test_exec_keeps_the_process_and_is_not_fooled_by_the_working_directory(tmp_p
     process = subprocess.Popen([sys.executable, script], cwd=home, env=environ, stdout=subprocess.PIPE, text=True)
     output, _ = process.communicate(timeout=60)
 
-    pid, argv, serve_file, store = json.loads(output)
-    assert pid == process.pid
-    assert argv == ["-c", "python:container.gunicorn_conf", "container.app:create_app()"]
+    pid, imported, argv, places, told, serve_file = json.loads(output)
+    assert (pid, imported) == (process.pid, True)
+    assert argv == ["gunicorn", "-c", "python:container.gunicorn_conf", "container.app:create_app()"]
+    assert places[:2] == [str(ROOT), str(ROOT)]
+    assert not {str(home), str(script.parent)} & set(places)
     assert Path(serve_file) == ROOT / "serve" / "__init__.py"
-    assert store == str(home / "archives")
+    assert told["MME_MODEL_STORE"] == str(home / "archives")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Settings: what an environment says, what refuses to start, and that it survives an exec."""
+"""Settings: what an environment says, what refuses to start, and that it can be written back."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_models_may_be_loaded_by_hand_alone_wherever_they_come_from(source):
 
 @pytest.mark.parametrize("mode", list(Control))
 def test_control_modes_of_a_repository(mode):
-    """By Triton's names, and the one that nobody has to name; several repositories; all of it survives the exec."""
+    """By Triton's names, and the one that nobody has to name; several repositories; all of it can be written back."""
     environ = {
         "MME_MODEL_REPOSITORY": "/r/a, /r/b,/r/a",
         "MME_MODEL_CONTROL_MODE": mode.value.upper(),
