@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from container import garbage
 from container.config.flags import COMMAND as CONFIG
 from container.engines.flags import COMMAND as BUILD
 from container.logs import configure
@@ -173,6 +174,7 @@ def _become_gunicorn(settings: Settings) -> None:
         sys.path[0] = root
     os.environ.update(settings.to_environ())
     sys.argv[:] = ["gunicorn", "-c", "python:container.gunicorn_conf", "container.app:create_app()"]
+    garbage.put_off()
     runpy.run_module("gunicorn", run_name="__main__", alter_sys=True)
 
 

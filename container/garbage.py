@@ -4,7 +4,8 @@ A full collection looks at every object that the process has, holding Python's l
 with a thousand models for some 50 ms. Left alone Python does that whenever a quarter more has come, which is when
 models come and go, and others are asked. Young objects, with nearly all garbage among them, it still collects itself.
 
-Called on the event loop, about once a second.
+`QuietCollector` is called on the event loop, about once a second; the functions while a server starts, which makes tens
+of thousands of objects and next to no garbage.
 """
 
 from __future__ import annotations
@@ -16,6 +17,17 @@ _QUIET = 0.1  # of a processor
 _DUE = 10  # collections of the young between two of all, as Python has it
 _OVERDUE = 100
 _NEVER = 1 << 30
+
+
+def put_off() -> None:
+    """Collect nothing until `keep_all`: what is imported meanwhile would be looked at again and again."""
+    gc.disable()
+
+
+def keep_all() -> None:
+    """Never look again at what there is. Before a fork: a collection would write to, and so copy, every shared page."""
+    gc.freeze()
+    gc.enable()
 
 
 class QuietCollector:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gunicorn.systemd import listen_fds
 
 from container.authority import authority
+from container.garbage import keep_all
 from container.logs import configure, logging_config
 from container.settings import Settings
 from serve.life import life_of
@@ -85,6 +86,11 @@ def _wait_for_port(host: str, port: int) -> None:
             else:
                 return
         time.sleep(1)
+
+
+def pre_fork(server: Any, worker: Any) -> None:  # noqa: ARG001 - gunicorn's interface
+    """All that a worker needs is imported: it and we share those pages."""
+    keep_all()
 
 
 def when_ready(server: Any) -> None:  # noqa: ARG001 - gunicorn's interface

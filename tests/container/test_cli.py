@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.server
 import json
 import os
@@ -45,14 +46,17 @@ def _became(monkeypatch, tmp_path):
 
     def run_module(name, **_):
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        seen.update(name=name, arguments=sys.argv[1:], environ=dict(os.environ), blocked=blocked)
+        seen.update(
+            name=name, arguments=sys.argv[1:], environ=dict(os.environ), blocked=blocked, collects=gc.isenabled()
+        )
 
     monkeypatch.setattr(runpy, "run_module", run_module)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    return seen
+    yield seen
+    gc.enable()
 
 
 def run(*argv):
@@ -70,6 +74,13 @@ def test_a_sigterm_is_kept_for_gunicorn(became):
 
     assert run("serve", "--model-store", "./nowhere") == 2
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_no_garbage_is_collected_while_gunicorn_imports_what_it_needs(became):
+    """What a start makes stays; gunicorn's configuration ends this before the first fork."""
+    run("serve", "--model-store", ".")
+
+    assert became["collects"] is False
 
 
 def test_serve_becomes_gunicorn_with_its_flags_as_variables(became, tmp_path):
