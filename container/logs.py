@@ -19,17 +19,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import orjson
-import structlog
-from structlog.stdlib import ProcessorFormatter
 
 from container.log_settings import LogSettings
 from container.settings.values import LogFormat
+from model_handlers.importing import import_without
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import TextIO
 
+    import structlog
     from structlog.typing import EventDict, Processor, WrappedLogger
+else:
+    structlog = import_without("structlog", "rich")  # 80 modules, for tracebacks that we do not want
 
 # They tell of every request and every header at debug level, credentials among them; never below info.
 _TALKATIVE = ("boto3", "botocore", "s3transfer", "urllib3", "asyncio")
@@ -52,7 +54,7 @@ def configure(level: str, format: LogFormat, stream: TextIO | None = None) -> No
             structlog.contextvars.merge_contextvars,
             structlog.stdlib.filter_by_level,
             *_shared_processors(),
-            ProcessorFormatter.wrap_for_formatter,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -130,14 +132,14 @@ def _shared_processors() -> list[Processor]:
 
 
 def _formatter(*, colours: bool, lines: LogFormat) -> logging.Formatter:
-    traceback, without_meta = structlog.processors.format_exc_info, ProcessorFormatter.remove_processors_meta
+    formatter, traceback = structlog.stdlib.ProcessorFormatter, structlog.processors.format_exc_info
     chains: dict[LogFormat, list[Processor]] = {
-        LogFormat.TEXT: [_timestamp, without_meta, _text_lines(colours=colours)],
-        LogFormat.JSON: [_timestamp, without_meta, traceback, _message_first, _json_lines()],
+        LogFormat.TEXT: [_timestamp, formatter.remove_processors_meta, _text_lines(colours=colours)],
+        LogFormat.JSON: [_timestamp, formatter.remove_processors_meta, traceback, _message_first, _json_lines()],
         LogFormat.TRITON: [traceback, functools.partial(_triton_line, "{severity}{written:%m%d %H:%M:%S.%f}")],
         LogFormat.ISO8601: [traceback, functools.partial(_triton_line, "{written:%Y-%m-%dT%H:%M:%SZ} {severity}")],
     }
-    return ProcessorFormatter(foreign_pre_chain=_shared_processors(), processors=chains[lines])
+    return formatter(foreign_pre_chain=_shared_processors(), processors=chains[lines])
 
 
 def _timestamp(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

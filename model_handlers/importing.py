@@ -1,4 +1,4 @@
-"""Importing a framework without what it would import on the side. Called on load threads."""
+"""Importing a package without what it would import on the side."""
 
 from __future__ import annotations
 

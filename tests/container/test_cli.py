@@ -337,11 +337,11 @@ def test_an_unexpected_error_is_a_sentence_and_a_traceback_only_on_request(monke
     ("module", "spared"),
     [
         ("container.cli", {"boto3", "numpy", "onnxruntime"}),
-        ("container.worker", {"boto3", "botocore", "grpc", "onnxruntime", "opentelemetry", "urllib3"}),
+        ("container.worker", {"boto3", "botocore", "grpc", "onnxruntime", "opentelemetry", "rich", "urllib3"}),
     ],
 )
 def test_what_not_every_server_needs_is_not_imported_by_its_start(module, spared):
-    """A command checks its words without numpy; a server of a folder answers without S3's client, or a framework."""
+    """A command checks its words without numpy; a server of a folder answers without S3's client, a framework, or colours."""
     code = f"import {module}, sys; print(*{spared} & sys.modules.keys())"
     output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True).stdout
 
