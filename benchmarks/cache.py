@@ -1,4 +1,4 @@
-"""What the model cache costs and saves: loads, reloads, copies, neighbours, a fleet under Zipf's law, cold starts.
+"""What the model cache costs and saves: loads, reloads, copies, neighbours, a fleet under Zipf's law, starts.
 
     python -m benchmarks.cache [--only PART …] [--seconds 4] [--repeats 3] [--json FILE]
 
@@ -13,6 +13,8 @@ what a perfect LRU would have hit. Needs wrk; models are built from MiniLM's wei
     zipf      1,000 small models of three sizes, weights of their own, requests by Zipf's law, room for a tenth: hits
               against a perfect LRU's, and p50 of hits and mean of misses, by policy, against two servers that are asked
               in turns with them: one of three models alone, one with room for all
+    start     a server without models: until it is ready, and the processor time for that, against a bare Python that
+              imports Flask and NumPy
     fleet     500 light models: from the start until the first answer, and all of them in memory at once
     cold      an archive of 400 MB in S3 until its first answer, against downloading and gunzipping it, each alone
 """
@@ -29,6 +31,7 @@ import os
 import random
 import shutil
 import statistics
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -54,7 +57,7 @@ if TYPE_CHECKING:
 
     from benchmarks.servers import Server
 
-PARTS = ("loading", "copies", "beside", "zipf", "fleet", "cold")
+PARTS = ("loading", "copies", "beside", "zipf", "start", "fleet", "cold")
 _MIB = 1 << 20
 _RATE = 1000  # requests a second
 _KEYS = {"aws_access_key_id": "any", "aws_secret_access_key": "any"}  # moto looks at neither
@@ -389,6 +392,30 @@ def _metric(server: Server, name: str, label: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
+def measure_start(_folder: Path, report: Report, arguments: argparse.Namespace) -> None:
+    """See the module."""
+    bare, taken, used = [], [], []
+    for _ in range(arguments.repeats):
+        before = os.times()
+        subprocess.run([sys.executable, "-c", "import flask, numpy"], check=True)
+        after = os.times()
+        bare.append(sum(after[2:4]) - sum(before[2:4]))
+        began = time.perf_counter()
+        with servers.managed_mme() as server:
+            taken.append(time.perf_counter() - began)
+            used.append(_processor_time(server.pid))
+    own, imports = statistics.median(used), statistics.median(bare)
+    report.add("start", "a bare Python that imports Flask and NumPy, processor time", f"{imports * 1e3:.0f} ms")
+    report.add("start", "a server without models, until it is ready", f"{statistics.median(taken) * 1e3:.0f} ms")
+    report.add("start", "processor time for that, against the bare Python", f"{own * 1e3:.0f} ms", own / imports)
+
+
+def _processor_time(pid: int) -> float:
+    """Seconds that the processes of a server have used so far."""
+    process = psutil.Process(pid)
+    return sum(sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True)))
+
+
 def measure_fleet(folder: Path, report: Report, _arguments: argparse.Namespace) -> None:
     """See the module."""
     count = 500
@@ -539,6 +566,7 @@ MEASURES: dict[str, Callable[[Path, Report, argparse.Namespace], None]] = {
     "copies": measure_copies,
     "beside": measure_beside,
     "zipf": measure_zipf,
+    "start": measure_start,
     "fleet": measure_fleet,
     "cold": measure_cold,
 }
