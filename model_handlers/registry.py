@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -176,6 +175,8 @@ def _brought(name: str, version_directory: Path) -> Backend | None:
 @functools.cache
 def _registered(name: str) -> Backend | None:
     """The backend that an installed package registers; packages do not come and go while this process lives."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - a tenth of what a fork server imports, which asks never
+
     for entry in entry_points(group=GROUP, name=name):
         handler = registered_handler(entry.value, name, entry.dist.name if entry.dist else entry.value)
         return Backend(name, (), handler.default_filename, entry.value, detect=False)
