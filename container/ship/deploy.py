@@ -1,7 +1,7 @@
 """`mme deploy` and `mme update`: an endpoint on SageMaker, made or changed, and what stands around it.
 
 What can be known beforehand is checked beforehand; `--dry-run` prints the calls and makes none. When a call fails in
-the middle, what was made is listed, and `mme delete` takes it down.
+the middle, what was made is listed: `mme delete` takes that down of a new endpoint, the next update of one that serves.
 """
 
 # ruff: noqa: T201 - a command talks to people
@@ -83,7 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
         print("deploy: note: without credentials nothing was looked up on AWS", file=sys.stderr)
     if arguments.dry_run:
         return _show([*before, *after])
-    _make(aws, wanted.name, before)
+    remedy = f"take it down with: mme delete {wanted.name}"
+    _make(aws, before, remedy)
     if arguments.no_wait:
         if after:
             print("scaling, alarms and dashboard are not made, since they need an endpoint in service", file=sys.stderr)
@@ -91,9 +92,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         endpoint.wait_in_service(aws, wanted.name, f"{wanted.name}-{stamp}")
     except KeyboardInterrupt:
-        print(f"\nit goes on without you; take it down with: mme delete {wanted.name}", file=sys.stderr)
+        print(f"\nit goes on without you; {remedy}", file=sys.stderr)
         raise
-    _make(aws, wanted.name, after)
+    _make(aws, after, remedy)
     print(f"endpoint {wanted.name} is in service; try: mme invoke {wanted.name}{_target_flag(wanted)} --json FILE")
     return 0
 
@@ -117,7 +118,7 @@ def run_update(arguments: argparse.Namespace) -> int:
     calls = renewal(wanted, stamp, blue_green(arguments.canary, arguments.bake_seconds, bells))
     if arguments.dry_run:
         return _show(calls)
-    _make(aws, wanted.name, calls)
+    _make(aws, calls, f"'{wanted.name}' serves what it served, and the next `mme update` that succeeds takes that down")
     if arguments.no_wait:
         return 0
     endpoint.wait_in_service(aws, wanted.name, f"{wanted.name}-{stamp}")
@@ -237,14 +238,14 @@ def _show(calls: Sequence[Call]) -> int:
     return 0
 
 
-def _make(aws: Aws, name: str, calls: Sequence[Call]) -> None:
-    """The calls in their order; a failure names what was made before it."""
+def _make(aws: Aws, calls: Sequence[Call], remedy: str) -> None:
+    """The calls in their order; a failure names what was made before it, and what becomes of that."""
     made: list[str] = []
     for call in calls:
         try:
             aws.call(call.service, call.operation, call.parameters)
         except MmeError as error:
-            left = f"\nmade so far: {', '.join(made)}; take it down with: mme delete {name}" if made else ""
+            left = f"\nmade so far: {', '.join(made)}; {remedy}" if made else ""
             raise MmeError(error.kind, f"{error.message}{left}") from error
         made.append(call.made())
         print(f"made {call.made()}")

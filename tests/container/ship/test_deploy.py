@@ -353,6 +353,31 @@ def test_an_update_brings_a_new_configuration_and_takes_the_old_one_down(account
     assert alarms == [{"AlarmName": "mme-bert-5xx"}, {"AlarmName": "mme-bert-model-errors"}]
 
 
+def test_an_update_that_fails_leaves_the_endpoint_alone(account, deploy, mme, answered):
+    """It tells nobody to delete an endpoint that serves; what was half made goes with the next one that succeeds."""
+    deploy("bert")
+    (endpoint,) = account.backend("sagemaker").endpoints.values()
+    refused = [refusal("ResourceLimitExceeded", message="ml.m5.xlarge: 2 instances")]
+
+    def update(body):
+        if refused:
+            return refused.pop()(body)
+        endpoint.endpoint_config_name = json.loads(body)["EndpointConfigName"]
+        return 200, {"EndpointArn": "arn"}
+
+    answered("sagemaker.UpdateEndpoint", update)
+    said = mme("update", "bert", "--instances", "2")
+
+    assert said.code == 2
+    assert "made so far: model bert-" in said.err
+    assert "mme delete" not in said.err
+    assert "'bert' serves what it served, and the next `mme update` that succeeds takes that down" in said.err
+    assert len(made(account)[0]) == 2
+    assert mme("update", "bert", "--instances", "2").code == 0
+    ((model,), (config,), *_) = made(account)
+    assert model == config == endpoint.endpoint_config_name
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
