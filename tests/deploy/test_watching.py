@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from container.emf import _UNITS
 from container.machine_metrics import MachineCollector
 from tests.contract.models import ONE, lay_out, pack, plus
 from tests.contract.server import Server
@@ -35,6 +36,12 @@ max_batch_size: 4
 model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" }
   histogram_options { buckets: [ 1, 100 ] } } }
 """
+WATCHING = (DEPLOY.parent / "docs" / "watching.md").read_text()
+METRICS, CLOUDWATCH = (
+    WATCHING.partition(f"## {title}\n")[2].partition("\n## ")[0] for title in ("Metrics", "CloudWatch")
+)
+ASKED, _, TABLES = METRICS.partition("| of each model")
+DOCUMENTED = re.findall(r"^\|.*\| `(.+)` \|$", ASKED, re.MULTILINE)
 _NAME = re.compile(r"\b(?:mme|nv)_\w+")
 _RECORDED = re.compile(r"\w+(?::\w+)+")
 _SELECTOR = re.compile(r"\b((?:mme|nv)_\w+)\{([^}]*)\}")
@@ -73,7 +80,7 @@ def told(families) -> dict[str, set[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("expression", [*queries(), *(rule["expr"] for rule in RULES)])
+@pytest.mark.parametrize("expression", [*queries(), *(rule["expr"] for rule in RULES), *DOCUMENTED])
 def test_a_query_asks_for_what_a_server_tells(told, expression):
     """Every metric that it names is one of a real server's, with the labels that it selects and groups by."""
     recorded = {rule["record"] for rule in RULES if "record" in rule}
@@ -102,6 +109,20 @@ def test_the_dashboard_shows_what_a_server_tells(families):
         "nv_pinned_memory_pool_total_bytes",
         "nv_pinned_memory_pool_used_bytes",
     }
+
+
+@pytest.mark.slow
+def test_the_document_names_what_a_server_tells(families):
+    """Every metric, and no other, in the tables of docs/watching.md."""
+    named = {name for line in TABLES.splitlines() if line.startswith("|") for name in _NAME.findall(line)}
+    assert {name.removesuffix("_total") for name in named} == {
+        family.name.removesuffix("_total") for family in families
+    }
+
+
+def test_the_document_names_what_cloudwatch_is_told():
+    """Every metric that is written to the log, and no other."""
+    assert set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", CLOUDWATCH, re.MULTILINE)))) == set(_UNITS)
 
 
 def test_the_dashboard_is_built_as_grafana_documents_it():
@@ -170,11 +191,11 @@ def test_prometheus_accepts_the_rules_and_fires_them(promtool, command):
     run(DEPLOY / "prometheus", promtool, *command.split())
 
 
-def test_prometheus_can_read_the_dashboards_queries(promtool, tmp_path):
-    """Each of them as a rule, with a value for every variable."""
+def test_prometheus_can_read_the_queries(promtool, tmp_path):
+    """Each of them, and of the document's, as a rule, with a value for every variable."""
     rules = [
         {"record": f"query:{number}", "expr": re.sub(r"\$__rate_interval", "5m", query).replace("$", "")}
-        for number, query in enumerate(queries())
+        for number, query in enumerate([*queries(), *DOCUMENTED])
     ]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     run(tmp_path, promtool, "check", "rules", "rules.yml")
