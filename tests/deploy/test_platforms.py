@@ -1,9 +1,11 @@
-"""Manifests for KServe and for Azure ML: what they tell a server is what it understands, and their own loaders take them."""
+"""Manifests for KServe, Azure ML and CloudFormation: what they tell a server is what it understands, and their own loaders
+take them."""
 
 from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +14,9 @@ import yaml
 
 from container import cli
 from container.settings import Settings
+from container.ship.deployment import Deployment, attendance, creation
 from tests.contract.models import ONE, lay_out, plus, y
-from tests.contract.server import Server
+from tests.contract.server import SCRIPTS, Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,8 +147,46 @@ def test_kserves_own_models_know_every_field(name):
     assert list(unknown(document, f"{version}{document['kind']}", packages)) == []
 
 
+class _Template(yaml.SafeLoader):
+    """Reads what CloudFormation fills in as its plain argument."""
+
+
+_Template.add_multi_constructor("!", lambda loader, _, node: loader.construct_scalar(node))
+CLOUDFORMATION = DEPLOY / "cloudformation" / "endpoint.yml"
+
+
+def test_cloudformation_makes_what_deploy_makes():
+    """The same properties of container, variant and scaling; and the variables are the server's."""
+    resources = {
+        name: resource["Properties"]
+        for name, resource in yaml.load(CLOUDFORMATION.read_text(), _Template)["Resources"].items()  # noqa: S506 - it is ours
+    }
+    deployment = Deployment(
+        name="bert", image="image", role="role", model_data="s3://b/p/", multi_model=True, instance_type="ml.m5.xlarge",
+        instances=1, capacity=(1, 4), target_invocations=600.0,
+    )  # fmt: skip
+    model, config, _ = (call.parameters for call in creation(deployment, "stamp"))
+    container, (variant,) = model["PrimaryContainer"], config["ProductionVariants"]
+    assert set(resources["Model"]["PrimaryContainer"]) == set(container)
+    assert set(resources["Model"]["PrimaryContainer"]["Environment"]) == set(container["Environment"])
+    Settings.from_environ(resources["Model"]["PrimaryContainer"]["Environment"])
+    (ours,) = resources["Configuration"]["ProductionVariants"]
+    assert set(ours) - {"InitialVariantWeight"} == set(variant)
+    target, policy = (call.parameters for call in attendance(deployment, "us-east-1"))
+    assert resources["Target"]["ScalableDimension"] == target["ScalableDimension"]
+    tracking = {**policy["TargetTrackingScalingPolicyConfiguration"], "TargetValue": "InvocationsPerMinute"}
+    assert resources["Scaling"]["TargetTrackingScalingPolicyConfiguration"] == tracking
+
+
+def test_cloudformations_own_schemas_know_every_property():
+    """As cfn-lint brings them, which moto needs as well."""
+    command = [f"{SCRIPTS}/cfn-lint", "--region", "eu-central-1", "--", str(CLOUDFORMATION)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_images_carry_the_projects_version():
     """What is copied starts the version that it was checked with."""
     version = re.search(r"^version = (.*)$", (DEPLOY.parent / "setup.cfg").read_text(), re.MULTILINE)[1]
-    images = re.findall(r"image: (\S+)", "".join(path.read_text() for path in DEPLOY.rglob("*.y*ml")))
+    images = re.findall(r"(?:image: |Image=)(\S+)", "".join(path.read_text() for path in DEPLOY.rglob("*.y*ml")))
     assert {image.rpartition(":")[2] for image in images} == {version}

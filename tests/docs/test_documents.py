@@ -11,7 +11,11 @@ import pytest
 from container import cli
 from container.settings.arguments import ARGUMENTS, IDLE_ARGUMENTS, SEVERAL
 from container.settings.table import BY_NAME, TRITON_VARIABLES
+from model_handlers.isolation.parameters import EXECUTION_TIMEOUT, LOAD_TIMEOUT, PLACEMENT
 from model_handlers.registry import BACKENDS, served_backends
+from serve.sources.repository import ENTRY
+from serve.targets.prepared import PIN
+from serve.weights.mode import PARAMETER as WEIGHTS
 from tests.contract.models import ONE, lay_out, plus
 from tests.contract.server import Server
 from tests.docs.sentences import ROOT, is_said, texts
@@ -23,7 +27,7 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 GUIDES = [path for path in DOCS if path.name not in {"architecture.md", "benchmarks.md"}]
 TRITON = (ROOT / "docs" / "coming-from-triton.md").read_text()
 OTHERS = (ROOT / "docs" / "coming-from-other-containers.md").read_text()
-OF_MODELS = {"MME_ENTRY", "MME_PLACEMENT", "MME_EXECUTION_TIMEOUT"}  # parameters in a config.pbtxt
+OF_MODELS = {PLACEMENT, LOAD_TIMEOUT, EXECUTION_TIMEOUT, PIN, WEIGHTS, ENTRY}  # parameters in a config.pbtxt
 _LINK = re.compile(r"\]\(([^)#:]+)(#[^)]*)?\)")
 _VARIABLE = re.compile(r"\b(?:MME|SAGEMAKER|AZUREML)_[A-Z_]*[A-Z]\b(?!_)")
 _MARKED = re.compile(r"(`+) ?(.+?) ?\1")
@@ -65,8 +69,10 @@ def test_every_link_leads_somewhere(path):
 
 
 def test_the_index_has_every_document():
-    """Each once, so that nobody has to know its name."""
-    named = [target for target, _ in _LINK.findall((ROOT / "docs" / "README.md").read_text())]
+    """Each once, so that nobody has to know its name; questions lead into the middle of some again."""
+    text = (ROOT / "docs" / "README.md").read_text()
+    pages = text.replace(section(text, "By question"), "")
+    named = [target for target, _ in _LINK.findall(pages)]
     assert sorted(named) == sorted(path.name for path in DOCS if path.name != "README.md")
 
 
@@ -89,6 +95,12 @@ def test_every_variable_is_one(path):
     """Of the table of settings, or a parameter of a model."""
     named = set(_VARIABLE.findall(path.read_text())) - OF_MODELS
     assert named <= set(BY_NAME)
+
+
+def test_every_parameter_of_our_own_is_explained():
+    """In the table of docs/configuration.md."""
+    table = rows((ROOT / "docs" / "configuration.md").read_text())
+    assert {name for row in table for name in marked(row[0]) if name.startswith("MME_")} == OF_MODELS
 
 
 def test_the_settings_are_those_of_the_table(capsys):
