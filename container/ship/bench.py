@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from container.ship.figures import Level, chosen, expanded, level_of, levels
-from container.ship.plot import draw, lines
+from container.ship.plot import draw, drawing, lines
 from container.ship.requests import request_of
 from container.ship.senders import sender_of
 from model_handlers.errors import Kind, MmeError, invalid_argument
@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     targets = [target for text in arguments.target or [""] for target in expanded(text)]
     if not 0 < arguments.seconds <= 3600:
         raise invalid_argument(f"--seconds {arguments.seconds:g} is not between 0 and 3600")
+    if arguments.png:
+        drawing()  # what is missing is told before minutes are spent on figures
     _place(arguments)
     send = sender_of(arguments, max(clients))
     send(request, targets[0], "")  # what is wrong with every request is told by the first

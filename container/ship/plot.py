@@ -10,6 +10,7 @@ from model_handlers.errors import Kind, MmeError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+    from types import ModuleType
 
     from container.ship.figures import Level
 
@@ -37,18 +38,26 @@ def _bar(value: float, most: float) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
+def drawing() -> ModuleType:
+    """What `draw` draws with.
+
+    Raises:
+        MmeError: UNSUPPORTED where matplotlib is not installed.
+    """
+    try:
+        return importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        reason = "--png needs matplotlib: pip install 'mme[plot]'; the table and --report do without"
+        raise MmeError(Kind.UNSUPPORTED, reason) from error
+
+
 def draw(levels: Sequence[Level], path: Path) -> None:
     """The same into a PNG.
 
     Raises:
         MmeError: UNSUPPORTED where matplotlib is not installed.
     """
-    try:
-        figures = importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        reason = "--png needs matplotlib: pip install 'mme[plot]'; the table and --report do without"
-        raise MmeError(Kind.UNSUPPORTED, reason) from error
-    figure = figures.Figure(figsize=(9, 4), layout="constrained")
+    figure = drawing().Figure(figsize=(9, 4), layout="constrained")
     rates, times = figure.subplots(1, 2)
     clients = [level.clients for level in levels]
     rates.plot(clients, [level.rate for level in levels], marker="o")

@@ -1,5 +1,4 @@
-"""Manifests for KServe, Azure ML and CloudFormation: what they tell a server is what it understands, and their own loaders
-take them."""
+"""Manifests for KServe, Azure ML and CloudFormation: a server understands what they tell it, and their own loaders take them."""
 
 from __future__ import annotations
 

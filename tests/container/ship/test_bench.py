@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import sys
 import threading
 from argparse import Namespace
 from collections import Counter
@@ -72,6 +73,16 @@ def test_a_sweep_is_a_table_charts_a_report_and_a_picture(mme, server, tmp_path)
     assert "answers/s" in said.out
     assert "answers a second" in said.out
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_can_not_be_drawn_is_told_before_anything_is_measured(mme, server, tmp_path, monkeypatch):
+    """With the extra to install; nobody was asked."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were not installed
+    said = mme("bench", server.url, "--json", "{}", "--png", tmp_path / "a.png")
+
+    assert said.code == 1
+    assert "--png needs matplotlib: pip install 'mme[plot]'" in said.err
+    assert not server.asked
 
 
 def test_a_request_that_fails_always_is_told_before_anything_is_measured(mme, server):
