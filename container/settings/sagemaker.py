@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from container.settings.arguments import LOG_VARIABLES
 from container.settings.azureml import choose_azureml
 from container.settings.tls import choose_tls
-from container.settings.values import DEFAULT_GRPC_PORT, DEFAULT_MAX_BODY, DEFAULT_PORT, Mode, SettingsError
+from container.settings.values import (
+    DEFAULT_GRPC_PORT,
+    DEFAULT_MAX_BODY,
+    DEFAULT_PORT,
+    LONGEST_INVOCATION,
+    Mode,
+    SettingsError,
+)
 from model_handlers.body import DEFAULT_TYPE
 from serve.control import Control
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
@@ -45,6 +52,7 @@ def apply_rules(reading: Reading) -> None:
     _choose_metrics_port(reading)
     _choose_log_level(reading)
     _raise_max_body(reading)
+    _choose_request_timeout(reading)
     _check_drain(reading)
     _check_load_timeout(reading)
     _choose_emf(reading)
@@ -178,6 +186,12 @@ def _raise_max_body(reading: Reading) -> None:
     payload = reading.parsed.get("SAGEMAKER_MAX_PAYLOAD_IN_MB", 0) * 1024 * 1024
     limit = reading.fields.get("max_body_bytes", DEFAULT_MAX_BODY)
     reading.fields["max_body_bytes"] = max(payload, limit)
+
+
+def _choose_request_timeout(reading: Reading) -> None:
+    """A batch transform job waits as long as it was told to, which is more than an endpoint's minute."""
+    if reading.parsed.get("SAGEMAKER_BATCH"):
+        reading.fields.setdefault("request_timeout", LONGEST_INVOCATION)
 
 
 def _check_drain(reading: Reading) -> None:

@@ -644,6 +644,13 @@ def test_payload_of_a_batch_job_raises_the_body_limit_and_never_lowers_it():
     assert (small.max_body_bytes, small.max_payload_in_mb) == (2 * MIB, 2)
 
 
+def test_a_batch_job_decides_how_long_a_request_may_take():
+    """An hour is the most that one can ask for; a time that was set holds there as well."""
+    assert Settings.from_environ({}).request_timeout == 60
+    assert Settings.from_environ({"SAGEMAKER_BATCH": "true"}).request_timeout == 3600
+    assert Settings.from_environ({"SAGEMAKER_BATCH": "true", "MME_REQUEST_TIMEOUT": "90"}).request_timeout == 90
+
+
 def test_batch_transform_variables_reach_the_settings():
     """What a transform job sets is what /execution-parameters answers."""
     settings = Settings.from_environ(

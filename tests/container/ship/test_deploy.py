@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from container.settings import Settings
 from tests.container.ship.conftest import IMAGE, refusal
 
 CPU = "ml.m5.xlarge"
@@ -67,7 +68,7 @@ def test_a_multi_model_endpoint_is_made(account, deploy):
 
 
 def test_a_single_model_is_deployed_on_any_type(account, deploy):
-    """Also with several GPUs, and asynchronously."""
+    """Also with several GPUs, and asynchronously: then a request may take the hour that SageMaker waits at most."""
     said = deploy("one", models="", single="s3://models/bert/a.tar.gz", instance_type="ml.p3.8xlarge",
                   async_output="s3://models/out")  # fmt: skip
 
@@ -75,6 +76,7 @@ def test_a_single_model_is_deployed_on_any_type(account, deploy):
     ((model,), *_) = made(account)
     container = account.client("sagemaker").describe_model(ModelName=model)["PrimaryContainer"]
     assert (container["Mode"], container["ModelDataUrl"]) == ("SingleModel", "s3://models/bert/a.tar.gz")
+    assert Settings.from_environ(container["Environment"]).request_timeout == 3600
 
 
 def test_scaling_alarms_and_dashboard_stand_around_it_and_go_with_it(account, deploy, mme):
