@@ -127,7 +127,7 @@ examples:
 _DEPLOY_EXAMPLES = """\
 examples:
   mme deploy bert --models s3://my-bucket/models --role SageMakerRole --instance-type ml.g5.xlarge \\
-      --image 123456789012.dkr.ecr.eu-central-1.amazonaws.com/mme:latest
+      --image 123456789012.dkr.ecr.eu-central-1.amazonaws.com/mme:0.1.0
       a multi-model endpoint; waits until it is in service, and tells why if it fails
   mme deploy bert ... --autoscale 1..4 --target-invocations 600 --alarms --dashboard
       with scaling, CloudWatch alarms and a CloudWatch dashboard
