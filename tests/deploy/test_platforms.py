@@ -150,7 +150,7 @@ class _Template(yaml.SafeLoader):
     """Reads what CloudFormation fills in as its plain argument."""
 
 
-_Template.add_multi_constructor("!", lambda loader, _, node: loader.construct_scalar(node))
+_Template.add_multi_constructor("!", lambda _loader, _tag, node: node.value)
 CLOUDFORMATION = DEPLOY / "cloudformation" / "endpoint.yml"
 
 
@@ -162,7 +162,7 @@ def test_cloudformation_makes_what_deploy_makes():
     }
     deployment = Deployment(
         name="bert", image="image", role="role", model_data="s3://b/p/", multi_model=True, instance_type="ml.m5.xlarge",
-        instances=1, capacity=(1, 4), target_invocations=600.0,
+        instances=1, capacity=(1, 4), target_invocations=600.0, host_image="ami",
     )  # fmt: skip
     model, config, _ = (call.parameters for call in creation(deployment, "stamp"))
     container, (variant,) = model["PrimaryContainer"], config["ProductionVariants"]
