@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model_handlers.config import WarmupData
+from model_handlers.devices import host_memory, machine_memory
 from model_handlers.disk import disk_errors
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.sequence_config import ControlKind, hidden_inputs
 from model_handlers.tensor import BYTES, decode_bytes_elements, element_count
 from serve.models.execution import execute_batch
@@ -25,7 +26,7 @@ from serve.models.signature import Signature
 from serve.request import InferenceRequest, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from model_handlers.base import Handler, ModelResponse
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 FOLDER = "warmup"  # in the model's directory, beside its versions
 _log = logging.getLogger("mme.load")
+_REQUEST_BYTES = 1 << 10  # that a request takes beside its data
 _PATIENCE_SECONDS = 300.0  # for a model that answers of its own accord; a load may take 350
 # What says that the sample or the model is wrong, and not that something is missing just now.
 _FAULTS = {Kind.INVALID_ARGUMENT, Kind.EXECUTION_FAILED, Kind.INTERNAL}
@@ -58,32 +60,36 @@ class Warmup:
         self._signature = Signature(config.name, 0, config)
         self._samples = [_Sample(sample, config, directory) for sample in config.warmup if sample.batch_size]
 
-    def run(self, handler: Handler, lane: str) -> None:
+    def run(self, handler: Handler, lane: str, must_go_on: Callable[[], None] = lambda: None) -> None:
         """Execute all samples on the instance `lane`.
 
+        Args:
+            handler: the model on it.
+            lane: for messages and the log.
+            must_go_on: called before each execution; raises once nobody waits for the model any more.
+
         Raises:
-            MmeError: naming the sample that failed.
+            MmeError: naming the sample that failed; what `must_go_on` raises.
         """
         for sample in self._samples:
             _log.info("model '%s' instance %s is running warmup sample '%s'", self._config.name, lane, sample.name)
-            try:
-                for iteration in range(sample.count):
-                    _log.debug("warmup sample '%s' for iteration %d", sample.name, iteration)
-                    self._execute(handler, sample)
-            except MmeError as error:
-                raise _failed(sample.name, f"model '{self._config.name}' instance {lane}", error) from error
+            for iteration in range(sample.count):
+                _log.debug("warmup sample '%s' for iteration %d", sample.name, iteration)
+                for batch in sample.batches():
+                    must_go_on()
+                    try:
+                        self._execute(handler, batch)
+                    except MmeError as error:
+                        raise _failed(sample.name, f"model '{self._config.name}' instance {lane}", error) from error
 
-    def _execute(self, handler: Handler, sample: _Sample) -> None:
-        """Once. A model that does not batch gets the requests of a batch one by one."""
-        requests = sample.requests()
-        for batch in [requests] if self._config.max_batch_size > 0 else [[request] for request in requests]:
-            answers = _Answers()
-            execution = execute_batch(handler, self._signature, batch, answers.post)
-            for request, result in zip(batch, execution.results, strict=True):
-                if isinstance(result, MmeError):
-                    raise result
-                if result is None:
-                    answers.wait_for(request)
+    def _execute(self, handler: Handler, batch: list[InferenceRequest]) -> None:
+        answers = _Answers()
+        execution = execute_batch(handler, self._signature, batch, answers.post)
+        for request, result in zip(batch, execution.results, strict=True):
+            if isinstance(result, MmeError):
+                raise result
+            if result is None:
+                answers.wait_for(request)
 
 
 class _Sample:
@@ -92,8 +98,9 @@ class _Sample:
     def __init__(self, sample: WarmupSample, config: ModelConfig, directory: Path) -> None:
         self.name = sample.name
         self.count = sample.count
-        self._batch_size = sample.batch_size
+        self._together, self._batches = (sample.batch_size, 1) if config.max_batch_size > 0 else (1, sample.batch_size)
         try:
+            _check_room(sample, self._together)
             tensors = [
                 (name, given.data_type, _tensor(given, name, config, directory / FOLDER))
                 for name, given in sample.inputs.items()
@@ -105,9 +112,10 @@ class _Sample:
         except MmeError as error:
             raise _failed(sample.name, f"model '{config.name}'", error) from error
 
-    def requests(self) -> list[InferenceRequest]:
-        """The requests of one execution: as many of one element as its batch is large."""
-        return [self._request() for _ in range(self._batch_size)]
+    def batches(self) -> Iterator[list[InferenceRequest]]:
+        """Its requests, of one element each: all together, or one by one for a model that does not batch."""
+        for _ in range(self._batches):
+            yield [self._request() for _ in range(self._together)]
 
     def _request(self) -> InferenceRequest:
         request = InferenceRequest(self._layout, self._arrays, lambda _request, _result: None)
@@ -159,6 +167,17 @@ class _Answers:
             raise error
 
 
+def _check_room(sample: WarmupSample, together: int) -> None:
+    """Refuse data that do not fit into memory before any of them are made: Linux kills who touches too many."""
+    made = sum(element_count(given.dims) * given.data_type.dtype.itemsize for given in sample.inputs.values())
+    need = made + together * (made + _REQUEST_BYTES)  # once by itself, and once for each request of a batch
+    if need > host_memory():
+        raise invalid_model(f"its requests take {need} bytes, more than this machine has: make it smaller")
+    total, used = machine_memory()
+    if need > total - used:
+        raise out_of_memory(f"its requests take {need} bytes, and {total - used} are free")
+
+
 def _failed(sample: str, whose: str, error: MmeError) -> MmeError:
     kind = Kind.INVALID_MODEL if error.kind in _FAULTS else error.kind
     return MmeError(kind, f"{whose}: failed to run warmup sample '{sample}': {error.message}")
@@ -177,9 +196,10 @@ def _tensor(given: WarmupInput, name: str, config: ModelConfig, folder: Path) ->
         return np.zeros(shape, given.data_type.dtype)
     random = np.random.default_rng(0)
     if given.data_type.dtype.kind == "f":
-        return random.random(shape).astype(given.data_type.dtype)
+        made = np.float64 if given.data_type.dtype == np.float64 else np.float32
+        return random.random(shape, made).astype(given.data_type.dtype, copy=False)
     # Small enough to be an index into any table: what is looked up in a vocabulary must be found there.
-    return random.integers(0, 2, shape).astype(given.data_type.dtype)
+    return random.integers(0, 2, shape, np.int8).astype(given.data_type.dtype)
 
 
 def _recorded(given: WarmupInput, name: str, model: str, file: Path) -> Array:

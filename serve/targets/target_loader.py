@@ -395,7 +395,7 @@ class ModelLoader:
             for version in prepared.directory.versions:
                 _must_go_on(prepared, cancelled)
                 with _of_version(version):
-                    loaded[version] = self._load_version(prepared, version)
+                    loaded[version] = self._load_version(prepared, version, cancelled)
         except BaseException:
             _close_all(loaded)
             raise
@@ -406,7 +406,7 @@ class ModelLoader:
         name = directory.counted_as or directory.name
         return self._stats.setdefault((name, version), new_stats(self._latencies))
 
-    def _load_version(self, prepared: PreparedTarget, version: int) -> Model:
+    def _load_version(self, prepared: PreparedTarget, version: int, cancelled: Callable[[], bool]) -> Model:
         directory = prepared.directory
         config = directory.config
         handlers: list[Handler] = []
@@ -429,7 +429,7 @@ class ModelLoader:
             if config.warmup:
                 warmup = Warmup(config, directory.path)
                 for lane, handler in lanes:
-                    warmup.run(handler, lane)
+                    warmup.run(handler, lane, lambda: _must_go_on(prepared, cancelled))
             if outside is not None:
                 outside.loaded()
             stats = self._stats_of(directory, version)

@@ -4,6 +4,7 @@ import _thread
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import threading
 from dataclasses import replace
@@ -151,6 +152,30 @@ def test_what_is_measured_by_this_process_is_loaded_alone(run, tmp_path, write_r
         assert replace(prepared, lanes=[("m_0", Device("gpu", 0))]).alone
         inline = replace(prepared, placement=Placement.INLINE)
         assert replace(prepared, members=(inline,)).alone
+
+    run(main())
+
+
+@pytest.mark.parametrize("often", ["batch_size: 1 count: 4000000000", "batch_size: 4000000000"])
+def test_a_load_that_nobody_wants_any_more_stops_between_warm_up_executions(
+    often, run, tmp_path, write_repository_model, counted
+):
+    """A model that takes for ever to warm up could never be loaded again, and kept a processor busy for good."""
+    tensors = "".join(
+        f'{what} {{ name: "{name}" data_type: TYPE_FP32 dims: [ -1, 2 ] }}\n'
+        for what, name in (("input", "x"), ("output", "y"))
+    )
+    sample = f'{often} inputs {{ key: "x" value: {{ data_type: TYPE_FP32 dims: [ 1, 2 ] zero_data: true }} }}'
+
+    async def main():
+        folder = write_repository_model(tmp_path / "m", f'{tensors}model_warmup {{ name: "w" {sample} }}')
+        loader = ModelLoader(asyncio.get_running_loop(), {})
+        prepared = loader.prepare("m", InRepository(folder), lambda: False)
+        asked = itertools.count()
+        with pytest.raises(MmeError) as caught:
+            loader.load(prepared, lambda: next(asked) > 5)
+        assert caught.value.kind is Kind.CANCELLED
+        assert (counted.loaded, counted.closed) == (1, 1)
 
     run(main())
 

@@ -169,6 +169,22 @@ def test_no_memory_for_a_sample_is_no_fault_of_the_model(toys, tmp_path):
     assert caught.value.kind is Kind.OUT_OF_MEMORY
 
 
+@pytest.mark.parametrize(
+    ("given", "batch_size"),
+    [((2**50,), 1), ((2**62, 8), 1), ((1,), 2**32 - 1)],
+    ids=["data", "more than 64 bits", "requests"],
+)
+@pytest.mark.parametrize("data", [WarmupData.ZERO, WarmupData.RANDOM])
+def test_a_sample_that_no_memory_holds_is_not_even_made(given, batch_size, data, toys, tmp_path):
+    """The system would end the server, and with it all other models, for what one asks for."""
+    spec = TensorSpec("x", FP32, (-1,) * len(given))
+    too_large = sample(WarmupInput(FP32, given, data), batch_size=batch_size)
+
+    message = refused(toys, tmp_path, too_large, max_batch_size=2**32, inputs=(spec,))
+
+    assert "failed to run warmup sample 's': its requests take " in message
+
+
 def test_each_sample_is_logged(toys, tmp_path, caplog):
     """By name and instance, once; its iterations for those who want to know all."""
     with caplog.at_level(logging.DEBUG, "mme.load"):
