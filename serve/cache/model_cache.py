@@ -31,7 +31,7 @@ import time
 from typing import TYPE_CHECKING, Any, Generic
 
 from model_handlers.base import Footprint
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, MmeError, out_of_memory
 from serve.cache import eviction
 from serve.cache.cache_entry import Entry, Failure
 from serve.cache.cache_events import CacheEvent, CacheEvents, Deed
@@ -449,6 +449,8 @@ def _as_ours(entry: Entry[Any], error: BaseException) -> MmeError:
     if isinstance(error, asyncio.CancelledError):
         entry.cut_short = True
         return unloaded(entry)
+    if isinstance(error, MemoryError):
+        return out_of_memory(f"model '{entry.name}' ran out of memory while it was loaded: {error}")
     _log.error("load failed in a way we do not know", exc_info=error, extra={"target_model": entry.name})
     return MmeError(Kind.INTERNAL, f"model '{entry.name}' failed to load: {type(error).__name__}: {error}")
 

@@ -362,8 +362,12 @@ def test_fifty_at_once_load_once(play):
 @pytest.mark.parametrize("step", ["prepare", "equip", "load", "start"])
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [(MmeError(Kind.INVALID_MODEL, "no such graph"), Kind.INVALID_MODEL), (OSError("no such disk"), Kind.INTERNAL)],
-    ids=["ours", "foreign"],
+    [
+        (MmeError(Kind.INVALID_MODEL, "no such graph"), Kind.INVALID_MODEL),
+        (OSError("no such disk"), Kind.INTERNAL),
+        (MemoryError("no such room"), Kind.OUT_OF_MEMORY),
+    ],
+    ids=["ours", "foreign", "memory"],
 )
 def test_a_failed_load_reaches_everybody_who_waits_and_the_next_tries_again(play, step, error, kind):
     """One failure, one error for each waiter, one of ours whatever the loader raised; the next request loads anew."""
