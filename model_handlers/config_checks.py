@@ -19,6 +19,7 @@ from model_handlers.ensemble_checks import ensemble_problems
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.ragged_checks import check_ragged
 from model_handlers.sequence_checks import normalise_sequences, sequence_checks
+from model_handlers.tensor import check_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -187,6 +188,7 @@ def _check_sample(config: ModelConfig, sample: WarmupSample) -> None:
             f"warmup sample '{sample.name}' has batch_size {sample.batch_size}, must be at most {largest} for {model}"
         )
     for name, given in sample.inputs.items():
+        check_rank(f"input '{name}' of warmup sample '{sample.name}'", given.dims, model)
         if any(dim < 0 for dim in given.dims):
             raise invalid_model(
                 f"warmup setting expects all variable-size dimensions are specified for input '{name}' for {model}"
@@ -208,6 +210,7 @@ def _tensor_checks(what: str, specs: Sequence[TensorSpec], model: str) -> Iterat
 def _check_tensor(subject: str, spec: TensorSpec, model: str) -> None:
     if not spec.dims:
         raise invalid_model(f"{subject} must specify 'dims' for {model}")
+    check_rank(subject, spec.dims, model)
     if not _are_dimensions(spec.dims):
         raise invalid_model(f"{subject} dimension {_WHOLE} for {model}")
     if spec.format != "FORMAT_NONE" and len(spec.dims) != 3:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.errors import invalid_argument
+from model_handlers.errors import invalid_argument, invalid_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
+MAX_DIMS = 32  # of a tensor: numpy's limit is 64, and no framework goes near either
 _PIECE = 1 << 12  # strings that are joined at a time
 
 
@@ -113,6 +114,16 @@ class TensorSpec:
 def shape_matches(shape: Sequence[int], expected: Sequence[int]) -> bool:
     """Whether a concrete shape fits one that may hold -1."""
     return len(shape) == len(expected) and all(want in (have, -1) for have, want in zip(shape, expected, strict=True))
+
+
+def check_rank(subject: str, dims: Sequence[int], model: str) -> None:
+    """Refuse a configured tensor of so many dimensions that no request could have it.
+
+    Raises:
+        MmeError: INVALID_MODEL.
+    """
+    if len(dims) > MAX_DIMS:
+        raise invalid_model(f"{subject} has {len(dims)} dimensions, must be at most {MAX_DIMS} for {model}")
 
 
 def element_count(shape: Iterable[int]) -> int:

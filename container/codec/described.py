@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model_handlers.errors import invalid_argument
-from model_handlers.tensor import BY_NAME, BYTES, decode_bytes_elements, element_count
+from model_handlers.tensor import BY_NAME, BYTES, MAX_DIMS, decode_bytes_elements, element_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from model_handlers.tensor import Array, DataType
 
-_MAX_DIMS = 32  # numpy's limit is 64; no framework goes near either
 _MAX_ELEMENTS = 1 << 40
 
 
@@ -33,8 +32,8 @@ def described(name: Any, datatype: Any, shape: Any) -> tuple[str, DataType, tupl
 
 
 def _shape(shape: Any, name: str) -> tuple[int, ...]:
-    if not isinstance(shape, list) or len(shape) > _MAX_DIMS:
-        raise invalid_argument(f"input '{name}' must have a 'shape' of at most {_MAX_DIMS} dimensions")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMS:
+        raise invalid_argument(f"input '{name}' must have a 'shape' of at most {MAX_DIMS} dimensions")
     total = 1
     for dim in shape:
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 0:

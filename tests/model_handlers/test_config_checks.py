@@ -75,6 +75,10 @@ BROKEN = {
         "dynamic_batching": batching(priority_levels=4096, default_priority_level=1)
     },
     "warmup sample 'w' has batch_size 9, must be at most 8 for bert": {"warmup": (warmup(batch_size=9),)},
+    "input 'I' of warmup sample 'w' has 33 dimensions, must be at most 32 for bert": {
+        "warmup": (warmup(dims=(1,) * 33),)
+    },
+    "model input 'I' has 33 dimensions, must be at most 32 for bert": {"inputs": (tensor(dims=(1,) * 33),)},
     "warmup setting expects all variable-size dimensions are specified for input 'I' for bert": {
         "warmup": (warmup(dims=(4, -1)),)
     },

@@ -172,6 +172,7 @@ BROKEN = [
     ("sequence batching state must specify 'output_name' for bert", [state(output_name="")]),
     ("state input 'I' dimension must be integer >= 1, or -1", [state(dims=(0,))]),
     ("state input 'I' dimension must be integer >= 1, or -1", [state(dims=())]),
+    ("state input 'I' has 33 dimensions, must be at most 32 for bert", [state(dims=(1,) * 33)]),
     ("which needs 'use_same_buffer_for_input_output'", [state(use_growable_memory=True)]),
     (
         "initial_state field for state input 'I' must contain exactly one or zero element. Found '2' elements.",
