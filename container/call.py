@@ -91,7 +91,7 @@ class Call:
         exchange, flavor, kind: as given; what its body is may be for its model to say, and then it is of type `infer`.
         kserve_form: whether a binary answer tells the length of its header as KServe has it.
         reply: how the client wants tensors. Set once the request is decoded; None where the answer is a body.
-        request: what was submitted.
+        request: what was submitted, None once it is over.
         report: what its load cost, if it had to wait for one.
         class_names: tells of a model and version whether it batches, and what its classes are called. Set where the
             client wants classes.
@@ -126,11 +126,12 @@ class Call:
 
     def take(self, request: InferenceRequest) -> InferenceRequest:
         """What is submitted for it; cancelled, if the client has left before it could be made."""
-        self.request = request
         if self._following is not None:
             self._following.follow(request)
         if self.over:
             request.cancel()
+        else:
+            self.request = request
         return request
 
     # -- what the engine tells -----------------------------------------------------------------------------------
@@ -250,8 +251,12 @@ class Call:
         self._finish(MmeError(Kind.CANCELLED, "the client left"))
 
     def _finish(self, error: MmeError | None) -> None:
-        """Nobody waits any more: all is said, or the client has left."""
+        """Nobody waits any more: all is said, or the client has left.
+
+        Who knew each other until now would stay until the collector comes, and with them bodies of any size.
+        """
         self.over = True
+        self.request = self.exchange.on_disconnect = None
         if self._turn is not None and self.reply is not None:
             self.reply.places.clear()
         if self._following is not None:

@@ -191,10 +191,11 @@ class InferRoutes:
             self._aside(call, name, self._read_first(call, route, name, body, length, unread.place))
             return
         except MmeError as wrong:
-            error = explained(wrong, headers.get("content-type", ""), body)
+            content_type = headers.get("content-type", "")
             if route.flavor is Flavor.KSERVE or self.engine.is_resident(name):
-                raise error from None
-            make = functools.partial(self._made_cold, call, route, body, error)
+                # a local of that name would be the error's own, by its traceback: both, and the body, would stay
+                raise explained(wrong, content_type, body) from None
+            make = functools.partial(self._made_cold, call, route, body, explained(wrong, content_type, body))
             self._aside(call, name, self.engine.submit_made(name, version, make))
             return
         if route.flavor is Flavor.KSERVE and name in self._decoupled and self.engine.is_resident(name):
@@ -224,9 +225,10 @@ class InferRoutes:
             decode = functools.partial(self._decoder.decode, body, length, name, call.complete, regions)
             read = self._asked(call, route, *await by_thread(decode))
         except MmeError as wrong:
-            read = explained(wrong, call.exchange.headers.get("content-type", ""), body)
+            content_type = call.exchange.headers.get("content-type", "")
             if route.flavor is Flavor.KSERVE:
-                raise read from None
+                raise explained(wrong, content_type, body) from None
+            read = explained(wrong, content_type, body)
         return await self.engine.submit_made(name, version, functools.partial(self._made_cold, call, route, body, read))
 
     def _decoded(

@@ -1,5 +1,6 @@
 """The hot routes over real sockets, with a real engine behind them."""
 
+import gc
 import gzip
 import json
 import math
@@ -27,6 +28,7 @@ TARGET = "X-Amzn-SageMaker-Target-Model"
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 LENGTH = "Inference-Header-Content-Length"
 LOOP = "test loop"
+ENCODED = ((bytes, {}), (gzip.compress, {"Content_Encoding": "gzip"}))  # a body, and the headers that say so
 
 
 @pytest.fixture
@@ -753,3 +755,28 @@ def test_a_model_that_is_not_there_has_no_sessions(post):
     reply = post("/models/nobody/invoke", {"requestType": "NEW_SESSION"}, X_Amzn_SageMaker_Session_Id="NEW_SESSION")
 
     assert reply.status == 404
+
+
+def test_what_is_answered_is_gone_at_once(post, sums, binary_body):
+    """Nothing of a request waits for the collector of garbage, its body least of all, whatever its answer is."""
+    body, length = binary_body({"inputs": [binary_input("A", A), binary_input("B", B)]}, A.tobytes(), B.tobytes())
+    out_of_range = {"inputs": [{"name": "A", "shape": [1], "datatype": "INT8", "data": [1000]}]}
+    paths = (INFER, "/models/arithmetic/invoke", "/v2/models/arithmetic/generate", "/v2/models/unknown/infer")
+    bodies = (json.dumps(sums).encode(), b"{", b"{}", json.dumps(out_of_range).encode())
+    requests = [(path, form(each), encoded) for path in paths for each in bodies for form, encoded in ENCODED]
+    post(INFER, body, **{LENGTH: str(length)})
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        statuses = {post(path, each, **headers).status for path, each, headers in requests}
+        statuses.add(post(INFER, body, **{LENGTH: str(length)}).status)
+        gc.collect()
+        left = {type(each).__name__ for each in gc.garbage}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+    assert statuses == {200, 400, 404}
+    assert not left & {"Exchange", "Call", "InferenceRequest", "frame", "MmeError"}
