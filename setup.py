@@ -25,6 +25,7 @@ COMPILED = {
         "python/responses",
     ],
     "serve": [
+        "bounded",
         "cache/cache_entry",
         "cache/model_cache",
         "latencies",

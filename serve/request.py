@@ -22,6 +22,9 @@ _log = logging.getLogger("mme.request")
 MOST_STEPS = 100  # whose timings are kept: those of decoupled models answer without end
 
 
+_ENTRY_BYTES = 200  # of a tensor in a layout, beside its name and shape
+
+
 class Layout:
     """The shape of a request without its data: what it sends and what it asks for.
 
@@ -38,6 +41,11 @@ class Layout:
     def __init__(self, inputs: tuple[tuple[str, DataType, tuple[int, ...]], ...], outputs: tuple[str, ...]) -> None:
         self.inputs = inputs
         self.outputs = outputs
+
+    def weight(self) -> int:
+        """Bytes that it takes, about. Clients choose names and their number: who remembers layouts has to count."""
+        sent = sum(_ENTRY_BYTES + len(name) + 8 * len(shape) for name, _, shape in self.inputs)
+        return sent + sum(_ENTRY_BYTES + len(name) for name in self.outputs)
 
     def __repr__(self) -> str:
         tensors = ", ".join(f"{name}:{data_type.name}{list(shape)}" for name, data_type, shape in self.inputs)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from container.codec.described import (
+    check_number,
     check_size,
     described,
     output_name,
@@ -325,6 +326,8 @@ def _size_mismatch(plan: _Plan, got: int, model: str) -> MmeError:
 
 def _objects(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
     items = document.get(key)
+    if isinstance(items, list):
+        check_number(items, key)
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise invalid_argument(f"the request must have '{key}': an array of objects")
     return items

@@ -10,11 +10,22 @@ from model_handlers.errors import invalid_argument
 from model_handlers.tensor import BY_NAME, BYTES, MAX_DIMS, decode_bytes_elements, element_count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Sequence, Sized
 
     from model_handlers.tensor import Array, DataType
 
 _MAX_ELEMENTS = 1 << 40
+MAX_ITEMS = 4096  # inputs of a request, outputs, parameters: the event loop looks at each
+
+
+def check_number(items: Sized, what: str) -> None:
+    """Refuse a request of so many inputs, outputs or parameters that others would wait for it.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT.
+    """
+    if len(items) > MAX_ITEMS:
+        raise invalid_argument(f"a request may have at most {MAX_ITEMS} {what}, got {len(items)}")
 
 
 def described(name: Any, datatype: Any, shape: Any) -> tuple[str, DataType, tuple[int, ...]]:

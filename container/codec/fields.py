@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from container.codec.described import check_number
 from container.codec.framing import BINARY_TYPE
 from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from model_handlers.errors import invalid_argument
@@ -47,6 +48,7 @@ class RequestFields:
     __slots__ = ("binary", "correlation_id", "flags", "id", "parameters", "priority", "timeout_us")
 
     def __init__(self, request_id: str, parameters: Mapping[str, Any], reserved: frozenset[str] = RESERVED) -> None:
+        check_number(parameters, "parameters")
         for key, value in parameters.items():
             if key.startswith("triton_"):
                 raise invalid_argument(

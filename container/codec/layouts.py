@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from serve.bounded import Bounded
 from serve.request import Layout
 
 if TYPE_CHECKING:
     from model_handlers.tensor import DataType
 
 _MAX_LAYOUTS = 4096  # remembered; then all are forgotten, which costs each model one check
+_MAX_BYTES = 16 << 20  # that they may take
 
 
 class Layouts:
@@ -18,7 +20,7 @@ class Layouts:
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: dict[Any, Layout] = {}
+        self._known = Bounded(_MAX_LAYOUTS, _MAX_BYTES)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -26,9 +28,8 @@ class Layouts:
     def intern(self, inputs: tuple[tuple[str, DataType, tuple[int, ...]], ...], outputs: tuple[str, ...]) -> Layout:
         """The one layout of these inputs (name, data type, full shape) and requested outputs (() for all of them)."""
         key = (inputs, outputs)
-        layout = self._known.get(key)
+        layout: Layout | None = self._known.get(key)
         if layout is None:
-            if len(self._known) >= _MAX_LAYOUTS:
-                self._known.clear()
-            layout = self._known[key] = Layout(inputs, outputs)
+            layout = Layout(inputs, outputs)
+            self._known.keep(key, layout, layout.weight())
         return layout

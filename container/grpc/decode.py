@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from container.codec.described import (
+    check_number,
     check_size,
     described,
     output_name,
@@ -24,7 +25,8 @@ from container.grpc.messages import values
 from container.shared_memory import AT_ONCE, Regions
 from model_handlers.errors import invalid_argument
 from model_handlers.tensor import BYTES, element_count
-from serve.request import InferenceRequest
+from serve.bounded import Bounded
+from serve.request import InferenceRequest, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     Input = ModelInferRequest.InferInputTensor
 
 _MAX_FORMS = 4096  # remembered; then all are forgotten, which costs each one check
+_MAX_BYTES = 16 << 20  # that they may take
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _RAW = "raw_input_contents"
 # Where typed elements lie, by data type; FP16 and BF16 have no such field, and lie in _RAW.
@@ -102,7 +105,7 @@ class Decoder:
     def __init__(self, regions: Regions | None = None) -> None:
         self._regions = Regions() if regions is None else regions
         self._layouts = Layouts()
-        self._forms: dict[Any, tuple[Description, ...]] = {}
+        self._forms = Bounded(_MAX_FORMS, _MAX_BYTES)
 
     def decode(
         self, message: ModelInferRequest, on_complete: Completion, regions: Regions | None = None
@@ -114,6 +117,7 @@ class Decoder:
             Unread: a tensor is to be read first; then decode it again.
         """
         regions = regions or self._regions
+        check_number(message.inputs, "inputs")
         form = self._form(message)
         names, classes, places = _requested(message, regions) if message.outputs else ((), {}, NO_PLACES)
         if places:
@@ -123,6 +127,7 @@ class Decoder:
         if not message.parameters:
             request = InferenceRequest(layout, inputs, on_complete, message.id)
             return request, Wanted(classes, empty_final=False, places=places) if classes or places else PLAIN
+        check_number(message.parameters, "parameters")
         parameters = values(message.parameters)
         empty_final = _empty_final(parameters)
         _check_types(parameters)
@@ -132,12 +137,10 @@ class Decoder:
 
     def _form(self, message: ModelInferRequest) -> tuple[Description, ...]:
         key = tuple([(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in message.inputs])
-        form = self._forms.get(key)
+        form: tuple[Description, ...] | None = self._forms.get(key)
         if form is None:
-            if len(self._forms) >= _MAX_FORMS:
-                self._forms.clear()
             form = tuple([described(name, datatype, list(shape)) for name, datatype, shape in key])
-            self._forms[key] = form
+            self._forms.keep(key, form, Layout(form, ()).weight())
         return form
 
 
@@ -179,6 +182,7 @@ def _requested(
     names: list[str] = []
     classes: dict[str, int] = {}
     places: dict[str, Place] = {}
+    check_number(message.outputs, "outputs")
     for output in message.outputs:
         name = output_name(output.name)
         names.append(name)

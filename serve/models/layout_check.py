@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import MmeError, invalid_argument
 from model_handlers.tensor import shape_matches
+from serve.bounded import Bounded
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from serve.stats import ModelStats
 
 KNOWN_LAYOUTS = 1024  # remembered per model; a client that sends ever new shapes must not grow us
+KNOWN_BYTES = 1 << 20  # that they may take: a client may ask for an output many times
 _BATCH_NOTE = (
     " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try "
@@ -43,7 +45,7 @@ class Checked:
     signature: Hashable
 
 
-class CheckedLayouts(dict["Layout", Checked]):
+class CheckedLayouts(Bounded):
     """The layouts that fit one model; what is looked up and not there is checked.
 
     Args:
@@ -55,18 +57,17 @@ class CheckedLayouts(dict["Layout", Checked]):
     """
 
     def __init__(self, config: ModelConfig, stats: ModelStats) -> None:
-        super().__init__()
+        super().__init__(KNOWN_LAYOUTS, KNOWN_BYTES)
         self._config = config
         self._stats = stats
 
     def __missing__(self, layout: Layout) -> Checked:
-        if len(self) >= KNOWN_LAYOUTS:
-            self.clear()
         try:
-            checked = self[layout] = check_layout(layout, self._config)
+            checked = check_layout(layout, self._config)
         except MmeError as error:
             self._stats.failed(error.kind, 0)
             raise
+        self.keep(layout, checked, layout.weight())
         return checked
 
 

@@ -282,6 +282,14 @@ def test_what_fits_is_checked_once():
     assert len(known) == 1
 
 
+def test_what_asks_for_an_output_very_often_is_not_remembered():
+    """It fits, and its client could send it in as many lengths as there are places."""
+    known = CheckedLayouts(model(A), ModelStats())
+    often = layout(A_OK, outputs=("Y",) * 10_000)
+    assert known[often] == check_layout(often, model(A))
+    assert len(known) == 0
+
+
 def test_what_does_not_fit_is_counted_each_time():
     """It is refused and counted as a failure whenever it comes, and not remembered."""
     stats = ModelStats()

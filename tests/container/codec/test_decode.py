@@ -13,7 +13,7 @@ from container.codec import layouts as layouts_module
 from container.codec.decode import Decoder
 from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from model_handlers.config import ModelConfig
-from model_handlers.errors import MmeError
+from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BY_NAME, TensorSpec, encode_bytes_elements
 
 F4 = np.array([1.5, -2], dtype="<f4")
@@ -526,6 +526,7 @@ def test_the_memory_of_headers_and_layouts_is_bounded(decode, decoder, monkeypat
     """Ever new headers and shapes do not grow the decoder, long headers are not kept, and all still decode."""
     monkeypatch.setattr(module, "_MAX_PLANS", 8)
     monkeypatch.setattr(layouts_module, "_MAX_LAYOUTS", 8)
+    decoder.layouts = layouts_module.Layouts()
     for number in range(50):
         request, _ = decode({"id": str(number), "inputs": [binary()]}, F4.tobytes())
         assert request.id == str(number)
@@ -637,3 +638,15 @@ def test_a_header_with_a_broken_id_is_refused(decoder):
     for broken in (b'{"id":"ta\tb",', b'{"id":"\xff",', b'{"id":"\\x",', b'{"id":"open,'):
         with pytest.raises(MmeError, match="failed to parse the request JSON buffer"):
             sent(decoder, broken + rest)
+
+
+@pytest.mark.parametrize("many", ["inputs", "outputs", "parameters"])
+def test_what_nobody_sends_so_many_of_is_refused_before_it_is_looked_at(many, decode):
+    """The event loop looks at each, and a body has room for a million of them."""
+    names = [f"N{number}" for number in range(4097)]
+    lists = {"inputs": [{"name": name} for name in names], "outputs": [{"name": name} for name in names]}
+    document = {"inputs": [binary()], many: lists.get(many, dict.fromkeys(names, 1))}
+
+    with pytest.raises(MmeError, match=f"a request may have at most 4096 {many}, got 4097") as caught:
+        decode(document, F4.tobytes())
+    assert caught.value.kind is Kind.INVALID_ARGUMENT

@@ -39,3 +39,15 @@ def test_few_layouts_are_remembered(monkeypatch):
     for size in range(20):
         assert layouts.intern((("X", FP32, (size,)),), ()).inputs == (("X", FP32, (size,)),)
         assert len(layouts) <= 4
+
+
+def test_layouts_of_long_or_many_names_take_no_more_memory_than_short_ones(monkeypatch):
+    """Clients choose them; one that is too heavy is made anew each time."""
+    monkeypatch.setattr(module, "_MAX_BYTES", 5000)
+    layouts = Layouts()
+    for number in range(20):
+        layouts.intern((("X" * 1000, FP32, (number,)),), ())
+        layouts.intern((ROW,), tuple(f"Y{number}" for _ in range(10)))
+        assert len(layouts) <= 4
+    heavy = (("X" * 5000, FP32, ()),)
+    assert layouts.intern(heavy, ()) is not layouts.intern(heavy, ())

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as published
 
+from container.grpc import decode as decode_module
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import PLAIN, Decoder
 from container.grpc.encode import Encoder, error_in_stream, final_response, in_stream, placed
@@ -318,3 +319,33 @@ def test_messages_of_a_stream():
     last = read(in_stream(final_response("m", "2", "i"))).infer_response
     assert (last.model_name, last.model_version, last.id, len(last.outputs)) == ("m", "2", "i", 0)
     assert last.parameters["triton_final_response"].bool_param
+
+
+@pytest.mark.parametrize("many", ["inputs", "outputs", "parameters"])
+def test_what_nobody_sends_so_many_of_is_refused_before_it_is_looked_at(many):
+    """As over HTTP."""
+    message = pb.ModelInferRequest(model_name="m", inputs=[x(fp32_contents=[1, 2])])
+    names = [f"N{number}" for number in range(4097)]
+    if many == "inputs":
+        message.inputs.extend(x() for _ in names)
+    elif many == "outputs":
+        message.outputs.extend(Output(name=name) for name in names)
+    else:
+        for name in names:
+            message.parameters[name].CopyFrom(TEXT)
+
+    with pytest.raises(MmeError, match=f"a request may have at most 4096 {many}, got ") as caught:
+        Decoder().decode(message, lambda *_: None)
+    assert caught.value.kind is Kind.INVALID_ARGUMENT
+
+
+def test_forms_of_long_names_are_not_remembered(monkeypatch):
+    """Clients choose names: only forms that take little memory are checked once for all."""
+    monkeypatch.setattr(decode_module, "_MAX_BYTES", 5000)
+    decoder = Decoder()
+    for number in range(20):
+        name = "X" * (1000 if number else 6000) + str(number)
+        message = pb.ModelInferRequest(inputs=[Tensor(name=name, datatype="FP32", shape=[1])])
+        message.inputs[0].contents.fp32_contents.append(1)
+        decoder.decode(message, lambda *_: None)
+        assert len(decoder._forms) <= min(number, 4)
