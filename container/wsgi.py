@@ -26,8 +26,10 @@ _OURS = frozenset({"content-length", "connection", "date", "transfer-encoding"})
 def call_application(application: WSGIApplication, exchange: Exchange) -> tuple[int, bytes, bytes]:
     """Status, header lines and body of the application's answer. Never raises: its errors become a 500."""
     answer = _Answer()
+    environ = make_environ(exchange)
+    body = environ["wsgi.input"]  # the application may put something else there
     try:
-        parts = application(make_environ(exchange), answer.start)
+        parts = application(environ, answer.start)
         try:
             answer.body += b"".join(parts)
         finally:
@@ -38,6 +40,9 @@ def call_application(application: WSGIApplication, exchange: Exchange) -> tuple[
         _log.exception("%s %s failed", exchange.method, exchange.target.decode("latin-1"))
         message = error_body("the server failed to answer this request; its log says why")
         return 500, b"Content-Type: application/json\r\n", message
+    finally:  # Flask's routing error and its request refer to each other, and would keep the body until some collection
+        body.close()
+        exchange.body = b""
     return answer.status, answer.header_lines(), answer.body
 
 

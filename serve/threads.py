@@ -87,7 +87,7 @@ class ThreadPerTask(Executor):
         future.set_running_or_notify_cancel()
         ended = threading.Event()
 
-        def run() -> None:
+        def run(future: Future[R]) -> None:
             try:
                 self._initializer()
                 result = fn(*args, **kwargs)
@@ -96,6 +96,7 @@ class ThreadPerTask(Executor):
             else:
                 future.set_result(result)
             finally:
+                del future  # whose error knows this frame: they, and the arguments, would wait for the collector
                 with self._lock:
                     del self._threads[threading.current_thread()]
                 ended.set()
@@ -103,7 +104,7 @@ class ThreadPerTask(Executor):
         with self._lock:
             if self._closed:
                 raise RuntimeError("no work is taken on after the shutdown")
-            thread = threading.Thread(target=run, name=next(self._names))
+            thread = threading.Thread(target=run, args=(future,), name=next(self._names))
             STARTER.start(thread)  # which ends no sooner than this lock is free
             self._threads[thread] = ended
         return future

@@ -86,6 +86,21 @@ def test_written_and_iterated_data_are_joined_and_the_iterable_closed():
     assert closed == [True]
 
 
+def test_a_body_is_gone_whoever_keeps_the_request():
+    """Flask's errors of routing and its requests refer to each other until the collector of garbage comes."""
+    kept = []
+
+    def application(environ, start_response):
+        kept.append(environ)
+        start_response("404 Not Found", [])
+        return [environ["wsgi.input"].read()]
+
+    asked = exchange("POST", body=b"long")
+    assert call_application(application, asked)[2] == b"long"
+    assert asked.body == b""
+    assert kept[0]["wsgi.input"].closed
+
+
 @pytest.mark.parametrize("when", ["before", "in"])
 def test_an_application_that_fails_is_answered_for(when, caplog):
     """Its client gets a JSON 500, its traceback the log."""

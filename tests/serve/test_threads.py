@@ -1,7 +1,9 @@
 """Work that may never come back has threads of its own."""
 
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -36,6 +38,27 @@ def test_what_is_raised_is_the_futures():
 
         assert threads.submit(fail).exception() is error
     threads.shutdown()
+
+
+def test_what_failed_is_gone_with_its_future():
+    """Its arguments, which may be large, do not wait for the collector of garbage."""
+
+    class Large:
+        pass
+
+    def fail(_large):
+        raise ValueError("no")
+
+    threads, large = ThreadPerTask("load"), Large()
+    seen = weakref.ref(large)
+    gc.disable()
+    try:
+        assert type(threads.submit(fail, large).exception()) is ValueError
+        threads.shutdown()
+        del large
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_a_shutdown_waits_for_what_runs_and_takes_nothing_on():
