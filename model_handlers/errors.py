@@ -47,15 +47,17 @@ class MmeError(Exception):
         said: the status that a model's own code calls it, handed through to clients that are answered by one; 0 for
             none, which is nearly always.
         version: of a load, the version of the model that could not be loaded, if it is known.
+        parts: of a load, the models that the ensemble consists of that could not be loaded; none of any other model.
     """
 
-    __slots__ = ("kind", "said", "version")
+    __slots__ = ("kind", "parts", "said", "version")
 
     def __init__(self, kind: Kind, message: str, said: int = 0) -> None:
         super().__init__(message.encode(errors="backslashreplace").decode())
         self.kind = kind
         self.said = said
         self.version: int | None = None
+        self.parts: tuple[str, ...] = ()
 
     @property
     def message(self) -> str:

@@ -71,7 +71,8 @@ class Admission:
         self._loads = loads
         self._unloads = unloads
         self._by_name: set[str] = set()  # where clients have a say: who was loaded by name, not with an ensemble
-        self._dormant: dict[str, frozenset[str]] = {}  # who left because a part of it was unloaded → all its parts
+        # Who left because a part of it was unloaded, or did not load for its parts → all its parts.
+        self._dormant: dict[str, frozenset[str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # what goes on though nobody waits for it any more
 
     def __repr__(self) -> str:
@@ -165,7 +166,7 @@ class Admission:
         await self._wake(name, anew)
 
     async def _wake(self, part: str, anew: set[str]) -> None:
-        """Load again what left because a part of it was unloaded, now that all of them are there."""
+        """Load again what left because a part of it was unloaded, or did not load, now that all of them are there."""
         for whole, parts in list(self._dormant.items()):
             wakes = whole in self._dormant and part in parts  # it may have come back with another one of these
             if wakes and all(self._is_registered(each) for each in parts):
@@ -231,6 +232,8 @@ class Admission:
                 return await loading
         except MmeError as error:
             entry = self._cache.entries.get(entry.name, entry)
+            if error.parts and self._options.control.limits and not isinstance(entry.source, Overridden):
+                self._dormant[entry.name] = frozenset(error.parts)
             if goes_on and entry.resident is not None:
                 raise
             if entry.task is not None:

@@ -51,6 +51,9 @@ class Models(Protocol):
     async def unload(self, name: str) -> None:
         """Unregister a model."""
 
+    def is_ready(self, name: str) -> bool:
+        """Whether its requests are answered."""
+
 
 class Poller:
     """Keeps an engine and a repository the same.
@@ -79,7 +82,7 @@ class Poller:
             tell(await self.look())
 
     async def look(self) -> bool:
-        """Look once, and do what there is to do; returns whether each model is loaded as it is now."""
+        """Look once, and do what there is to do; returns whether each model is served."""
         try:
             now = await asyncio.get_running_loop().run_in_executor(None, self._scan)
         except Exception as error:  # noqa: BLE001 - nobody else would look again
@@ -88,6 +91,8 @@ class Poller:
         changed, self._seen = changes(self._seen, now), now
         await self._remove_all(changed.removed)
         await asyncio.gather(*(self._load(name) for name in changed.present))
+        # An ensemble that did not load is loaded by the engine when its last part is.
+        self._failing = {name for name in self._failing if not self._models.is_ready(name)}
         return not self._failing
 
     async def _load(self, name: str) -> None:

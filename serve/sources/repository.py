@@ -191,11 +191,22 @@ def open_model(
             raise _no_model(path, name)
         model = _open(path, name, scripts, strict_name=strict_name, override=override)
         neighbours = _Fetched(fetch) if fetch is not None else _Beside((path.parent, *others))
-        members = [
-            replace(_open_part(part, name, scripts), counted_as=neighbours.called(part))
-            for part in _parts(neighbours, model, scripts)
-        ]
+        with made_of_parts(model.config):
+            members = [
+                replace(_open_part(part, name, scripts), counted_as=neighbours.called(part))
+                for part in _parts(neighbours, model, scripts)
+            ]
         return replace(model, members=tuple(members))
+
+
+@contextlib.contextmanager
+def made_of_parts(config: ModelConfig) -> Iterator[None]:
+    """What goes wrong in there with an ensemble may come right when one of its parts does, which the error names."""
+    try:
+        yield
+    except MmeError as error:
+        error.parts = tuple(dict.fromkeys(step.model for step in config.ensemble))
+        raise
 
 
 class _Beside:

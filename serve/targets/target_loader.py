@@ -35,7 +35,7 @@ from serve.scheduling.ensemble_check import check_members
 from serve.sources.gathering import Gathering
 from serve.sources.override import digest_of
 from serve.sources.repositories import print_of
-from serve.sources.repository import ModelDirectory, open_model, open_target
+from serve.sources.repository import ModelDirectory, made_of_parts, open_model, open_target
 from serve.sources.scripts import Scripts
 from serve.sources.source import Archived, InBucket, InRepository, Overridden, Source, Unpacked
 from serve.stats import new_stats
@@ -201,7 +201,8 @@ class ModelLoader:
     ) -> PreparedTarget:
         """The model of a target and its members."""
         prepared = self._understood(directory, name, content, cancelled)
-        members = tuple(self._understood(m, name, f"{content}/{m.path.name}", cancelled) for m in directory.members)
+        with made_of_parts(directory.config):
+            members = tuple(self._understood(m, name, f"{content}/{m.path.name}", cancelled) for m in directory.members)
         estimate = sum((member.estimate for member in members), prepared.estimate)
         return replace(prepared, members=members, estimate=estimate)
 
@@ -287,7 +288,7 @@ class ModelLoader:
         """Have files tried of which there is no proof: see `serve/targets/proofs.py`."""
         for each in (*prepared.members, prepared):
             versions = each.directory.versions if each.is_delicate else ()
-            with _blamed(each, prepared):
+            with made_of_parts(prepared.directory.config), _blamed(each, prepared):
                 for version in versions:
                     _must_go_on(prepared, cancelled)
                     with _of_version(version):
@@ -297,10 +298,11 @@ class ModelLoader:
         """Load every selected version on its devices, members first, warm it up, measure, and remember."""
         members: dict[str, Target] = {}
         try:
-            for member in in_order(prepared):
-                with _blamed(member, prepared):
-                    members[member.directory.path.name] = self._load(member, members, {}, cancelled)
-            target = self._load(prepared, members, members, cancelled)
+            with made_of_parts(prepared.directory.config):
+                for member in in_order(prepared):
+                    with _blamed(member, prepared):
+                        members[member.directory.path.name] = self._load(member, members, {}, cancelled)
+                target = self._load(prepared, members, members, cancelled)
         except BaseException:
             for loaded in members.values():
                 loaded.close()

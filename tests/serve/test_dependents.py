@@ -429,6 +429,56 @@ def test_an_ensemble_does_not_leave_with_a_part_if_somebody_decided_otherwise_me
             if meanwhile == "loaded":
                 await loading
             assert engine.is_ready("e") == (meanwhile == "loaded")
+
+
+@pytest.mark.parametrize("fault", ["missing", "no configuration", "no model"])
+def test_an_ensemble_that_did_not_load_for_a_part_is_loaded_with_it(
+    run, toys, tmp_path, lay_out, write_repository_model, fault
+):
+    """Where only what was loaded may be asked: whatever was wrong with the part, and whatever the ensemble did before."""
+    lay_out(e=ENSEMBLE)
+    part = tmp_path / "r" / "b"
+
+    def spoil():
+        if fault == "missing":
+            shutil.rmtree(part)
+        elif fault == "no configuration":
+            (part / "config.pbtxt").write_text("{")
+        else:
+            (part / "1" / "model.onnx").write_bytes(b"no model")
+
+    def mend():
+        shutil.rmtree(part, ignore_errors=True)
+        write_repository_model(part, "max_batch_size: 8")
+
+    async def main():
+        engine = loads_on_request(tmp_path)
+
+        async def fails(*names):
+            for name in names:
+                with pytest.raises(MmeError):
+                    await engine.reload(name)
+
+        try:
+            await engine.reload("a")
+            spoil()
+            await fails("e", "b")
+            mend()
+            await engine.reload("b")
+            assert await _answer(engine, toys) == 4
+            await engine.unload("b")
+            spoil()
+            await fails("b", "e")
+            mend()
+            await engine.reload("b")
+            assert await _answer(engine, toys) == 4
+            await engine.unload("e")
+            spoil()
+            await fails("b", "e")
+            await engine.unload("e")
+            mend()
+            await engine.reload("b")
+            assert not engine.is_ready("e")
         finally:
             await engine.close()
 

@@ -45,6 +45,7 @@ class Folder:
     def __init__(self, **models):
         self.models = models
         self.done = []
+        self.served = set()
         self.broken = set()
         self.fault = None
         self.unreadable = False
@@ -60,12 +61,18 @@ class Folder:
         self.done.append(f"load {name}")
         if name in self.broken:
             raise self.fault or MmeError(Kind.INVALID_MODEL, "bad")
+        self.served.add(name)
 
     async def unload(self, name):
         """See `Models`."""
         self.done.append(f"unload {name}")
+        self.served.discard(name)
         if name in self.broken:
             raise self.fault or MmeError(Kind.UNKNOWN_MODEL, "there is none")
+
+    def is_ready(self, name):
+        """See `Models`."""
+        return name in self.served
 
     def asked(self):
         """What it was asked for since this was asked last."""
@@ -87,6 +94,8 @@ def test_a_poller_keeps_up(caplog):
         folder.models = {"a": "2", "b": "2", "c": "1"}
         assert not await poller.look()
         assert sorted(folder.asked()) == ["load a", "load b", "load c"]
+        folder.served.add("b")  # as an ensemble is, with the last of its parts
+        assert await poller.look()
         folder.models = {"c": "1"}
         assert await poller.look()
         assert folder.asked() == ["unload a", "unload b"]
