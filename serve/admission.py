@@ -312,6 +312,7 @@ class Admission:
             ) from None
 
     async def _unload(self, entry: Entry[Target]) -> None:
+        self._register.withdraw(entry.name)  # a request that comes while it leaves must not bring it back
         await self._cache.unload(entry)
         entry = self._cache.entries.get(entry.name, entry)
         if entry.abandoned:

@@ -667,6 +667,32 @@ def test_requests_in_flight_are_answered_before_their_model_goes(run, toys, tmp_
     run(main())
 
 
+def test_a_request_that_comes_during_an_unload_does_not_bring_the_model_back(
+    run, toys, tmp_path, write_repository_model
+):
+    """Where only what somebody loaded may be asked; a load that comes meanwhile does."""
+    write_repository_model(tmp_path / "r" / "a", PATIENT)
+
+    async def main():
+        async with engine_of(tmp_path, repository=tmp_path / "r", control=Control.EXPLICIT) as engine:
+            for loads_again in (False, True):
+                await engine.reload("a")
+                call = toys.Call(1)
+                await ask(engine, call)
+                unloading = asyncio.create_task(engine.unload("a"))
+                await asyncio.sleep(0)
+                with pytest.raises(MmeError) as caught:
+                    await ask(engine, toys.Call(1))
+                assert failure(caught) is Kind.UNKNOWN_VERSION
+                if loads_again:
+                    await engine.reload("a")
+                await unloading
+                assert call.kind is None
+                assert engine.is_ready("a") == loads_again
+
+    run(main())
+
+
 def test_a_load_that_comes_during_an_unload_comes_after_it(run, toys, tmp_path, unpacked, write_repository_model):
     """DELETE and POST at once: what was in flight is answered by the old model, what comes then by the new one."""
 
