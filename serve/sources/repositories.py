@@ -92,22 +92,26 @@ class Repositories:
                 owners.setdefault(name, []).append(folder)
         found, refused = [], {}
         for name, folders in owners.items():
-            if len(folders) > 1 and self._namespaces:
+            holders = self._holding(name)  # one of them may be no model yet, which makes the name ambiguous as well
+            if len(holders) > 1 and self._namespaces:
                 found += [f"{folder.name}/{name}" for folder in folders]
                 continue
             found.append(name)
-            if len(folders) > 1:
-                refused[name] = self._ambiguous(name, folders).message
+            if len(holders) > 1:
+                refused[name] = self._ambiguous(name, holders).message
         self.refused = refused
         return sorted(found)
 
     def scan(self) -> dict[str, str]:
         """Every name, and what its files look like now: another text when any of them was changed."""
-        prints = {}
-        for name in self.names():
-            source = None if name in self.refused else self.find(name)
-            prints[name] = self.refused.get(name, "") if source is None else print_of(source.path)
-        return prints
+        return {name: self._print(name) for name in self.names()}
+
+    def _print(self, name: str) -> str:
+        try:
+            source = self.find(name)
+            return "" if source is None else print_of(source.path)
+        except MmeError as error:  # of this one alone: all others are served as they are
+            return error.message
 
     def _holding(self, name: str) -> list[Path]:
         # Path.is_dir would raise for a name that is too long.

@@ -48,6 +48,20 @@ def test_a_name_that_two_repositories_have_is_refused(repositories):
     assert both.scan()["a"] != ""
 
 
+@pytest.mark.parametrize("namespaces", [False, True])
+def test_a_folder_that_is_no_model_yet_keeps_no_other_model_from_being_seen(repositories, tmp_path, namespaces):
+    """It makes a name ambiguous that another repository has, as it will when it is one; of that name alone."""
+    both = repositories(one="ab", two="c", namespaces=namespaces)
+    (tmp_path / "two" / "b").mkdir()
+    found = both.scan()
+    assert list(found) == (["a", "c", "one/b"] if namespaces else ["a", "b", "c"])
+    assert found == both.scan()
+    assert list(both.refused) == ([] if namespaces else ["b"])
+    (tmp_path / "two" / "b").rmdir()
+    assert list(both.scan()) == ["a", "b", "c"]
+    assert both.refused == {}
+
+
 def test_namespaces_tell_models_of_one_name_apart(repositories, tmp_path):
     """By their repository's folder; the bare name says that it is not enough, and a name of one's own means itself."""
     both = repositories(one="ab", two="b", namespaces=True)
