@@ -195,7 +195,9 @@ class Admission:
             return
         if not isinstance(origin(whole.source), InRepository | InBucket):
             return
-        whole.share()  # what it is made of must not put it out of memory
+        # What it is made of must not put it out of memory. No lease: an unload would wait for us, and we for the unload,
+        # where a part brings back what left with it.
+        whole.keep()
         try:
             for part in whole.leased().members:
                 stays = self._is_registered(part) and isinstance(self._cache.entries[part].source, Overridden)
@@ -203,7 +205,7 @@ class Admission:
                     with contextlib.suppress(MmeError):  # the ensemble has its own, and the log says why
                         await self._reload(part, self._register.source(part), anew)
         finally:
-            whole.release()
+            whole.let_go()
 
     async def _source(self, name: str, override: Override | None) -> Source:
         """Where a model comes from, under an override if there is one."""

@@ -60,6 +60,7 @@ class Entry(Generic[T]):
         prepared: what it was loaded from, as long as that is needed.
         footprint: bytes it takes; zero unless `resident`.
         leases: requests that use it now.
+        keepers: who wants it to stay in memory, and waits for something else.
         loaded_at, last_used: `time.monotonic()` of its last load and of its last use.
         reload_ns, download_ns: what its last load took without waiting, and its last download.
         pinned: whether it stays in memory whoever needs the room.
@@ -90,6 +91,7 @@ class Entry(Generic[T]):
         "evicted",
         "failure",
         "footprint",
+        "keepers",
         "last_used",
         "leases",
         "loaded_at",
@@ -122,6 +124,7 @@ class Entry(Generic[T]):
         self.prepared: Prepared | None = None
         self.footprint = Footprint()
         self.leases = 0
+        self.keepers = 0
         self.loaded_at = 0.0
         self.last_used = 0.0
         self.reload_ns = 0
@@ -201,6 +204,15 @@ class Entry(Generic[T]):
             if self._drained is not None and not self._drained.done():
                 self._drained.set_result(None)
             self._lease_ended()
+
+    def keep(self) -> None:
+        """It leaves memory for nobody else until it is let go, as with a lease; an unload does not wait for that."""
+        self.keepers += 1
+
+    def let_go(self) -> None:
+        """Who kept it has what it waited for."""
+        self.keepers -= 1
+        self._lease_ended()
 
     def drained(self) -> asyncio.Future[None]:
         """Done when no lease is left."""

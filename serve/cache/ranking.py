@@ -46,7 +46,7 @@ class Ranking:
                 (entry.reload_ns + (entry.download_ns if and_from_disk else 0)) / 1e9,
                 self._age_at_last_use(entry),
                 self._keep_until(entry),
-                entry.leases > 0,
+                entry.leases + entry.keepers > 0,
                 entry.state is State.UNLOADING,
             )
             for entry in self._residing()

@@ -483,3 +483,32 @@ def test_an_ensemble_that_did_not_load_for_a_part_is_loaded_with_it(
             await engine.close()
 
     run(main())
+
+
+@pytest.mark.parametrize("part", ["a", "b"])
+def test_a_part_that_is_unloaded_while_its_ensemble_is_loaded_keeps_nobody_waiting(run, toys, tmp_path, lay_out, part):
+    """The load brings the part along, and with that the ensemble back, which left with the part."""
+    lay_out(e=ENSEMBLE)
+
+    async def main():
+        engine = loads_on_request(tmp_path)
+        unloading = []
+
+        def hear(event):
+            if (event.deed, event.name) == (Deed.LOADED, "e") and not unloading:
+                unloading.append(asyncio.create_task(engine.unload(part)))
+
+        try:
+            await engine.reload("a")
+            await engine.reload("b")
+            engine.cache.events.listen(hear)
+            async with asyncio.timeout(60):
+                await engine.reload("e")
+                await unloading[0]
+            await engine.reload(part)
+            assert await _answer(engine, toys) == 4
+            engine.cache.check_integrity()
+        finally:
+            await engine.close()
+
+    run(main())
