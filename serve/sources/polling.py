@@ -1,8 +1,9 @@
 """A repository whose models are served as its folder has them.
 
 What was added is loaded, what changed is loaded anew, what was removed is unloaded. What fails to load is tried again
-when it has changed, and whatever was served before goes on. `changes` is pure. The poller lives on the event loop and
-reads directories on a thread; it looks again so many seconds after it was done with what it saw.
+when it has changed, or at the next look if nothing is wrong with it, and whatever was served before goes on. `changes`
+is pure. The poller lives on the event loop and reads directories on a thread; it looks again so many seconds after it
+was done with what it saw.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from model_handlers.errors import MmeError
+from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 _log = logging.getLogger("mme.poll")
+_AGAIN = "to be tried again"  # what files never look like
 _LEAVE_SECONDS = 10.0  # that models which were removed keep those waiting that came or changed
 
 
@@ -100,6 +102,8 @@ class Poller:
             await self._models.reload(name)
         except Exception as error:  # noqa: BLE001 - whatever it is, the folder is to be looked at again
             ours = isinstance(error, MmeError)
+            if isinstance(error, MmeError) and error.kind is Kind.UNAVAILABLE:  # as S3 may be, or memory
+                self._seen[name] = _AGAIN
             _log.error("model '%s' did not load: %s", name, error, exc_info=not ours, extra={"target_model": name})
             self._failing.add(name)
         else:

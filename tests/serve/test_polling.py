@@ -111,6 +111,27 @@ def test_a_poller_keeps_up(caplog):
     assert "everything stays as it is, the repository can't be read" in caplog.text
 
 
+def test_what_could_not_be_loaded_just_then_is_tried_again_at_the_next_look():
+    """Though its files are the same: the store, or memory, was not available. Until it is there or left."""
+    folder = Folder(a="1", b="1")
+    folder.broken = {"a", "b"}
+    folder.fault = MmeError(Kind.UNAVAILABLE, "the store can't be reached")
+    poller = Poller(folder, folder.scan, 3600)
+
+    async def main():
+        for _ in range(2):
+            assert not await poller.look()
+            assert sorted(folder.asked()) == ["load a", "load b"]
+        folder.broken = {"b"}
+        del folder.models["b"]
+        assert await poller.look()
+        assert folder.asked() == ["unload b", "load a"]
+        assert await poller.look()
+        assert folder.asked() == []
+
+    asyncio.run(main())
+
+
 def test_who_executes_without_end_keeps_nobody_waiting(monkeypatch):
     """A model that was removed and can't leave goes on leaving by itself: others are loaded, and the folder looked at."""
     monkeypatch.setattr(polling, "_LEAVE_SECONDS", 0.05)
