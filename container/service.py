@@ -99,7 +99,8 @@ class Service:
         self._loading: asyncio.Task[None] | None = None
         self._has_begun = not settings.model_control_mode.limits
         self._polling: asyncio.Task[None] | None = None
-        self._poller = Poller(self.engine, self.engine.scan, settings.poll_seconds)
+        registered = [name for name, _ in self.engine.registered()]
+        self._poller = Poller(self.engine, self.engine.scan, settings.poll_seconds, registered)
 
     def start(self) -> None:
         """Begin to load the start-up models; the server accepts requests meanwhile."""

@@ -156,7 +156,7 @@ class Admission:
             report = await self._load_or_give_up(entry, self._cache.reload(entry, source))
         except MmeError:
             if parts is not None:  # it may have been for want of them
-                self._dormant[name] = parts
+                self._dormant.setdefault(name, parts)
             raise
         for whole in wholes_of(name, self._cache.entries) if served and report.load else ():
             if whole not in anew:

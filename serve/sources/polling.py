@@ -64,13 +64,16 @@ class Poller:
         models: the engine.
         scan: reads the repository: every name, and what its files look like. Called on a thread.
         seconds: between two looks.
+        registered: names that the engine knows already, from the worker before.
     """
 
-    def __init__(self, models: Models, scan: Callable[[], dict[str, str]], seconds: float) -> None:
+    def __init__(
+        self, models: Models, scan: Callable[[], dict[str, str]], seconds: float, registered: Iterable[str] = ()
+    ) -> None:
         self._models = models
         self._scan = scan
         self._seconds = seconds
-        self._seen: dict[str, str] = {}
+        self._seen = dict.fromkeys(registered, _AGAIN)
         self._failing: set[str] = set()
         self._leaving: set[asyncio.Future[None]] = set()
 

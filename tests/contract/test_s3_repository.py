@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from tests.contract import models
-from tests.contract.server import Server, eventually
+from tests.contract.server import Server, eventually, kill
 from tests.contract.test_ensembles import PYTHON, ensemble, python_model
 
 PREFIX = "team/repository"
@@ -171,7 +171,7 @@ def test_models_are_loaded_and_unloaded_by_the_control_api(upload, start, s3, bu
 
 
 def test_repositories_that_are_polled_follow_their_bucket(upload, start, s3, bucket):
-    """Two prefixes are one repository. What comes is loaded, what changes is loaded anew with the ensembles made of it, what goes is unloaded."""
+    """Two prefixes are one repository. What comes is loaded, what changes is loaded anew with the ensembles made of it, what goes is unloaded, also while no worker looks."""
     prefix = "polled"
     upload(prefix, "two")
     server = start(prefix, f"{prefix}-too", MME_MODEL_CONTROL_MODE="poll", MME_REPOSITORY_POLL_SECS="0.2")
@@ -187,6 +187,13 @@ def test_repositories_that_are_polled_follow_their_bucket(upload, start, s3, buc
     eventually(lambda: "chain" not in {name for name, _ in index(server)}, "what went")
     assert infer(server, "chain")[0] == 404
     assert infer(server, "two") == [4, 5, 6, 7]
+
+    server.worker.suspend()
+    for key in ("1/model.onnx", "3/model.onnx", "config.pbtxt"):
+        s3.delete_object(Bucket=bucket, Key=f"{prefix}/one/{key}")
+    kill(server)
+    eventually(lambda: {name for name, _ in index(server)} == {"ten", "two"}, "what went meanwhile")
+    eventually(lambda: infer(server, "two") == [4, 5, 6, 7], "what stayed")
 
 
 def test_a_repository_that_can_not_be_read_yet_is_read_later(upload, start, s3, s3_url, aws, serve, tmp_path):

@@ -132,6 +132,18 @@ def test_what_could_not_be_loaded_just_then_is_tried_again_at_the_next_look():
     asyncio.run(main())
 
 
+def test_what_left_while_nobody_looked_is_unloaded():
+    """A worker may know models from the one before it that the repository has no more."""
+    folder = Folder(a="1")
+    poller = Poller(folder, folder.scan, 3600, ["a", "b"])
+
+    async def main():
+        assert await poller.look()
+        assert folder.asked() == ["unload b", "load a"]
+
+    asyncio.run(main())
+
+
 def test_who_executes_without_end_keeps_nobody_waiting(monkeypatch):
     """A model that was removed and can't leave goes on leaving by itself: others are loaded, and the folder looked at."""
     monkeypatch.setattr(polling, "_LEAVE_SECONDS", 0.05)
