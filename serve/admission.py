@@ -195,7 +195,7 @@ class Admission:
             return
         if not isinstance(origin(whole.source), InRepository | InBucket):
             return
-        # What it is made of must not put it out of memory. No lease: an unload would wait for us, and we for the unload,
+        # What it is made of must not put it out of memory. No lease: an unload would wait for us, and we for the unload
         # where a part brings back what left with it.
         whole.keep()
         try:

@@ -429,6 +429,10 @@ def test_an_ensemble_does_not_leave_with_a_part_if_somebody_decided_otherwise_me
             if meanwhile == "loaded":
                 await loading
             assert engine.is_ready("e") == (meanwhile == "loaded")
+        finally:
+            await engine.close()
+
+    run(main())
 
 
 @pytest.mark.parametrize("fault", ["missing", "no configuration", "no model"])
