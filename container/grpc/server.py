@@ -146,9 +146,9 @@ def _told(handle: Handle) -> Handle:
     async def told(request: Any, context: Any) -> Any:
         try:
             return await handle(request, context)
-        except (grpc.aio.AbortError, grpc.aio.InternalError):  # has a status already, or its client has just left
+        except grpc.aio.InternalError:  # its client has just left
             raise
         except Exception as error:  # noqa: BLE001 - every error is a status, or its client reads nothing of it
-            return await refuse(context, error)
+            return refuse(context, error)
 
     return told

@@ -5,15 +5,12 @@ The table follows Triton's map, which clients know; memory that does not suffice
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpc import StatusCode
 
 from container.failures import known
 from model_handlers.errors import Kind
-
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 CODES: dict[Kind, StatusCode] = {
     Kind.INVALID_ARGUMENT: StatusCode.INVALID_ARGUMENT,
@@ -43,13 +40,14 @@ _MAX_MESSAGE = 2048
 _MAX_FOREIGN = 512
 
 
-async def refuse(context: Any, error: Exception) -> NoReturn:
-    """End a call with an error.
+def refuse(context: Any, error: Exception) -> bytes:
+    """Have a call end with an error: what its handler is to return then, which nobody reads.
 
-    Raises:
-        grpc.aio.AbortError: which ends its handler.
+    `context.abort` would do the same by raising an error that gRPC keeps until the collector of garbage comes, and the
+    request with it.
     """
     problem = known(error)
     message = problem.message
-    await context.abort(CODES[problem.kind], message[: _MAX_MESSAGE if message.isascii() else _MAX_FOREIGN])
-    raise AssertionError  # abort does not return
+    context.set_code(CODES[problem.kind])
+    context.set_details(message[: _MAX_MESSAGE if message.isascii() else _MAX_FOREIGN])
+    return b""
