@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.config_fields import config_fields, config_from
 from model_handlers.priority import lower_priority_for_good
+from serve.sources.disk import remove_staging
 from serve.weights.store import Form, WeightStore
 
 if TYPE_CHECKING:
@@ -109,11 +110,12 @@ class Refiner:
             return self._process
 
     def end(self) -> None:
-        """End the process, if there is one. On the thread that refines, or when that has ended."""
+        """End the process, if there is one, and what it has half written. On the thread that refines, or later."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
             process.end()
+            remove_staging(self._store.directory)
 
 
 class _Process:
