@@ -665,7 +665,7 @@ class QueueLife(RuleBasedStateMachine):
         self.now = 1
         self.inside = []  # in the order of arrival
         self.names = count()
-        self.delayed = []  # in the order in which their time was found to be over
+        self.delayed = []  # whose time was found to be over
 
     @initialize(
         max_batch_size=st.integers(0, 8),
@@ -717,6 +717,7 @@ class QueueLife(RuleBasedStateMachine):
     def push(self, size, signature, timeout, priority):
         """A request comes, and is refused only by a full queue."""
         request = Request(f"r{next(self.names)}", min(size, self.largest), signature, timeout, priority)
+        self.now += 1  # no two come in the same nanosecond
         request.arrival_ns = self.now
         limit = self.policy(request).max_queue_size
         peers = [other for other in self.inside if self.level(other) == self.level(request)]
@@ -771,14 +772,7 @@ class QueueLife(RuleBasedStateMachine):
     def in_line(self):
         """Who may be executed, in the order in which they are to be."""
         candidates = [r for r in self.inside if not r.cancelled and not (self.late(r) and self.rejects(r))]
-        return sorted(
-            candidates,
-            key=lambda r: (
-                self.level(r),
-                r in self.delayed,
-                self.delayed.index(r) if r in self.delayed else self.inside.index(r),
-            ),
-        )
+        return sorted(candidates, key=lambda r: (self.level(r), r in self.delayed))  # inside, they are as they came
 
     def check_wait(self, take):
         """No batch: there must be a reason, and a time to ask again that lies ahead."""
