@@ -18,6 +18,7 @@ COMPILED = {
         "isolation/child",
         "isolation/events",
         "isolation/framing",
+        "isolation/one_by_one",
         "isolation/process",
         "isolation/segments",
         "python/answers",

@@ -315,6 +315,10 @@ class Handler(ABC):
         """Wait for a batch that was begun. Returns and raises what `execute` does."""
         raise NotImplementedError
 
+    def together(self) -> int:
+        """How many requests `send_requests` should be given at once by now, of those that are executed one by one."""
+        return 1
+
     def send_requests(self, requests: Sequence[ModelRequest], watch: Watch) -> bool:  # noqa: ARG002 - its interface
         """Have a batch begun elsewhere, where that takes microseconds: for the event loop, which can't wait.
 

@@ -351,6 +351,12 @@ class ModelConfig:
     default_max_batch_size: int = 0
     part_of: str = ""
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each request is executed for itself, has nothing to do with another, and gets one answer."""
+        batches = self.dynamic_batching is not None and self.max_batch_size > 1
+        return not (batches or self.decoupled or self.sequence_batching is not None)
+
     def own(self, name: str) -> str:
         """The name of the model, or of an instance of it, as its author knows it, who is not told whose part it is."""
         return name.removeprefix(f"{self.part_of}:") if self.part_of else name

@@ -77,6 +77,17 @@ class ElsewhereError(MmeError):
         super().__init__(Kind.INVALID_MODEL, message)
 
 
+class NotBegunError(MmeError):
+    """A request whose execution never began, since the process that was to execute it ended. Kind UNAVAILABLE."""
+
+    __slots__ = ()
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            Kind.UNAVAILABLE, f"model '{model}': its process ended before it began with this request; try again"
+        )
+
+
 def invalid_argument(message: str) -> MmeError:
     """The request is wrong."""
     return MmeError(Kind.INVALID_ARGUMENT, message)

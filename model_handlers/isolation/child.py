@@ -35,6 +35,7 @@ from model_handlers.isolation.framing import (
     request_number,
     unpack,
 )
+from model_handlers.isolation.one_by_one import OneByOne
 from model_handlers.isolation.outside import OutsideInChild
 from model_handlers.isolation.reports import Reports
 from model_handlers.isolation.restraint import restrain
@@ -44,9 +45,10 @@ from model_handlers.outside import offering
 from model_handlers.priority import standing_back
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from model_handlers.base import Handler
+    from model_handlers.base import Handler, ModelRequest
+    from model_handlers.isolation.batches import Answer
     from model_handlers.isolation.events import ResponderInChild
     from model_handlers.isolation.framing import Message
     from model_handlers.tensor import Array
@@ -221,6 +223,8 @@ class _Worker:
         self._model = handler.config.name
         self._side = side
         self._segments: dict[int, Segment] = {}
+        self._one_by_one = OneByOne(self._execute_alone)
+        events.before_questions = self._one_by_one.send_answered
 
     def run(self, message: Message) -> None:
         """Execute one batch and answer."""
@@ -286,6 +290,8 @@ class _Worker:
         responders = self._events.responders(request_number(message["batch"], 0), len(requests))
         for request, responder in zip(requests, responders, strict=True):
             request.responder = responder
+        if "alone" in message:
+            return self._execute_one_by_one(requests, responders, shared, packing)
         try:
             answers = self._handler.execute_requests(requests)
             self._check_count(len(answers), len(responders))
@@ -296,6 +302,32 @@ class _Worker:
             if answer is PUT_BACK and self._handler.config.decoupled:
                 responder.put_back()
         return pack_answers(answers, packing, self._model)
+
+    def _execute_one_by_one(
+        self,
+        requests: Sequence[ModelRequest],
+        responders: Sequence[ResponderInChild],
+        shared: Array,
+        packing: Packing,
+    ) -> Message:
+        answers, took = self._one_by_one.run(requests, responders, shared)
+        self._events.forget([r.number for r, answer in zip(responders, answers, strict=True) if answer is not None])
+        fields = pack_answers(answers, packing, self._model)
+        fields["took"] = took
+        return fields
+
+    def _execute_alone(self, request: ModelRequest, responder: ResponderInChild) -> Answer:
+        """Execute one request, whose error is its own."""
+        try:
+            answers = self._handler.execute_requests([request])
+            self._check_count(len(answers), 1)
+        except BaseException as error:  # noqa: BLE001 - as for the load
+            failed = _as_error(error, self._model, Kind.INTERNAL, "while it executed")
+            if not responder.used:
+                return failed
+            responder.send(failed, final=True)  # behind the responses that it has got already
+            return None
+        return answers[0]
 
     def _check_count(self, answers: int, requests: int) -> None:
         if answers != requests:

@@ -44,6 +44,9 @@ class Events:
     Args:
         end: the socket.
         model: the model's name, for messages.
+
+    Attributes:
+        before_questions: called before the model asks the server anything, on the thread that does; None for nothing.
     """
 
     def __init__(self, end: socket.socket, model: str) -> None:
@@ -62,6 +65,7 @@ class Events:
         self._watching: dict[int, list[Callable[[], None]]] = {}
         self._expected: dict[int, Take] = {}
         self._ask_ready: AskReady | None = None
+        self.before_questions: Callable[[], None] | None = None
 
     def send(self, message: Message, packing: Packing | None = None) -> None:
         """Send a frame; waits while the other side does not read. Nothing happens in a process that the model forked.
@@ -149,6 +153,8 @@ class Events:
             raise MmeError(
                 Kind.UNSUPPORTED, f"model '{self.model}': a process that the model forked can't ask the server anything"
             )
+        if self.before_questions is not None:
+            self.before_questions()
         with self._lock:
             self._expected[number] = take
         self._listen()

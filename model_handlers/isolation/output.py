@@ -25,7 +25,7 @@ MAX_LINE = 8 << 10  # bytes
 _LEVELS = {
     logging.getLevelName(level): level for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
 }
-_LAST_LINES = 20
+_LAST_LINES = 30  # the frames of a traceback are not all the model's
 _CHUNK = 64 << 10
 _JOIN_SECONDS = 2.0
 

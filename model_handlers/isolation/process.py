@@ -40,7 +40,7 @@ _DONTWAIT = int(socket.MSG_DONTWAIT)
 _FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _AT_ONCE = 64 << 10  # bytes that go into an empty socket, whose buffer is three times as large
 _END_SECONDS = 2.0  # for the fork server to tell the exit code of a process that closed its socket
-_WORDS = 2000  # characters of standard error in an error message
+_WORDS = 3000  # characters of standard error in an error message
 _OUT_OF_MEMORY_CODE = 137  # 128 + SIGKILL: what shells and containers make of a kill
 
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import PUT_BACK
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, MmeError, NotBegunError
 from model_handlers.isolation.batches import answer_from, pack_requests, unpack_answers
 from model_handlers.isolation.channel import Frame
 from model_handlers.isolation.counted import Counted
@@ -25,13 +26,14 @@ from model_handlers.isolation.framing import Packing, ProtocolError, request_num
 from model_handlers.isolation.handler import EXECUTING, IDLE, NONSENSE, IsolatedHandler
 from model_handlers.isolation.leash import ChildDiedError
 from model_handlers.isolation.listener import Channel, DeafError
+from model_handlers.isolation.pace import Pace
 from model_handlers.isolation.questions import Questions
 from model_handlers.metrics import METRICS
 from model_handlers.sequence_config import all_outputs
 from model_handlers.tensor import BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from model_handlers.base import ModelRequest, ModelResponse, Responder, Watch
     from model_handlers.config import ModelConfig
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 _RESPONDING = "while it had requests to answer"
 _SMALL = 64 << 10  # bytes of inputs that the event loop copies itself
 _FEW_STRINGS = 2 * _SMALL  # bytes of a batch, its inputs included, whose strings the event loop takes apart itself
+_COUNTER = 1  # byte in front of the inputs, which counts the requests that were begun
+_ALL = 1 << 20  # requests: more than a batch has
 _NEWS_SECONDS = 10.0  # for the listening thread to read what was told before
 
 
@@ -92,8 +96,14 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._sent: _Sent | None = None
         self._asking: list[Callable[[bool], None]] = []  # who waits to be told whether the model is ready; likewise
         self._counted: Counted
+        self._alone = False
+        self._pace = Pace()
+        self._input_bytes = 0  # of a request of the last batch
+        self._written: Segment | None = None  # where that lies
+        self._begun = 0  # requests of the batch that a process died of
         super().__init__(load, config, lane, uses_gpu=uses_gpu, program=program, preload=preload, host=host)
         self.patience = self._deadlines.execution
+        self._alone = self.config.one_by_one
         self._answers_text = any(spec.data_type is BYTES for spec in all_outputs(self.config))
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
@@ -106,9 +116,15 @@ class IsolatedRequestsHandler(IsolatedHandler):
                 return self._answers(numbers, requests, *self._run(message, packing))
             except NONSENSE as error:
                 self._broke(error)
+            except ChildDiedError as death:
+                return self._outlived(death, len(requests))
             except BaseException:
                 self._forget(numbers)
                 raise
+
+    def together(self) -> int:
+        """As many as the process executes in a moment. See `Handler`."""
+        return self._pace.together(time.perf_counter_ns()) if self._alone else 1
 
     def send_requests(self, requests: Sequence[ModelRequest], watch: Watch) -> bool:
         """Send a small batch to a process that lives. See `Handler`."""
@@ -155,7 +171,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
             self._broke(error)
         except ChildDiedError as death:
             self._bury(death)
-            raise
+            return self._outlived(death, len(sent.requests))
         except BaseException:
             self._forget(sent.numbers)
             raise
@@ -219,8 +235,44 @@ class IsolatedRequestsHandler(IsolatedHandler):
         return super()._accept(reply, segment)
 
     def _packed(self, requests: Sequence[ModelRequest]) -> tuple[Message, Packing]:
-        packing = Packing()
-        return pack_requests(requests, packing), packing
+        packing = Packing(_COUNTER if self._alone else 0)
+        message = pack_requests(requests, packing)
+        if self._alone:
+            message["alone"] = True
+            self._input_bytes = packing.end // len(requests)
+        return message, packing
+
+    def _write(self, message: Message, packing: Packing) -> tuple[Segment, list[int]]:
+        segment, fds = super()._write(message, packing)
+        if self._alone:
+            segment.memory()[0] = 0
+            self._written = segment
+        return segment, fds
+
+    def _bury(self, death: ChildDiedError) -> None:
+        """The process is gone, and so are the requests that it had begun. Those behind them are owed nothing by it."""
+        self._begun = self._count_begun()
+        if self._begun < _ALL:
+            first = request_number(self._batch, self._begun)
+            self._forget([number for number in list(self._open) if number >= first])
+        self._pace.died(time.perf_counter_ns())
+        super()._bury(death)
+
+    def _count_begun(self) -> int:
+        """How many requests of the batch that is under way were begun, one at least."""
+        if self._written is None or not self._written.out:
+            return _ALL
+        return max(self._written.memory()[0], 1)
+
+    def _outlived(self, death: ChildDiedError, count: int) -> list[ModelResponse | MmeError | None]:
+        """What becomes of a batch whose process died.
+
+        Raises:
+            ChildDiedError: all of it is over.
+        """
+        if self._begun >= count:
+            raise death
+        return [death] * self._begun + [NotBegunError(self.config.name) for _ in range(count - self._begun)]
 
     def _open_requests(self, batch: int, requests: Sequence[ModelRequest]) -> range:
         """Call the requests of a batch by their numbers."""
@@ -232,7 +284,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
                     self._watch(number, request.responder)
         return numbers
 
-    def _forget(self, numbers: range) -> None:
+    def _forget(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self._open.pop(number, None)
 
@@ -241,6 +293,8 @@ class IsolatedRequestsHandler(IsolatedHandler):
     ) -> list[ModelResponse | MmeError | None]:
         """The batch's answers, without those of requests that had their last response before."""
         answers = unpack_answers(reply, shared, len(requests), self.config.name)
+        if self._alone:
+            self._pace.learn(int(reply["took"]), len(requests), self._input_bytes)
         return [
             None if answer is not None and request.responder is not None and not self._ends(number, answer) else answer
             for number, request, answer in zip(numbers, requests, answers, strict=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, MmeError, NotBegunError
 from serve.models.execution import failure
 from serve.models.open_request import Posts
 from serve.request import InferenceResponse, Timings
@@ -45,6 +45,7 @@ class Answers:
         stats: where to count.
         loop: the event loop.
         expiry: what requests are told whose time in the queue is over.
+        requeue: takes back a request whose execution never began, though its batch was sent.
         rescue: asked about a request that ran out of memory; True takes it back. None where nobody is asked.
         decoupled: whether requests get any number of responses.
         unasked: whether any answer may come unasked.
@@ -56,6 +57,7 @@ class Answers:
         stats: ModelStats,
         loop: asyncio.AbstractEventLoop,
         expiry: str,
+        requeue: Callable[[InferenceRequest], None],
         rescue: Rescued | None,
         *,
         decoupled: bool,
@@ -67,6 +69,7 @@ class Answers:
         self._signature = signature
         self._stats = stats
         self._expiry = expiry
+        self._requeue = requeue
         self._rescue = rescue
         self._decoupled = decoupled
         self._unasked = unasked
@@ -99,7 +102,11 @@ class Answers:
             good = [request for request, result in answered if not isinstance(result, MmeError)]
             size = sum([request.batch_size for request in good])
         self.outstanding -= len(answered)
-        self._stats.executed(execution.size, timings)
+        if execution.one_by_one:
+            for request in batch:
+                self._stats.executed(request.batch_size, timings)
+        else:
+            self._stats.executed(execution.size, timings)
         if good:
             arrivals = sum([request.arrival_ns for request in good])
             count = len(good)
@@ -113,6 +120,10 @@ class Answers:
                     self._stats.summarise(timings.start - _queued_since(request), done - request.arrival_ns, timings)
         for request, result in answered:
             if isinstance(result, MmeError):
+                if isinstance(result, NotBegunError):
+                    self.outstanding += 1
+                    self._requeue(request)
+                    continue
                 if result.kind is Kind.OUT_OF_MEMORY and self._is_rescued(request, result):
                     continue
                 self._stats.failed(result.kind, done - request.arrival_ns)

@@ -40,9 +40,10 @@ class Execution:
         processor_ns: processor time of the executing thread, which no other thread's turn makes longer; the time on
             the wall where that was brief anyhow.
         uniform: whether every result is a response, and every row somebody's.
+        one_by_one: whether these are several executions of one request each, of which the timings tell the mean.
     """
 
-    __slots__ = ("batch", "processor_ns", "results", "size", "timings", "uniform")
+    __slots__ = ("batch", "one_by_one", "processor_ns", "results", "size", "timings", "uniform")
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Execution:
         processor_ns: int,
         *,
         uniform: bool,
+        one_by_one: bool = False,
     ) -> None:
         self.batch = batch
         self.results = results
@@ -60,6 +62,7 @@ class Execution:
         self.timings = timings
         self.processor_ns = processor_ns
         self.uniform = uniform
+        self.one_by_one = one_by_one
 
 
 def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Post | None = None) -> Execution:
@@ -89,12 +92,28 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
     except Exception as error:  # noqa: BLE001 - a lane must survive whatever a framework throws, or its model stands still
         results = [failure(signature, error)] * len(batch)
     done = _now()
-    timings = Timings(start, collated - start, executed - collated, done - executed, size, calls=calls)
+    timings, several = timed(signature, batch, size, (start, collated, executed, done), calls)
     stamp(results, timings)
     took = done - start
     if took > _BRIEF_NS:
         took = time.thread_time_ns() - processor
-    return Execution(batch, results, size, timings, took, uniform=uniform)
+    return Execution(batch, results, size, timings, took, uniform=uniform, one_by_one=several)
+
+
+def timed(
+    signature: Signature, batch: Batch, size: int, times: tuple[int, int, int, int], calls: Sequence[Called] | None
+) -> tuple[Timings, bool]:
+    """Where the time of an execution went, and whether it was several of one request each, which share it alike.
+
+    `times` are readings of `time.perf_counter_ns()`: of its start, and of when its arrays were made, it was executed
+    and its answers made.
+    """
+    start, collated, executed, done = times
+    if len(batch) == 1 or not signature.one_by_one:
+        return Timings(start, collated - start, executed - collated, done - executed, size, calls=calls), False
+    count = len(batch)
+    share = (collated - start) // count, (executed - collated) // count, (done - executed) // count
+    return Timings(start, *share, calls=calls), True
 
 
 def calls_of(requests: Sequence[ModelRequest]) -> Sequence[Called] | None:

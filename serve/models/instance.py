@@ -20,8 +20,8 @@ from serve.models.execution import (
     failure,
     finish_batch,
     stamp,
+    timed,
 )
-from serve.request import Timings
 from serve.threads import STARTER
 
 if TYPE_CHECKING:
@@ -163,10 +163,11 @@ class Instance:
             except Exception as error:  # noqa: BLE001 - as in `execute_batch`
                 results = [failure(self._signature, error)] * len(batch)
         size = self._signature.rows(batch)
-        timings = Timings(start, sent - start, executed - sent, _now() - executed, size, calls=calls_of(requests))
+        times = start, sent, executed, _now()
+        timings, several = timed(self._signature, batch, size, times, calls_of(requests))
         stamp(results, timings)
         uniform = self._signature.whole(batch) and all_responses(results)
-        return Execution(batch, results, size, timings, 0, uniform=uniform)
+        return Execution(batch, results, size, timings, 0, uniform=uniform, one_by_one=several)
 
     def rest(self) -> None:
         """Wait until the batch that was sent is answered. Never called on the event loop, which takes the answers.

@@ -116,6 +116,7 @@ class Model:
             stats,
             loop,
             self._queue.expiry,
+            self._queue_late,
             # one that changes what comes after it is not executed again
             functools.partial(rescue, self) if rescue is not None and self._order is None else None,
             decoupled=self._decoupled,
@@ -133,6 +134,8 @@ class Model:
         self._dispatches = dispatches or Dispatches(loop)
         self._poll = poll or LoopPoll(loop, lambda: False)
         self._remote = RemoteLanes([lane for lane in self._lanes if lane.handler.patience], loop, self._received)
+        # several requests may be sent to a process of the model's own together; with limits others may be in turn
+        self._together = signature.one_by_one and limits is None and any(handler.patience for _, handler in handlers)
         self._executed: list[Execution] = []
         self._lock = threading.Lock()
         self._checked = CheckedLayouts(self.config, stats)
@@ -294,11 +297,18 @@ class Model:
         with self._lock:
             if not self._idle:
                 return None
-            take = self._queue.take(_now(), self._idle)
+            take = self._queue.take(_now(), self._idle, self._most() if self._together else 1)
             if take.batch:
                 self._idle.remove(take.lane)
                 self._ticket_for(take.batch)
             return take
+
+    def _most(self) -> int:
+        """How many requests that are executed one by one the next lane gets at once: no more than its share."""
+        waiting = len(self._queue)
+        if waiting < 2:
+            return 1
+        return min(self._lanes[self._idle[-1]].handler.together(), -(-waiting // len(self._lanes)))
 
     def _start(self, lane: Instance, batch: Batch) -> None:
         if self._inline_ns and self._costs.quick(cost_class := input_class(batch)):

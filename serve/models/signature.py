@@ -33,6 +33,7 @@ class Signature:
         name, version: who answers, as the response says it.
         inputs, outputs: the model's specs.
         output_names: the names of all outputs.
+        one_by_one: whether the requests of a batch are executed one by one.
         told: inputs that are worked out of each batch, and the index of the input that they are about.
         split: outputs that are split by the shapes of an input, and its index.
     """
@@ -41,6 +42,7 @@ class Signature:
         self.name = name
         self.version = str(version)
         self.batches = config.max_batch_size > 0
+        self.one_by_one = config.one_by_one
         self.inputs = config.inputs
         self.outputs = {spec.name: spec for spec in config.outputs}
         self.output_names = tuple(self.outputs)

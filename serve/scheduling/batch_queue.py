@@ -65,7 +65,7 @@ class BatchQueue(Generic[R]):
     Args:
         model: the model's name, for messages.
         max_batch_size: the sum of batch sizes that one execution may have; 0 and 1 mean one request each.
-        batching: the dynamic batcher's settings, None to run each request alone.
+        batching: the dynamic batcher's settings, None to execute each request alone.
     """
 
     hears: ClassVar[bool] = False
@@ -121,8 +121,11 @@ class BatchQueue(Generic[R]):
         _, total, closed, _ = self._walk()
         return closed or total >= self._max
 
-    def take(self, now: int, lanes: Sequence[int] = (0,)) -> Take[R]:
-        """The next batch, if it is time for one, for the last of the `lanes`, which are free."""
+    def take(self, now: int, lanes: Sequence[int] = (0,), most: int = 1) -> Take[R]:
+        """The next batch, if it is time for one, for the last of the `lanes`, which are free.
+
+        Of requests that are executed one by one it has as many as wait, but no more than `most`.
+        """
         take: Take[R] = Take(lanes[-1])
         if self._hurries:  # then nobody is delayed
             waiting = self._free or self._all_waiting()
@@ -134,7 +137,7 @@ class BatchQueue(Generic[R]):
             for level in self._levels:
                 take.cancelled += level.drop_cancelled()
         if len(self):
-            self._cut(now, take)
+            self._cut(now, take, most)
         if not take.batch and (deadline := self.next_deadline()):
             take.wake_at = min(take.wake_at or deadline, deadline)
         return take
@@ -177,22 +180,24 @@ class BatchQueue(Generic[R]):
             for level in self._levels:
                 take.expired += level.expire(now)
 
-    def _cut(self, now: int, take: Take[R]) -> None:
-        if not self._batches:
-            take.batch = [self._pop()]
-            return
-        count, total, closed, preferred_count = self._walk()
-        send_at = self._send_at(count) if self._delay_ns else now
-        patience_over = send_at <= now
-        if preferred_count and not (self._delay_ns and patience_over):
-            count = preferred_count
-        elif not (closed or patience_over or total >= self._max_preferred):
-            take.wake_at = send_at
-            return
+    def _cut(self, now: int, take: Take[R], most: int) -> None:
+        count = self._count(now, take) if self._batches else min(most, len(self))
         pop = self._free.popleft if self._free is not None else self._pop
         members = [pop() for _ in range(count)]
         take.cancelled += [request for request in members if request.cancelled]
         take.batch = [request for request in members if not request.cancelled]
+
+    def _count(self, now: int, take: Take[R]) -> int:
+        """How many requests make up a batch now; 0 where the take says when to ask again."""
+        count, total, closed, preferred_count = self._walk()
+        send_at = self._send_at(count) if self._delay_ns else now
+        patience_over = send_at <= now
+        if preferred_count and not (self._delay_ns and patience_over):
+            return preferred_count
+        if not (closed or patience_over or total >= self._max_preferred):
+            take.wake_at = send_at
+            return 0
+        return count
 
     def _pop(self) -> R:
         level = self._only

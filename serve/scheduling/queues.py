@@ -46,8 +46,11 @@ class Queue(Protocol[R]):
     def whole(self) -> bool:
         """Whether a batch waits that nothing could join any more: whoever is to execute it can be given it early."""
 
-    def take(self, now: int, lanes: Sequence[int]) -> Take[R]:
-        """The next batch for one of these lanes, which are free, and who is to be dropped."""
+    def take(self, now: int, lanes: Sequence[int], most: int = 1) -> Take[R]:
+        """The next batch for one of these lanes, which are free, and who is to be dropped.
+
+        `most` is how many requests may be handed out together that are executed one by one.
+        """
 
     def returned(self, lane: int, now: int) -> None:
         """A lane has executed the batch that it was given."""

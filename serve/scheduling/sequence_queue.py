@@ -122,7 +122,7 @@ class SequenceQueue(Generic[R]):
         """Never: what a lane is given depends on what it has executed."""
         return False
 
-    def take(self, now: int, lanes: Numbers[int]) -> Take[R]:
+    def take(self, now: int, lanes: Numbers[int], most: int = 1) -> Take[R]:  # noqa: ARG002 - its interface
         """The next batch for one of the lanes, and those whose clients left."""
         take: Take[R] = Take()
         wake_at: list[int] = []

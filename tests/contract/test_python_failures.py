@@ -6,11 +6,12 @@ import itertools
 import json
 import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 
-from tests.contract.server import PATIENCE, Server, eventually
+from tests.contract.server import PATIENCE, Server, eventually, post
 
 CONFIG = """
 backend: "python"
@@ -211,6 +212,48 @@ def test_an_execution_that_goes_wrong(request, server, repository, name, deed):
     assert set(neighbour.statuses) == {200}
     assert server.ask("POST", f"/v2/repository/models/{name}/unload").status == 200
     eventually(lambda: len(processes(server)) == len(before) - 1, "the process to be gone")
+
+
+COUNTS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        if requests[0].request_id() == "bad":
+            os.abort()
+        n = pb_utils.get_input_tensor_by_name(requests[0], "N").as_numpy()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", n * 10 + len(requests))])]
+"""
+
+
+def test_many_requests_of_a_quick_model_that_does_not_batch(server, repository, name):
+    """Each is executed for itself, and gets its own answer; a death costs those few that were executed with it."""
+    write(repository, name, COUNTS)
+    path = f"/v2/models/{name}/infer"
+    failed = []
+
+    def client(number):
+        with server.connect() as connection:
+            for turn in range(150):
+                n = 1000 * number + turn
+                bad = (number, turn) == (3, 100)
+                tensor = {"name": "N", "shape": [1, 1], "datatype": "INT32", "data": [n]}
+                answer = connection.send(post(path, {"id": "bad" if bad else str(n), "inputs": [tensor]})).answer()
+                if answer.status == 200:
+                    assert answer.json["outputs"][0]["data"] == [n * 10 + 1]
+                else:
+                    failed.append((bad, answer.status, answer.error))
+
+    ask(server, name)
+    with ThreadPoolExecutor(24) as clients:
+        list(clients.map(client, range(24)))
+
+    assert True in {bad for bad, _, _ in failed}
+    assert len(failed) <= 24
+    assert {status for _, status, _ in failed} == {500}
+    assert all("was killed by SIGABRT" in error for _, _, error in failed)
+    [counted] = server.ask("GET", f"/v2/models/{name}/stats").json["model_stats"]
+    assert counted["inference_count"] == 1 + 24 * 150 - len(failed)
+    assert [batch["batch_size"] for batch in counted["batch_stats"]] == [1]
+    server.ask("POST", f"/v2/repository/models/{name}/unload", {})
 
 
 def test_a_model_that_calls_itself_unavailable_fails_as_a_model(server, repository, name):

@@ -11,14 +11,16 @@ import pytest
 import uvloop
 
 from model_handlers.base import CPU
-from model_handlers.config import DynamicBatching
+from model_handlers.config import DynamicBatching, InstanceGroup, Resource
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.fork_client import FORKS
 from model_handlers.isolation.listener import Channel
+from model_handlers.isolation.pace import Pace
 from model_handlers.isolation.start import start_isolated
 from model_handlers.onnx import OnnxHandler
 from model_handlers.python.handler import PythonHandler
 from model_handlers.tensor import FP32, TensorSpec
+from serve.models.limited_lanes import Limits
 from serve.models.model import Model
 from serve.request import InferenceRequest, Layout
 from serve.stats import ModelStats
@@ -103,7 +105,7 @@ def sockets():
 
 
 @contextlib.asynccontextmanager
-async def serving(toys, model_file, *, lanes=1, batches=False, **parameters):
+async def serving(toys, model_file, *, lanes=1, batches=False, limited=False, **parameters):
     """A started model whose lanes have processes; closed afterwards, with nothing left on the loop."""
     config = toys.config(
         max_batch_size=8 if batches else 0,
@@ -115,7 +117,11 @@ async def serving(toys, model_file, *, lanes=1, batches=False, **parameters):
     before = sockets()
     names = [f"m_{index}" for index in range(lanes)]
     handlers = [(name, start_isolated(PythonHandler, config, model_file, CPU, name)) for name in names]
-    model = Model("m", 1, handlers, ModelStats(), asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    group = InstanceGroup("g", count=lanes, resources=(Resource("r", 1),))
+    on_devices = [(f"g_{index}", CPU) for index in range(lanes)]
+    limits = Limits(loop, {("r", ""): 1}).lanes("m", [group], on_devices) if limited else None
+    model = Model("m", 1, handlers, ModelStats(), loop, limits=limits)
     try:
         yield model, [handler for _, handler in handlers]
         assert model.outstanding == 0
@@ -125,14 +131,14 @@ async def serving(toys, model_file, *, lanes=1, batches=False, **parameters):
         assert sockets() <= before  # others' may go meanwhile
 
 
-async def ask(model, deed="", shape=(2,)):
-    """One request's first output, or the error that it got."""
+async def ask(model, deed="", shape=(2,), output=0):
+    """One request's first output, or another one, or the error that it got."""
     answered = asyncio.get_running_loop().create_future()
     x = np.ones(shape, np.float32)
     layout = Layout((("x", FP32, x.shape),), ())
     model.submit(InferenceRequest(layout, [x], lambda _, result: answered.set_result(result), deed))
     result = await answered
-    return result if isinstance(result, MmeError) else result.outputs[0][2].copy()
+    return result if isinstance(result, MmeError) else result.outputs[output][2].copy()
 
 
 def forbid_threads(handler, monkeypatch):
@@ -322,6 +328,85 @@ def test_a_process_has_its_next_batch_before_the_last_is_answered(run, toys, mod
             model._answers.resolve = lambda execution: (under_way.append(handler._sent is not None), resolve(execution))
             await asyncio.gather(ask(model), ask(model))
             assert under_way == [True, False]
+
+    run(main())
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """Up to eight requests cross together, however quick the model is known to be, unless a process died."""
+    monkeypatch.setattr(Pace, "together", lambda pace, now: 1 if now < pace._alone_until else 8)
+
+
+def test_requests_that_wait_are_sent_together_and_executed_alone(run, toys, model_file, monkeypatch, together):
+    """Each is an execution of one, and is counted so, but they take two messages."""
+
+    async def main():
+        async with serving(toys, model_file) as (model, [handler]):
+            forbid_threads(handler, monkeypatch)
+            shapes = [(size,) for size in range(1, 10)]
+            results = await asyncio.gather(*[ask(model, output=1, shape=shape) for shape in shapes])
+            assert [result.tolist() for result in results] == [[1] * size for size in range(1, 10)]
+            assert handler._batch == 2
+            stats = model.stats
+            assert (stats.execution_count, stats.inference_count, stats.success.count) == (9, 9, 9)
+            assert {size: batch.compute_infer.count for size, batch in stats.batches.items()} == {1: 9}
+            assert stats.compute_infer.ns == stats.batches[1].compute_infer.ns <= stats.success.ns
+
+    run(main())
+
+
+def test_lanes_share_those_who_wait(run, toys, model_file, together):
+    """Nobody is sent to a lane in company while another one has nothing to do."""
+
+    async def main():
+        async with serving(toys, model_file, lanes=2) as (model, handlers):
+            await asyncio.gather(*[ask(model) for _ in range(4)])
+            assert sorted(handler._batch for handler in handlers) == [1, 2]  # two, then one to each
+
+    run(main())
+
+
+def test_who_was_never_begun_is_executed_by_the_next_process(run, toys, model_file, together):
+    """A death costs the request that it came of and those just before it; clients of the others hear nothing of it."""
+
+    async def main():
+        async with serving(toys, model_file) as (model, _):
+            deeds = ["", "raise", "die", "", "", ""]
+            results = await asyncio.gather(*[ask(model, deed) for deed in deeds])
+            assert ["SIGKILL" in getattr(result, "message", "") for result in results] == [True] * 3 + [False] * 3
+            assert [result.tolist() for result in results[3:]] == [[2, 2]] * 3
+            assert (model.stats.success.count, model.stats.fail.count) == (3, 3)
+            assert model.stats.queue.count == 3
+
+    run(main())
+
+
+def test_who_was_never_begun_is_refused_by_a_model_that_goes(run, toys, model_file, together):
+    """It would wait for a lane that nobody serves any more."""
+
+    async def main():
+        async with serving(toys, model_file) as (model, [handler]):
+            asked = [asyncio.ensure_future(ask(model, deed)) for deed in ("hang", "")]
+            while not model._remote._out:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0)
+            model.refuse_waiting()
+            psutil.Process(handler._child.pid).kill()
+            hanging, waiting = await asyncio.gather(*asked)
+            assert hanging.kind is waiting.kind is Kind.UNAVAILABLE or "SIGKILL" in hanging.message
+            assert waiting.kind is Kind.UNAVAILABLE
+            assert "is being unloaded" in waiting.message
+
+    run(main())
+
+
+def test_models_that_share_resources_are_sent_one_at_a_time(run, toys, model_file, together):
+    """Others may be in turn after each."""
+
+    async def main():
+        async with serving(toys, model_file, limited=True) as (model, [handler]):
+            await asyncio.gather(*[ask(model) for _ in range(4)])
+            assert handler._batch == 4
 
     run(main())
 

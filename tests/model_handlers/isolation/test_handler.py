@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from isolated_models import Echo, HoldsMemory, LoadsAside, Misbehaves, Requests, TooFewAnswers
+from isolated_models import Echo, HoldsMemory, LoadsAside, Misbehaves, Requests
 
 from model_handlers.base import CPU, ModelRequest, Placement
 from model_handlers.config import ModelConfig
@@ -205,15 +205,6 @@ def test_requests(start):
     assert unsendable.kind is Kind.EXECUTION_FAILED
     assert "complex64" in unsendable.message
     assert last.outputs["y"].shape == (4, 2)
-
-
-def test_too_few_answers(start):
-    """Fewer answers than requests are the failure of the batch, which says so; the process lives."""
-    handler = start(TooFewAnswers)
-    with pytest.raises(MmeError, match="0 answers to 1 requests") as raised:
-        handler.execute_requests([ModelRequest({}, ("y",))])
-
-    assert raised.value.kind is Kind.EXECUTION_FAILED
 
 
 def test_parameters_too_large(start):

@@ -12,6 +12,7 @@ import pytest
 from isolated_models import Misbehaves, RequestsMisbehave, Texts
 
 from model_handlers.base import ModelRequest
+from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.segments import Segment
 
@@ -102,8 +103,10 @@ def test_nothing_is_taken_before_it_is_there(start, ears):
 
 
 def test_what_befalls_the_batch_is_raised(start, ears):
-    """An exception of the model is raised where its answers are taken; the process lives on."""
-    handler = start(RequestsMisbehave)
+    """An exception of a model that batches is raised where its answers are taken; the process lives on."""
+    handler = start(
+        RequestsMisbehave, config=ModelConfig("m", max_batch_size=8, dynamic_batching=DynamicBatching((8,)))
+    )
     first = handler._child.pid
     heard(handler, ears, request("raise"))
     with pytest.raises(MmeError, match="ZeroDivisionError"):

@@ -21,6 +21,7 @@ SECONDS = 60  # a hang, not a measure of speed
 DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 CONFIG = """
 max_batch_size: 8
+dynamic_batching {}
 input [ { name: "A" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }, { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
 """

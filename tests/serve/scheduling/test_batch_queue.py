@@ -131,6 +131,23 @@ def test_without_a_dynamic_batcher_requests_run_alone():
     assert clocked.sizes() == [3, 1]
 
 
+@pytest.mark.parametrize("limited", [False, True])
+def test_requests_that_run_alone_may_be_handed_out_together(limited):
+    """As many as are asked for at most, whatever they look like, but nobody who has left or whose time is over."""
+    policy = {"max_queue_size": 9, "default_timeout_us": 50} if limited else {}
+    queue = Clocked(1, batch=limited, **policy).queue
+    first, gone, third, fourth, fifth = requests = sized(3, 1, 1, 1, 1)
+    third.signature = ("other",)
+    for request in requests:
+        queue.push(request)
+    gone.cancelled = True
+
+    take = queue.take(0, (0,), 4)
+    assert (take.batch, take.cancelled) == ([first, third, fourth], [gone])
+    late = queue.take(60 * US, (0,), 4)
+    assert (late.batch, late.expired) == (([], [fifth]) if limited else ([fifth], []))
+
+
 def test_only_equal_signatures_share_a_batch():
     """A request of another shape ends the batch, and nobody overtakes it."""
     clocked = Clocked()

@@ -1,0 +1,108 @@
+"""Requests that came to a model's process together, and are executed one by one: the process's side of it.
+
+Two messages cost more than many a model's execution. So where requests wait for a quick model that executes each for
+itself, several cross together, and so do their answers. None is the worse for it:
+
+- The first byte of the batch's memory counts those begun. Should the process die, the other side knows who never was.
+- What is answered already does not wait for a slow one behind it: a thread looks every few milliseconds, as long as
+  such requests come, and sends it as what a model says of its own accord.
+- Nor for anything that the model asks the server: that may be what somebody does who waits for one of these answers.
+
+The thread and the executing one share a deque, whose single operations need no lock: who takes an answer, sends it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from model_handlers.base import ModelRequest
+    from model_handlers.isolation.batches import Answer
+    from model_handlers.isolation.events import ResponderInChild
+    from model_handlers.tensor import Array
+
+_now = time.perf_counter_ns
+_TICK_SECONDS = 0.01
+_QUIET_TICKS = 100  # then nobody looks any more, until requests cross together again
+
+
+class OneByOne:
+    """Executes them, on one thread.
+
+    Args:
+        execute: executes one request, and never raises; None where its responder has got the answer, or will.
+    """
+
+    def __init__(self, execute: Callable[[ModelRequest, ResponderInChild], Answer]) -> None:
+        self._execute = execute
+        self._unsent: deque[tuple[int, ResponderInChild, Answer]] = deque()
+        self._rounds = 0
+        self._executes = False
+        self._watched = False
+
+    def run(
+        self, requests: Sequence[ModelRequest], responders: Sequence[ResponderInChild], shared: Array
+    ) -> tuple[list[Answer], int]:
+        """Execute them.
+
+        Args:
+            requests: who came together.
+            responders: theirs.
+            shared: the memory that they came in.
+
+        Returns:
+            the answer to each, None where it was sent or will be; and how long all of them took, in nanoseconds.
+        """
+        answers: list[Answer] = [None] * len(requests)
+        self._rounds += 1
+        self._executes = True
+        if len(requests) > 1 and not self._watched:
+            self._watch()
+        began = _now()
+        for index, request in enumerate(requests):
+            shared[0] = index + 1
+            responder = responders[index]
+            answer = self._execute(request, responder)
+            if answer is not None:
+                self._unsent.append((index, responder, answer))
+        took = _now() - began
+        self._executes = False
+        with suppress(IndexError):
+            while True:
+                index, _, answer = self._unsent.popleft()
+                answers[index] = answer
+        return answers, took
+
+    def send_answered(self) -> None:
+        """Send what is answered, now. On any thread."""
+        with suppress(IndexError):
+            while True:
+                _, responder, answer = self._unsent.popleft()
+                responder.send(answer, final=True)
+
+    def _watch(self) -> None:
+        self._watched = True
+        try:
+            threading.Thread(target=self._look, name="mme answers", daemon=True).start()
+        except RuntimeError:  # no thread is to be had: the answers wait for one another
+            self._watched = False
+
+    def _look(self) -> None:
+        quiet = 0
+        while quiet < _QUIET_TICKS:
+            round_ = self._rounds
+            time.sleep(_TICK_SECONDS)
+            quiet = quiet + 1 if round_ == self._rounds and not self._executes else 0
+            if round_ == self._rounds and self._executes:
+                try:
+                    self.send_answered()
+                except Exception:  # noqa: BLE001 - whatever one answer is, the others are to be sent
+                    traceback.print_exc()
+        self._watched = False

@@ -1,0 +1,126 @@
+"""Requests that cross together and are executed one by one: each for itself, and none the worse for its company."""
+
+import threading
+
+import numpy as np
+import psutil
+import pytest
+from isolated_models import RequestsMisbehave, TooFewAnswers
+from unasked_models import Once
+
+from model_handlers.base import ModelRequest, ModelResponse
+from model_handlers.config import DynamicBatching, ModelConfig
+from model_handlers.errors import Kind, MmeError, NotBegunError
+from model_handlers.isolation.leash import ChildDiedError
+from model_handlers.sequence_config import SequenceBatching
+from tests.responders import Responses
+
+X = np.arange(4, dtype="f4")
+BATCHED = ModelConfig("m", max_batch_size=8, dynamic_batching=DynamicBatching((8,)))
+
+
+def requests(*deeds):
+    """One for each deed, with somebody who waits for the responses."""
+    return [ModelRequest({"x": X}, ("y", "seen"), deed, responder=Responses()) for deed in deeds]
+
+
+def test_each_is_executed_for_itself(start):
+    """A deed that only the first request of an execution can have done is done for each; what one raises is its own."""
+    handler = start(RequestsMisbehave)
+    first, raised, refused, last = handler.execute_requests(requests("a", "raise", "bad", "b"))
+
+    assert [answer.outputs["seen"].tolist()[0].split()[0] for answer in (first, last)] == [b"a", b"b"]
+    assert np.array_equal(last.outputs["y"], X * 2)
+    assert (raised.kind, "ZeroDivisionError" in raised.message) == (Kind.INTERNAL, True)
+    assert (refused.kind, refused.message) == (Kind.INVALID_ARGUMENT, "this one is bad")
+
+
+def test_a_wrong_count_is_the_failure_of_one(start):
+    """Each execution is to return one answer."""
+    answers = start(TooFewAnswers).execute_requests(requests("a", "b"))
+    assert [answer.message for answer in answers] == ["model 'm' gave 0 answers to 1 requests"] * 2
+
+
+def test_models_that_batch_get_them_as_one(start):
+    """Then what is raised, and a wrong count, befall all of them."""
+    handler = start(RequestsMisbehave, config=BATCHED)
+    assert len(handler.execute_requests(requests("a", "raise"))) == 2  # which nobody looks at behind the first
+    with pytest.raises(MmeError, match="ZeroDivisionError"):
+        handler.execute_requests(requests("raise", "a"))
+    with pytest.raises(MmeError, match="0 answers to 2 requests"):
+        start(TooFewAnswers, config=BATCHED).execute_requests(requests("a", "b"))
+
+
+def test_a_death_costs_those_that_were_begun(start):
+    """Those behind it were never begun, are told so, and are owed nothing by anybody else; then the model is alone."""
+    handler = start(RequestsMisbehave)
+    for _ in range(200):
+        handler._pace.learn(1000, 1, 16)
+    assert handler.together() == 32
+    sent = requests("a", "exit 137", "b", "c")
+    answers = handler.execute_requests(sent)
+
+    assert [type(answer) for answer in answers[2:]] == [NotBegunError] * 2
+    assert answers[0] is answers[1]
+    assert "exit code 137" in answers[1].message
+    assert [request.responder.ends for request in sent] == [1, 1, 0, 0]
+    assert handler.together() == 1
+    assert len(handler.execute_requests(requests("b", "c"))) == 2
+    with pytest.raises(MmeError, match="exit code 137"):  # nobody is left
+        handler.execute_requests(requests("a", "exit 137"))
+
+
+def aside(handler, sent):
+    """Execute on another thread; returns it, and what will be what came of it."""
+    got = []
+    thread = threading.Thread(target=lambda: got.extend(handler.execute_requests(sent)))
+    thread.start()
+    return thread, got
+
+
+def test_who_is_answered_does_not_wait_for_a_slow_one(start):
+    """What is answered already is sent on its own, and stays what it is though the process dies of the slow one."""
+    handler = start(RequestsMisbehave)
+    for _ in range(2):  # in the second round nobody looks yet, or looks still
+        first, second, slow, _ = sent = requests("a", "bad", "hang", "b")
+        thread, got = aside(handler, sent)
+        [answer] = first.responder.end()
+        assert np.array_equal(answer.outputs["y"], X * 2)
+        assert [error.message for error in second.responder.end()] == ["this one is bad"]
+        assert slow.responder.got == got == []
+        psutil.Process(handler._child.pid).kill()
+        thread.join()
+        assert [type(answer) for answer in got] == [ChildDiedError] * 3 + [NotBegunError]
+        assert [request.responder.ends for request in sent] == [1, 1, 1, 0]
+        assert isinstance(first.responder.got[-1], ModelResponse)
+
+
+def test_who_is_answered_does_not_wait_for_what_a_model_asks(start):
+    """It may be what somebody does who waits for that answer."""
+
+    class Outside:
+        def infer(self, _, responder):
+            self.ends_by_then = first.responder.ends
+            responder.send(None, final=True)
+
+    handler = start(Once)
+    handler.outside = Outside()
+    first, calling, last = sent = requests("answer 1", "call other", "answer 3")
+    answers = handler.execute_requests(sent)
+
+    assert handler.outside.ends_by_then == 1
+    assert answers[0] is None
+    assert answers[1].outputs["told"].tolist() == [b'["end"]']
+    assert answers[2].outputs["y"].tolist() == [3]
+    assert [len(request.responder.got) for request in (first, calling, last)] == [1, 0, 0]
+
+
+def test_one_by_one_is_what_neither_batches_nor_belongs_together():
+    """By the configuration alone, which both sides know."""
+    batching = DynamicBatching((8,))
+    assert ModelConfig("m").one_by_one
+    assert ModelConfig("m", max_batch_size=8).one_by_one
+    assert ModelConfig("m", max_batch_size=1, dynamic_batching=batching).one_by_one
+    assert not ModelConfig("m", max_batch_size=8, dynamic_batching=batching).one_by_one
+    assert not ModelConfig("m", decoupled=True).one_by_one
+    assert not ModelConfig("m", sequence_batching=SequenceBatching()).one_by_one
