@@ -3,7 +3,8 @@
 Two messages cost more than many a model's execution. So where requests wait for a quick model that executes each for
 itself, several cross together, and so do their answers. None is the worse for it:
 
-- The first byte of the batch's memory counts those begun. Should the process die, the other side knows who never was.
+- In front of their inputs lies how many were begun, and when the last one was. Should the process die, the other side
+  knows who never was begun; and each execution has all of the time that one may take.
 - What is answered already does not wait for a slow one behind it: a thread looks every few milliseconds, as long as
   such requests come, and sends it as what a model says of its own accord.
 - Nor for anything that the model asks the server: that may be what somebody does who waits for one of these answers.
@@ -13,6 +14,7 @@ The thread and the executing one share a deque, whose single operations need no 
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 import traceback
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from model_handlers.isolation.events import ResponderInChild
     from model_handlers.tensor import Array
 
+PROGRESS = struct.Struct("<qq")  # how many were begun, and when by the system's monotonic clock, in nanoseconds
 _now = time.perf_counter_ns
 _TICK_SECONDS = 0.01
 _QUIET_TICKS = 100  # then nobody looks any more, until requests cross together again
@@ -55,7 +58,7 @@ class OneByOne:
         Args:
             requests: who came together.
             responders: theirs.
-            shared: the memory that they came in.
+            shared: the memory that they came in, with room for PROGRESS in front.
 
         Returns:
             the answer to each, None where it was sent or will be; and how long all of them took, in nanoseconds.
@@ -65,9 +68,10 @@ class OneByOne:
         self._executes = True
         if len(requests) > 1 and not self._watched:
             self._watch()
+        progress = shared.data
         began = _now()
         for index, request in enumerate(requests):
-            shared[0] = index + 1
+            PROGRESS.pack_into(progress, 0, index + 1, time.monotonic_ns())
             responder = responders[index]
             answer = self._execute(request, responder)
             if answer is not None:

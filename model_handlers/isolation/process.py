@@ -29,7 +29,7 @@ from model_handlers.isolation.oom import LEDGER
 from model_handlers.isolation.output import Output
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from model_handlers.isolation.framing import Message
     from model_handlers.isolation.hosts import GuestLeash, Host
@@ -166,16 +166,19 @@ class Child:
         except (OSError, ProtocolError):
             return None
 
-    def answer(self, doing: str, seconds: float = 0.0) -> Message:
-        """Wait for the answer to what was begun, for so long, 0 for what is left of the time that it was given then.
+    def answer(self, doing: str, seconds: float = 0.0, more: Callable[[], float] | None = None) -> Message:
+        """Wait for the answer to what was begun.
 
-        Errors are those of `call`.
+        Args:
+            doing: as for `call`, as are the errors.
+            seconds: how long it may take; 0 for what is left of the time that it was given when it was begun.
+            more: asked for how many seconds it may take yet whenever its time is over; None for none.
         """
         if seconds:
             self._seconds, self._deadline = seconds, time.monotonic() + seconds
         try:
             self._send()
-            return self._receive()
+            return self._receive(more)
         except TimeoutError:
             self._leash.let_go()
             what = f"was ended, since it gave no answer within {self._seconds:g} s,"
@@ -256,11 +259,14 @@ class Child:
                 if not ready.poll(milliseconds(self._deadline)):
                     raise TimeoutError from None
 
-    def _receive(self) -> Message:
+    def _receive(self, more: Callable[[], float] | None) -> Message:
         while (message := self._messages.next()) is None:
             ready = dict(self._poll.poll(milliseconds(self._deadline)))
             if not ready:
-                raise TimeoutError
+                left = 0.0 if more is None else more()
+                if left <= 0:
+                    raise TimeoutError
+                self._deadline = time.monotonic() + left
             if self._leash.fileno() in ready:
                 self._leash.read()
             if self._control.fileno() in ready:

@@ -26,6 +26,7 @@ from model_handlers.isolation.framing import Packing, ProtocolError, request_num
 from model_handlers.isolation.handler import EXECUTING, IDLE, NONSENSE, IsolatedHandler
 from model_handlers.isolation.leash import ChildDiedError
 from model_handlers.isolation.listener import Channel, DeafError
+from model_handlers.isolation.one_by_one import PROGRESS
 from model_handlers.isolation.pace import Pace
 from model_handlers.isolation.questions import Questions
 from model_handlers.metrics import METRICS
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 _RESPONDING = "while it had requests to answer"
 _SMALL = 64 << 10  # bytes of inputs that the event loop copies itself
 _FEW_STRINGS = 2 * _SMALL  # bytes of a batch, its inputs included, whose strings the event loop takes apart itself
-_COUNTER = 1  # byte in front of the inputs, which counts the requests that were begun
 _ALL = 1 << 20  # requests: more than a batch has
 _NEWS_SECONDS = 10.0  # for the listening thread to read what was told before
 
@@ -166,7 +166,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         """Wait for the answers, or for the end of the process. See `Handler`."""
         sent = self._batch_sent()
         try:
-            return self._received(sent, sent.reply or self._child.answer(EXECUTING))
+            return self._received(sent, sent.reply or self._child.answer(EXECUTING, more=self._time_left))
         except NONSENSE as error:
             self._broke(error)
         except ChildDiedError as death:
@@ -235,7 +235,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         return super()._accept(reply, segment)
 
     def _packed(self, requests: Sequence[ModelRequest]) -> tuple[Message, Packing]:
-        packing = Packing(_COUNTER if self._alone else 0)
+        packing = Packing(PROGRESS.size if self._alone else 0)
         message = pack_requests(requests, packing)
         if self._alone:
             message["alone"] = True
@@ -245,7 +245,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
     def _write(self, message: Message, packing: Packing) -> tuple[Segment, list[int]]:
         segment, fds = super()._write(message, packing)
         if self._alone:
-            segment.memory()[0] = 0
+            segment.memory()[: PROGRESS.size] = bytes(PROGRESS.size)
             self._written = segment
         return segment, fds
 
@@ -260,9 +260,19 @@ class IsolatedRequestsHandler(IsolatedHandler):
 
     def _count_begun(self) -> int:
         """How many requests of the batch that is under way were begun, one at least."""
+        return _ALL if self._written is None or not self._written.out else max(self._progress(self._written)[0], 1)
+
+    def _time_left(self) -> float:
+        """Each execution of those that are executed one by one has all of the time."""
         if self._written is None or not self._written.out:
-            return _ALL
-        return max(self._written.memory()[0], 1)
+            return 0.0
+        begun, began = self._progress(self._written)
+        return self.patience - (time.monotonic_ns() - began) / 1e9 if begun else 0.0
+
+    @staticmethod
+    def _progress(segment: Segment) -> tuple[int, int]:
+        begun, began = PROGRESS.unpack_from(segment.memory())
+        return begun, began
 
     def _outlived(self, death: ChildDiedError, count: int) -> list[ModelResponse | MmeError | None]:
         """What becomes of a batch whose process died.

@@ -41,6 +41,8 @@ class TritonPythonModel:
             os.kill(os.getpid(), signal.SIGKILL)
         if deed == "hang":
             signal.pause()
+        if deed == "dawdle":
+            time.sleep(1.6)
         if deed == "raise":
             raise ValueError("not this one")
         if deed == "overtake":
@@ -396,6 +398,20 @@ def test_who_was_never_begun_is_refused_by_a_model_that_goes(run, toys, model_fi
             assert hanging.kind is waiting.kind is Kind.UNAVAILABLE or "SIGKILL" in hanging.message
             assert waiting.kind is Kind.UNAVAILABLE
             assert "is being unloaded" in waiting.message
+
+    run(main())
+
+
+def test_each_execution_has_its_own_time(run, toys, model_file, together):
+    """Those that are sent together may take longer all together than one may; one that hangs behind them may not."""
+
+    async def main():
+        async with serving(toys, model_file, MME_EXECUTION_TIMEOUT="3") as (model, [handler]):
+            results = await asyncio.gather(*[ask(model, deed) for deed in ("dawdle", "dawdle", "hang", "")])
+            assert [getattr(result, "message", "")[-60:] for result in results[:2]] == ["", ""]
+            assert "gave no answer within 3 s" in results[2].message
+            assert results[3].tolist() == [2, 2]
+            assert handler._batch == 2
 
     run(main())
 
