@@ -27,7 +27,7 @@ from model_handlers.errors import Kind, MmeError
 from serve.sources.archive import extract
 from serve.sources.disk import directory_size, remove_staging, staging_directory
 from serve.sources.disk_room import DiskRoom
-from serve.sources.store import ARCHIVE_SUFFIX, UnreachableError, validate_name, wrong_name
+from serve.sources.store import ARCHIVE_SUFFIX, ReplacedError, UnreachableError, validate_name, wrong_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.artifacts")
 _POLL_SECONDS = 0.05
+_REPLACEMENTS = 2  # of an archive while it is downloaded, that a fetch bears with
 _BROKEN = 1024  # archives remembered as good for nothing
 _BROKEN_SECONDS = 60.0
 _OUTAGE_SECONDS = 60.0  # after the store could not be reached, before it is asked again for what is on disk
@@ -134,7 +135,8 @@ class Artifacts:
         """The archive's current content on disk, downloaded unless that etag is there already.
 
         Threads that want the same name at once share one download. When the store can't be reached, it is what was
-        used last. Older etags stay for as long as somebody holds them or there is room.
+        used last. One that is replaced meanwhile is looked up anew, a few times. Older etags stay for as long as
+        somebody holds them or there is room.
 
         Raises:
             MmeError: what the store, the archive or the disk have to say; CANCELLED.
@@ -142,16 +144,25 @@ class Artifacts:
         validate_name(name)
         with self._locked(name, cancelled):
             self._fetched.pop(name, None)
-            obj, path = self._find(name)
-            self._refuse_broken(path)
-            hold = self.room.hold(path)
-            if hold is not None:
-                artifact = Artifact(name, path, downloaded=False, seconds=0.0, hold=hold)
-            else:
-                obj = obj or self._stat(name)
-                artifact = self._download(obj, self._path(name, obj.etag), cancelled)
-            self._fetched[name] = artifact.path
-            return artifact
+            for _ in range(_REPLACEMENTS):
+                try:
+                    return self._fetch(name, cancelled)
+                except ReplacedError as error:
+                    _log.info("looking once more for what there is: %s", error, extra={"target_model": name})
+            return self._fetch(name, cancelled)
+
+    def _fetch(self, name: str, cancelled: Callable[[], bool]) -> Artifact:
+        """What the store has now; the name's lock is held."""
+        obj, path = self._find(name)
+        self._refuse_broken(path)
+        hold = self.room.hold(path)
+        if hold is not None:
+            artifact = Artifact(name, path, downloaded=False, seconds=0.0, hold=hold)
+        else:
+            obj = obj or self._stat(name)
+            artifact = self._download(obj, self._path(name, obj.etag), cancelled)
+        self._fetched[name] = artifact.path
+        return artifact
 
     def discard(self, name: str) -> None:
         """Remove the unpacked copies of an archive, but for those that somebody holds."""

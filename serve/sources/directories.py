@@ -23,7 +23,7 @@ from serve.sources.artifacts import Artifacts, key_of
 from serve.sources.bucket_versions import has_choice, served
 from serve.sources.credentials import NO_CREDENTIALS
 from serve.sources.repository import CONFIG_NAME, CONFIGS, MAX_CONFIG_SIZE
-from serve.sources.store import StoredObject, wrong_name
+from serve.sources.store import ReplacedError, StoredObject, wrong_name
 from serve.sources.transfer import check_names, transfer
 
 if TYPE_CHECKING:
@@ -222,8 +222,7 @@ def _unless_removed(name: str, bucket: S3Store) -> Iterator[None]:
     except MmeError as error:
         if error.kind is not Kind.UNKNOWN_MODEL:
             raise
-        reason = f"an object of model '{name}' in {bucket.uri} was removed while it was downloaded: try again"
-        raise MmeError(Kind.UNAVAILABLE, reason) from error
+        raise ReplacedError(name, bucket.uri) from error
 
 
 def _ambiguous(name: str, places: Sequence[str]) -> MmeError:

@@ -21,10 +21,10 @@ from serve.sources.credentials import NO_CREDENTIALS
 from serve.sources.ranged_download import RangedDownload
 from serve.sources.store import (
     ARCHIVE_SUFFIX,
+    ReplacedError,
     StoredObject,
     UnreachableError,
     UntoldError,
-    replaced,
     unknown_model,
     validate_name,
     wrong_name,
@@ -161,7 +161,7 @@ class S3Store:
         body = _Body(self, obj.name, answer["Body"])
         if answer["ContentLength"] != stop - start:  # a server that ignores ranges, or the object is another one
             body.close()
-            raise replaced(obj.name, self.uri)
+            raise ReplacedError(obj.name, self.uri)
         return body
 
     @contextmanager
@@ -182,7 +182,7 @@ class S3Store:
         """What an error that S3 answered means."""
         code = str(error.response.get("Error", {}).get("Code", ""))
         if code in _REPLACED:
-            return replaced(name, self.uri)
+            return ReplacedError(name, self.uri)
         if code in _NO_KEY or (code in _ABSENT and name and self._has_bucket()):
             return unknown_model(name, self.uri)
         if code in _NO_BUCKET or code in _ABSENT:

@@ -43,6 +43,15 @@ class UntoldError(MmeError):
         super().__init__(Kind.UNAVAILABLE, message)
 
 
+class ReplacedError(MmeError):
+    """What the store holds under a name is not what it was when it was looked up. Kind UNAVAILABLE."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, uri: str) -> None:
+        super().__init__(Kind.UNAVAILABLE, f"model '{name}' in {uri} was replaced while it was downloaded: try again")
+
+
 class UnreachableError(UntoldError):
     """The store can't be asked now; what it said before may hold still."""
 
@@ -67,7 +76,7 @@ class Store(Protocol):
     def open(self, obj: StoredObject) -> BinaryIO:
         """The content of exactly that version, to be read once, forward, and closed.
 
-        Reading raises UNAVAILABLE when the object was replaced since `stat`: two versions are never mixed.
+        Reading raises a `ReplacedError` when the object was replaced since `stat`: two versions are never mixed.
         """
 
     def list(self, limit: int | None = None) -> Iterator[StoredObject]:
@@ -128,11 +137,6 @@ def unknown_model(name: str, uri: str) -> MmeError:
     )
 
 
-def replaced(name: str, uri: str) -> MmeError:
-    """The archive is another one than it was when it was looked up. Kind UNAVAILABLE."""
-    return MmeError(Kind.UNAVAILABLE, f"model '{name}' in {uri} was replaced while it was downloaded: try again")
-
-
 class LocalStore:
     """The archives in a folder and the folders below it."""
 
@@ -161,7 +165,7 @@ class LocalStore:
             file = (self._directory / validate_name(obj.name)).open("rb")
         if self._described(obj.name, os.fstat(file.fileno())) != obj:
             file.close()
-            raise replaced(obj.name, self.uri)
+            raise ReplacedError(obj.name, self.uri)
         return file
 
     def list(self, limit: int | None = None) -> Iterator[StoredObject]:
