@@ -10,6 +10,7 @@ into PERF_ANALYZER.
 
     adding    numpy's sum and difference of two FP32[16], by perf_analyzer with binary tensors over HTTP: batched, and
               without (as in Triton's example, which says nothing of batches)
+    grpc      the batched one over gRPC
     large     16 MiB in and out of a model that returns its input, one client; a copy's worth is what copying them
               once takes in memory
     loading   from the request for a light model until its answer; the first, which starts the fork server, is left out
@@ -116,16 +117,16 @@ def write_model(repository: Path, name: str, code: str, pairs: int, dims: list[i
 Start = dict[str, "Callable[[Path], AbstractContextManager[Server]]"]
 
 
-def starters(peer: Triton | None, *, empty: bool = False) -> Start:
+def starters(peer: Triton | None, *, empty: bool = False, grpc: bool = False) -> Start:
     """How each server is started for a repository; `empty`: without its models, which are loaded on request."""
-    ours: Start = {"mme": (lambda _: servers.managed_mme()) if empty else servers.mme}
+    ours: Start = {"mme": lambda folder: servers.managed_mme() if empty else servers.mme(folder, grpc=grpc)}
     if peer is None:
         return ours
-    return {**ours, "Triton": lambda repository: servers.triton(peer, repository, explicit=empty)}
+    return {**ours, "Triton": lambda repository: servers.triton(peer, repository, explicit=empty, grpc=grpc)}
 
 
-def measure_adding(start: Start, seconds: int, repeats: int) -> Iterator[Row]:
-    """Throughput, latency and processor time under load."""
+def measure_adding(start: Start, seconds: int, repeats: int, *, grpc: bool = False) -> Iterator[Row]:
+    """Throughput, latency and processor time under load, over HTTP or gRPC."""
     program = load.find_perf_analyzer()
     if program is None:
         print("(perf_analyzer is not there: what a small batch costs is left out)", file=sys.stderr)
@@ -141,17 +142,27 @@ def measure_adding(start: Start, seconds: int, repeats: int) -> Iterator[Row]:
         for name in ("adding_batched", "adding"):
             for server in running.values():
                 Client(server).time(_adding_request(name, batched=name != "adding"))  # it may have yet to be loaded
-        for model, aims in (("adding_batched", ("≥ 1.2", "≥ 1.3", "≥ 1.3")), ("adding", ("", "", ""))):
+        no_aims = ("", "", "")
+        over_http = {"adding_batched": ("≥ 1.2", "≥ 1.3", "≥ 1.3"), "adding": no_aims}
+        for model, aims in ({"adding_batched": no_aims} if grpc else over_http).items():
             for concurrency, aim in zip(_CONCURRENCIES, aims, strict=True):
+                part = f"{model}{' over gRPC' if grpc else ''}, {concurrency} at a time"
                 rows = (
-                    Row(f"{model}, {concurrency} at a time", "infer/s", "", aim),
-                    Row(f"{model}, {concurrency} at a time", "p50", "ms"),
-                    Row(f"{model}, {concurrency} at a time", "p99", "ms"),
-                    Row(f"{model}, {concurrency} at a time", "processor time an answer", "µs"),
+                    Row(part, "infer/s", "", aim),
+                    Row(part, "p50", "ms"),
+                    Row(part, "p99", "ms"),
+                    Row(part, "processor time an answer", "µs"),
                 )
                 for name, server in list(running.items()) * repeats:
                     result = load.perf_analyzer(
-                        program, server.address, model, data, server.pid, concurrency=concurrency, seconds=seconds
+                        program,
+                        server.address,
+                        model,
+                        data,
+                        server.pid,
+                        concurrency=concurrency,
+                        seconds=seconds,
+                        grpc=server.grpc,
                     )
                     _append(rows, name, (result.rate, result.p50, result.p99, result.cpu))
                 yield from rows
@@ -298,11 +309,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=2, help="of each of perf_analyzer's windows (default 2)")
     parser.add_argument("--repeats", type=int, default=5, help="turns, of which the median counts (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every turn's figures")
-    parser.add_argument("--only", choices=("adding", "large", "light"), help="one part")
+    parser.add_argument("--only", choices=("adding", "grpc", "large", "light"), help="one part")
     arguments = parser.parse_args()
     peer = find_peer(arguments.peer)
     parts = {
         "adding": lambda: measure_adding(starters(peer), arguments.seconds, arguments.repeats),
+        "grpc": lambda: measure_adding(starters(peer, grpc=True), arguments.seconds, arguments.repeats, grpc=True),
         "large": lambda: measure_large(starters(peer), arguments.repeats),
         "light": lambda: measure_loads(starters(peer, empty=True)),
     }

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server."""
+    """A running server. `grpc` is where it takes gRPC, as host:port; "" where it does not."""
 
     url: str
     pid: int
+    grpc: str = ""
 
     @property
     def address(self) -> str:
@@ -65,9 +66,10 @@ def _private(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def mme(repository: Path, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """Ours, serving a model repository."""
-    with _ours(["--model-repository", str(repository)], environment or {}) as server:
+def mme(repository: Path, environment: Mapping[str, str] | None = None, *, grpc: bool = False) -> Iterator[Server]:
+    """Ours, serving a model repository; `grpc`: by gRPC, too."""
+    words = ["--grpc-port", "{grpc}"] if grpc else []
+    with _ours(["--model-repository", str(repository), *words], environment or {}) as server:
         yield server
 
 
@@ -95,10 +97,11 @@ def managed_mme() -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def triton(peer: Triton, repository: Path, *, explicit: bool = False) -> Iterator[Server]:
+def triton(peer: Triton, repository: Path, *, explicit: bool = False, grpc: bool = False) -> Iterator[Server]:
     """The peer, serving a model repository; `explicit`: without a model, until it is told to load one."""
     command = [*peer.command, "--model-repository", str(repository), "--http-address", "127.0.0.1"]
-    command += ["--http-port", "{port}", "--allow-grpc=false", "--allow-metrics=false"]
+    command += ["--http-port", "{port}", "--allow-metrics=false"]
+    command += ["--grpc-address", "127.0.0.1", "--grpc-port", "{grpc}"] if grpc else ["--allow-grpc=false"]
     if explicit:
         command.append("--model-control-mode=explicit")
     with _running(command, peer.environment) as server:
@@ -107,18 +110,24 @@ def triton(peer: Triton, repository: Path, *, explicit: bool = False) -> Iterato
 
 @contextlib.contextmanager
 def _running(command: list[str], environment: Mapping[str, str]) -> Iterator[Server]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port, grpc = _free_port(), _free_port()
     process = subprocess.Popen(
-        [part.format(port=port) for part in command],
+        [part.format(port=port, grpc=grpc) for part in command],
         env={**os.environ, **environment},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
         load.wait_until_ready(f"http://127.0.0.1:{port}", process)
-        yield Server(f"http://127.0.0.1:{port}", process.pid)
+        takes_grpc = "{grpc}" in command
+        yield Server(f"http://127.0.0.1:{port}", process.pid, f"127.0.0.1:{grpc}" if takes_grpc else "")
     finally:
         process.terminate()
         process.wait(40)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
