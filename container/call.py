@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from container.codec.encode import Reply
+    from container.codec.fields import Read
     from container.exchange import Exchange
     from container.traced import Following
     from serve.request import InferenceRequest, LoadReport
@@ -91,6 +92,7 @@ class Call:
         exchange, flavor, kind: as given; what its body is may be for its model to say, and then it is of type `infer`.
         kserve_form: whether a binary answer tells the length of its header as KServe has it.
         reply: how the client wants tensors. Set once the request is decoded; None where the answer is a body.
+        read: what a thread has read of its body's JSON, or why it could not; None until it is decoded, and again then.
         request: what was submitted, None once it is over.
         report: what its load cost, if it had to wait for one.
         class_names: tells of a model and version whether it batches, and what its classes are called. Set where the
@@ -113,6 +115,7 @@ class Call:
         self.kind = kind
         self.kserve_form = False
         self.reply: Reply | None = None
+        self.read: Read = None
         self.report: LoadReport | None = None
         self.request: InferenceRequest | None = None
         self.class_names: ClassNames | None = None
@@ -126,6 +129,7 @@ class Call:
 
     def take(self, request: InferenceRequest) -> InferenceRequest:
         """What is submitted for it; cancelled, if the client has left before it could be made."""
+        self.read = None
         if self._following is not None:
             self._following.follow(request)
         if self.over:
@@ -256,7 +260,7 @@ class Call:
         Who knew each other until now would stay until the collector comes, and with them bodies of any size.
         """
         self.over = True
-        self.request = self.exchange.on_disconnect = None
+        self.request = self.read = self.exchange.on_disconnect = None
         if self._turn is not None and self.reply is not None:
             self.reply.places.clear()
         if self._following is not None:

@@ -3,7 +3,7 @@
 A request for a model in memory is decoded, queued and, when its batch is done, encoded and sent, without a task or a
 lock of its own. A request for any other model becomes a task that waits for the load. What a SageMaker body means is
 for the model to say: tensors as a rule, and whatever it likes to an inference script. Everything here runs on the
-loop, but for the reading of a large body that is compressed, or holds strings; Flask reaches it through the same
+loop, but for the reading of a large body that is compressed, JSON, or holds strings; Flask reaches it through the same
 `dispatch`.
 """
 
@@ -20,9 +20,10 @@ from container.codec.compression import inflate
 from container.codec.decode import Decoder
 from container.codec.framing import accepts_binary, explained, header_length
 from container.codec.generate import decode_generate
+from container.codec.json_pieces import LARGE, read_generate, read_infer
 from container.failures import known
 from container.headers import CUSTOM_ATTRIBUTES, TARGET_MODEL
-from container.read_ahead import by_thread, read_ahead
+from container.read_ahead import JsonReading, by_thread, read_ahead
 from container.session_calls import SESSION_ID, SessionCalls
 from container.shared_memory import AT_ONCE, Regions, Unread
 from container.targets import Flavor, InferenceType, Route, parse_target, path_version
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from container.codec.encode import Reply
     from container.exchange import Exchange
     from container.forwarding import Forwarding
+    from container.read_ahead import Reads
     from container.restrictions import Restrictions
     from container.session_calls import Make, Visit
     from container.shared_memory import Place
@@ -109,6 +111,7 @@ class InferRoutes:
         self._body_takers = engine.body_takers
         self._decoupled = engine.decoupled
         self._tasks: set[asyncio.Task[None]] = set()
+        self._json = JsonReading()
         self._sessions = SessionCalls(engine, session_seconds, enabled=sessions)
 
     def dispatch(self, exchange: Exchange) -> bool:
@@ -172,6 +175,10 @@ class InferRoutes:
 
     def _infer_body(self, call: Call, route: Route, name: str, version: int | None, body: bytes) -> None:
         headers = call.exchange.headers
+        if len(body) > LARGE and (large := self._large_json(call, route, name, body)):
+            go_on = functools.partial(self._infer_body, call, route, name, version, body)
+            self._aside(call, name, self._read_aside(call, read_infer, body, large, go_on))
+            return
         if SESSION_ID in headers and route.flavor is not Flavor.KSERVE:
             self._in_session(call, route, name, body, functools.partial(self._made_infer, call, route, name, body))
             return
@@ -222,7 +229,7 @@ class InferRoutes:
         regions = self._regions.held(at_once=True)
         read: InferenceRequest | MmeError
         try:
-            decode = functools.partial(self._decoder.decode, body, length, name, call.complete, regions)
+            decode = functools.partial(self._decoder.decode, body, length, name, call.complete, regions, call.read)
             read = self._asked(call, route, *await by_thread(decode))
         except MmeError as wrong:
             content_type = call.exchange.headers.get("content-type", "")
@@ -234,7 +241,7 @@ class InferRoutes:
     def _decoded(
         self, call: Call, route: Route, name: str, body: bytes, length: int | None, regions: Regions | None = None
     ) -> InferenceRequest:
-        return self._asked(call, route, *self._decoder.decode(body, length, name, call.complete, regions))
+        return self._asked(call, route, *self._decoder.decode(body, length, name, call.complete, regions, call.read))
 
     def _asked(self, call: Call, route: Route, request: InferenceRequest, reply: Reply) -> InferenceRequest:
         """What is submitted of what was decoded."""
@@ -308,9 +315,13 @@ class InferRoutes:
             request.on_response, request.on_error = call.respond, call.respond_error
         return self._taken(call, request)
 
+    def _takes_body(self, route: Route, name: str) -> bool:
+        """Whether the model, if it is in memory, wants the body as it is. KServe's are tensors for any model."""
+        return name in self._body_takers and route.flavor is not Flavor.KSERVE
+
     def _took_body(self, call: Call, route: Route, name: str, body: bytes) -> bool:
-        """Submit the body as it is, for a model in memory that wants it so. KServe's are tensors for any model."""
-        if route.flavor is Flavor.KSERVE:
+        """Submit the body as it is, for a model in memory that wants it so."""
+        if not self._takes_body(route, name):
             return False
         return self.engine.submit(name, None, self._body_request(call, route, body))
 
@@ -328,6 +339,13 @@ class InferRoutes:
         self._inflated(call, name, functools.partial(self._generate_body, call, route, name))
 
     def _generate_body(self, call: Call, route: Route, name: str, body: bytes) -> None:
+        if len(body) > LARGE and call.read is None and not self._takes_body(route, name):
+            go_on = functools.partial(self._generate_body, call, route, name, body)
+            config = self.engine.config(name, path_version(route.version))
+            types = {} if config is None else {spec.name: spec.data_type for spec in config.inputs}
+            read = functools.partial(read_generate, types)
+            self._aside(call, name, self._read_aside(call, read, body, len(body), go_on))
+            return
         make = functools.partial(self._made_generate, call, route, body)
         if SESSION_ID in call.exchange.headers and route.flavor is not Flavor.KSERVE:
             self._in_session(call, route, name, body, make)
@@ -339,7 +357,7 @@ class InferRoutes:
         if takes_body(config) and route.flavor is not Flavor.KSERVE:
             call.kind = InferenceType.INFER
             return self._body_request(call, route, body)
-        request = decode_generate(body, config, self._decoder.layouts, call.complete)
+        request = decode_generate(body, config, self._decoder.layouts, call.complete, call.read)
         request.on_response, request.on_error = call.respond, call.respond_error
         return self._taken(call, request)
 
@@ -356,6 +374,27 @@ class InferRoutes:
 
     async def _inflated_aside(self, body: bytes, encoding: str, go_on: Callable[[bytes], None]) -> LoadReport:
         go_on(await by_thread(inflate, body, encoding, self._max_body))
+        return LoadReport()
+
+    def _large_json(self, call: Call, route: Route, name: str, body: bytes) -> int:
+        """How much JSON there is in a large body, 0 where it is little, is read already, or nobody wants to know."""
+        if call.read is not None or self._takes_body(route, name):
+            return 0
+        try:
+            said, _ = header_length(call.exchange.headers, len(body), kserve=route.flavor is Flavor.KSERVE)
+        except MmeError:  # which is raised in its turn
+            return 0
+        length = len(body) if said is None else said
+        return length if length > LARGE else 0
+
+    async def _read_aside(
+        self, call: Call, read: Reads, body: bytes, length: int, go_on: Callable[[], None]
+    ) -> LoadReport:
+        """Go on with a body once a thread has read its JSON."""
+        found = await self._json.read(read, body, length, call)
+        if found is not None and not call.over:
+            call.read = found
+            go_on()
         return LoadReport()
 
     def _model_name(self, route: Route, header: str) -> str:

@@ -326,6 +326,15 @@ class Engine:
         model = target.versions.get(int(version), target.latest)
         return model.config.max_batch_size > 0, target.labels
 
+    def config(self, name: str, version: int | None = None) -> ModelConfig | None:
+        """A model's configuration; None if it is not in memory, or the version is not."""
+        entry = self.cache.entries.get(name)
+        if entry is None or entry.resident is None:
+            return None
+        target = entry.resident
+        model = target.latest if version is None else target.versions.get(version)
+        return None if model is None else model.config
+
     def is_ready(self, name: str, version: int | None = None) -> bool:
         """Whether a request would be answered: in memory, or put out of it by us and back with the next request."""
         entry = self.cache.entries.get(name)

@@ -24,7 +24,15 @@ from container.codec.described import (
     wanted_classes,
 )
 from container.codec.encode import Reply
-from container.codec.fields import RequestFields, boolean_field, client_id, json_object, object_field
+from container.codec.fields import (
+    FORM_OF_INFER,
+    RequestFields,
+    as_read,
+    boolean_field,
+    client_id,
+    json_object,
+    object_field,
+)
 from container.codec.json_data import array_from_json
 from container.codec.layouts import Layouts
 from container.codec.shared import REGION, names_region, releasing, shared_input, shared_output
@@ -34,6 +42,7 @@ from model_handlers.tensor import BYTES, element_count
 from serve.request import InferenceRequest
 
 if TYPE_CHECKING:
+    from container.codec.fields import Read
     from container.shared_memory import Place
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import Array, DataType
@@ -115,6 +124,7 @@ class Decoder:
         model: str,
         on_complete: Completion,
         regions: Regions | None = None,
+        read: Read = None,
     ) -> tuple[InferenceRequest, Reply]:
         """A request from its body.
 
@@ -124,20 +134,21 @@ class Decoder:
             model: for messages.
             on_complete: the request's completion.
             regions: in place of the decoder's.
+            read: see `fields.as_read`.
 
         Raises:
             MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; see also `codec.shared`.
             Unread: a tensor is to be read first; then decode it again.
         """
         if header_length is None:
-            plan, request_id = self._plan(body, model, regions), ""
+            plan, request_id = self._plan(body, model, regions, read), ""
             header_length = len(body)
             on_complete = plan.completing(on_complete)
         else:
             header = body[:header_length]
             key, request_id = _without_id(header)
-            known = self._plans.get(key)
-            plan = self._remember(header, key, request_id, model, regions) if known is None else known
+            known = None if read is not None else self._plans.get(key)
+            plan = self._remember(header, key, request_id, model, regions, read) if known is None else known
             if known is None:
                 on_complete = plan.completing(on_complete)
         if header_length + plan.size != len(body):
@@ -172,8 +183,10 @@ class Decoder:
         layout = self.layouts.intern(((spec.name, spec.data_type, shape),), ())
         return InferenceRequest(layout, [array.reshape(shape)], on_complete), Reply({}, binary=True, remember=False)
 
-    def _remember(self, header: bytes, key: bytes, request_id: str, model: str, regions: Regions | None) -> _Plan:
-        plan = self._plan(header, model, regions, remember=True)
+    def _remember(
+        self, header: bytes, key: bytes, request_id: str, model: str, regions: Regions | None, read: Read
+    ) -> _Plan:
+        plan = self._plan(header, model, regions, read, remember=True)
         if not plan.lasts:
             return plan
         if key is not header:
@@ -186,9 +199,9 @@ class Decoder:
             self._plans[key] = plan
         return plan
 
-    def _plan(self, header: bytes, model: str, regions: Regions | None, *, remember: bool = False) -> _Plan:
+    def _plan(self, header: bytes, model: str, regions: Regions | None, read: Read, *, remember: bool = False) -> _Plan:
         regions = regions or self._regions
-        document = json_object(header, "a JSON object with 'inputs'")
+        document = json_object(header, FORM_OF_INFER) if read is None else as_read(read)
         own = RequestFields(client_id(document), object_field(document, "parameters", "the request"))
         tensors: list[_Tensor | Array] = []
         descriptions: list[Description] = []

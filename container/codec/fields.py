@@ -12,7 +12,7 @@ import orjson
 from container.codec.described import check_number
 from container.codec.framing import BINARY_TYPE
 from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
-from model_handlers.errors import invalid_argument
+from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.request import InferenceRequest
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array
     from serve.request import Completion, Layout
 
+    Read = dict[str, Any] | MmeError | None
+
+FORM_OF_INFER = "a JSON object with 'inputs'"
+FORM_OF_GENERATE = "a JSON object"
 OF_SEQUENCES = frozenset({"sequence_id", "sequence_start", "sequence_end"})
 RESERVED = frozenset({"priority", "timeout", "binary_data_output"}) | OF_SEQUENCES
 _NONFINITE = (b"NaN", b"Infinity")  # and -Infinity: as Triton's parser and Python's write and read them
@@ -87,27 +91,59 @@ def json_object(text: bytes, form: str) -> dict[str, Any]:
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        document = _beyond_json(text)
-        if document is None:
-            raise invalid_argument(f"failed to parse the request JSON buffer: {error}{_tensors_behind(text)}") from None
+        if not goes_beyond(text):
+            raise _not_json(error, text) from None
+        try:
+            document = beyond_json(text)
+        except (ValueError, TypeError, RecursionError):
+            raise _not_json(error, text) from None
     if not isinstance(document, dict):
         raise invalid_argument(f"the request must be {form}")
     return document
 
 
-def _beyond_json(text: bytes) -> Any:
-    """What text means that is JSON but for NaN, infinities and a byte order mark; None for other text.
+def as_read(read: dict[str, Any] | MmeError) -> dict[str, Any]:
+    """What somebody has read of a request's JSON before, or what went wrong then.
 
-    Triton's parser reads these as well.
+    Raises:
+        MmeError: that.
     """
-    if not text.startswith(codecs.BOM_UTF8) and not any(word in text for word in _NONFINITE):
-        return None
-    try:
-        document = json.loads(text.decode("utf-8-sig"))
-        orjson.dumps(document)  # refuses what orjson would not have read: larger numbers, half characters, deep nesting
-    except (ValueError, TypeError, RecursionError):
-        return None
+    if isinstance(read, MmeError):
+        raise read
+    return read
+
+
+def goes_beyond(text: bytes) -> bool:
+    """Whether text that is no JSON may be JSON but for NaN, infinities and a byte order mark."""
+    return text.startswith(codecs.BOM_UTF8) or any(word in text for word in _NONFINITE)
+
+
+def beyond_json(text: bytes) -> Any:
+    """What text means that is JSON but for that. Triton's parser reads these as well.
+
+    Raises:
+        ValueError, TypeError, RecursionError: it is other text.
+    """
+    document = json.loads(text.decode("utf-8-sig"))
+    orjson.dumps(document)  # refuses what orjson would not have read: larger numbers, half characters, deep nesting
     return document
+
+
+def not_json(text: bytes) -> MmeError:
+    """Why text is none, which somebody has found already.
+
+    Raises:
+        MmeError: INTERNAL if it is.
+    """
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        return _not_json(error, text)
+    raise MmeError(Kind.INTERNAL, "a part of a request's JSON is no JSON, but the whole of it is")
+
+
+def _not_json(error: orjson.JSONDecodeError, text: bytes) -> MmeError:
+    return invalid_argument(f"failed to parse the request JSON buffer: {error}{_tensors_behind(text)}")
 
 
 def _tensors_behind(text: bytes) -> str:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from container.codec.fields import OF_SEQUENCES, RequestFields, client_id, json_object, object_field
+from container.codec.elements import Elements
+from container.codec.fields import (
+    FORM_OF_GENERATE,
+    OF_SEQUENCES,
+    RequestFields,
+    as_read,
+    client_id,
+    json_object,
+    object_field,
+)
 from container.codec.json_data import (
     array_to_json,
     flat_array_from_json,
@@ -27,13 +36,16 @@ from model_handlers.tensor import element_count
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from container.codec.fields import Read
     from container.codec.layouts import Layouts
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import Array, TensorSpec
     from serve.request import Completion, InferenceRequest, InferenceResponse
 
 
-def decode_generate(body: bytes, config: ModelConfig, layouts: Layouts, on_complete: Completion) -> InferenceRequest:
+def decode_generate(
+    body: bytes, config: ModelConfig, layouts: Layouts, on_complete: Completion, read: Read = None
+) -> InferenceRequest:
     """A request from its body, its inputs in the order of the model's.
 
     Args:
@@ -41,11 +53,12 @@ def decode_generate(body: bytes, config: ModelConfig, layouts: Layouts, on_compl
         config: the model's, completed.
         layouts: where the request's layout is interned.
         on_complete: the request's completion.
+        read: see `fields.as_read`.
 
     Raises:
         MmeError: INVALID_ARGUMENT naming the key that is wrong. Missing inputs are left to the check of the layout.
     """
-    document = json_object(body, "a JSON object")
+    document = json_object(body, FORM_OF_GENERATE) if read is None else as_read(read)
     names = {spec.name for spec in config.inputs}
     values, given = _values(document, names, config)
     own = RequestFields(_id(document, names), given, OF_SEQUENCES)
@@ -109,7 +122,8 @@ def _id(document: dict[str, Any], names: Collection[str]) -> str:
 
 
 def _tensor(value: Any, spec: TensorSpec, config: ModelConfig) -> Array:
-    array = flat_array_from_json(value if isinstance(value, list) else [value], spec.data_type, spec.name)
+    data = value if isinstance(value, list | Elements) else [value]
+    array = flat_array_from_json(data, spec.data_type, spec.name)
     expected = spec.shape(config.max_batch_size)
     shape = _filled(expected, array.size)
     if shape is None:

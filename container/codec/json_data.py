@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from container.codec.elements import Elements
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BYTES, element_count
 
@@ -34,16 +35,19 @@ _WORDS = {
 
 
 def array_from_json(data: Any, data_type: DataType, shape: tuple[int, ...], name: str) -> Array:
-    """The array of an input's `data`, nested or flat, row-major.
+    """The array of an input's `data`, nested or flat, row-major: a list, or what was read of one in pieces.
 
     Raises:
         MmeError: INVALID_ARGUMENT naming the input, when the elements are of another type or number.
     """
     what = f"'data' of input '{name}'"
     _refuse_halves(data_type, name)
-    if not isinstance(data, list):
+    if isinstance(data, list):
+        array = _elements(data, _element_types(data, what), data_type, what)
+    elif isinstance(data, Elements):
+        array = _gathered(data, data_type, what, uneven=data.uneven)
+    else:
         raise invalid_argument(f"{what} must be an array")
-    array = _elements(data, _element_types(data, what), data_type, what)
     count = element_count(shape)
     if array.size != count:
         raise invalid_argument(
@@ -53,7 +57,7 @@ def array_from_json(data: Any, data_type: DataType, shape: tuple[int, ...], name
     return array.reshape(shape)
 
 
-def flat_array_from_json(data: list[Any], data_type: DataType, name: str) -> Array:
+def flat_array_from_json(data: list[Any] | Elements, data_type: DataType, name: str) -> Array:
     """The one-dimensional array of an input whose elements come without a shape, and so must not be nested.
 
     A list of one element is as good as that element: as in Triton, the outer list alone says how many there are.
@@ -62,12 +66,16 @@ def flat_array_from_json(data: list[Any], data_type: DataType, name: str) -> Arr
         MmeError: INVALID_ARGUMENT naming the input, when the elements are nested, or of another type or number.
     """
     _refuse_halves(data_type, name)
+    if isinstance(data, Elements):
+        if not data.alone:
+            raise _nested(name)
+        return _gathered(data, data_type, f"input '{name}'", uneven=False)
     types = set(map(type, data))
     if list in types:
         data = [_alone(item) for item in data]
         types = set(map(type, data))
     if list in types:
-        raise invalid_argument(f"input '{name}' is nested; send one element, or a flat list of them, row-major")
+        raise _nested(name)
     return _elements(data, types, data_type, f"input '{name}'")
 
 
@@ -90,6 +98,24 @@ def _elements(data: list[Any], types: set[type], data_type: DataType, what: str)
     if not types <= _ELEMENTS[data_type.dtype.kind]:
         raise _not_elements(data_type, what)
     return _strings(data, what) if data_type is BYTES else _numbers(data, data_type, what)
+
+
+def gather(elements: Elements, data_type: DataType) -> None:
+    """Make the array that will be asked for, if there is one: whoever asks then does not wait."""
+    if data_type.json and elements.types <= _ELEMENTS[data_type.dtype.kind]:
+        elements.array(data_type)
+
+
+def _gathered(elements: Elements, data_type: DataType, what: str, *, uneven: bool) -> Array:
+    """As `_elements`, of what was read in pieces."""
+    if not elements.types <= _ELEMENTS[data_type.dtype.kind]:
+        raise _not_elements(data_type, what)
+    if uneven:
+        raise _uneven(what)
+    array = elements.array(data_type)
+    if array is None:
+        raise _out_of_range(data_type, what)
+    return array
 
 
 def _element_types(data: list[Any], what: str, depth: int = 1) -> set[type]:
@@ -127,6 +153,10 @@ def _strings(data: list[Any], what: str) -> Array:
     array = np.empty(len(elements), dtype=np.object_)
     array[:] = [element.encode() for element in elements]
     return array
+
+
+def _nested(name: str) -> MmeError:
+    return invalid_argument(f"input '{name}' is nested; send one element, or a flat list of them, row-major")
 
 
 def _uneven(what: str) -> MmeError:

@@ -5,14 +5,17 @@ import gzip
 import json
 import math
 import re
+import socket
 import struct
 import threading
+import time
 import zlib
 
 import numpy as np
 import pytest
 
 from container import infer_routes
+from container.codec import json_pieces
 from container.codec.decode import Decoder
 from container.codec.framing import BINARY_TYPE
 from container.on_loop import WaitingExchange
@@ -535,6 +538,166 @@ def test_a_large_body_of_strings_is_decoded_by_a_thread(route, server, binary_bo
     assert len(threads) == 2
 
 
+# -- large JSON ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def readers(monkeypatch):
+    """The threads that read JSON ahead; all JSON is large enough."""
+    found = []
+
+    def told(function):
+        def called(*arguments):
+            found.append(threading.current_thread().name)
+            return function(*arguments)
+
+        return called
+
+    monkeypatch.setattr(infer_routes, "LARGE", 0)
+    monkeypatch.setattr(infer_routes, "read_infer", told(infer_routes.read_infer))
+    monkeypatch.setattr(infer_routes, "read_generate", told(infer_routes.read_generate))
+    monkeypatch.setattr(json_pieces, "_ARRAY", 0)
+    monkeypatch.setattr(json_pieces, "_PIECE", 1)
+    return found
+
+
+def test_large_json_is_read_by_a_thread(server, readers, monkeypatch):
+    """What is no longer than what the loop reads in a moment, the loop reads."""
+    monkeypatch.undo()
+    monkeypatch.setattr(infer_routes, "read_infer", lambda *_: readers.append(1) or json_pieces.read_infer(*_))
+    for count, read in ((1000, []), (100_000, [1])):
+        document = {"inputs": [{"name": "IN", "shape": [count], "datatype": "FP32", "data": [0.5] * count}]}
+        assert outputs_of(server.infer("echo-FP32", document)) == {"OUT": [0.5] * count}
+        assert readers == read
+
+
+@pytest.mark.parametrize(
+    "path", [INFER, "/models/arithmetic/invoke", "/v2/models/quotient/generate", "/endpoints/e/invocations"]
+)
+@pytest.mark.parametrize("session", [False, True])
+def test_what_is_read_ahead_is_answered_as_any_other(path, session, server, sums, readers, monkeypatch):
+    """On every route, in sessions, through Flask, with binary data behind it; and refused as any other."""
+    headers = {TARGET: "arithmetic"}
+    if session:
+        headers["X-Amzn-SageMaker-Session-Id"] = "NEW_SESSION"
+    inputs = sums["inputs"]
+    bodies = [
+        ({}, json.dumps(sums).encode()),
+        ({}, b'{"X": [1, 2, 3, 4]}'),
+        ({}, b'{"X": [[1], [2], [3], [4]], "inputs": []}'),
+        ({}, json.dumps(sums).encode()[:-1]),
+        ({}, json.dumps({"inputs": [inputs[0], inputs[1] | {"data": [1, 2, 3, "4"]}]}).encode()),
+        ({}, json.dumps({"inputs": [inputs[0], inputs[1] | {"data": [[1, 2], [3]]}]}).encode()),
+        ({"Content-Encoding": "gzip"}, gzip.compress(json.dumps(sums).encode())),
+    ]
+    header = json.dumps({"inputs": [inputs[0], binary_input("B", B)]}).encode()
+    length = {"Content-Type": f"{BINARY_TYPE.decode()}{len(header)}"}
+    bodies += [(length, header + B.tobytes()), (length, header + B.tobytes()[1:])]
+    ways = server.http, server.flask
+
+    def asked():
+        replies = [way("POST", path, headers | more, body) for more, body in bodies for way in ways]
+        return [(reply.status, reply.body) for reply in replies]
+
+    ahead = asked()
+    assert set(readers) == {name for name in readers if name.startswith("read")} != set()
+    monkeypatch.undo()
+    count = len(readers)
+    assert ahead == asked()
+    assert len(readers) == count
+    assert {status for status, _ in ahead} >= {200, 400} - ({400} if "endpoints" in path else set())
+
+
+def test_generate_is_read_for_the_types_of_its_model(start, repository, readers, monkeypatch):
+    """If the model is in memory; else they come when it is."""
+    running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("nobody",))
+    types = []
+    read = infer_routes.read_generate
+    monkeypatch.setattr(infer_routes, "read_generate", lambda known, *rest: types.append(known) or read(known, *rest))
+    for version in ("", "/versions/1", "/versions/2"):
+        reply = running.http("POST", f"/v2/models/twice{version}/generate", {}, b'{"X": [1, 2, 3, 4]}')
+        assert reply.status == (404 if version.endswith("2") else 200)
+    assert [{name: data_type.name for name, data_type in known.items()} for known in types] == [{}, {"X": "FP32"}, {}]
+
+
+def test_what_is_for_a_script_is_not_read(server, post, sums, readers, monkeypatch):
+    """It gets the body as it is, unless the route is KServe's."""
+    monkeypatch.setattr(server.service.routes, "_body_takers", {"arithmetic"})
+    assert post("/models/arithmetic/invoke", sums).status == 400  # it is none
+    assert readers == []
+    assert post(INFER, sums).status == 200
+    assert len(readers) == 1
+
+
+def test_a_cold_model_is_loaded_for_what_was_read_ahead(start, repository, json_inputs, readers):
+    """And tells what is wrong with it, where it is SageMaker's."""
+    running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("nobody",))
+    wrong = json.dumps({"inputs": json_inputs(X=X)}).encode()[:-1]
+    assert running.http("POST", "/models/twice/invoke", {}, wrong).status == 400
+    assert running.engine.is_resident("twice")
+    assert running.http("POST", "/v2/models/thrice/infer", {}, wrong).status == 400
+    assert not running.engine.is_resident("thrice")
+    assert outputs_of(running.infer("thrice", {"inputs": json_inputs(X=X)})) == {"Y": [3.0, 6.0, 9.0, 12.0]}
+    assert len(readers) == 3
+
+
+def test_a_client_that_leaves_while_its_body_is_read_is_not_served(server, sums, monkeypatch):
+    """The thread gives up, and the model hears nothing of it."""
+    reads, left, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def read(_text, pause):
+        reads.set()
+        left.wait(60)
+        try:
+            pause()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(infer_routes, "LARGE", 0)
+    monkeypatch.setattr(infer_routes, "read_infer", read)
+    exchange = WaitingExchange("POST", INFER.encode(), {}, json.dumps(sums).encode())
+    count = server.http("GET", "/v2/models/arithmetic/stats").body
+    assert server.on_loop.call(server.service.routes.dispatch, exchange)
+    assert reads.wait(60)
+    server.on_loop.call(lambda exchange: exchange.on_disconnect(), exchange)
+    left.set()
+    assert ended.wait(60)
+    monkeypatch.undo()
+    while server.on_loop.call(lambda: len(server.service.routes._tasks)):
+        time.sleep(0.001)
+    assert server.http("GET", "/v2/models/arithmetic/stats").body == count
+
+
+def body_from(reader):
+    """The body of one answer of several on a connection."""
+    head = b"".join(iter(reader.readline, b"\r\n"))
+    return reader.read(int(re.search(rb"Content-Length: (\d+)", head)[1]))
+
+
+def test_answers_keep_their_order_behind_large_json(server, json_inputs):
+    """On one connection, whatever is asked behind it."""
+    count = 100_000
+    large = {"inputs": [{"name": "IN", "shape": [count], "datatype": "FP32", "data": [0.5] * count}]}
+    asked = [
+        ("POST", "/v2/models/echo-FP32/infer", json.dumps(large | {"id": "first"}).encode()),
+        ("POST", INFER, json.dumps({"id": "second", "inputs": json_inputs(A=A, B=B)}).encode()),
+        ("POST", "/v2/models/echo-FP32/infer", json.dumps(large | {"id": "third"}).encode()),
+        ("GET", "/ping", b""),
+    ]
+    lines = "{} {} HTTP/1.1\r\nHost: test\r\nContent-Length: {}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
+        sending = threading.Thread(
+            target=connection.sendall,
+            args=(b"".join(lines.format(way, path, len(body)).encode() + body for way, path, body in asked),),
+        )
+        sending.start()
+        with connection.makefile("rb") as reader:
+            answers = [body_from(reader) for _ in asked]
+        sending.join()
+    assert [json.loads(each)["id"] for each in answers[:3]] == ["first", "second", "third"]
+    assert answers[3] == b""
+
+
 def test_bodies_that_do_not_inflate_are_refused(start, repository, sums):
     """Unknown encodings, garbage and bombs, each with its status, and the next request is served."""
     running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("arithmetic",), max_body_bytes=4096)
@@ -757,8 +920,10 @@ def test_a_model_that_is_not_there_has_no_sessions(post):
     assert reply.status == 404
 
 
-def test_what_is_answered_is_gone_at_once(post, sums, binary_body):
+@pytest.mark.parametrize("large", [infer_routes.LARGE, 0])
+def test_what_is_answered_is_gone_at_once(large, post, sums, binary_body, monkeypatch):
     """Nothing of a request waits for the collector of garbage, its body least of all, whatever its answer is."""
+    monkeypatch.setattr(infer_routes, "LARGE", large)
     body, length = binary_body({"inputs": [binary_input("A", A), binary_input("B", B)]}, A.tobytes(), B.tobytes())
     out_of_range = {"inputs": [{"name": "A", "shape": [1], "datatype": "INT8", "data": [1000]}]}
     paths = (INFER, "/models/arithmetic/invoke", "/v2/models/arithmetic/generate", "/v2/models/unknown/infer")

@@ -1,13 +1,14 @@
-"""Large tensors in shared memory are read by a thread before their request is decoded."""
+"""Large tensors in shared memory, and large JSON, are read by a thread before their request is decoded."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 
 import pytest
 
-from container.read_ahead import read_ahead
+from container.read_ahead import JsonReading, read_ahead
 from container.shared_memory import Unread
 from model_handlers.errors import Kind, MmeError
 from tests.shared_objects import registered, shared_object
@@ -78,3 +79,107 @@ def test_an_object_that_is_cut_short_is_an_error(shared, regions):
     with pytest.raises(MmeError, match="has become shorter") as raised:
         asyncio.run(read_ahead(regions, place, lambda _: None))
     assert raised.value.kind is Kind.INVALID_ARGUMENT
+
+
+# -- large JSON ------------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """Somebody who waits for what is read."""
+
+    over = False
+
+
+def run(reading, *readers, clients=()):
+    """What each reader returns, all of them begun at once."""
+
+    async def all_of_them():
+        pairs = itertools.zip_longest(readers, clients, fillvalue=Client())
+        return await asyncio.gather(*(reading.read(read, b"text and more", 4, client) for read, client in pairs))
+
+    async def patient():
+        async with asyncio.timeout(60):
+            return await all_of_them()
+
+    return asyncio.run(patient())
+
+
+def test_json_is_read_by_threads_in_turns():
+    """Who reads little does not wait for the end of who reads much, and one piece is read at a time."""
+    ended, reading, most = threading.Event(), [], []
+
+    def piece():
+        reading.append(1)
+        most.append(len(reading))
+        reading.pop()
+
+    def long(text, pause):
+        assert (text, threading.current_thread() is threading.main_thread()) == (b"text", False)
+        while not ended.is_set():
+            piece()
+            pause()
+        return {"long": 1}
+
+    def short(_text, pause):
+        for _ in range(10):
+            piece()
+            pause()
+        ended.set()
+        return {"short": 1}
+
+    assert run(JsonReading(), long, long, short) == [{"long": 1}, {"long": 1}, {"short": 1}]
+    assert set(most) == {1}
+
+
+def test_few_are_read_at_once():
+    """Others wait, and are no more than bodies meanwhile."""
+    begun, most = [], []
+
+    def read(_text, pause):
+        begun.append(1)
+        for _ in range(20):
+            most.append(len(begun))
+            pause()
+        begun.pop()
+        return {}
+
+    assert run(JsonReading(), *[read] * 12) == [{}] * 12
+    assert max(most) <= 4
+
+
+def test_nothing_is_read_for_who_has_left():
+    """Neither begun, nor gone on with; what comes behind is read."""
+    gone, leaves = Client(), Client()
+    gone.over = True
+    begun = []
+
+    def read(_text, pause):
+        begun.append("begun")
+        pause()
+        leaves.over = True
+        pause()
+        begun.append("gone on")
+        return {}
+
+    reading = JsonReading()
+    assert run(reading, read, read, clients=(gone, leaves)) == [None, None]
+    assert begun == ["begun"]
+    assert run(reading, lambda _text, pause: pause() or {"read": 1}) == [{"read": 1}]
+
+
+def test_what_can_not_be_read_is_an_error_that_holds_nothing():
+    """Of ours; another is raised. The turn goes on."""
+
+    def wrong(text, _pause):
+        try:
+            int(text)
+        except ValueError:
+            raise MmeError(Kind.INVALID_ARGUMENT, "no JSON") from None
+
+    reading = JsonReading()
+    (error,) = run(reading, wrong)
+    assert (error.message, error.__traceback__, error.__context__) == ("no JSON", None, None)
+    with pytest.raises(ZeroDivisionError):
+        run(JsonReading(), lambda *_: 1 / 0)
+    assert run(JsonReading(), lambda *_: {}) == [{}]
+    assert not reading._turns._taken

@@ -1,0 +1,367 @@
+"""Large JSON read in pieces: it means what it means as a whole, and is refused in the same words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from container.codec import json_pieces
+from container.codec.decode import Decoder
+from container.codec.elements import DEEPEST, Elements
+from container.codec.generate import decode_generate
+from container.codec.json_pieces import LARGE, read_generate, read_infer
+from container.codec.layouts import Layouts
+from model_handlers.config import ModelConfig
+from model_handlers.errors import Kind, MmeError
+from model_handlers.tensor import BY_NAME, TensorSpec
+
+MODEL = ModelConfig(
+    "m",
+    inputs=(
+        TensorSpec("X", BY_NAME["FP32"], (-1,)),
+        TensorSpec("Y", BY_NAME["INT8"], (2, -1)),
+        TensorSpec("Z", BY_NAME["BYTES"], (-1,)),
+    ),
+)
+TYPES = {spec.name: spec.data_type for spec in MODEL.inputs}
+
+
+def ignore(*_):
+    """A completion; a pause."""
+
+
+@contextlib.contextmanager
+def pieces_of(size):
+    """Arrays of any length are taken out, and cut at the first comma behind so many bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_pieces, "_ARRAY", 0)
+        patch.setattr(json_pieces, "_PIECE", size)
+        yield
+
+
+# -- both ways -------------------------------------------------------------------------------------------------------
+
+
+def told(function, *arguments):
+    """What a function returns, or the error that it raises, such that two of them can be compared."""
+    try:
+        return function(*arguments)
+    except MmeError as error:
+        return error.kind, error.message
+
+
+def seen(request):
+    """All that a model sees of a request."""
+    arrays = [
+        (array.shape, array.dtype.str, array.tolist() if array.dtype == np.object_ else array.tobytes())
+        for array in request.inputs
+    ]
+    own = request.id, request.parameters, request.timeout_us, request.priority, request.correlation_id, request.flags
+    return request.layout.inputs, request.layout.outputs, arrays, own
+
+
+def decoded(body, length, read=None):
+    """A request of infer, and how its answer is to be."""
+    request, reply = Decoder(1 << 20).decode(body, length, "m", ignore, None, read)
+    return seen(request), reply.binary, reply.outputs, reply.classes
+
+
+def generated(body, read=None):
+    """A request of generate."""
+    return seen(decode_generate(body, MODEL, Layouts(), ignore, read))
+
+
+def ahead(read, *arguments):
+    """What was read ahead, or why it could not be."""
+    try:
+        return read(*arguments, ignore)
+    except MmeError as error:
+        return error
+
+
+def check_same(body, length=None):
+    """The two ways agree on a body, for infer and for generate."""
+    text = body if length is None else body[:length]
+    assert told(decoded, body, length, ahead(read_infer, text)) == told(decoded, body, length)
+    for types in ({}, TYPES):
+        assert told(generated, text, ahead(read_generate, types, text)) == told(generated, text)
+
+
+def in_pieces(body):
+    """How many inputs of a body were read in pieces."""
+    return sum(isinstance(item["data"], Elements) for item in read_infer(body, ignore)["inputs"])
+
+
+# -- generated bodies ------------------------------------------------------------------------------------------------
+
+INTEGERS = st.one_of(
+    st.integers(-130, 300),
+    st.integers(-(2**70), 2**70),
+    st.sampled_from([2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1]),
+    # halfway between two numbers of FP32, but for what FP64 loses
+    st.integers(-2, 2).map(lambda off: (1 << 62) + (1 << 38) + off),
+).map(str)
+FLOATS = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.sampled_from(["1e39", "3.4028235677973366e38", "1e-46", "-0.0", "-0", "0e0", "1E+5", "1e400", "2.5", "1.0"]),
+)
+STRINGS = st.one_of(
+    st.sampled_from(
+        ['""', '"]"', '","', '"[1,"', '"\\\\"', '"\\""', '"\\\\\\","', '"é"', '"{:}"', '"NaN"', '"\\ud800"']
+    ),
+    st.text(max_size=5).map(json.dumps),
+)
+TEXTS = [*['"some text"', '"text"', '","', '""', '", "', '"a,b"'] * 4, "1", '"', "null"]
+OTHERS = st.sampled_from(
+    ["null", "{}", '{"data":[1]}', "[]", "[[]]", "NaN", "-Infinity", "Infinity", "01", "+1", "", "1 2"]
+)
+BOOLEANS = st.sampled_from(["true", "false"])
+DIGITS = st.integers(0, 9).map(str)
+KINDS = {
+    "BOOL": BOOLEANS,
+    "UINT8": DIGITS,
+    "INT8": DIGITS,
+    "INT32": st.one_of(DIGITS, DIGITS, INTEGERS),
+    "UINT64": st.one_of(DIGITS, st.integers(0, 2**64 - 1).map(str)),
+    "INT64": st.one_of(DIGITS, st.integers(-(2**63), 2**63 - 1).map(str)),
+    "FP32": st.one_of(DIGITS, st.floats(width=32, allow_nan=False, allow_infinity=False).map(repr), INTEGERS, FLOATS),
+    "FP64": st.one_of(INTEGERS, FLOATS),
+    "BYTES": STRINGS,
+}
+SIZES = st.sampled_from([1, 7, 40])
+DAMAGE = (b"", b"[]", *(bytes([each]) for each in b',[]"\\{}: 1e-N\xff\xe9'))
+SPACE = st.sampled_from(["", "", "", " ", "\n ", "\t"])
+
+
+@st.composite
+def arrays(draw, kind=None):
+    """The text of an array: mostly even and of one type."""
+    kind = KINDS[draw(st.sampled_from(sorted(KINDS)))] if kind is None else kind
+    odd = draw(st.integers(0, 9)) == 0
+    element = st.one_of(kind, kind, kind, OTHERS, STRINGS, INTEGERS) if odd else kind
+    dims = draw(st.lists(st.integers(0, 4), min_size=1, max_size=3))
+    if draw(st.integers(0, 3)) == 0:
+        dims = [draw(st.integers(0, 30))]
+    ragged = draw(st.integers(0, 9)) == 0
+
+    def text(level):
+        if level == len(dims) or (ragged and level and draw(st.integers(0, 9)) == 0):
+            return draw(element)
+        count = draw(st.integers(0, 3)) if ragged and draw(st.integers(0, 3)) == 0 else dims[level]
+        gap = draw(SPACE)
+        return "[" + gap + ("," + gap).join(text(level + 1) for _ in range(count)) + draw(SPACE) + "]"
+
+    return text(0), dims
+
+
+@st.composite
+def inputs(draw):
+    """An input, its fields in any order."""
+    datatype = draw(st.sampled_from([*KINDS, *KINDS, "FP16", "FP31"]))
+    data, dims = draw(arrays(KINDS.get(datatype) if draw(st.integers(0, 5)) else None))
+    if draw(st.booleans()):
+        dims = [math.prod(dims)]
+    if draw(st.integers(0, 9)) == 0:
+        dims = [*dims, 2]
+    fields = [
+        f'"name":{json.dumps(draw(st.sampled_from(["X", "Y", "X", "é]", ""])))}',
+        f'"datatype":"{datatype}"',
+        f'"shape":{json.dumps(dims)}',
+        f'"data"{draw(SPACE)}:{draw(SPACE)}{data}',
+    ]
+    more = ['"data":[1,2,3]', '"x":[1,2]', '"parameters":{}', '"name":[1,2]', '"shape":[3]']
+    fields += draw(st.lists(st.sampled_from(more), max_size=1)) if draw(st.integers(0, 4)) == 0 else []
+    return "{" + ",".join(draw(st.permutations(fields))) + "}"
+
+
+@st.composite
+def bodies(draw):
+    """The text of a request, which may not be one."""
+    more = [
+        '"id":"r"',
+        '"id":"r\\"]"',
+        '"id":[1,2]',
+        '"outputs":[{"name":"O"}]',
+        '"outputs":[1]',
+        '"parameters":{"a":[1,2]}',
+        '"inputs":[]',
+        '"parameters":{"priority":1}',
+        '"x":{"data":[1,2,3]}',
+        '"data":[1,2,3]',
+        '"X":[1,2]',
+        '"parameters":{"Z":["a","b"]}',
+    ]
+    fields = [
+        '"inputs":[' + ",".join(draw(st.lists(inputs(), max_size=3))) + "]",
+        *(draw(st.lists(st.sampled_from(more), max_size=2)) if draw(st.integers(0, 3)) == 0 else ()),
+    ]
+    body = "{" + ",".join(draw(st.permutations(fields))) + "}"
+    return (draw(st.sampled_from(["", "", "", "", "\ufeff", " "])) + body + draw(SPACE)).encode()
+
+
+@st.composite
+def objects(draw):
+    """The text of a request of generate."""
+    names = st.sampled_from(["X", "Y", "Z", "id", "other", "parameters"])
+    fields = [f"{json.dumps(draw(names))}: {draw(arrays())[0]}" for _ in range(draw(st.integers(1, 3)))]
+    if draw(st.booleans()):
+        fields.append('"parameters":{' + fields.pop() + "}")
+    return ("{" + ",".join(fields) + "}").encode()
+
+
+@st.composite
+def damaged(draw):
+    """A request of which a few bytes are others."""
+    body = bytearray(draw(st.one_of(bodies(), objects())))
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(body)))
+        new = draw(st.sampled_from([*DAMAGE]))
+        body[at : at + draw(st.integers(0, 2))] = new
+    return bytes(body)
+
+
+@settings(max_examples=200)
+@given(body=bodies(), size=SIZES)
+@example(body=b'{"inputs":[{"name":"X","datatype":"FP32","shape":[2],"data":[1,2,]}]}', size=1)
+@example(body=b'{"inputs":[{"name":"X","datatype":"FP32","shape":[2],"data":[,1,2]}]}', size=1)
+@example(body=b'{"inputs":[{"name":"X","datatype":"FP32","shape":[2],"data":[[1],2]}]}', size=1)
+@example(body=b'{"inputs":[{"name":"X","datatype":"FP32","shape":[1],"data":[1,[]]}]}', size=1)
+@example(body=b'{"inputs":[{"name":"X","datatype":"FP32","shape":[2],"data":[[1],[2]]]}]}', size=1)
+@example(body=b'{"inputs":[{"name":"X","datatype":"FP32","shape":[2],"data":[1],[2]}]}', size=1)
+@example(body=b'{"inputs":[{"name":"X","datatype":"FP32","shape":[3],"data":[[1,2],[]]}]}', size=1)
+@example(body=b'{"inputs":[{"name":"X","datatype":"INT64","shape":[2],"data":[-1,9223372036854775808]}]}', size=1)
+@example(body=b'{"inputs":[{"name":"X","datatype":"FP32","shape":[2],"data":[NaN,18446744073709551616]}]}', size=1)
+@example(body=b'{"inputs":[{"name":"X","datatype":"FP32","shape":[2],"data":[18446744073709551616,1]}]}', size=1)
+@example(body=b'{"inputs":[{"name":"X","datatype":"FP32","shape":[1],"data":[4611686293305294849]}]}', size=1)
+@example(body=b'{"inputs":[{"name":"X","datatype":"FP32","shape":[1],"data":[2],"data":[3]}]}', size=1)
+def test_a_request_of_infer_means_the_same(body, size):
+    """Whatever it holds: the same tensors bit for bit, or the same sentence of what is wrong."""
+    with pieces_of(size):
+        check_same(body)
+
+
+@settings(max_examples=200)
+@given(texts=st.lists(st.one_of(st.sampled_from(TEXTS), STRINGS), min_size=5, max_size=40), size=SIZES)
+def test_strings_mean_the_same(texts, size):
+    """Many of them one behind the other, others among them, or what is no string for want of a quote. They are found."""
+    for behind in ("", ',"x":[1]'):
+        body = infer_body("[" + ",".join(texts) + "]" + behind, "BYTES", (len(texts),))
+        with pieces_of(size):
+            check_same(body)
+            with contextlib.suppress(orjson.JSONDecodeError):
+                orjson.loads(body)
+                assert in_pieces(body) == 1
+
+
+@settings(max_examples=200)
+@given(body=objects(), size=SIZES)
+def test_a_request_of_generate_means_the_same(body, size):
+    """As for infer; nested arrays of one element each count as flat ones."""
+    with pieces_of(size):
+        check_same(body)
+
+
+@settings(max_examples=300)
+@given(body=damaged(), size=SIZES)
+def test_what_is_no_request_is_refused_in_the_same_words(body, size):
+    """Wherever it is broken."""
+    with pieces_of(size):
+        check_same(body)
+
+
+# -- what is read in pieces ------------------------------------------------------------------------------------------
+
+
+def infer_body(data, datatype="FP32", shape=(4,)):
+    """A request of one input, its data as text."""
+    head = f'{{"id":"r","inputs":[{{"name":"X","datatype":"{datatype}","shape":{json.dumps(shape)},"data":'
+    return f"{head}{data}}}]}}".encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "datatype"),
+    [
+        ("[1,2,3,4]", "FP32"),
+        ("[1, 2.5, 3, 4e0]", "FP64"),
+        ("[[1,2],[3,4]]", "INT8"),
+        ("[ [[1] , [2]],\n[[3],[4]] ]", "UINT64"),
+        ("[NaN,Infinity,1,-Infinity]", "FP32"),
+        ("[true,false,true,true]", "BOOL"),
+        ('["a","],[","\\"","\\\\"]', "BYTES"),
+        ('[["{", "}"], ["data", ":"]]', "BYTES"),
+    ],
+)
+def test_arrays_are_found(data, datatype):
+    """Flat and nested, of numbers and of strings whatever is in them."""
+    with pieces_of(1):
+        body = infer_body(data, datatype)
+        assert in_pieces(body) == 1
+        check_same(body)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (3,)])
+def test_binary_data_may_lie_behind(sizes):
+    """Of other inputs; what is too much or too little of it is refused as ever."""
+    array = np.arange(3, dtype="<i4")
+    inputs = [
+        {"name": "J", "datatype": "INT64", "shape": [4], "data": [1, 2, 3, 4]},
+        {"name": "B", "datatype": "INT32", "shape": [3], "parameters": {"binary_data_size": array.nbytes}},
+    ]
+    with pieces_of(1):
+        for fields in ({}, {"id": "r"}, {"id": 'r"'}):
+            header = json.dumps({**fields, "inputs": inputs}).encode()
+            for data in (array.tobytes(), array.tobytes()[1:], array.tobytes() + b"x"):
+                check_same(header + data, len(header))
+        twice = b'{"id":"a",' + header[1:-1] + b',"id":""}'
+        check_same(twice + array.tobytes(), len(twice))
+
+
+@pytest.mark.parametrize("depth", [DEEPEST - 1, DEEPEST, DEEPEST + 1, 64, 65, 300])
+def test_what_is_nested_too_deep_is_read_as_a_whole(depth):
+    """Wherever it is cut."""
+    for size in (1, 1000):
+        with pieces_of(size):
+            body = infer_body("[" * depth + "1,2,3,4" + "]" * depth)
+            assert in_pieces(body) == (depth <= DEEPEST)
+            check_same(body)
+            check_same(infer_body("[[1],[2],[3]," + "[" * depth + "4" + "]" * depth + "]"))
+
+
+def test_pieces_are_small(monkeypatch):
+    """Of a body as large as they are: nothing that is read at a time is, and others have their turn between pieces."""
+    sizes, turns = [], []
+
+    def loads(text):
+        sizes.append(len(text))
+        return json.loads(text)
+
+    numbers = np.random.default_rng(0).random(8 * LARGE // 20)
+    body = infer_body(json.dumps(numbers.tolist()), "FP64", numbers.shape)
+    expected = decoded(body, None)
+    monkeypatch.setattr(json_pieces.orjson, "loads", loads)
+    read = read_infer(body, lambda: turns.append(len(sizes)))
+    monkeypatch.undo()
+
+    assert len(body) > 4 * LARGE
+    assert max(sizes) < LARGE // 2
+    assert len(set(turns)) >= len(sizes) - 1 > 10
+    assert decoded(body, None, read) == expected
+
+
+def test_a_pause_may_end_it():
+    """By an error of its own."""
+
+    def pause():
+        raise MmeError(Kind.CANCELLED, "enough")
+
+    with pieces_of(1), pytest.raises(MmeError, match="enough"):
+        read_infer(infer_body("[1,2,3,4]"), pause)
+    with pytest.raises(MmeError, match="enough"):
+        read_infer(b"{}", pause)
