@@ -24,6 +24,10 @@ _TAKEN: tuple[set[type], ...] = ({bool}, {int, float}, {str})
 _TOO_MANY = 2  # different lengths of lists at one level, which is all that anybody asks
 
 
+def turn() -> None:
+    """Other threads' turn, if they wait: Python looks for them when it calls something, and compiled code never."""
+
+
 class TooDeep(Exception):  # noqa: N818 - it says what the array is
     """There are more levels than `DEEPEST`."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from container.codec.elements import Elements
+from container.codec.elements import Elements, turn
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BYTES, element_count
 
@@ -201,7 +201,9 @@ def _in_pieces(flat: Array, data_type: DataType, name: str) -> orjson.Fragment:
     for start in range(0, flat.size, _PIECE):
         piece = flat[start : start + _PIECE]
         pieces.append(_written(_texts(piece, name) if data_type is BYTES else piece)[1:-1])
-    return orjson.Fragment(b"[%b]" % b",".join(pieces))
+        turn()
+    pieces[0], pieces[-1] = b"[" + pieces[0], pieces[-1] + b"]"  # rather than copying all of them once more
+    return orjson.Fragment(b",".join(pieces))
 
 
 def with_nonfinite(elements: Any) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 import orjson
 import pytest
 
+from container.codec import json_data
 from container.codec.json_data import array_from_json, array_to_json, flat_array_from_json
 from model_handlers.errors import Kind
 from model_handlers.tensor import BY_NAME
@@ -196,3 +197,23 @@ def test_outputs_are_written_flat_and_row_major():
     array = np.arange(6, dtype="<f4").reshape(2, 3).T
     data = array_to_json(array, BY_NAME["FP32"], "Y")
     assert orjson.loads(orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)) == [0, 3, 1, 4, 2, 5]
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "INT64", "BYTES", "BOOL"])
+def test_others_have_their_turn_while_a_large_output_is_written(datatype, monkeypatch):
+    """Between pieces of it; compiled code would not let them otherwise."""
+    turns = []
+    monkeypatch.setattr(json_data, "turn", lambda: turns.append(1))
+    count = 3 * json_data._PIECE + 5
+    array = np.arange(count) % 7
+    array = (
+        array.astype(str).astype("S").astype(np.object_)
+        if datatype == "BYTES"
+        else array.astype(BY_NAME[datatype].dtype)
+    )
+
+    data = array_to_json(array, BY_NAME[datatype], "Y")
+
+    expected = [each.decode() if isinstance(each, bytes) else each for each in array.tolist()]
+    assert orjson.loads(orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)) == expected
+    assert len(turns) == 4
