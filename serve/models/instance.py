@@ -188,6 +188,7 @@ class Instance:
     def _main(self) -> None:
         while work := self._inbox.get():
             self._report(work())
+            del work  # and its batch, whose bodies would stay until the next one comes
             while batch := self._pull(self):
                 self._report(self._work(batch))
         self._ended.set()

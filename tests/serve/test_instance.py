@@ -1,6 +1,7 @@
 """One batch from requests to answers, and the lane that does it over and over."""
 
 import threading
+import weakref
 from itertools import pairwise
 from queue import SimpleQueue
 
@@ -292,6 +293,24 @@ def test_a_lane_goes_on_pulling_until_there_is_nothing(toys):
     assert handler.batches == [[0], [1], [2], [3]]
     assert set(handler.threads) == {"lane"}
     assert "lane" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_an_idle_lane_keeps_nothing_of_what_it_has_executed(toys):
+    """Every model has lanes: their last batches, of bodies of any size, would stay as long as nobody asks again."""
+    config = toys.config()
+    batch = [request_of(config, [1, 1])]
+    seen, kept = weakref.ref(batch[0].inputs[0]), SimpleQueue()
+
+    def none(_):
+        kept.put(seen() is not None)
+        return []
+
+    lane = Instance("lane", toys.Scripted(config), Signature("m", 1, config), none, none, lambda _: None)
+    lane.run(batch)
+    del batch
+
+    assert not kept.get(timeout=60)
+    lane.stop()
 
 
 def test_a_lane_survives_what_its_handler_throws(toys):
