@@ -19,7 +19,7 @@ _OURS = frozenset({Kind.INTERNAL, Kind.EXECUTION_FAILED, Kind.OUT_OF_MEMORY})
 def known(error: Exception) -> MmeError:
     """The error as one of ours; anything else is a bug, and its traceback belongs into the log."""
     if isinstance(error, MmeError):
-        return error.with_traceback(None)  # the frames hold what the request held, and whoever keeps it them
+        return error.bare()  # nobody who keeps it keeps the request
     _log.error("answering a request failed", exc_info=error)
     return MmeError(Kind.INTERNAL, f"the server failed on this request: {type(error).__name__}: {error}")
 

@@ -67,6 +67,14 @@ class MmeError(Exception):
     def __repr__(self) -> str:
         return f"<MmeError {self.kind.name}: {self.message}>"
 
+    def bare(self) -> MmeError:
+        """Itself, without the frames that it came through and the errors behind it.
+
+        Frames hold what was worked on, and often the error: a body of any size would wait for the collector of garbage.
+        """
+        self.__context__ = self.__cause__ = None
+        return self.with_traceback(None)
+
 
 class ElsewhereError(MmeError):
     """What a model lacks is no part of it, and may be there the next time. Kind INVALID_MODEL."""

@@ -199,9 +199,9 @@ class Named(Protocol):
 
 
 def failure(model: Named, error: Exception) -> MmeError:
-    """What the requests of a batch, or of a step of an ensemble, are told of an exception."""
+    """What the requests of a batch, or of a step of an ensemble, are told of an exception, whose frames hold them."""
     if isinstance(error, MmeError):
-        return error
+        return error.bare()
     if isinstance(error, MemoryError):  # numpy's too, when a batch is joined
         return out_of_memory(f"model '{model.name}' ran out of memory: {error}")
     _log.error("model '%s' failed in a way its handler does not know", model.name, exc_info=error)

@@ -1,5 +1,6 @@
 """One batch from requests to answers, and the lane that does it over and over."""
 
+import gc
 import threading
 import weakref
 from itertools import pairwise
@@ -143,6 +144,30 @@ def test_whatever_a_handler_raises_becomes_everybodys_error(toys, error, kind, w
     execution = execute_batch(toys.Scripted(config, fail), Signature("m", 1, config), batch)
     assert [result.kind for result in execution.results] == [kind] * 2
     assert words in execution.results[0].message
+
+
+def test_what_failed_is_gone_with_its_error(toys):
+    """Bodies do not wait for the collector of garbage, whatever frames and errors the handler's error came through."""
+    config = toys.config()
+
+    def fail(_rows):
+        try:
+            int("a word")
+        except ValueError:
+            raise MmeError(Kind.INVALID_ARGUMENT, "no number") from None
+
+    def failed():
+        batch = [request_of(config, [1, 1])]
+        execution = execute_batch(toys.Scripted(config, fail), Signature("m", 1, config), batch)
+        return weakref.ref(batch[0].inputs[0]), execution.results[0]
+
+    gc.disable()
+    try:
+        array, error = failed()
+        assert error.message == "no number"
+        assert array() is None
+    finally:
+        gc.enable()
 
 
 def test_timings_add_up(toys):
