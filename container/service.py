@@ -25,6 +25,7 @@ from container.trace_file import FileTracer
 from container.trace_settings import OFF, TENSORS, TIMESTAMPS, TraceControl, TraceSettings
 from model_handlers.busy_poll import BusyPoll
 from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.parameters import EXECUTION_SECONDS, Deadlines
 from model_handlers.isolation.segments import SIZES
 from serve.cache.eviction import Rules
 from serve.control import Control
@@ -72,6 +73,7 @@ class Service:
             options = _with_single(options, model)
         BusyPoll.longest = settings.busy_poll_microseconds * 1000
         SIZES.smallest, SIZES.growth = settings.shared_memory_bytes, settings.shared_memory_growth_bytes
+        Deadlines.usual_execution = max(EXECUTION_SECONDS, settings.request_timeout)
         self.engine = Engine(options, loop)
         self.tracer = _tracer(settings, life)
         self.traces = TraceControl(TraceSettings(), sends=False) if self.tracer is None else self.tracer.control

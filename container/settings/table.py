@@ -227,8 +227,9 @@ MME_VARIABLES = (
         "MME_REQUEST_TIMEOUT",
         "request_timeout",
         _TIMEOUT,
-        "Seconds for one inference request, waiting included; SageMaker gives up after 60. In a batch transform "
-        "job 3600 by default: the job says how long it waits.",
+        "Seconds for one inference request; SageMaker gives up after 60. So long may a model's process execute a "
+        "batch, if that is more than 60 and its parameter MME_EXECUTION_TIMEOUT says nothing, and the Runtime API "
+        "waits for a load. In a batch transform job 3600 by default: the job says how long it waits.",
     ),
     Variable("MME_IDLE_TIMEOUT", "idle_timeout", _TIMEOUT, "Seconds a connection may lie idle between requests."),
     Variable("MME_HEADER_TIMEOUT", "header_timeout", _TIMEOUT, "Seconds for a client to send a request's headers."),

@@ -1,13 +1,14 @@
 """What a model's own `parameters` say about where it executes and how long that may take.
 
-Pure: a configuration in, values out. Names begin with MME_ so that no parameter of a framework can mean them.
+Pure: a configuration in, values out, but for one number, which is the operator's. Names begin with MME_ so that no
+parameter of a framework can mean them.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import Placement
 from model_handlers.errors import invalid_model
@@ -21,7 +22,7 @@ PLACEMENT = "MME_PLACEMENT"
 EXECUTION_TIMEOUT = "MME_EXECUTION_TIMEOUT"
 LOAD_TIMEOUT = "MME_LOAD_TIMEOUT"
 _LOAD_SECONDS = 300.0
-_EXECUTION_SECONDS = 60.0  # as long as SageMaker itself waits for an answer
+EXECUTION_SECONDS = 60.0  # as long as SageMaker itself waits for an answer of an endpoint
 
 
 def placement_of(config: ModelConfig, handler_class: type[Handler]) -> Placement:
@@ -45,13 +46,16 @@ class Deadlines:
     """Seconds after which a process that does not answer is ended.
 
     Attributes:
+        usual_execution: `execution` where a configuration does not say. One for the process.
         load: from its start to the loaded model; and as long before that for the environment that a model brings.
         execution: one batch.
         close: the model's own clean-up when it is unloaded.
     """
 
+    usual_execution: ClassVar[float] = EXECUTION_SECONDS
+
     load: float = _LOAD_SECONDS
-    execution: float = _EXECUTION_SECONDS
+    execution: float = EXECUTION_SECONDS
     close: float = 5.0
 
     @classmethod
@@ -62,7 +66,7 @@ class Deadlines:
             MmeError: INVALID_MODEL for one that is no positive number of seconds.
         """
         return cls(
-            _seconds(config, LOAD_TIMEOUT, _LOAD_SECONDS), _seconds(config, EXECUTION_TIMEOUT, _EXECUTION_SECONDS)
+            _seconds(config, LOAD_TIMEOUT, _LOAD_SECONDS), _seconds(config, EXECUTION_TIMEOUT, cls.usual_execution)
         )
 
 

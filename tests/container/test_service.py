@@ -14,6 +14,7 @@ import pytest
 from container.service import Service, engine_options
 from container.settings import Mode, PingMode, Settings, SettingsError
 from model_handlers.base import Footprint
+from model_handlers.isolation.parameters import Deadlines
 from serve.cache.eviction import Policy, Rules
 from serve.control import Control
 from serve.engine import Engine
@@ -137,6 +138,15 @@ def test_no_single_model_refuses_to_start(start, tmp_path):
     """With a sentence about the folder."""
     with pytest.raises(SettingsError, match="model"):
         start(mode=Mode.SINGLE, model_dir=tmp_path)
+
+
+@pytest.mark.parametrize(("request_timeout", "seconds"), [(3600.0, 3600.0), (5.0, 60.0)])
+def test_an_execution_in_a_process_may_take_as_long_as_a_request(start, monkeypatch, request_timeout, seconds):
+    """A transform job waits for it. Less than a minute ends no process: a batch is many requests."""
+    monkeypatch.setattr(Deadlines, "usual_execution", 0.0)
+    start(mode=Mode.PLATFORM, request_timeout=request_timeout)
+
+    assert Deadlines.usual_execution == seconds
 
 
 def test_the_platform_starts_with_nothing_and_is_healthy(start):

@@ -151,6 +151,14 @@ def test_deadlines():
     assert Deadlines.of(ModelConfig("m", parameters=parameters)) == Deadlines(7.5, 3)
 
 
+def test_the_operator_may_allow_executions_more_time(monkeypatch):
+    """It counts for models that say nothing themselves."""
+    monkeypatch.setattr(Deadlines, "usual_execution", 3600.0)
+
+    assert Deadlines.of(ModelConfig("m")) == Deadlines(300, 3600)
+    assert Deadlines.of(ModelConfig("m", parameters={"MME_EXECUTION_TIMEOUT": "3"})) == Deadlines(300, 3)
+
+
 @pytest.mark.parametrize("key", ["MME_LOAD_TIMEOUT", "MME_EXECUTION_TIMEOUT"])
 @pytest.mark.parametrize("text", ["", "soon", "0", "-1", "nan", "inf"])
 def test_bad_deadlines(key, text):
