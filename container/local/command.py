@@ -30,6 +30,7 @@ from container.local.platform import Limits, Platform
 from container.local.process import OURS, command_words, free_port, started, wait_until_healthy
 from container.local.throttle import Throttle
 from container.local.upstream import Container
+from container.settings.values import ASYNCHRONOUS
 from container.ship.aws import aws_errors
 from container.ship.flags import pairs
 from model_handlers.errors import Kind, MmeError, invalid_argument
@@ -155,7 +156,8 @@ def _container(
         command = list(OURS)
         environ |= {"MME_HOST": "127.0.0.1"}
         environ |= {"MME_MODEL_DIR": str(single)} if single else {}
-    process = stack.enter_context(started(command, port, environ))
+    usual = ASYNCHRONOUS if arguments.async_output else {}
+    process = stack.enter_context(started(command, port, environ, usual))
     return Container(f"http://127.0.0.1:{port}"), process
 
 

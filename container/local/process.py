@@ -63,13 +63,21 @@ def free_port() -> int:
 
 
 @contextmanager
-def started(command: Sequence[str], port: int, environ: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    command: Sequence[str], port: int, environ: Mapping[str, str], usual: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
     """The process, until the block ends. It writes where we write errors.
+
+    Args:
+        command: its words.
+        port: where it is to listen.
+        environ: its variables beside our own.
+        usual: what counts of those that neither has.
 
     Raises:
         MmeError: INVALID_ARGUMENT when there is no such command.
     """
-    variables = {**os.environ, "SAGEMAKER_BIND_TO_PORT": str(port), **environ}
+    variables = {**usual, **os.environ, "SAGEMAKER_BIND_TO_PORT": str(port), **environ}
     try:
         process = subprocess.Popen(list(command), env=variables, stdout=_STDERR, start_new_session=True)
     except OSError as error:

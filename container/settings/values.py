@@ -43,6 +43,7 @@ DEFAULT_PORT = 8080  # SageMaker's, where it names no other
 DEFAULT_GRPC_PORT = 8001  # Triton's
 DEFAULT_MAX_BODY = 64 * 1024 * 1024  # Triton's
 LONGEST_INVOCATION = 3600.0  # seconds that SageMaker waits at most, in batch transform jobs and asynchronous endpoints
+ASYNCHRONOUS = {"MME_REQUEST_TIMEOUT": f"{LONGEST_INVOCATION:g}"}  # variables of the latter's containers
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})

@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from container.settings.values import LONGEST_INVOCATION
+from container.settings.values import ASYNCHRONOUS
 from container.ship import checks, endpoint
 from container.ship.aws import Aws
 from container.ship.deployment import (
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         instances=arguments.instances or 1,
         environment={
             **({"MME_EMF_TOP_MODELS": _TOP_MODELS} if arguments.dashboard else {}),
-            **({"MME_REQUEST_TIMEOUT": f"{LONGEST_INVOCATION:g}"} if arguments.async_output else {}),
+            **(ASYNCHRONOUS if arguments.async_output else {}),
             **pairs("--env", arguments.env),
         },
         labels=pairs("--tag", arguments.tag),

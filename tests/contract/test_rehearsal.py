@@ -175,6 +175,30 @@ def test_endpoints_that_do_not_start(tmp_path, monkeypatch, capsys, arguments, c
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("ours", "arguments", "seconds"),
+    [
+        ({}, (), None),
+        ({}, ("--async-output", "s3://bucket/answers"), "3600"),
+        ({"MME_REQUEST_TIMEOUT": "90"}, ("--async-output", "s3://bucket/answers"), "90"),
+        ({}, ("--async-output", "s3://bucket/answers", "--env", "MME_REQUEST_TIMEOUT=80"), "80"),
+    ],
+)
+def test_the_container_of_an_asynchronous_endpoint_has_an_hour_for_a_request(
+    tmp_path, monkeypatch, ours, arguments, seconds
+):
+    """As on the one that `mme deploy` makes, unless somebody says otherwise."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MME_REQUEST_TIMEOUT", raising=False)
+    for name, text in ours.items():
+        monkeypatch.setenv(name, text)
+    (tmp_path / "tell.py").write_text("import json, os; json.dump(dict(os.environ), open('told', 'w'))")
+
+    cli.main(["local", ".", "--emulate-platform", f"{sys.executable} tell.py", "--port", "0", *arguments])
+
+    assert json.loads((tmp_path / "told").read_text()).get("MME_REQUEST_TIMEOUT") == seconds
+
+
 HEALTHY = """
 import http.server
 import sys
