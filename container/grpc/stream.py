@@ -20,6 +20,8 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from grpc.aio import EOF
+
 from container.codec.effort import takes_long
 from container.failures import known
 from container.grpc import grpc_service_pb2 as pb
@@ -62,8 +64,8 @@ class Streams:
         self._tracer = tracer
         self._open: set[Stream] = set()
 
-    async def serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        """One stream, to its end.
+    async def serve(self, _requests: AsyncIterator[bytes], context: Any) -> None:
+        """One stream, to its end. gRPC's iterator would keep each message until the next one comes.
 
         Raises:
             MmeError: the status that ends it, where that is not a good one.
@@ -71,7 +73,7 @@ class Streams:
         stream = Stream(self._engine, self._codec, self._tracer, headers_of(context))
         self._open.add(stream)
         try:
-            await stream.serve(requests, context.write)
+            await stream.serve(context.read, context.write)
         finally:
             self._open.discard(stream)
             stream.close()
@@ -115,23 +117,24 @@ class Stream:
 
     # -- to the client ---------------------------------------------------------------------------------------------
 
-    async def serve(self, requests: AsyncIterator[bytes], write: Callable[[bytes], Awaitable[None]]) -> None:
+    async def serve(self, read: Callable[[], Awaitable[Any]], write: Callable[[bytes], Awaitable[None]]) -> None:
         """Answer requests until there are no more of them.
 
         Args:
-            requests: messages as they come.
+            read: the next message, gRPC's EOF behind the last one.
             write: takes one to the client, and its time with a client that does not read.
 
         Raises:
             MmeError: the status that ends the stream.
         """
-        self._reader = asyncio.create_task(self._read(requests))
+        self._reader = asyncio.create_task(self._read(read))
         self._reader.add_done_callback(self._read_all)  # though it was cancelled before it began
         while True:
             while self._parts:
                 part = self._parts.popleft()
                 await write(part)
                 self._unsent = max(self._unsent - len(part), 0)
+                del part  # which may be large, and the next one may be long in coming
                 self._taken.set()
             if self._end is not None:
                 raise self._end
@@ -186,9 +189,10 @@ class Stream:
 
     # -- from the client -------------------------------------------------------------------------------------------
 
-    async def _read(self, requests: AsyncIterator[bytes]) -> None:
-        async for data in requests:
+    async def _read(self, read: Callable[[], Awaitable[Any]]) -> None:
+        while (data := await read()) is not EOF:
             await self._take(data)
+            del data  # as above
             while self._unsent > _PAUSE:
                 self._taken.clear()
                 await self._taken.wait()
@@ -258,6 +262,7 @@ class Stream:
         for call in list(self._calls):
             if call.request is not None:
                 call.request.cancel()
+                call.request = None
             if call.following is not None:
                 call.following.over(MmeError(Kind.CANCELLED, "the client left"))
         self._calls.clear()
@@ -407,6 +412,7 @@ class Call:
         self._over(error)
 
     def _over(self, error: MmeError | None) -> None:
+        self.request = None
         self._stream.over(self)
         if self.following is not None:
             self.following.over(error)

@@ -1,10 +1,13 @@
 """A stream whose client does not read, and long responses; everything else of streams is tested by a real client."""
 
 import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from grpc.aio import EOF
 
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc import stream as module
@@ -20,7 +23,6 @@ from serve.request import InferenceRequest, InferenceResponse, Layout
 async def no_requests():
     """What a client sends that waits."""
     await asyncio.Event().wait()
-    yield b""
 
 
 def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
@@ -36,7 +38,7 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
             taken.append(part)
             await reading.wait()
 
-        serving = asyncio.create_task(stream.serve(no_requests(), write))
+        serving = asyncio.create_task(stream.serve(no_requests, write))
         call = Call(stream, None)
         request = call.request = InferenceRequest(Layout((), ()), [], call.complete)
         stream._calls.add(call)
@@ -60,13 +62,54 @@ def test_a_stream_that_is_drained_as_it_opens_ends(monkeypatch):
 
     async def run():
         stream = Stream(None, None, None, {})
-        serving = asyncio.create_task(stream.serve(no_requests(), None))
+        serving = asyncio.create_task(stream.serve(no_requests, None))
         await asyncio.sleep(0)  # it has begun, its reader has not
         stream.drain()
         async with asyncio.timeout(10):
             await serving
 
     asyncio.run(run())
+
+
+class Message(bytes):
+    """One that tells when it is gone."""
+
+    gone = 0
+
+    def __del__(self):
+        Message.gone += 1
+
+
+def test_an_open_stream_keeps_nothing_of_what_is_answered(monkeypatch):
+    """Neither until its next request comes, which may be long, nor until the collector of garbage does."""
+    monkeypatch.setattr(Message, "gone", 0)
+    sent = [Message(pb.ModelInferRequest(model_name="m").SerializeToString()) for _ in range(3)]
+    tensors, gone = [], []
+
+    def decode(_message, complete, _headers):
+        tensor = np.zeros(1000, np.float32)
+        tensors.append(weakref.ref(tensor))
+        return InferenceRequest(Layout((), ()), [tensor], complete), Wanted({}, empty_final=False)
+
+    async def submit_made(_name, _version, make):
+        make(SimpleNamespace(decoupled=False)).resolve(InferenceResponse("m", "1", []))
+
+    async def read():
+        gone.append((Message.gone, [tensor() for tensor in tensors]))
+        return sent.pop() if sent else EOF
+
+    async def run():
+        codec = SimpleNamespace(
+            target=lambda _: ("m", None), decode=decode, encode=lambda response, *_, **__: response.id.encode()
+        )
+        await Stream(SimpleNamespace(submit_made=submit_made), codec, None, {}).serve(read, lambda _: asyncio.sleep(0))
+
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
+    assert gone == [(number, [None] * number) for number in range(4)]
 
 
 WORDS = np.array([b"word"] * 5000, dtype=np.object_)
@@ -85,7 +128,7 @@ def test_what_takes_long_to_write_keeps_its_place(decoupled):
             if len(taken) == 3:
                 over.set()
 
-        serving = asyncio.create_task(stream.serve(no_requests(), write))
+        serving = asyncio.create_task(stream.serve(no_requests, write))
         calls = [Call(stream, None) for _ in range(1 if decoupled else 3)]
         for call in calls:
             call.request = InferenceRequest(Layout((), ()), [], call.complete)
