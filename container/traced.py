@@ -112,8 +112,9 @@ class Following:
     def over(self, error: MmeError | None) -> None:
         """There is nothing more to hear of it: it is answered, or has failed."""
         trace, self._trace = self._trace, None
+        request, self._request = self._request, None  # which knows us
         if trace is not None:
-            self._tracer.end(trace, self._came, self._request, error)
+            self._tracer.end(trace, self._came, request, error)
 
 
 def follow(tracer: Tracing, exchange: Exchange) -> Following | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -264,3 +266,24 @@ def test_a_trace_ends_once():
 
     asyncio.run(main())
     assert tracer.ended == [(0, True, "the client left")]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_what_is_over_is_gone(traced, leaves):
+    """Call, request and whoever followed it do not wait for the collector of garbage, large tensors with them."""
+    tracer = Remembering() if traced else None
+
+    async def main():
+        _, request, exchange = asked(tracer)
+        if leaves:
+            exchange.on_disconnect()
+        request.resolve(response(SMALL))
+        request.inputs = [SMALL.copy()]
+        return weakref.ref(request.inputs[0])
+
+    gc.disable()
+    try:
+        assert asyncio.run(main())() is None
+    finally:
+        gc.enable()
