@@ -178,7 +178,7 @@ class Loading(Generic[P, T]):
         equip = functools.partial(self._loader.equip, prepared)
         async with self._equip_turns.taken(entry.name):
             must_go_on(entry)
-            equipped: P = await self._on_thread(entry, lambda _: None, equip)
+            equipped: P = await self._on_thread(entry, _unheard, equip)
         return equipped
 
     async def _load_prepared(self, entry: Entry[T], prepared: P, left: float, evicted: list[str]) -> None:
@@ -253,7 +253,7 @@ class Loading(Generic[P, T]):
         trial = functools.partial(self._loader.try_files, prepared)
         async with self._trial_turns:
             must_go_on(entry)
-            await self._in_time(entry, left, self._on_thread(entry, lambda _: None, trial))
+            await self._in_time(entry, left, self._on_thread(entry, _unheard, trial))
 
     async def _on_thread(
         self,
@@ -303,6 +303,11 @@ def unloaded(entry: Entry[Any]) -> MmeError:
     else:
         reason = f"model '{entry.name}' was unloaded while it was loading; load it again"
     return MmeError(Kind.UNAVAILABLE, reason)
+
+
+def _unheard(work: asyncio.Future[Any]) -> None:
+    """Nobody waits for it any more: how it ends is no news, an error neither."""
+    work.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 def _release(fetching: asyncio.Future[Any]) -> None:

@@ -68,6 +68,8 @@ class Desk(Executor):
             future.set_exception(error)
         else:
             future.set_result(result)
+        finally:
+            del future  # whose error knows this frame
 
 
 def _piece(function, args):
