@@ -270,6 +270,8 @@ class Loading(Generic[P, T]):
             left = True
             late(work)
             raise
+        finally:
+            del work  # whose error knows this frame, and the thread's
 
     async def _await_orphan(
         self, entry: Entry[T], prepared: P, loading: asyncio.Future[tuple[T, Footprint]], reserved: Footprint

@@ -170,6 +170,8 @@ class ModelCache(Generic[P, T]):
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 entry.release()  # the lease came in the very moment the caller left
             raise
+        finally:
+            del waiter  # whose error knows this frame
 
     async def load(self, entry: Entry[T]) -> LoadReport:
         """Bring a model into memory without leasing it. The load goes on though its caller be cancelled."""
@@ -294,15 +296,19 @@ class ModelCache(Generic[P, T]):
             entry.state, entry.reason, entry.failure = step(entry.state, Event.LOAD), "", None
             report = await self._loading.run(entry)
         except BaseException as error:
-            failure = _as_ours(entry, error)
+            failure = _as_ours(entry, error).bare()  # the frames hold what was made
             self._failed(entry, failure)
-            if isinstance(error, asyncio.CancelledError) or failure is error:
+            if isinstance(error, asyncio.CancelledError):
                 raise
-            raise failure from error
-        if report is None:
-            return self._stays(entry)
-        self._loaded(entry, report)
-        return report
+        else:
+            if report is None:
+                return self._stays(entry)
+            self._loaded(entry, report)
+            return report
+        try:
+            raise failure
+        finally:
+            del failure  # which knows this frame now, and those of all who wait for it
 
     def _stays(self, entry: Entry[T]) -> LoadReport:
         """Nothing changed since the one was loaded whose place this entry was to take: that one goes on."""
