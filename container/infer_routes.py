@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from serve.request import InferenceRequest
 
 _MAX_ROUTES = 4096  # targets remembered
+_LONGEST = 512  # bytes of one that is
 _QUICK_BYTES = 1 << 14  # of a compressed body: however much they are, they are inflated in milliseconds
 
 _ACCEPT = "accept"
@@ -143,9 +144,11 @@ class InferRoutes:
         return True
 
     def _learn(self, target: bytes) -> Route | None:
-        if len(self._routes) >= _MAX_ROUTES:
-            self._routes.clear()
-        route = self._routes[target] = parse_target(target)
+        route = parse_target(target)
+        if len(target) <= _LONGEST:
+            if len(self._routes) >= _MAX_ROUTES:
+                self._routes.clear()
+            self._routes[target] = route
         return route
 
     def _ping(self, exchange: Exchange) -> bool:

@@ -135,11 +135,13 @@ def test_other_targets_are_quick_or_may_wait_for_a_load_or_for_a_model(method, t
 
 
 def test_the_memory_of_targets_is_bounded(server, monkeypatch):
-    """Clients that ask for ever new targets do not grow the table, and are answered."""
+    """Clients that ask for ever new targets, or long ones, do not grow the table, and are answered."""
     monkeypatch.setattr("container.infer_routes._MAX_ROUTES", 8)
     for number in range(20):
         assert server.http("GET", f"/ping?{number}").status == 200
         assert len(server.service.routes._routes) <= 8
+    assert server.http("GET", f"/ping?{'x' * 4000}").status == 200
+    assert max(map(len, server.service.routes._routes)) < 4000
 
 
 @pytest.mark.parametrize(("text", "number"), [("", None), ("1", 1), ("0", 0), ("12", 12)])
