@@ -65,7 +65,12 @@ def _classes(rows: Array, count: int, labels: Sequence[str]) -> Array:
     values = np.take_along_axis(rows, order, axis=1)
     texts = np.empty(order.size, dtype=np.object_)
     texts[:] = [
-        f"{value if whole else f'{value:.6f}'}:{index}{f':{labels[index]}' if index < len(labels) else ''}".encode()
+        f"{value if whole else f'{value:.6f}'}:{index}{f':{name}' if (name := _name(labels, index)) else ''}".encode()
         for value, index in zip(values.ravel().tolist(), order.ravel().tolist(), strict=True)
     ]
     return texts.reshape(order.shape)
+
+
+def _name(labels: Sequence[str], index: int) -> str:
+    """Of a class; '' for one without, whether its line is empty or there is none."""
+    return labels[index] if index < len(labels) else ""
