@@ -28,6 +28,7 @@ FORM_OF_GENERATE = "a JSON object"
 OF_SEQUENCES = frozenset({"sequence_id", "sequence_start", "sequence_end"})
 RESERVED = frozenset({"priority", "timeout", "binary_data_output"}) | OF_SEQUENCES
 _NONFINITE = (b"NaN", b"Infinity")  # and -Infinity: as Triton's parser and Python's write and read them
+_LONGEST_SEQUENCE_ID = 128  # bytes, as Triton has it
 _LONGEST_HEADER = 1 << 16  # bytes in which the end of JSON is looked for, where nobody said where it is
 
 
@@ -46,7 +47,8 @@ class RequestFields:
         parameters: the others, which are the client's own.
 
     Raises:
-        MmeError: INVALID_ARGUMENT naming the parameter that is reserved, or of another type.
+        MmeError: INVALID_ARGUMENT naming the parameter that is reserved, or of another type; UNSUPPORTED for a text
+            that is too long to name a sequence.
     """
 
     __slots__ = ("binary", "correlation_id", "flags", "id", "parameters", "priority", "timeout_us")
@@ -209,4 +211,8 @@ def _correlation_id(parameters: Mapping[str, Any]) -> int | str:
     value = parameters.get("sequence_id", 0)
     if isinstance(value, bool) or not isinstance(value, int | str) or (isinstance(value, int) and value < 0):
         raise invalid_argument("parameter 'sequence_id' must be a string or a number, 0 or more")
+    if isinstance(value, str) and len(value.encode()) > _LONGEST_SEQUENCE_ID:
+        raise MmeError(
+            Kind.UNSUPPORTED, f"string correlation ID cannot be longer than {_LONGEST_SEQUENCE_ID} characters"
+        )
     return value

@@ -348,6 +348,17 @@ def test_a_sequence_is_the_requests_own(sequence_id, decode, input_):
     assert (request.correlation_id, request.flags) == (1, FLAG_SEQUENCE_END)
 
 
+@pytest.mark.parametrize("sequence_id", ["s" * 129, "ß" * 65])
+def test_a_sequence_has_a_short_id(sequence_id, decode, input_):
+    """Of 128 bytes at most, as in Triton: it is kept and told to the model with each request."""
+    longest = sequence_id.encode()[:128].decode()
+    request, _ = decode({"parameters": {"sequence_id": longest}, "inputs": [input_(data=[1, 2])]})
+    assert request.correlation_id == longest
+    with pytest.raises(MmeError, match="string correlation ID cannot be longer than 128 characters") as caught:
+        decode({"parameters": {"sequence_id": sequence_id}, "inputs": [input_(data=[1, 2])]})
+    assert caught.value.kind is Kind.UNSUPPORTED
+
+
 @pytest.mark.parametrize("value", [1, None, ["x"], {}, True])
 def test_a_request_id_must_be_text(value, decode, refusal, input_):
     """Other types are refused."""
