@@ -64,7 +64,7 @@ class Service:
         """
         self.settings = settings
         self._start_models: tuple[str, ...] = settings.load_models
-        default_model = ""
+        default_model = settings.default_model_name
         options = replace(engine_options(settings), life=life)
         if settings.mode is Mode.SINGLE:
             model = choose_single_model(settings.model_dir, settings.default_model_name, settings.scripts)

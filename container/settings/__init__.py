@@ -89,7 +89,7 @@ class Settings:
         model_config_name: a configuration in `configs/` that counts in place of config.pbtxt, "" for none.
         strict_config: whether a configuration has to say everything itself.
         default_batch_sizes: what models get that batch and do not say how much; () for their backends' own.
-        default_model_name: the model of /invocations, "" where none was named.
+        default_model_name: the model of /invocations without a target model, "" where none was named.
         host, port: where to listen.
         grpc_address, metrics_address: where to listen to gRPC and on the port for metrics alone, "" for `host`.
         grpc_port: where to listen to gRPC as well, None for nowhere.

@@ -152,8 +152,8 @@ TRITON_VARIABLES = (
         "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
         "default_model_name",
         v.model_name,
-        "The model that /invocations asks.",
-        default="the only directory in the model directory",
+        "The model that /invocations asks where no header names a target model.",
+        default="the only directory in the model directory; of many models none",
     ),
     Variable(
         "SAGEMAKER_TRITON_INFERENCE_TYPE",

@@ -134,6 +134,18 @@ def test_the_single_model_is_the_default_one(named, start, tmp_path, put, json_i
     assert running.engine.cache.entries["one"].pinned
 
 
+@pytest.mark.parametrize(("named", "expected"), [("", 400), ("one", [2, 4, 6, 8]), ("nobody", 404)])
+def test_a_model_of_a_repository_may_be_the_default_one(named, expected, start, tmp_path, put, json_inputs):
+    """Of requests that name none; any other is asked for by its name, as where there is no default."""
+    put["multiple"](tmp_path, "one", 2.0)
+    put["multiple"](tmp_path, "two", 3.0)
+    running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, default_model_name=named, ping_mode=PingMode.READY)
+    assert infer(running, "/invocations", json_inputs) == expected
+    body = json.dumps({"inputs": json_inputs(X=[1, 2, 3, 4])}).encode()
+    reply = running.http("POST", "/invocations", {"X-Amzn-SageMaker-Target-Model": "two"}, body)
+    assert reply.json["outputs"][0]["data"] == [3, 6, 9, 12]
+
+
 def test_no_single_model_refuses_to_start(start, tmp_path):
     """With a sentence about the folder."""
     with pytest.raises(SettingsError, match="model"):
