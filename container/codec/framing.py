@@ -46,7 +46,8 @@ def header_length(headers: Mapping[str, str], body_length: int, *, kserve: bool)
         return _checked(text, body_length, "Inference-Header-Content-Length"), True
     content_type = headers.get("content-type", "")
     if content_type.startswith(_BINARY_TYPE):
-        return _checked(content_type[len(_BINARY_TYPE) :], body_length, "inference header size"), kserve
+        size, _, _ = content_type[len(_BINARY_TYPE) :].partition(";")  # some clients add ;charset=UTF-8 to any +json
+        return _checked(size, body_length, "inference header size"), kserve
     if _BINARY_MEDIA_TYPE in content_type:
         raise invalid_argument(f"expect MIME type for binary data starts with '{_BINARY_TYPE}', got: {content_type}")
     return None, kserve
