@@ -217,3 +217,11 @@ def test_others_have_their_turn_while_a_large_output_is_written(datatype, monkey
     expected = [each.decode() if isinstance(each, bytes) else each for each in array.tolist()]
     assert orjson.loads(orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)) == expected
     assert len(turns) == 4
+
+
+def test_single_precision_is_written_in_the_fewest_digits():
+    """Enough to read the same FP32 numbers again, not the doubles that those are."""
+    array = np.array([0.1, 2**31, 2**24 + 2], dtype="<f4")
+    text = orjson.dumps(array_to_json(array, BY_NAME["FP32"], "Y"), option=orjson.OPT_SERIALIZE_NUMPY)
+    assert text == b"[0.1,2147483600.0,16777218.0]"
+    assert np.array(orjson.loads(text), dtype="<f4").tolist() == array.tolist()
