@@ -36,6 +36,7 @@ from container.ship.flags import COMMANDS as SHIP
 from container.ship.flags import DEFAULT_URL, seconds
 from container.version import installed_version, is_compiled
 from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.fork_client import ForkClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -167,7 +168,9 @@ def _sigterm_kept() -> Iterator[None]:
 def _become_gunicorn(settings: Settings) -> None:
     """As `python -m gunicorn` would, started where we are installed."""
     # Python and gunicorn put the working directory in front of the import path, where a user's serve.py or container/
-    # would hide ours; settings hold no relative path any more.
+    # would hide ours; settings hold no relative path any more. Models' code runs where the server was started.
+    with contextlib.suppress(FileNotFoundError):
+        ForkClient.directory = Path.cwd()
     root = str(Path(__file__).parents[1])
     os.chdir(root)
     if not sys.flags.safe_path:

@@ -15,12 +15,13 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.isolation.program import Order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from model_handlers.isolation.program import Program
 
@@ -32,7 +33,12 @@ class ForkClient:
 
     Args:
         preload: `module:function`, called in the fork server before it forks; "" for nothing.
+
+    Attributes:
+        directory: where fork servers run, and models' processes with them, while it is there; None for where we do.
     """
+
+    directory: ClassVar[Path | None] = None
 
     def __init__(self, preload: str = "") -> None:
         self._preload = preload
@@ -96,6 +102,7 @@ class ForkClient:
                 self._server = subprocess.Popen(
                     [sys.executable, "-c", program, "mme-fork-server"],
                     stdin=subprocess.DEVNULL,
+                    cwd=self.directory if self.directory and self.directory.is_dir() else None,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,  # Ctrl-C at the terminal is not for it
                 )

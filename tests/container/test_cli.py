@@ -23,6 +23,7 @@ from container import cli
 from container.settings import Settings
 from container.ship.flags import COMMANDS
 from container.ship.invoke import server_timing
+from model_handlers.isolation.fork_client import ForkClient
 from serve.cache.eviction import Policy
 from serve.sources.archive import extract
 from serve.sources.repository import open_model, open_target
@@ -54,6 +55,7 @@ def _became(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(ForkClient, "directory", None)
     monkeypatch.chdir(tmp_path)
     yield seen
     gc.enable()

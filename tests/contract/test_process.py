@@ -34,6 +34,23 @@ output { name: "OUT" data_type: TYPE_INT64 dims: [ 1 ] }
 instance_group { count: 1 kind: KIND_CPU }
 parameters { key: "MME_PLACEMENT" value { string_value: "inline" } }
 """
+# Says where it runs.
+WHERE = """
+import os
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        where = np.array([os.getcwd()], np.object_)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", where)]) for _ in requests]
+"""
+WHERE_CONFIG = """
+backend: "python"
+input { name: "N" data_type: TYPE_INT64 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] }
+"""
 
 
 def slow_to_load(folder):
@@ -282,3 +299,17 @@ def test_a_second_start_finds_what_the_first_unpacked(tmp_path, serve):
         assert server.stop() == 0
     assert timings == [False, True]
     shutil.rmtree(cache)
+
+
+def test_models_run_where_the_server_was_started(serve, tmp_path, monkeypatch):
+    """Relative paths of theirs mean what they mean under Triton, though the server itself goes where it is installed."""
+    sequence_models.lay_out(tmp_path / "repository" / "where", WHERE.encode(), WHERE_CONFIG, "model.py")
+    started = tmp_path / "started"
+    started.mkdir()
+    monkeypatch.chdir(started)
+    server = serve({"MME_MODEL_REPOSITORY": str(tmp_path / "repository"), "MME_PING_MODE": "ready"})
+    document = {"inputs": [{"name": "N", "datatype": "INT64", "shape": [1], "data": [1]}]}
+
+    answer = server.ask("POST", "/v2/models/where/infer", document)
+
+    assert answer.json["outputs"][0]["data"] == [str(started)]
