@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import socket
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,9 @@ def on_starting(server: Any) -> None:
     if server.cfg.workers != 1:
         msg = f"workers={server.cfg.workers}: one process owns the model cache, so that only 1 worker can be used"
         raise RuntimeError(msg)
+    # On SIGUSR2 it executes itself again, by the path of its own file: Python would take the modules beside that for
+    # the top of the import path, and gunicorn's `http` for its own.
+    server.START_CTX["args"] = [sys.executable, "-m", "gunicorn", *sys.argv[1:]]
     if server.master_pid or listen_fds(unset_environment=False):  # somebody hands us a socket that listens already
         return
     for place in server.cfg.address:

@@ -7,9 +7,10 @@ import json
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 
+import psutil
 import pytest
 
 from tests.contract import models
@@ -159,6 +160,22 @@ def test_a_reload_of_the_master_keeps_what_is_registered(serve, tmp_path):
     assert listed(server).pop("m") == url
     assert models.y(server.ask("POST", "/models/m/invoke", models.ONE).json) == [2, 3, 4, 5]
     assert models.y(server.ask("POST", "/models/new/invoke", models.ONE).json) == [8, 9, 10, 11]
+
+
+def test_a_server_gives_way_to_another_one_that_it_starts(serve):
+    """SIGUSR2, as after an upgrade: a new server begins on the same port, and goes on when the old one has ended."""
+    server = serve({"SAGEMAKER_MULTI_MODEL": "true"})
+    old, worker = psutil.Process(server.process.pid), server.worker
+    old.send_signal(signal.SIGUSR2)
+    (new,) = eventually(lambda: [each for each in old.children() if each != worker], "another server")
+    try:
+        eventually(new.children, "its worker")
+        assert server.stop() == 0
+        eventually(lambda: alive(server), "an answer of the new one")
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            new.terminate()
+        eventually(lambda: is_over(new), "its end")
 
 
 def test_what_a_client_loaded_a_model_with_survives_the_worker(serve, tmp_path):
