@@ -41,11 +41,11 @@ _TOTAL = "_total"
 _UNTYPED = re.compile(rb"^(# TYPE \S+) untyped$", re.MULTILINE)
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _DURATIONS = {
-    "nv_inference_request_duration_us": "success",
-    "nv_inference_queue_duration_us": "queue",
-    "nv_inference_compute_input_duration_us": "compute_input",
-    "nv_inference_compute_infer_duration_us": "compute_infer",
-    "nv_inference_compute_output_duration_us": "compute_output",
+    "nv_inference_request_duration_us": ("success", "Microseconds of successful requests, end to end, summed up"),
+    "nv_inference_queue_duration_us": ("queue", "Microseconds that requests waited for an instance, summed up"),
+    "nv_inference_compute_input_duration_us": ("compute_input", "Microseconds of putting batches together, summed up"),
+    "nv_inference_compute_infer_duration_us": ("compute_infer", "Microseconds of executing the model, summed up"),
+    "nv_inference_compute_output_duration_us": ("compute_output", "Microseconds of handing outputs out, summed up"),
 }
 _SUMMARIES = {
     "nv_inference_request_summary_us": "request",
@@ -114,17 +114,17 @@ class _Collector:
     def _inference(self) -> Iterator[Metric]:
         """Triton's counters."""
         success = Metric("nv_inference_request_success", "Successful requests", "unknown")
-        failure = Metric("nv_inference_request_failure", "Failed requests, by reason", "unknown")
+        failure = Metric("nv_inference_request_failure", "Failed requests to a loaded model, by reason", "unknown")
         count = Metric("nv_inference_count", "Inferences: batch elements", "unknown")
         executions = Metric("nv_inference_exec_count", "Executions: batches", "unknown")
-        durations = {name: Metric(name, "Microseconds, cumulative", "unknown") for name in _DURATIONS}
+        durations = {name: Metric(name, text, "unknown") for name, (_, text) in _DURATIONS.items()}
         for labels, stats in self._models():
             success.add_sample(success.name, labels, stats.success.count)
             count.add_sample(count.name, labels, stats.inference_count)
             executions.add_sample(executions.name, labels, stats.execution_count)
             for reason in FAILURE_REASONS:
                 failure.add_sample(failure.name, {**labels, "reason": reason}, stats.failures[reason])
-            for name, field in _DURATIONS.items():
+            for name, (field, _) in _DURATIONS.items():
                 durations[name].add_sample(name, labels, getattr(stats, field).ns / 1000)
         yield from (success, failure, count, executions)
         if self._latencies.counters:
@@ -132,7 +132,7 @@ class _Collector:
 
     def _models_now(self) -> Iterator[Metric]:
         """Triton's gauges."""
-        pending = Metric("nv_inference_pending_request_count", "Requests waiting for execution", "gauge")
+        pending = Metric("nv_inference_pending_request_count", "Requests that wait for an instance", "gauge")
         waiting: Counter[int] = Counter()  # by the statistics that count them, which several models may share
         for _, model_now in self._engine.resident_models():
             waiting[id(model_now.stats)] += model_now.queued
@@ -174,8 +174,8 @@ class _Collector:
                     took.add_sample(took.name, labels, duration.ns / 1000)
             yield from (count, took)
         cache = self._engine.responses
-        yield GaugeMetricFamily("mme_response_cache_budget_bytes", "Memory budget for cached responses", cache.budget)
-        yield GaugeMetricFamily("mme_response_cache_used_bytes", "Memory used by cached responses", cache.used)
+        yield GaugeMetricFamily("mme_response_cache_budget_bytes", "Bytes that cached responses may take", cache.budget)
+        yield GaugeMetricFamily("mme_response_cache_used_bytes", "Bytes that cached responses take", cache.used)
 
     def _first_responses(self) -> Metric:
         """Of models whose configuration sets its buckets, which are milliseconds."""
@@ -213,18 +213,19 @@ class _Collector:
             field: CounterMetricFamily(f"mme_{name}", text, labels=["model"])
             for field, name, text in (
                 ("hits", "model_cache_hits", "Requests that found their model in memory"),
-                ("misses", "model_cache_misses", "Requests that waited for a load"),
-                ("loads", "model_loads", "Loads"),
+                ("misses", "model_cache_misses", "Requests that did not find their model in memory"),
+                ("loads", "model_loads", "Loads that succeeded"),
                 ("load_failures", "model_load_failures", "Loads that failed"),
+                ("refused", "model_refused_requests", "Requests that failed because their model could not be loaded"),
             )
         }
         seconds = {
             field: CounterMetricFamily(f"mme_model_{field}_seconds", text, labels=["model"])
             for field, text in (
-                ("wait", "Requests waiting for their model to be loaded"),
-                ("download", "Fetching and unpacking"),
-                ("load", "Loading, without the download"),
-                ("unload", "Unloading"),
+                ("wait", "Seconds that requests waited for the model to be loaded, summed up"),
+                ("download", "Seconds of fetching and unpacking, summed up"),
+                ("load", "Seconds of loading, without the download, summed up"),
+                ("unload", "Seconds of unloading, summed up"),
             )
         }
         for name, stats in sorted(self._engine.target_stats.items()):
@@ -240,10 +241,10 @@ class _Collector:
         """Of all models together: a histogram for each of hundreds would be thousands of time series."""
         times = self._engine.times
         for name, text, histogram in (
-            ("wait", "A request's wait for its model (ModelLoadingWaitTime)", times.wait),
-            ("download", "Fetching and unpacking an archive (ModelDownloadingTime)", times.download),
-            ("load", "Loading a model, without the download (ModelLoadingTime)", times.load),
-            ("unload", "Unloading a model, requests under way included (ModelUnloadingTime)", times.unload),
+            ("wait", "Seconds that a request waited for its model (ModelLoadingWaitTime)", times.wait),
+            ("download", "Seconds of fetching and unpacking an archive (ModelDownloadingTime)", times.download),
+            ("load", "Seconds of loading a model, without the download (ModelLoadingTime)", times.load),
+            ("unload", "Seconds of unloading a model, requests under way included (ModelUnloadingTime)", times.unload),
         ):
             bounds = (*(str(bound) for bound in BOUNDS_SECONDS), "+Inf")
             reached = [float(count) for count in accumulate(histogram.counts)]
@@ -267,21 +268,25 @@ class _Collector:
     def _memory(self) -> Iterator[Metric]:
         cache = self._engine.cache
         yield GaugeMetricFamily("mme_loaded_models", "Models in memory (LoadedModelCount)", cache.resident_count)
-        model = GaugeMetricFamily("mme_model_memory_bytes", "Measured bytes of a model", labels=["model", "kind"])
+        model = GaugeMetricFamily(
+            "mme_model_memory_bytes", "Bytes that a model takes, as measured", labels=["model", "kind"]
+        )
         for entry in cache.entries.values():
             if entry.resident is not None:
                 model.add_metric([entry.name, "host"], entry.footprint.host)
                 model.add_metric([entry.name, "device"], entry.footprint.device)
         yield model
         for what, footprint in (("budget", cache.room.budget), ("used", cache.room.used())):
-            family = GaugeMetricFamily(f"mme_memory_{what}_bytes", f"Memory {what} for models", labels=["kind"])
+            family = GaugeMetricFamily(
+                f"mme_memory_{what}_bytes", f"Bytes of memory for models: {what}", labels=["kind"]
+            )
             family.add_metric(["host"], footprint.host)
             family.add_metric(["device"], footprint.device)
             yield family
         disk = self._engine.disk_room
         if disk is not None:
-            yield GaugeMetricFamily("mme_disk_budget_bytes", "Disk budget for archives and weights", disk.budget)
-            yield GaugeMetricFamily("mme_disk_used_bytes", "Disk used by archives and weights", disk.used)
+            yield GaugeMetricFamily("mme_disk_budget_bytes", "Bytes of disk for archives and weights", disk.budget)
+            yield GaugeMetricFamily("mme_disk_used_bytes", "Bytes of disk that archives and weights take", disk.used)
             yield CounterMetricFamily("mme_disk_evictions", "Archives that left the disk for others", disk.evictions)
 
 

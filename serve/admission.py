@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -82,9 +83,18 @@ class Admission:
         """The entry of a name that a request has, leased: in memory, loaded first if need be; and what that cost.
 
         Raises:
-            MmeError: UNKNOWN_MODEL, or why it can't be loaded; see `Register.entry`.
+            MmeError: UNKNOWN_MODEL, or why it can't be loaded, or could not a moment ago; see `Register.entry`.
         """
         entry = self._register.entry(name, version)
+        try:
+            return await self._acquire(name, entry)
+        except MmeError as error:
+            if error.kind is not Kind.CANCELLED:
+                entry.stats.refused += 1
+            raise
+
+    async def _acquire(self, name: str, entry: Entry[Target]) -> tuple[Entry[Target], LoadReport]:
+        _refuse_too_soon(entry)
         began = time.perf_counter_ns()
         try:
             async with self._patience(name, "its load goes on, try again later"):
@@ -370,6 +380,20 @@ class Admission:
             await asyncio.shield(entry.closing)
         finally:
             entry.closing = None
+
+
+def _refuse_too_soon(entry: Entry[Any]) -> None:
+    """Tell what its last loads failed of, if that was a moment ago: see `serve/cache/backoff.py`."""
+    failure = entry.failure
+    if failure is None or entry.state is not State.UNAVAILABLE or entry.task is not None:
+        return
+    left = failure.until - time.monotonic()
+    if left > 0:
+        entry.stats.misses += 1
+        again = f"it is loaded again in {math.ceil(left)} s, or by whoever loads it by name"
+        error = MmeError(failure.kind, f"{failure.message.rstrip()}; {again}")
+        error.version = failure.version
+        raise error
 
 
 def _is_useless(error: MmeError) -> bool:

@@ -288,6 +288,7 @@ class TargetStats:
     misses: int = 0
     loads: int = 0
     load_failures: int = 0
+    refused: int = 0  # requests, since it was not in memory and could not be loaded
     evictions: Counter[str] = field(default_factory=Counter)
     evicted: Footprint = field(default_factory=Footprint)  # bytes of all evictions together
     wait: Duration = field(default_factory=Duration)

@@ -17,7 +17,7 @@ class Totals(NamedTuple):
 
     Attributes:
         hits, misses: requests that found their model in memory, and that did not.
-        succeeded, failed: requests answered.
+        succeeded, failed: requests answered; those among the failed whose model could not be loaded.
         total_ns, queue_ns: of those that succeeded: from being accepted to the answer; waiting for a lane.
         evictions, loads: of models.
         queued: requests that wait for a lane now.

@@ -72,12 +72,13 @@ class Watcher:
 
     def _totals(self) -> Totals:
         """One pass over the counters of every model; written for speed, since the loop does nothing else meanwhile."""
-        hits = misses = cold = queued = resident = 0
+        hits = misses = refused = cold = queued = resident = 0
         cache = self._engine.cache
         host, device = cache.room.reserved.host, cache.room.reserved.device
         for target in self._engine.target_stats.values():
             hits += target.hits
             misses += target.misses
+            refused += target.refused
         for entry in cache.entries.values():
             if entry.waiters:
                 cold += len(entry.waiters)
@@ -89,7 +90,8 @@ class Watcher:
                     if model.outstanding:  # else nobody waits for its members either
                         queued += sum(each.queued for each in entry.resident.models())
                         break
-        succeeded = failed = total_ns = queue_ns = 0
+        succeeded = total_ns = queue_ns = 0
+        failed = refused  # whose model could not be loaded
         targets = self._engine.target_stats
         for (name, _), stats in self._engine.stats.copy().items():  # loads add to it, on their threads
             if name in targets:  # its members' requests are steps of its own

@@ -40,10 +40,14 @@ class Failure(NamedTuple):
     Attributes:
         message: the sentence.
         version: the version of the model that could not be loaded, if it is known.
+        kind: of the error.
+        until: `time.monotonic()` before which no request has it loaded again.
     """
 
     message: str
     version: int | None
+    kind: Kind
+    until: float
 
 
 T = TypeVar("T", bound=Resident)
@@ -56,6 +60,7 @@ class Entry(Generic[T]):
         name, source: which model, and where it comes from.
         state, reason: where it stands, and why it is UNAVAILABLE.
         failure: why its last load failed, or the one that was to load it anew; None if that did not fail.
+        failures: loads that failed since one succeeded.
         resident: what was loaded; None unless READY or UNLOADING.
         prepared: what it was loaded from, as long as that is needed.
         footprint: bytes it takes; zero unless `resident`.
@@ -90,6 +95,7 @@ class Entry(Generic[T]):
         "download_ns",
         "evicted",
         "failure",
+        "failures",
         "footprint",
         "keepers",
         "last_used",
@@ -120,6 +126,7 @@ class Entry(Generic[T]):
         self.state = State.UNAVAILABLE
         self.reason = ""
         self.failure: Failure | None = None
+        self.failures = 0
         self.resident: T | None = None
         self.prepared: Prepared | None = None
         self.footprint = Footprint()

@@ -31,8 +31,8 @@ import time
 from typing import TYPE_CHECKING, Any, Generic
 
 from model_handlers.base import Footprint
-from model_handlers.errors import Kind, MmeError, out_of_memory
-from serve.cache import eviction
+from model_handlers.errors import ElsewhereError, Kind, MmeError, out_of_memory
+from serve.cache import backoff, eviction
 from serve.cache.cache_entry import Entry, Failure
 from serve.cache.cache_events import CacheEvent, CacheEvents, Deed
 from serve.cache.charges import Charges
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.cache")
 _now = time.perf_counter_ns
+_PASSING = {Kind.UNAVAILABLE, Kind.CANCELLED, Kind.UNKNOWN_MODEL}
 
 
 class ModelCache(Generic[P, T]):
@@ -113,6 +114,7 @@ class ModelCache(Generic[P, T]):
             patience=load_patience,
             give_way=self._take_place,
         )
+        self._evicts = evicts
         self._closed = False
         self._drain_patience = drain_patience
 
@@ -324,7 +326,7 @@ class ModelCache(Generic[P, T]):
         """Everybody who waits has a lease before anybody else can evict the model again."""
         self._take_place(entry)
         entry.task = None
-        entry.evicted = False
+        entry.evicted, entry.failures = False, 0
         entry.state = step(entry.state, Event.LOADED)
         entry.loaded_at = entry.last_used = time.monotonic()
         self._ready[entry.name] = entry
@@ -357,7 +359,7 @@ class ModelCache(Generic[P, T]):
 
     def _failed(self, entry: Entry[T], error: MmeError) -> None:
         entry.task = None
-        failure = Failure(error.message, error.version)
+        failure = self._failure(entry, error)
         if entry.predecessor is not None:
             entry.predecessor.successor, entry.predecessor.orphan = None, entry.orphan
             entry.predecessor.failure = failure
@@ -371,6 +373,15 @@ class ModelCache(Generic[P, T]):
             if not waiter.done():
                 waiter.set_exception(error)
         self.room.settle()
+
+    def _failure(self, entry: Entry[T], error: MmeError) -> Failure:
+        """What is remembered of it. What may be otherwise the next time, through others' doing, is not waited for."""
+        pause = 0.0
+        passes = error.kind in _PASSING or isinstance(error, ElsewhereError)
+        if not passes and (self._evicts or error.kind is not Kind.OUT_OF_MEMORY):
+            entry.failures += 1
+            pause = backoff.pause(entry.failures, time.monotonic() - entry.loading_since)
+        return Failure(error.message, error.version, error.kind, time.monotonic() + pause if pause else 0.0)
 
     def _report(self, entry: Entry[T], report: LoadReport) -> None:
         entry.stats.loads += 1

@@ -196,6 +196,19 @@ def test_an_unloaded_model_keeps_its_counters_and_frees_its_bytes(own, json_inpu
     assert ("mme_model_memory_bytes", ("kind", "host"), ("model", "arithmetic")) not in samples
 
 
+def test_requests_whose_model_does_not_load_are_counted(own):
+    """Each of them, also those that are told what the last load failed of."""
+    broken = own.service.settings.model_repository / "broken" / "1"
+    broken.mkdir(parents=True)
+    (broken / "model.onnx").write_bytes(b"no model")
+    for _ in range(4):
+        assert post(own, "/v2/models/broken/infer", {"inputs": []}).status == 400
+    _, samples = scrape(own)
+    assert of(samples, "mme_model_refused_requests_total", model="broken") == 4
+    assert of(samples, "mme_model_load_failures_total", model="broken") == 2
+    assert not [key for key in samples if key[0].startswith("nv_") and "broken" in str(key)]
+
+
 def test_names_that_nobody_has_do_not_grow_the_metrics(own):
     """A client that asks for ever new names adds no time series."""
     for number in range(20):

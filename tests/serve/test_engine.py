@@ -69,6 +69,13 @@ def failure(caught):
     return caught.value.kind
 
 
+def may_be_tried(engine, name):
+    """The time is over for which requests leave it alone."""
+    entry = engine.cache.entries[name]
+    assert entry.failure.until
+    entry.failure = entry.failure._replace(until=0.0)
+
+
 @contextlib.contextmanager
 def held_loads(engine):
     """No load gets further than its files while this lasts."""
@@ -614,6 +621,54 @@ def test_a_request_whose_model_does_not_load_says_why_and_the_next_tries_again(r
     run(main())
 
 
+def test_requests_leave_a_model_alone_that_keeps_failing(run, toys, tmp_path, repository):
+    """From the second failure on they are told the same for a while, and counted; a load by name tries at once."""
+
+    async def main():
+        async with engine_of(tmp_path, repository=repository) as engine:
+            model = repository / "a" / "1" / "model.onnx"
+            model.write_bytes(b"broken")
+            sentences = []
+            for _ in range(6):
+                with pytest.raises(MmeError) as caught:
+                    await ask(engine, toys.Call(1))
+                assert failure(caught) is Kind.INVALID_MODEL
+                sentences.append(caught.value.message)
+            stats = engine.target_stats["a"]
+            assert (stats.load_failures, stats.refused, stats.misses) == (2, 6, 6)
+            assert sentences[0] == sentences[1]
+            assert sentences[2].startswith(sentences[0])
+            assert "it is loaded again in 1 s" in sentences[2]
+            may_be_tried(engine, "a")
+            with pytest.raises(MmeError):
+                await ask(engine, toys.Call(1))
+            assert stats.load_failures == 3
+            shutil.copy(repository / "b" / "1" / "model.onnx", model)
+            with pytest.raises(MmeError, match="it is loaded again in 2 s"):
+                await ask(engine, toys.Call(1))
+            await engine.reload("a")
+            assert await answered(engine, toys) == 2
+            assert engine.cache.entries["a"].failures == 0
+
+    run(main())
+
+
+def test_a_platform_that_makes_room_is_not_made_to_wait(run, toys, tmp_path, heavy):
+    """A full memory is no failure of the model's: each request after one that was refused looks for room again."""
+
+    async def main():
+        async with engine_of(tmp_path, ROOM_FOR_ONE, repository=heavy, evicts=False) as engine:
+            await answered(engine, toys, "a")
+            for _ in range(3):
+                with pytest.raises(MmeError) as caught:
+                    await ask(engine, toys.Call(1), "b")
+                assert failure(caught) is Kind.OUT_OF_MEMORY
+            await engine.unload("a")
+            await answered(engine, toys, "b")
+
+    run(main())
+
+
 def test_an_unloaded_model_is_unknown_to_a_platform_and_loads_again_from_a_repository(
     run, toys, tmp_path, unpacked, repository
 ):
@@ -1137,6 +1192,7 @@ def test_what_is_good_for_nothing_is_downloaded_once_in_a_while(run, toys, tmp_p
             assert sentences[1].startswith(sentences[0])
             assert copies(tmp_path) == []
             os.utime(store / "bad.tar.gz", (1, 1))  # another etag
+            may_be_tried(engine, "bad.tar.gz")
             with pytest.raises(MmeError) as caught:
                 await ask(engine, toys.Call(1), "bad.tar.gz")
             assert "last 60 s" not in caught.value.message

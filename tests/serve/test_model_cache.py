@@ -421,7 +421,7 @@ def test_what_a_failed_load_made_is_not_kept(play, what):
         assert failure(task) is Kind.INVALID_MODEL
         del task
         assert [each() for each in made] == [None]
-        assert world.entry("a").failure == ("no such graph", None)
+        assert world.entry("a").failure == ("no such graph", None, Kind.INVALID_MODEL, 0.0)
 
     gc.disable()
     try:

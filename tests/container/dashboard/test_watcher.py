@@ -95,12 +95,23 @@ def test_a_load_that_fails_again_and_again_is_one_line(served, tmp_path, ask):
     for name in ("bad", "worse"):
         (tmp_path / "repository" / name / "1").mkdir(parents=True)
         (tmp_path / "repository" / name / "1" / "model.onnx").write_bytes(b"no model")
-    for name in ("bad", "worse", "bad", "bad"):
+    for name in ("bad", "worse", "bad"):
         ask(running, name)
 
-    assert happened(running) == [(Deed.FAILED, "bad", 3), (Deed.FAILED, "worse", 1), (Deed.LOADED, "a", 1)]
+    assert happened(running) == [(Deed.FAILED, "bad", 2), (Deed.FAILED, "worse", 1), (Deed.LOADED, "a", 1)]
     (bad, *_) = running.service._watcher.happenings
     assert bad.since < bad.event.at
+
+
+def test_requests_whose_model_does_not_load_are_failed_ones(served, tmp_path, ask, until):
+    """However many of them had it tried."""
+    running = served({"a": 10}, "a")
+    (tmp_path / "repository" / "bad" / "1").mkdir(parents=True)
+    (tmp_path / "repository" / "bad" / "1" / "model.onnx").write_bytes(b"no model")
+    for _ in range(5):
+        assert ask(running, "bad").status == 400
+
+    until(lambda: sum(columns(running)["failed"]) == 5, "the second to be over")
 
 
 def test_only_the_last_events_are_kept(served):
