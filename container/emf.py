@@ -1,9 +1,9 @@
 """SageMaker's metrics of multi-model endpoints for CloudWatch: JSON lines on standard output, one document a period.
 
 CloudWatch Logs makes metrics of lines in its embedded metric format (EMF), wherever it gets them from: SageMaker, the
-CloudWatch agent, FireLens. Names and units are SageMaker's. The namespace is not: AWS/ belongs to Amazon, which
-publishes the same names there as its own front end sees them. Beside the document of the endpoint there is one for
-each of the models requested most, if the operator wants those.
+CloudWatch agent, FireLens. Names and units are SageMaker's, but for `ModelLoadFailure`, which it has no name for. The
+namespace is not: AWS/ belongs to Amazon, which publishes the same names there as its own front end sees them. Beside
+the document of the endpoint there is one for each of the models requested most, if the operator wants those.
 
 Nothing is counted for a request whose model is in memory: the difference of two readings of the cache's counters is
 what a period's requests found. Everything runs on the event loop.
@@ -24,6 +24,8 @@ from urllib.parse import quote
 
 import orjson
 
+from container.settings import Mode
+from model_handlers.errors import Kind
 from serve.cache.cache_events import Deed
 
 if TYPE_CHECKING:
@@ -39,7 +41,13 @@ _MOST_VALUES = 100  # in an array
 _LONGEST_DIMENSION = 1024
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
 _MICROSECONDS = ("ModelLoadingWaitTime", "ModelLoadingTime", "ModelDownloadingTime", "ModelUnloadingTime")
-_UNITS = {"LoadedModelCount": "None", "ModelCacheHit": "None", **dict.fromkeys(_MICROSECONDS, "Microseconds")}
+_FAILED = "ModelLoadFailure"
+_UNITS = {
+    "LoadedModelCount": "None",
+    "ModelCacheHit": "None",
+    **dict.fromkeys(_MICROSECONDS, "Microseconds"),
+    _FAILED: "Count",
+}
 _TIMED = {
     Deed.WAITED: "ModelLoadingWaitTime",
     Deed.LOADED: "ModelLoadingTime",
@@ -90,9 +98,11 @@ class EmfReporter:
         self._settings = settings
         self._write = write or _to_standard_output
         self._timer: asyncio.TimerHandle | None = None
-        self._times: _Metrics = {}
-        self._times_of: dict[str, _Metrics] = {}
+        self._heard: _Metrics = {}
+        self._heard_of: dict[str, _Metrics] = {}
         self._counted: dict[str, tuple[int, int]] = {}
+        # A name that nobody has is a client's mistake; memory that is full is what SageMaker makes room after.
+        self._no_failures = {Kind.UNKNOWN_MODEL} | ({Kind.OUT_OF_MEMORY} if settings.mode is Mode.PLATFORM else set())
         engine.cache.events.listen(self._hear)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -116,13 +126,13 @@ class EmfReporter:
         loaded = _Values()
         loaded.add(self._engine.cache.resident_count)
         hits, misses = (sum(counts[which] for counts in found.values()) for which in (0, 1))
-        metrics = {"LoadedModelCount": loaded, "ModelCacheHit": _hits(hits, misses), **self._times}
+        metrics = {"LoadedModelCount": loaded, "ModelCacheHit": _hits(hits, misses), **self._heard}
         documents = [self._document(timestamp, metrics, {})]
         top = heapq.nlargest(self._settings.emf_top_models, found.items(), key=lambda item: sum(item[1]))
         for name, (hits, misses) in top:
-            metrics = {"ModelCacheHit": _hits(hits, misses), **self._times_of.get(name, {})}
+            metrics = {"ModelCacheHit": _hits(hits, misses), **self._heard_of.get(name, {})}
             documents.append(self._document(timestamp, metrics, {"TargetModel": dimension(name)}))
-        self._times, self._times_of = {}, {}
+        self._heard, self._heard_of = {}, {}
         return documents
 
     def _found(self) -> dict[str, tuple[int, int]]:
@@ -150,18 +160,19 @@ class EmfReporter:
         return {"_aws": {"Timestamp": timestamp, "CloudWatchMetrics": [directive]}, **dimensions, **told}
 
     def _hear(self, event: CacheEvent) -> None:
+        if event.deed is Deed.FAILED and event.kind not in self._no_failures:
+            self._add(event.name, _FAILED, 1)
         metric = _TIMED.get(event.deed)
         if metric is None:
             return
-        self._add(event.name, metric, event.ns)
+        self._add(event.name, metric, round(event.ns / 1000))
         if event.download_ns:
-            self._add(event.name, "ModelDownloadingTime", event.download_ns)
+            self._add(event.name, "ModelDownloadingTime", round(event.download_ns / 1000))
 
-    def _add(self, name: str, metric: str, ns: int) -> None:
-        microseconds = round(ns / 1000)
-        self._times.setdefault(metric, _Values()).add(microseconds)
+    def _add(self, name: str, metric: str, value: int) -> None:
+        self._heard.setdefault(metric, _Values()).add(value)
         if self._settings.emf_top_models:
-            self._times_of.setdefault(name, {}).setdefault(metric, _Values()).add(microseconds)
+            self._heard_of.setdefault(name, {}).setdefault(metric, _Values()).add(value)
 
     def _period_over(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._report():

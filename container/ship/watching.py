@@ -107,6 +107,7 @@ def dashboard_body(endpoint: str, variant: str, region: str, instance_type: str,
             ("Models in memory", [_metric(_INSTANCES, "LoadedModelCount", at, each) for each in ("Average", "Sum")]),
             ("Loading, µs", [_metric(_INVOCATIONS, name, at, "Average") for name in times]),
             ("Unloads", [_metric(_INVOCATIONS, "ModelUnloadingTime", at, "SampleCount")]),
+            ("Loads that failed", [_metric(_OURS, "ModelLoadFailure", at, "Sum")]),
             ("Models asked for most: in memory", [_search(endpoint, variant, "ModelCacheHit", "Average")]),
             ("Models asked for most: waiting, µs", [_search(endpoint, variant, "ModelLoadingWaitTime", "Average")]),
         ]

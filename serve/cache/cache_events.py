@@ -18,6 +18,8 @@ from serve.stats import Histogram
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from model_handlers.errors import Kind
+
     Listener = Callable[["CacheEvent"], None]
 
 _log = logging.getLogger("mme.cache")
@@ -44,6 +46,7 @@ class CacheEvent:
         download_ns: nanoseconds of a load's download, 0 when it was on disk.
         footprint: what the model takes, or took.
         why: FAILED: the error; EVICTED: the model that needs the room; UNLOADED: the reason.
+        kind: FAILED: of the error.
         at: when, in seconds since 1970.
     """
 
@@ -53,6 +56,7 @@ class CacheEvent:
     download_ns: int = 0
     footprint: Footprint = field(default_factory=Footprint)
     why: str = ""
+    kind: Kind | None = None
     at: float = field(default_factory=time.time)
 
 

@@ -366,8 +366,10 @@ class ModelCache(Generic[P, T]):
         if entry.state is State.LOADING:  # else it was cancelled before it began
             entry.state, entry.reason, entry.failure = step(entry.state, Event.FAILED), failure.message, failure
         entry.stats.load_failures += 1
-        self.events.tell(CacheEvent(Deed.FAILED, entry.name, why=failure.message))
-        _log.warning("load failed: %s", failure.message, extra={"target_model": entry.name})
+        self.events.tell(CacheEvent(Deed.FAILED, entry.name, why=failure.message, kind=error.kind))
+        # A request for a name that nobody has is its client's mistake, who is told.
+        level = logging.DEBUG if error.kind is Kind.UNKNOWN_MODEL and entry.waiters else logging.WARNING
+        _log.log(level, "load failed: %s", failure.message, extra={"target_model": entry.name})
         waiters, entry.waiters = entry.waiters, []
         for waiter in waiters:
             if not waiter.done():

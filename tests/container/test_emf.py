@@ -19,6 +19,7 @@ UNITS = {
     "ModelLoadingTime": "Microseconds",
     "ModelDownloadingTime": "Microseconds",
     "ModelUnloadingTime": "Microseconds",
+    "ModelLoadFailure": "Count",
 }
 NAMESPACE = re.compile(r"(?!AWS/)[A-Za-z0-9_./#:-]{1,255}")
 
@@ -116,7 +117,7 @@ def test_a_period_tells_what_the_cache_did_under_sagemakers_names(served):
     [(dimensions, metrics)] = period(running)
 
     assert dimensions == {"EndpointName": "ep", "VariantName": "blue"}
-    assert set(metrics) == set(UNITS)
+    assert set(metrics) == set(UNITS) - {"ModelLoadFailure"}
     assert metrics["LoadedModelCount"] == [1]
     assert sorted(metrics["ModelCacheHit"]) == [0, 0, 1, 1]
     counted = {name: samples(target) for name, target in metrics.items()}
@@ -191,6 +192,33 @@ def test_the_most_requested_models_have_documents_of_their_own(served):
     assert (dimensions["TargetModel"], c) == ("c.tar.gz", {"ModelCacheHit": [1]})
 
 
+def test_a_load_that_fails_is_told(served, store):
+    """Of the endpoint and of the model; a name that nobody has is no failure."""
+    running = served(emf_top_models=5)
+    (store / "bad.tar.gz").write_bytes(b"no archive")
+    for name, status in (("bad.tar.gz", 400), ("bad.tar.gz", 400), ("nobody.tar.gz", 404)):
+        assert running.infer(name, models.ONE).status == status
+
+    (_, metrics), (dimensions, bad) = period(running)
+
+    assert metrics["ModelLoadFailure"] == bad["ModelLoadFailure"] == [1, 1]
+    assert dimensions["TargetModel"] == "bad.tar.gz"
+    assert [set(metrics) for _, metrics in period(running)] == [{"LoadedModelCount"}]
+
+
+def test_memory_that_a_platform_makes_room_in_is_no_failure(start, tmp_path):
+    """A 507 is how SageMaker learns that others have to go; a broken model is told."""
+    running = start(mode=Mode.PLATFORM, emf=True, emf_period=3600.0, memory_budget=1)
+    for name, config, status in (("full", "", 507), ("broken", "no_such_field: 1", 400)):
+        url = str(models.lay_out(tmp_path / name / "model", models.plus(1), config))
+        body = json.dumps({"model_name": name, "url": url}).encode()
+        assert running.http("POST", "/models", {}, body).status == status
+
+    [(_, metrics)] = period(running)
+
+    assert metrics["ModelLoadFailure"] == [1]
+
+
 def test_a_platforms_model_is_named_as_clients_name_it(start, tmp_path):
     """SageMaker loads a model under a name of its own; the dimension is the TargetModel."""
     running = start(mode=Mode.PLATFORM, emf=True, emf_top_models=5, emf_period=3600.0)
@@ -246,7 +274,7 @@ def test_the_end_of_a_server_writes_what_is_left(start, store, tmp_path):
 
     [line] = lines.getvalue().splitlines()
     _, metrics = check(json.loads(line))
-    assert set(metrics) == set(UNITS) - {"ModelUnloadingTime"}
+    assert set(metrics) == set(UNITS) - {"ModelUnloadingTime", "ModelLoadFailure"}
 
 
 def test_nobody_reading_ends_the_metrics_and_nothing_else(served, caplog):

@@ -525,6 +525,24 @@ def test_names_that_nobody_has_are_refused_and_do_not_pile_up(run, toys, tmp_pat
     run(main())
 
 
+def test_a_client_that_asks_for_what_nobody_has_fills_no_log(run, toys, tmp_path, store, caplog):
+    """It is told; who loads it by name has a line in the log, which says where it was looked for."""
+
+    async def main():
+        async with engine_of(tmp_path, store=str(store)) as engine:
+            for _ in range(3):
+                with pytest.raises(MmeError, match="is not in the store"):
+                    await ask(engine, toys.Call(1), "nobody.tar.gz")
+            assert caplog.records == []
+            with pytest.raises(MmeError):
+                await engine.reload("nobody.tar.gz")
+            [line] = caplog.records
+            assert "is not in the store" in line.getMessage()
+
+    caplog.set_level("INFO", "mme.cache")
+    run(main())
+
+
 def test_names_that_a_store_says_nothing_of_do_not_pile_up(run, toys, tmp_path, store):
     """While it can't be asked clients may name anything; what was in memory once stays known."""
 
