@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from serve.stats import TargetStats
     from serve.targets.target import Target
 
-_DOWN = "a process of it died too often; a load begins anew"
+DOWN = "a process of it died too often; a load begins anew"
 _CLOCK = time.time() - time.monotonic()  # one for all rows: the same use is always the same time
 
 
@@ -63,7 +63,7 @@ def _rows_of(entry: Entry[Target], before: Sequence[int]) -> Iterator[dict[str, 
     cached = _cached(entry)
     if entry.state is State.READY and entry.resident is not None:
         for version, model in sorted(entry.resident.versions.items()):
-            state = _unavailable(_DOWN) if model.readiness.is_down() else {"state": entry.state.value}
+            state = _unavailable(DOWN) if model.readiness.is_down() else {"state": entry.state.value}
             row = {"name": entry.name, "version": str(version), **state}
             yield {**row, "queued": model.queued, "cache": cached}
         if entry.failure is not None and (failed := entry.failure.version) not in (None, *entry.resident.versions):

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from container.settings import Mode
+from serve.cache.lifecycle import State
+from serve.index import DOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 BARS = 60  # models with a bar of their own in a budget
 ROWS = 50  # models with a row of their own
+_FAILED_ROWS = 10  # of them for models that can't serve, before all others
 _LOADS = 12  # loads under way that are listed
 _LONGEST_REASON = 400  # characters of an error
 
@@ -54,7 +58,8 @@ class Documents:
         now = time.monotonic()
         entries = list(self._engine.cache.entries.values())
         matching = [entry for entry in entries if _matches(entry, wanted)]
-        shown = heapq.nlargest(ROWS, matching, key=_rank)
+        shown = _shown(matching)
+        failed = self._failed_requests()
         loads = sorted((entry for entry in entries if entry.task is not None), key=lambda entry: entry.loading_since)
         return {
             "at": time.time(),
@@ -67,14 +72,24 @@ class Documents:
                 "resident": self._engine.cache.resident_count,
                 "matching": len(matching),
                 "loading": len(loads),
+                "failed": sum(_has_failed(entry) for entry in entries),
             },
-            "models": [_row(entry, now) for entry in shown],
+            "models": [{**_row(entry, now), "failed": failed[entry.name]} for entry in shown],
             "rest": _rest(matching, shown),
             "loading": [_load(entry, now) for entry in loads[:_LOADS]],
             "events": [_told(happening) for happening in self._watcher.happenings],
             "history": self._watcher.history.columns(),
             "windows": self._watcher.history.windows(),
         }
+
+    def _failed_requests(self) -> Counter[str]:
+        """Requests of each model that failed, those among them whose model could not be loaded."""
+        failed: Counter[str] = Counter()
+        for (name, _), stats in self._engine.stats.copy().items():  # loads add to it, on their threads
+            failed[name] += stats.fail.count
+        for name, target in self._engine.target_stats.items():
+            failed[name] += target.refused
+        return failed
 
     def _disk(self) -> dict[str, int] | None:
         """The bytes of unpacked archives and what was made of them; None where there are none."""
@@ -122,6 +137,22 @@ def _matches(entry: Entry[Target], wanted: str) -> bool:
     return not wanted or wanted.casefold() in entry.name.casefold()
 
 
+def _has_failed(entry: Entry[Target]) -> bool:
+    """Whether requests for it are refused until somebody mends it: it did not load, or its process keeps dying."""
+    if entry.resident is not None:
+        return entry.resident.is_down()
+    return entry.failure is not None and entry.state is State.UNAVAILABLE
+
+
+def _shown(matching: list[Entry[Target]]) -> list[Entry[Target]]:
+    """Whoever has a row: of those that have failed the most wanted, by name; then the rest by rank."""
+    failed = heapq.nlargest(_FAILED_ROWS, filter(_has_failed, matching), key=lambda entry: entry.stats.misses)
+    failed.sort(key=lambda entry: entry.name)
+    first = set(map(id, failed))
+    others = [entry for entry in matching if id(entry) not in first]
+    return failed + heapq.nlargest(ROWS - len(failed), others, key=_rank)
+
+
 def _rank(entry: Entry[Target]) -> tuple[bool, int, bool, float, str]:
     """In memory before the rest, there by size, which does not jump about; of the rest those used last."""
     size = entry.footprint.host + entry.footprint.device
@@ -136,7 +167,8 @@ def _idle(entry: Entry[Target], now: float) -> float | None:
 
 
 def _bar(entry: Entry[Target], now: float) -> dict[str, Any]:
-    return {"name": entry.name, "state": entry.state.value, "idle": _idle(entry, now)}
+    state = "FAILED" if _has_failed(entry) else entry.state.value
+    return {"name": entry.name, "state": state, "idle": _idle(entry, now)}
 
 
 def _row(entry: Entry[Target], now: float) -> dict[str, Any]:
@@ -144,7 +176,7 @@ def _row(entry: Entry[Target], now: float) -> dict[str, Any]:
     queued = sum(model.queued for model in resident.models()) if resident is not None else 0
     return {
         **_bar(entry, now),
-        "reason": entry.reason[:_LONGEST_REASON],
+        "reason": _reason(entry)[:_LONGEST_REASON],
         "versions": sorted(resident.versions) if resident is not None else [],
         "pinned": entry.pinned and resident is not None,
         "host": entry.footprint.host,
@@ -154,6 +186,15 @@ def _row(entry: Entry[Target], now: float) -> dict[str, Any]:
         "leases": entry.leases,
         "waiting": queued + len(entry.waiters),
     }
+
+
+def _reason(entry: Entry[Target]) -> str:
+    """Why it is not in memory, or what is wrong though it is."""
+    if entry.resident is None:
+        return entry.reason
+    if entry.resident.is_down():
+        return DOWN
+    return f"could not be loaded anew: {entry.failure.message}" if entry.failure is not None else ""
 
 
 def _rest(matching: list[Entry[Target]], shown: list[Entry[Target]]) -> dict[str, int]:

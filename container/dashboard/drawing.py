@@ -200,6 +200,11 @@ def resident(counts: Mapping[str, int]) -> str:
     return f"{counts['resident']:,} of {_counted(counts['known'], 'model')}"
 
 
+def failed(counts: Mapping[str, int]) -> str:
+    """How many models can't serve."""
+    return f"{counts['failed']:,} failed" if counts["failed"] else ""
+
+
 def matching(counts: Mapping[str, int], wanted: str) -> str:
     """How many models there are, or how many of them the filter lets through."""
     return f"{counts['matching']:,} of {counts['known']:,}" if wanted else f"{counts['known']:,}"
@@ -234,6 +239,8 @@ def _note(model: Mapping[str, Any]) -> str:
     unusual = ["pinned"] if model["pinned"] else []
     if versions != [1]:
         unusual.append(f"version{'' if len(versions) == 1 else 's'} {', '.join(map(str, versions))}")
+    if model["reason"]:
+        unusual.append(str(model["reason"]))
     return ", ".join(unusual)
 
 

@@ -230,6 +230,7 @@
     if (!versions.length) return reason;
     const unusual = pinned ? ["pinned"] : [];
     if (versions.length !== 1 || versions[0] !== 1) unusual.push(`version${versions.length === 1 ? "" : "s"} ${versions.join(", ")}`);
+    if (reason) unusual.push(reason);
     return unusual.join(", ");
   }
 
@@ -240,10 +241,11 @@
     put(tr, "class", model.state.toLowerCase());
     set(field(tr, "name"), model.name);
     set(field(tr, "note"), note(model));
+    put(field(tr, "note"), "title", note(model));
     set(field(tr, "state"), model.state.toLowerCase());
     set(field(tr, "memory"), taken.map(([bytes, where]) => size(bytes) + where).join(" + ") || "–");
     set(field(tr, "idle"), ago(model.idle));
-    for (const name of ["hits", "misses", "leases", "waiting"]) set(field(tr, name), count(model[name]));
+    for (const name of ["hits", "misses", "failed", "leases", "waiting"]) set(field(tr, name), count(model[name]));
     const share = field(tr, "share");
     put(share, "class", `held heat${heat(model.idle)}`);
     put(share, "width", percent(shareOf(model), largest));
@@ -256,6 +258,7 @@
     reconcile(byId("rows"), "row", view.models, (model) => model.name, (tr, model) => showRow(tr, model, largest));
     if (view.disk) set(byId("disk"), onDisk(view.disk));
     set(byId("resident"), `${count(counts.resident)} of ${counted(counts.known, "model")}`);
+    set(byId("failed"), counts.failed ? `${count(counts.failed)} failed` : "");
     set(byId("matching"), byId("filter").value.trim() ? `${count(counts.matching)} of ${count(counts.known)}` : count(counts.known));
     set(byId("rest"), rest.models ? `and ${counted(rest.models, "model")} more${taken ? `, ${size(taken)} in all` : ""}` : "");
   }
@@ -276,6 +279,7 @@
         set(field(li, "name"), short(event.name));
       }
       set(field(li, "told"), told(event));
+      put(li, "title", told(event));
       set(field(li, "when"), ago(Math.max(view.at - event.at, 0)));
     });
   }

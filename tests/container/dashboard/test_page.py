@@ -9,6 +9,8 @@ import pytest
 
 from container.dashboard.document import BARS, ROWS
 from container.settings import Mode
+from model_handlers.errors import Kind
+from serve.cache.cache_entry import Failure
 
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
@@ -32,7 +34,7 @@ def test_the_data_tell_memory_models_and_what_happened(served, ask):
     assert (host["kind"], host["budget"], host["held"], host["reserved"]) == ("host", 200_000_000, 110_000_000, 0)
     assert [(bar["name"], bar["bytes"]) for bar in host["bars"]] == [("next", 80_000_000), ("small", 30_000_000)]
     assert (device["kind"], device["budget"], device["bars"]) == ("device", 1000, [])
-    assert found["counts"] == {"known": 3, "resident": 2, "matching": 3, "loading": 0}
+    assert found["counts"] == {"known": 3, "resident": 2, "matching": 3, "loading": 0, "failed": 0}
     rows = {row["name"]: row for row in found["models"]}
     assert list(rows) == ["next", "small", "big"]
     assert (rows["small"]["hits"], rows["small"]["misses"], rows["small"]["versions"]) == (1, 0, [1])
@@ -96,6 +98,32 @@ def test_many_models_are_bars_and_rows_up_to_a_number_and_a_sum(served):
     page = running.http("GET", "/dashboard").body.decode()
     assert f"and {BARS + 5 - ROWS} models more" in page
     assert len(page) < 100_000
+
+
+def test_models_that_can_not_serve_come_first(served, tmp_path, ask):
+    """As failed, with why, and how many requests that cost: what did not load, and what dies whenever it executes."""
+    running = served({"a": 10, "b": 20}, "a", "b")
+    for name in ("worse", "bad"):
+        (tmp_path / "repository" / name / "1").mkdir(parents=True)
+        (tmp_path / "repository" / name / "1" / "model.onnx").write_bytes(b"no model")
+        ask(running, name)
+    ask(running, "bad")
+    entries = running.engine.cache.entries
+    entries["a"].resident.is_down = lambda: True
+    entries["b"].failure = Failure("no such graph", 2, Kind.INVALID_MODEL, 0.0)
+
+    found = data(running)
+
+    assert found["counts"]["failed"] == 3
+    rows = {row["name"]: row for row in found["models"]}
+    assert list(rows) == ["a", "bad", "worse", "b"]
+    assert [row["state"] for row in rows.values()] == ["FAILED", "FAILED", "FAILED", "READY"]
+    assert [row["failed"] for row in rows.values()] == [0, 2, 1, 0]
+    assert "ONNX Runtime can't load model 'bad'" in rows["bad"]["reason"]
+    assert "died too often" in rows["a"]["reason"]
+    assert rows["b"]["reason"] == "could not be loaded anew: no such graph"
+    page = running.http("GET", "/dashboard").body.decode()
+    assert '<small id="failed">3 failed</small>' in page
 
 
 def test_however_many_look_a_document_is_made_once_a_second(served, monkeypatch):
