@@ -89,7 +89,8 @@ def _lines(index: Iterable[Row], stats: Sequence[Row] | None, now: datetime) -> 
     for name, rows in everybody:
         cells = _cells(name, rows, now)
         if stats is not None:
-            cells += _stats_cells([row for row in stats if row["name"] == name])
+            refused = int(rows[0].get("cache", {}).get("refused", 0))
+            cells += _stats_cells([row for row in stats if row["name"] == name], refused)
         reason = next((str(row["reason"]) for row in rows if row.get("reason")), "")
         table.append((*cells, _one_line(" ".join(reason.split()))))
     return _columns(table)
@@ -143,15 +144,20 @@ def _span(since: str, now: datetime) -> str:
     return f"{seconds / 86400:.0f} d"
 
 
-def _stats_cells(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Requests of all versions; means are over successful requests."""
+def _stats_cells(rows: Sequence[Row], refused: int) -> tuple[str, ...]:
+    """Requests of all versions; means are over successful requests. Who was refused found no model: it did not load."""
     if not rows:
-        return ("",) * len(_STATS_TITLES)
+        return ("", str(refused or ""), *[""] * (len(_STATS_TITLES) - 2))
     executions = sum(int(row.get("execution_count", 0)) for row in rows)
     inferences = sum(int(row.get("inference_count", 0)) for row in rows)
     batch = f"{inferences / executions:.1f}" if executions else ""
-    counts = (str(_summed(rows, key)[0]) for key in ("success", "fail"))
-    return (*counts, batch, *(_mean_ms(*_summed(rows, key)) for key in ("queue", "compute_infer")))
+    succeeded, failed = (_summed(rows, key)[0] for key in ("success", "fail"))
+    return (
+        str(succeeded),
+        str(failed + refused),
+        batch,
+        *(_mean_ms(*_summed(rows, key)) for key in ("queue", "compute_infer")),
+    )
 
 
 def _summed(rows: Sequence[Row], key: str) -> tuple[int, int]:

@@ -95,7 +95,7 @@ def _cached(entry: Entry[Target]) -> dict[str, Any]:
 
 
 def _counted(stats: TargetStats) -> dict[str, Any]:
-    return {"hits": stats.hits, "misses": stats.misses, "loads": stats.loads}
+    return {"hits": stats.hits, "misses": stats.misses, "loads": stats.loads, "refused": stats.refused}
 
 
 def rfc3339(seconds: float) -> str:

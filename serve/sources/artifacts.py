@@ -274,8 +274,8 @@ class Artifacts:
             kind, message = found
             raise MmeError(
                 kind,
-                f"{message.rstrip()} (so it was found within the last {_BROKEN_SECONDS:.0f} s; until they are over, "
-                "only another archive in its place is downloaded)",
+                f"{message.rstrip()} (so it was found within the last {_BROKEN_SECONDS:.0f} s; only another archive in "
+                "its place is downloaded)",
             )
 
     def _copies(self, name: str) -> list[Path]:

@@ -118,6 +118,10 @@ def test_a_table_of_what_the_cache_knows(own, capsys, json_inputs):
     assert bad[:3] == ["bad", "1", "UNAVAILABLE"]
     assert "can't load model 'bad'" in bad[-1]
     assert thrice == ["thrice", "not loaded"]
+    with_stats = models(capsys, f"http://127.0.0.1:{own.port}", "--stats")
+    refused = with_stats[0].index("FAILED") - 4  # no memory, last use, waiting or requests
+    assert with_stats[2][:2] == bad[:2]
+    assert with_stats[2][refused] == "1"
 
 
 def test_a_server_without_models_says_so(start, tmp_path, capsys):
