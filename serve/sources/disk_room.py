@@ -187,7 +187,8 @@ class DiskRoom:
             if self._evict_one(unpacking.name) is None and not self._let_go(unpacking.name):
                 raise out_of_memory(
                     f"'{unpacking.name}' finds no room on disk: models in memory, and those on their way to the disk, "
-                    f"hold {self.used - size} of {self.budget} bytes; raise MME_DISK_BUDGET, or unload a model first"
+                    f"hold {_shown(self.used - size)} of {_shown(self.budget)}; raise MME_DISK_BUDGET, or unload a "
+                    "model first"
                 )
 
     def has(self, size: int) -> bool:
@@ -204,7 +205,7 @@ class DiskRoom:
 
     def _too_large(self, name: str) -> MmeError:
         return out_of_memory(
-            f"'{name}' takes more than the whole disk budget of {self.budget} bytes: raise "
+            f"'{name}' takes more than the whole disk budget of {_shown(self.budget)}: raise "
             "MME_DISK_BUDGET, or give the cache directory a larger disk"
         )
 
@@ -277,3 +278,7 @@ class DiskRoom:
 def _byte(path: Path) -> int:
     """The byte of the lock file that stands for a directory."""
     return int(path.name.replace("-", "")[-15:], 16)
+
+
+def _shown(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

@@ -46,17 +46,16 @@ _NO_KEY = ("NoSuchKey",)
 _NO_BUCKET = ("NoSuchBucket",)
 _ABSENT = ("NotFound", "404")  # the object, or its bucket
 _REPLACED = ("PreconditionFailed", "412", "InvalidRange", "416")
-_DENIED = (
-    "AccessDenied",
-    "AllAccessDisabled",
+_DENIED = ("AccessDenied", "AllAccessDisabled", "Forbidden", "403")
+_BAD_KEYS = (
     "ExpiredToken",
-    "Forbidden",
     "InvalidAccessKeyId",
     "InvalidToken",
+    "RequestTimeTooSkewed",
     "SignatureDoesNotMatch",
     "400",  # HEAD with an expired token
-    "403",
 )
+_ELSEWHERE = ("301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect")
 _ARCHIVED = ("InvalidObjectState",)
 _BUSY = (429, *range(500, 600))  # statuses that say nothing about what was asked for
 
@@ -191,6 +190,16 @@ class S3Store:
             reason = (
                 f"S3 denies access to {self.uri}{name}: allow s3:GetObject and s3:ListBucket to this role "
                 "(without the latter, S3 denies what does not exist)"
+            )
+        elif code in _BAD_KEYS:
+            reason = (
+                f"S3 does not accept the AWS credentials for {self.uri} ({code}): they have expired or are wrong, or "
+                "the region or the clock is; renew them, or set AWS_DEFAULT_REGION to the bucket's"
+            )
+        elif code in _ELSEWHERE:
+            reason = (
+                f"the bucket of {self.uri} is in another region than this process asks ({code}): set "
+                "AWS_DEFAULT_REGION to the bucket's"
             )
         elif code in _ARCHIVED:
             reason = f"{self.uri}{name} is archived in a cold storage class: restore it first"

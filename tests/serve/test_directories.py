@@ -371,7 +371,7 @@ def test_models_share_the_disk_by_their_last_use(put, repository):
     assert models.room.archives == 120_000
     kind, message = error_of(models.fetch, "large")
     assert kind is Kind.OUT_OF_MEMORY
-    assert "'large' takes more than the whole disk budget of 130000 bytes" in message
+    assert "'large' takes more than the whole disk budget of 0.1 MB" in message
 
 
 def test_large_objects_are_fetched_in_parts(put, s3_bucket, tmp_path, monkeypatch):

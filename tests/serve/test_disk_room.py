@@ -199,7 +199,7 @@ def test_when_nobody_may_go_it_is_out_of_room(tier):
 def test_an_archive_larger_than_the_budget_is_refused(tier):
     """More than the whole budget never fits; who is in memory is not even asked."""
     disk = tier(0.8)
-    with pytest.raises(MmeError, match="more than the whole disk budget of 80000 bytes") as caught:
+    with pytest.raises(MmeError, match=r"more than the whole disk budget of 0\.1 MB") as caught:
         disk.fetch("a")
 
     assert caught.value.kind is Kind.OUT_OF_MEMORY

@@ -242,7 +242,7 @@ def test_profile_that_does_not_exist(s3_environment, monkeypatch):
     ("status", "code", "kind", "words"),
     [
         (403, "AccessDenied", Kind.UNAVAILABLE, "allow s3:GetObject"),
-        (403, "InvalidAccessKeyId", Kind.UNAVAILABLE, "denies access"),
+        (403, "InvalidAccessKeyId", Kind.UNAVAILABLE, "does not accept the AWS credentials"),
         (403, "InvalidObjectState", Kind.UNAVAILABLE, "restore it"),
         (503, "SlowDown", Kind.UNAVAILABLE, "SlowDown"),
         (412, "PreconditionFailed", Kind.UNAVAILABLE, "replaced"),
