@@ -34,6 +34,7 @@ from serve.engine_options import EngineOptions
 from serve.life import began
 from serve.sources.credentials import read_credentials
 from serve.sources.polling import Poller
+from serve.threads import on_daemon
 
 if TYPE_CHECKING:
     from container.settings import SingleModel
@@ -123,6 +124,8 @@ class Service:
     async def _begin(self) -> None:
         await self._load_start_models()
         self._has_begun = True
+        if self.settings.mode is Mode.STORE and self._start_models != (ALL_MODELS,):
+            await self._look_at_store()
 
     async def _load_start_models(self) -> None:
         if self.settings.model_control_mode is Control.POLL:
@@ -142,10 +145,21 @@ class Service:
         """Every name that store or repository has, as soon as it can be read."""
         while True:
             try:
-                return tuple(await asyncio.get_running_loop().run_in_executor(None, self.engine.find_all))
+                return tuple(await on_daemon("find", self.engine.find_all))
             except MmeError as error:
                 _log.error("nothing is loaded at start until store or repository can be read: %s", error)
             await asyncio.sleep(self.settings.poll_seconds)
+
+    async def _look_at_store(self) -> None:
+        """Whoever starts a server learns in its log what else the first client would be told."""
+        try:
+            if await on_daemon("look", self.engine.has_bare_store):
+                _log.warning(
+                    "there is no archive (*.tar.gz) in the store %s: check its name, or put archives there",
+                    self.settings.model_store,
+                )
+        except MmeError as error:
+            _log.warning("no model can be loaded for now: %s", error)
 
     async def _poll(self) -> None:
         self._looked(await self._poller.look())

@@ -375,6 +375,10 @@ class Engine:
         """Every name that store or repository offers. Blocks on disk or network: not for the loop."""
         return self._origins.find_all()
 
+    def has_bare_store(self) -> bool:
+        """Whether the store is there, but no archive in it. Blocks on disk or network: not for the loop."""
+        return self._origins.is_bare()
+
     def scan(self) -> dict[str, str]:
         """Every name that the repositories offer, and what its files look like. Blocks on disk: not for the loop."""
         return self._origins.scan()

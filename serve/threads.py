@@ -9,13 +9,15 @@ event loop. So it leaves that to a thread which does nothing else.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import logging
 import threading
 import time
 from concurrent.futures import Executor, Future
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +66,36 @@ class ThreadStarter:
 
 
 STARTER = ThreadStarter()
+
+
+async def on_daemon(name: str, function: Callable[[], R]) -> R:
+    """What a function returns that asks somebody who may never answer, and changes nothing.
+
+    Its thread keeps nobody from ending: neither the loop, nor the process.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[R] = loop.create_future()
+
+    def tell(result: R | None, error: BaseException | None) -> None:
+        if answer.done():  # who asked has left
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(cast("R", result))
+
+    def run() -> None:
+        result: R | None = None
+        problem: BaseException | None = None
+        try:
+            result = function()
+        except BaseException as error:  # noqa: BLE001 - it is the answer
+            problem = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, result, problem)
+
+    STARTER.start(threading.Thread(target=run, name=name, daemon=True))
+    return await answer
 
 
 class ThreadPerTask(Executor):

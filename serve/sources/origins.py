@@ -113,6 +113,14 @@ class Origins:
             return list(self._directories.scan())
         return self._repositories.names() if self._repositories is not None else list(self._folders)
 
+    def is_bare(self) -> bool:
+        """Whether there is a store, and no archive in it. Blocks.
+
+        Raises:
+            MmeError: UNAVAILABLE when it can't be read.
+        """
+        return self.artifacts is not None and next(iter(self.artifacts.store.list(1)), None) is None
+
     def scan(self) -> dict[str, str]:
         """Every name that the repositories have, and what its files look like. Blocks."""
         if self._directories is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from model_handlers.errors import Kind, MmeError
+from serve.threads import on_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -89,7 +90,7 @@ class Poller:
     async def look(self) -> bool:
         """Look once, and do what there is to do; returns whether each model is served."""
         try:
-            now = await asyncio.get_running_loop().run_in_executor(None, self._scan)
+            now = await on_daemon("poll", self._scan)
         except Exception as error:  # noqa: BLE001 - nobody else would look again
             _log.error("everything stays as it is, the repository can't be read: %s", error)
             return False

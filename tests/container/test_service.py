@@ -8,12 +8,14 @@ import shutil
 import tarfile
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from container.service import Service, engine_options
 from container.settings import Mode, PingMode, Settings, SettingsError
 from model_handlers.base import Footprint
+from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.parameters import Deadlines
 from serve.cache.eviction import Policy, Rules
 from serve.control import Control
@@ -181,6 +183,22 @@ def test_a_store_serves_archives_by_their_names(start, tmp_path, put, json_input
     assert infer(running, "/models/b.tar.gz/invoke", json_inputs) == [3, 6, 9, 12]
     assert infer(running, "/v2/models/a/infer", json_inputs) == [2, 4, 6, 8]
     assert infer(running, "/models/c.tar.gz/invoke", json_inputs) == 404
+
+
+def test_a_store_without_archives_is_told_at_the_start(start, tmp_path, caplog):
+    """A wrong prefix as a rule, which else the first client would learn of. The server serves what comes."""
+    (tmp_path / "store").mkdir()
+    start(mode=Mode.STORE, model_store=str(tmp_path / "store"), cache_dir=tmp_path / "cache")
+    wait_until(lambda: f"there is no archive (*.tar.gz) in the store {tmp_path / 'store'}" in caplog.text)
+
+
+def test_a_store_that_can_not_be_read_is_told_at_the_start(start, tmp_path, caplog, monkeypatch):
+    """With what to do."""
+    (tmp_path / "store").mkdir()
+    reason = MmeError(Kind.UNAVAILABLE, "S3 denies access to it: allow s3:ListBucket")
+    monkeypatch.setattr(Engine, "has_bare_store", Mock(side_effect=reason))
+    start(mode=Mode.STORE, model_store=str(tmp_path / "store"), cache_dir=tmp_path / "cache")
+    wait_until(lambda: "no model can be loaded for now: S3 denies access to it" in caplog.text)
 
 
 # -- model control -----------------------------------------------------------------------------------------------------

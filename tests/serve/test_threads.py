@@ -1,5 +1,6 @@
 """Work that may never come back has threads of its own."""
 
+import asyncio
 import gc
 import threading
 import time
@@ -7,7 +8,7 @@ import weakref
 
 import pytest
 
-from serve.threads import STARTER, ThreadPerTask
+from serve.threads import STARTER, ThreadPerTask, on_daemon
 
 SECONDS = 60
 
@@ -26,6 +27,32 @@ def test_work_that_hangs_is_in_nobodys_way():
     threads.shutdown()
     assert sorted(prepared) == sorted(f"load_{number}" for number in range(51))
     assert threads._threads == {}
+
+
+def test_nobody_waits_at_the_end_for_who_never_answers():
+    """The loop ends though a thread still asks; a result and an error come as they are."""
+    go, came = threading.Event(), threading.Event()
+
+    def ask():
+        came.set()
+        go.wait(SECONDS)
+
+    def refuse():
+        raise ValueError("no")
+
+    async def main():
+        assert await on_daemon("quick", lambda: threading.current_thread().daemon)
+        with pytest.raises(ValueError, match="no"):
+            await on_daemon("quick", refuse)
+        asking = asyncio.get_running_loop().create_task(on_daemon("slow", ask))
+        await asyncio.sleep(0)
+        assert await on_daemon("quick", lambda: came.wait(SECONDS))
+        asking.cancel()
+
+    asyncio.run(main())
+    (slow,) = [thread for thread in threading.enumerate() if thread.name == "slow"]
+    go.set()
+    slow.join(SECONDS)
 
 
 def test_what_is_raised_is_the_futures():
