@@ -49,6 +49,17 @@ _log = logging.getLogger("mme.start")
 
 COMMANDS = (*SHIP, CONFIG, BUILD)
 
+_EXAMPLES = """\
+from a model file to an endpoint:
+  mme pack bert.onnx -o bert.tar.gz                      an archive of it, checked
+  mme serve --model-store .                              a server on port 8080; /dashboard shows what it does
+  mme invoke --target bert.tar.gz --json request.json    a request; no load before is needed
+  mme models                                             what it has in memory, and what did not load and why
+  mme push bert.tar.gz s3://my-bucket/models
+  mme deploy bert --models s3://my-bucket/models ...     on SageMaker
+
+`mme COMMAND --help` has more examples.
+"""
 _SERVE_EXAMPLES = """\
 examples:
   mme serve --model-store s3://bucket/models --memory-budget 80%
@@ -74,11 +85,19 @@ examples:
   mme models --watch                                 again every two seconds, until interrupted
   mme models --json | jq '.[] | select(.state == "READY") | .name'
 """
+_SETTINGS_EXAMPLES = """\
+examples:
+  mme settings | grep -A 2 BUDGET            what each means, what it may be, and its default
+  mme settings --format markdown             the same as a table
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command of `mme`; returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
+    if not words:
+        _parser().print_help(sys.stderr)
+        return 2
     arguments = _serve_arguments(_parser(), words) if words[:1] == ["serve"] else _parser().parse_args(words)
     return _guarded(arguments.command, arguments)
 
@@ -217,14 +236,19 @@ class _CommandParser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mme", description="A serving container for SageMaker multi-model endpoints.")
+    parser = argparse.ArgumentParser(
+        prog="mme",
+        description="A serving container for SageMaker multi-model endpoints.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_CommandParser)
     _add_serve_flags(_command(commands, "serve", "start the server", _SERVE_EXAMPLES))
     _add_models_flags(_command(commands, "models", "list a server's models", _MODELS_EXAMPLES))
     for each in COMMANDS:
         each.add_flags(_command(commands, each.name, each.summary, each.examples))
-    settings = _command(commands, "settings", "list every variable the server reads", "")
+    settings = _command(commands, "settings", "list every variable the server reads", _SETTINGS_EXAMPLES)
     settings.add_argument("--format", choices=("text", "markdown"), default="text")
     return parser
 

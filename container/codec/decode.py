@@ -342,5 +342,6 @@ def _objects(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
     if isinstance(items, list):
         check_number(items, key)
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise invalid_argument(f"the request must have '{key}': an array of objects")
+        fields = "name, shape, datatype and data" if key == "inputs" else "a name"
+        raise invalid_argument(f"the request must have '{key}': an array of objects with {fields}")
     return items

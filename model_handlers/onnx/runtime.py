@@ -102,5 +102,7 @@ def translated(error: Exception, model: str, *, loading: bool) -> MmeError:
     if isinstance(error, MemoryError) or any(word in words for word in _MEMORY_WORDS):
         return out_of_memory(f"model '{model}' ran out of memory: {words}")
     if loading:
-        return invalid_model(f"ONNX Runtime can't load model '{model}': {words}")
+        is_none = type(error).__name__ == "InvalidProtobuf"
+        hint = "; the file is no ONNX model, or was cut off: export it, or copy it, anew" if is_none else ""
+        return invalid_model(f"ONNX Runtime can't load model '{model}': {words}{hint}")
     return MmeError(Kind.EXECUTION_FAILED, f"ONNX Runtime failed while running model '{model}': {words}")

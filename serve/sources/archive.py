@@ -131,7 +131,7 @@ class _Unpacking:
         if first:
             return self._refused("holds no tar archive inside its gzip data: pack the directory with `mme pack`")
         if len(source.last_read) < tarfile.BLOCKSIZE:
-            return self._refused("is truncated: its tar has no end")
+            return self._refused("is truncated: its tar has no end; upload it again")
         return self._refused(f"has a corrupt tar header behind member {self._members}")
 
     def _take(self, member: tarfile.TarInfo, source: InflatedStream) -> None:

@@ -103,7 +103,9 @@ class InflatedStream:
         end = self._position + size
         yield from self._take(size)
         if self._position < end:
-            raise invalid_model(f"archive '{self._archive}' is truncated: its tar ends inside a member")
+            raise invalid_model(
+                f"archive '{self._archive}' is truncated: its tar ends inside a member; upload it again"
+            )
 
     def remainder(self) -> Iterator[memoryview]:
         """Everything up to the end of the stream, in pieces."""
@@ -185,7 +187,7 @@ def _gunzip_member(stream: BinaryIO, data: bytes, archive: str) -> Generator[byt
             if not data and not inflater.eof and len(block) < _BLOCK_SIZE:
                 data = _read(stream, archive)
                 if not data:
-                    raise invalid_model(f"archive '{archive}' is truncated: its gzip data ends early")
+                    raise invalid_model(f"archive '{archive}' is truncated: its gzip data ends early; upload it again")
     except _CORRUPT as error:
         raise invalid_model(f"archive '{archive}' is corrupt: {error}") from error
     unused: bytes = inflater.unused_data

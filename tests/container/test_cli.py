@@ -6,6 +6,7 @@ import gc
 import http.server
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -288,11 +289,21 @@ def test_json_on_the_command_line_may_be_of_any_kind(capsys):
     assert "does not answer" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["serve", "models", *(each.name for each in COMMANDS)])
+@pytest.mark.parametrize("command", ["serve", "models", "settings", *(each.name for each in COMMANDS)])
 def test_help_has_examples(command, capsys):
     """Each command's help shows how it is used."""
     assert run(command, "--help") == 0
     assert f"  mme {command}" in capsys.readouterr().out.partition("examples:")[2]
+
+
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_without_a_command_the_way_from_a_file_to_an_endpoint_is_shown(words, capsys):
+    """Its commands are those that there are; to have named none is a mistake."""
+    assert run(*words) == (0 if words else 2)
+    written = "".join(capsys.readouterr())
+    named = re.findall(r"^  mme (\S+) ", written, re.MULTILINE)
+    assert named == ["pack", "serve", "invoke", "models", "push", "deploy"]
+    assert all(re.search(rf"^    {name} ", written, re.MULTILINE) for name in named)
 
 
 def test_serve_help_names_each_variable(capsys):

@@ -14,7 +14,7 @@ from model_handlers.base import CPU
 from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
-from model_handlers.onnx.runtime import onnx_runtime
+from model_handlers.onnx.runtime import create_session, onnx_runtime
 from model_handlers.tensor import BY_NAME, BYTES, FP16, FP32, INT64, TensorSpec
 from tests.onnx_types import ONNX_TYPES
 
@@ -715,3 +715,13 @@ def test_parameters_without_effect_are_named_once(load, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "parameters without effect on ONNX models: 'enable_fp8'"
     ]
+
+
+def test_a_file_that_is_no_onnx_says_what_to_do(tmp_path):
+    """Behind ONNX Runtime's own words, which name nothing to do."""
+    (tmp_path / "model.onnx").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(
+        MmeError, match=r"Protobuf parsing failed\.; the file is no ONNX model, or was cut off"
+    ) as caught:
+        create_session(tmp_path / "model.onnx", onnx_runtime().SessionOptions(), "m")
+    assert caught.value.kind is Kind.INVALID_MODEL

@@ -273,7 +273,10 @@ def test_a_request_must_be_an_object(document, decode, refusal):
 @pytest.mark.parametrize("document", [{}, {"inputs": None}, {"inputs": {}}, {"inputs": [1]}, {"inputs": "X"}])
 def test_inputs_must_be_an_array_of_objects(document, decode, refusal):
     """Anything else is refused."""
-    assert refusal(decode, document) == "the request must have 'inputs': an array of objects"
+    assert (
+        refusal(decode, document)
+        == "the request must have 'inputs': an array of objects with name, shape, datatype and data"
+    )
 
 
 @pytest.mark.parametrize("name", [None, "", 1, ["X"]])
@@ -416,7 +419,7 @@ def test_binary_flags_must_be_booleans(value, decode, refusal, input_):
 def test_requested_outputs_must_be_an_array_of_objects(outputs, decode, refusal, input_):
     """Anything else is refused."""
     sentence = refusal(decode, {"inputs": [input_(data=[1, 2])], "outputs": outputs})
-    assert sentence == "the request must have 'outputs': an array of objects"
+    assert sentence == "the request must have 'outputs': an array of objects with a name"
 
 
 def test_classes_in_place_of_an_output(decode, refusal, input_):
