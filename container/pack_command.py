@@ -51,18 +51,22 @@ def run(arguments: argparse.Namespace) -> int:
     archive = output.name.removesuffix(ARCHIVE_SUFFIX)
     steps = arguments.ensemble.split(",") if arguments.ensemble else []
     origins = _parts(sources, steps, name) if steps or len(sources) > 1 else _origins(sources[0], name, archive)
+    copies = _copies(output, arguments.copies)
     with staged(origins) as staging:
         configs = _configured(staging, origins, steps, name, archive)
         total = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
         with progress(total, f"pack {output.name}") as advance:
-            pack(staging, output, level=arguments.level, progress=advance)
+            pack(staging, copies[0], level=arguments.level, progress=advance)
         for folder in [*origins, *([name] if steps else [])]:
             print(f"{folder}/")
             for line in _tree(staging / folder):
                 print(f"  {line}")
     for config in configs:
         print(f"\nconfiguration in effect\n{_indented(config_text(config))}")
-    for path in _copies(output, arguments.copies):
+    for copy in copies[1:]:
+        copy.unlink(missing_ok=True)
+        link_or_copy(copies[0], copy)
+    for path in copies:
         print(f"\n{path}: {_size(path.stat().st_size)}", end="")
     print()
     return 0
@@ -165,12 +169,7 @@ def _copies(output: Path, count: int) -> list[Path]:
     if count == 1:
         return [output]
     stem = output.name.removesuffix(ARCHIVE_SUFFIX)
-    copies = [output.with_name(f"{stem}-{number}{ARCHIVE_SUFFIX}") for number in range(count)]
-    for copy in copies:
-        copy.unlink(missing_ok=True)
-        link_or_copy(output, copy)
-    output.unlink()
-    return copies
+    return [output.with_name(f"{stem}-{number}{ARCHIVE_SUFFIX}") for number in range(count)]
 
 
 def _opened(staging: Path, directory: Path, name: str) -> ModelDirectory:

@@ -140,6 +140,9 @@ def test_a_fleet_of_copies(mme, plus, tmp_path):
     assert all(name in said.out for name in names)
     assert len({(tmp_path / name).read_bytes() for name in names}) == 1
     assert mme("pack", plus, "--copies", "0", "-o", tmp_path / "bert.tar.gz").code == 2
+    (tmp_path / "bert.tar.gz").write_text("somebody's")
+    mme("pack", plus, "--copies", "3", "-o", tmp_path / "bert.tar.gz")
+    assert (tmp_path / "bert.tar.gz").read_text() == "somebody's", "none of the copies is called so"
 
 
 def test_a_folder_of_a_model_file_is_a_version(mme, plus, tmp_path):
