@@ -134,7 +134,12 @@ def _shared_processors() -> list[Processor]:
 def _formatter(*, colours: bool, lines: LogFormat) -> logging.Formatter:
     formatter, traceback = structlog.stdlib.ProcessorFormatter, structlog.processors.format_exc_info
     chains: dict[LogFormat, list[Processor]] = {
-        LogFormat.TEXT: [_timestamp, formatter.remove_processors_meta, _text_lines(colours=colours)],
+        LogFormat.TEXT: [
+            _timestamp,
+            formatter.remove_processors_meta,
+            *([] if colours else [_in_one_line]),
+            _text_lines(colours=colours),
+        ],
         LogFormat.JSON: [_timestamp, formatter.remove_processors_meta, traceback, _message_first, _json_lines()],
         LogFormat.TRITON: [traceback, functools.partial(_triton_line, "{severity}{written:%m%d %H:%M:%S.%f}")],
         LogFormat.ISO8601: [traceback, functools.partial(_triton_line, "{written:%Y-%m-%dT%H:%M:%SZ} {severity}")],
@@ -146,6 +151,14 @@ def _timestamp(_logger: WrappedLogger, _method: str, event: EventDict) -> EventD
     """When the line was written (not when it was rendered): ISO 8601, UTC, milliseconds."""
     written = datetime.fromtimestamp(event["_record"].created, UTC)
     event["timestamp"] = written.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return event
+
+
+def _in_one_line(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """In a file a sentence of several lines, as a model's error is, would leave its model's name on the last one."""
+    lines = str(event["event"]).splitlines()
+    if len(lines) > 1:
+        event["event"] = " | ".join(line for line in map(str.strip, lines) if line)
     return event
 
 

@@ -121,6 +121,16 @@ def test_text_without_a_terminal_has_no_colours():
     assert "\x1b" not in stream.getvalue()
 
 
+def test_text_in_a_file_has_a_line_for_each_sentence():
+    """Of a model's error too, whose lines a person at a terminal sees as they are."""
+    sentence = "load failed: no file\n\nAt:\n  model.py(7)\n"
+    for stream, expected in ((io.StringIO(), 1), (Terminal(), 5)):
+        configure("info", LogFormat.TEXT, stream)
+        logging.getLogger("mme.cache").warning(sentence, extra={"target_model": "m"})
+        assert len(stream.getvalue().rstrip().splitlines()) == expected
+        assert ("load failed: no file | At: | model.py(7)" in stream.getvalue()) == (expected == 1)
+
+
 def test_level_holds_for_everybody_and_botocore_never_tells_its_requests():
     """At debug level our own debug lines come out, botocore's (with credentials in them) do not."""
     stream = io.StringIO()
