@@ -163,6 +163,8 @@ def test_errors_of_http_itself_are_json_sentences(kind, warm, wsgi_server, raw_h
     port = wsgi_server(warm.app, kind)
     missing = raw_http(port, "GET", "/nowhere")
     assert (missing.status, missing.error) == (404, "Not Found: GET /nowhere is not a route of this server")
+    root = raw_http(port, "GET", "/")
+    assert (root.status, root.error.partition("; ")[2]) == (404, "/dashboard shows what it does")
     wrong = raw_http(port, "GET", "/invocations")
     assert wrong.status == 405
     assert wrong.error == "Method Not Allowed: GET /invocations is not a route of this server; it takes POST"
