@@ -186,8 +186,8 @@ class Loading(Generic[P, T]):
         need = prepared.estimate
         for _ in range(_ATTEMPTS):
             claimed = self._charges.counted(need)
-            self._make_way(entry, claimed)
-            evicted += await self._room.reserve(entry.name, claimed)
+            give_way = None if entry.predecessor is None else functools.partial(self._give_way, entry)
+            evicted += await self._room.reserve(entry.name, claimed, give_way)
             taken = await self._load_reserved(entry, prepared, claimed, left, evicted)
             if taken is None:
                 return
@@ -196,13 +196,6 @@ class Loading(Generic[P, T]):
             Kind.UNAVAILABLE,
             f"model '{entry.name}' takes more memory each time it is loaded, and other models hold the rest; try again",
         )
-
-    def _make_way(self, entry: Entry[T], need: Footprint) -> None:
-        """A model that takes another's place is loaded beside it, unless only its leaving makes the room for that."""
-        if entry.predecessor is None or self._room.fits_beside(entry.name, need):
-            return
-        if self._room.fits_instead(entry.name, need):
-            self._give_way(entry)
 
     async def _load_reserved(
         self, entry: Entry[T], prepared: P, need: Footprint, left: float, evicted: list[str]

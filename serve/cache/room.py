@@ -4,6 +4,9 @@ Bytes are counted in two places that never overlap: residents (until they are cl
 way. A load claims its bytes before it touches memory. A claim that does not fit evicts, if that makes enough room,
 or waits: it is looked at again whenever a lease ends, an unload finishes or a reservation is given back. What is
 freed for a claim is set aside for it, so that small claims that keep coming cannot starve a large one.
+
+A model that takes another's place is loaded beside it, unless only its leaving makes the room for that. That, too, is
+decided at each look: what it waits for may be pinned meanwhile.
 """
 
 from __future__ import annotations
@@ -25,14 +28,20 @@ _SECONDS_EACH = 30e-6  # ten times what a plan takes for one resident
 
 
 class _Claim:
-    """A load that waits for room. `patient` ones wait for models in use, the others ask for more than they have."""
+    """A load that waits for room. `patient` ones wait for models in use, the others ask for more than they have.
 
-    __slots__ = ("evicted", "granted", "name", "need", "patient")
+    `give_way` has the model of that name leave that is in memory, if there is one and it has not been told yet.
+    """
 
-    def __init__(self, name: str, need: Footprint, *, patient: bool) -> None:
+    __slots__ = ("evicted", "give_way", "granted", "name", "need", "patient")
+
+    def __init__(
+        self, name: str, need: Footprint, *, patient: bool, give_way: Callable[[], None] | None = None
+    ) -> None:
         self.name = name
         self.need = need
         self.patient = patient
+        self.give_way = give_way
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.evicted: list[str] = []
 
@@ -86,8 +95,13 @@ class Room:
         """Bytes of everything in memory and of everything promised."""
         return sum((resident.footprint for resident in self._residents()), self.reserved)
 
-    async def reserve(self, name: str, need: Footprint) -> list[str]:
+    async def reserve(self, name: str, need: Footprint, give_way: Callable[[], None] | None = None) -> list[str]:
         """Have `need` bytes promised to model `name`, evicting whom it takes, waiting for models in use.
+
+        Args:
+            name: of the model.
+            need: bytes.
+            give_way: has the one begin to leave whose place it takes; called only if there is no room for both.
 
         Returns:
             the names of those evicted.
@@ -96,7 +110,7 @@ class Room:
             MmeError: OUT_OF_MEMORY when it can never fit, or does not fit and nobody may be evicted; UNAVAILABLE when
                 models that may not leave yet did not make room in time.
         """
-        return await self._reserve(_Claim(name, need, patient=True), need)
+        return await self._reserve(_Claim(name, need, patient=True, give_way=give_way), need)
 
     async def extend(self, name: str, promised: Footprint, whole: Footprint) -> list[str] | None:
         """Have more promised to a model that has `promised` bytes already and turned out to take `whole`.
@@ -114,22 +128,6 @@ class Room:
             return await self._reserve(_Claim(name, whole.beyond(promised), patient=False), whole)
         except _NotNowError:
             return None
-
-    def fits_beside(self, name: str, need: Footprint) -> bool:
-        """Whether there could be room for `need` bytes while the model of that name that is in memory stays there."""
-        stays = [resident.footprint for resident in self._residents() if resident.name == name and not resident.leaving]
-        return need.fits(self.budget - self._kept(name) - sum(stays, Footprint()))
-
-    def fits_instead(self, name: str, need: Footprint) -> bool:
-        """Whether there could be if it left."""
-        return need.fits(self.budget - self._kept(name))
-
-    def _kept(self, name: str) -> Footprint:
-        """Bytes that nobody gives back for the model of that name, itself not counted."""
-        others = [resident for resident in self._residents() if resident.name != name and not resident.leaving]
-        if not self._evicts:
-            return sum((resident.footprint for resident in others), self.reserved)
-        return sum((other.footprint for other in others if other.keep_until == eviction.FOR_EVER), Footprint())
 
     def spare(self, need: Footprint) -> bool:
         """Have `need` bytes promised if they are free and nobody waits for them; to be given back."""
@@ -221,6 +219,9 @@ class Room:
             self.reserved += claim.need
             claim.granted.set_result(None)
             return 0.0
+        if claim.give_way is not None and self._only_instead(claim):
+            claim.give_way()
+            claim.give_way = None
         residents = list(self._residents())
         self._crowd = len(residents)
         plan = eviction.plan(
@@ -236,6 +237,19 @@ class Room:
             claim.evicted += plan.victims
             self._evict(plan, claim.name, "load" if claim.patient else "growth")
         return plan.again_at
+
+    def _only_instead(self, claim: _Claim) -> bool:
+        """Whether there can be room for a model, but not while the one stays whose place it takes."""
+        staying = [resident for resident in self._residents() if not resident.leaving]
+        instead = self.budget - self._kept(resident for resident in staying if resident.name != claim.name)
+        beside = instead - sum((one.footprint for one in staying if one.name == claim.name), Footprint())
+        return claim.need.fits(instead) and not claim.need.fits(beside)
+
+    def _kept(self, others: Iterable[eviction.Resident]) -> Footprint:
+        """Bytes that nobody gives back, whoever waits for them."""
+        if not self._evicts:
+            return sum((other.footprint for other in others), self.reserved)
+        return sum((other.footprint for other in others if other.keep_until == eviction.FOR_EVER), Footprint())
 
     def _withdraw(self, claim: _Claim) -> None:
         """The claimant left: what was granted in that very moment, or set aside, is for the next."""

@@ -808,6 +808,68 @@ def test_where_memory_has_no_room_for_both_the_old_one_goes_first(play, evicts):
     play(scene, evicts=evicts)
 
 
+def test_the_old_one_goes_after_all_when_what_its_successor_waits_for_is_pinned(play):
+    """There was to be room for both, but for a model that was being loaded then and is never evicted now."""
+
+    async def scene(world):
+        world.press.sizes = {"b": (mb(45), mb(45)), "keep": (mb(20), mb(20))}
+        await world.resident("b")
+        old = world.entry("b")
+        keep = await world.begin("keep", "load")
+        await world.do("prepare keep")
+        reload = await world.begin("b", "reload")
+        await world.do("prepare b")
+        assert old.state is State.READY
+        await world.do("load keep")
+        await keep
+        assert (old.state, world.desk.pending) == (State.UNLOADING, ["close b"])
+        await world.do("close b", "load b")
+        await reload
+        assert world.cache.room.used() == mb(65)
+
+    play(scene, rules=Rules(pins=("keep",)))
+
+
+def test_a_pinned_model_goes_for_its_successor_when_another_is_pinned_meanwhile(play):
+    """It is in nobody's way but that one's, so that nothing is out of memory."""
+
+    async def scene(world):
+        world.press.sizes = {"b": (mb(45), mb(45)), "keep": (mb(20), mb(20))}
+        await world.resident("b")
+        keep = await world.begin("keep", "load")
+        await world.do("prepare keep")
+        reload = await world.begin("b", "reload")
+        await world.do("prepare b", "load keep")
+        await keep
+        await world.do("close b", "load b")
+        await reload
+
+    play(scene, rules=Rules(pins=("b", "keep")))
+
+
+def test_the_old_one_goes_after_all_when_a_platform_loads_what_leaves_no_room_for_both(play):
+    """A load that waits for a model that is being unloaded is overtaken by a small one, and is not out of memory."""
+
+    async def scene(world):
+        world.press.sizes = {"a": (mb(40), mb(40)), "b": (mb(50), mb(50)), "c": (mb(10), mb(10))}
+        await world.resident("a", "b")
+        lease = world.cache.lease("b")
+        unload = await world.begin("b", "unload")
+        world.press.measured["a"] = mb(60)
+        reload = await world.begin("a", "reload")
+        await world.do("prepare a")
+        assert world.entry("a").state is State.READY
+        small = await world.begin("c", "load")
+        await world.do("prepare c", "load c")
+        await small
+        assert (world.desk.pending, reload.done()) == (["close a"], False)
+        lease.release()
+        await world.do_all()
+        await asyncio.gather(unload, reload)
+
+    play(scene, evicts=False)
+
+
 def test_others_leave_for_a_successor_before_the_one_that_it_replaces(play):
     """No request is lost for want of room as long as somebody idle can make it."""
 
