@@ -6,7 +6,7 @@ or waits: it is looked at again whenever a lease ends, an unload finishes or a r
 freed for a claim is set aside for it, so that small claims that keep coming cannot starve a large one.
 
 A model that takes another's place is loaded beside it, unless only its leaving makes the room for that. That, too, is
-decided at each look: what it waits for may be pinned meanwhile.
+decided at each look: what it waits for may be pinned meanwhile, or wait for the very room that its own old one holds.
 """
 
 from __future__ import annotations
@@ -243,13 +243,22 @@ class Room:
         staying = [resident for resident in self._residents() if not resident.leaving]
         instead = self.budget - self._kept(resident for resident in staying if resident.name != claim.name)
         beside = instead - sum((one.footprint for one in staying if one.name == claim.name), Footprint())
-        return claim.need.fits(instead) and not claim.need.fits(beside)
+        if not claim.need.fits(instead):
+            return False
+        return not claim.need.fits(beside) or self._wait_for_each_other(staying)
 
     def _kept(self, others: Iterable[eviction.Resident]) -> Footprint:
         """Bytes that nobody gives back, whoever waits for them."""
         if not self._evicts:
             return sum((other.footprint for other in others), self.reserved)
         return sum((other.footprint for other in others if other.keep_until == eviction.FOR_EVER), Footprint())
+
+    def _wait_for_each_other(self, staying: list[eviction.Resident]) -> bool:
+        """Whether nobody who is to take a place has room beside those that stay until their places are taken."""
+        waiting = {claim.name: claim for claim in self._claims if claim.give_way and not claim.granted.done()}
+        stay = [one.footprint for one in staying if one.name in waiting or one.keep_until == eviction.FOR_EVER]
+        free = self.budget - sum(stay, Footprint())
+        return not any(claim.need.fits(free) for claim in waiting.values())
 
     def _withdraw(self, claim: _Claim) -> None:
         """The claimant left: what was granted in that very moment, or set aside, is for the next."""

@@ -870,6 +870,46 @@ def test_the_old_one_goes_after_all_when_a_platform_loads_what_leaves_no_room_fo
     play(scene, evicts=False)
 
 
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_models_loaded_anew_at_once_do_not_wait_for_each_other(play, names):
+    """Each has room beside its old one if another's goes, which waits for the same: the first to ask lets its own go."""
+
+    async def scene(world):
+        world.press.sizes = dict.fromkeys(names, (mb(90 // len(names)),) * 2)
+        await world.resident(*names)
+        old = {name: world.entry(name) for name in names}
+        reloads = [await world.begin(name, "reload") for name in names]
+        await world.do(*(f"prepare {name}" for name in names))
+        assert [old[name].state for name in names] == [State.UNLOADING] + [State.READY] * (len(names) - 1)
+        await world.do_all()
+        await asyncio.gather(*reloads)
+
+    play(scene, turns=3)
+
+
+def test_a_model_loaded_anew_waits_for_another_that_will_make_room(play):
+    """That one has room beside its old one once a request has ended: no model leaves before its successor is there."""
+
+    async def scene(world):
+        world.press.sizes = {"a": (mb(45), mb(45)), "b": (mb(45), mb(45)), "c": (mb(10), mb(10))}
+        await world.resident("a", "b", "c")
+        old = [world.entry(name) for name in "ab"]
+        lease = world.cache.lease("c")
+        world.press.sizes["b"] = (mb(10), mb(10))
+        world.press.measured["b"] = mb(10)
+        reloads = [await world.begin(name, "reload") for name in "ab"]
+        await world.do("prepare a", "prepare b")
+        assert [entry.state for entry in old] == [State.READY] * 2
+        lease.release()
+        await world.turn()
+        await world.do("close c", "load b", "close b")
+        assert old[0].state is State.READY
+        await world.do_all()
+        await asyncio.gather(*reloads)
+
+    play(scene)
+
+
 def test_others_leave_for_a_successor_before_the_one_that_it_replaces(play):
     """No request is lost for want of room as long as somebody idle can make it."""
 
