@@ -6,6 +6,7 @@ belongs to the event loop, see `codec.decode` for the threads that decode for it
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003 - a compiled NamedTuple looks at its types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,17 +23,16 @@ from container.codec.fields import RequestFields
 from container.codec.layouts import Layouts
 from container.codec.shared import NO_PLACES, names_region, releasing, shared_input, shared_output
 from container.grpc.messages import values
-from container.shared_memory import AT_ONCE, Regions
+from container.shared_memory import AT_ONCE, Place, Regions
 from model_handlers.errors import invalid_argument
 from model_handlers.tensor import BYTES, element_count
 from serve.bounded import Bounded
 from serve.request import InferenceRequest, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from container.grpc.grpc_service_pb2 import InferTensorContents, ModelInferRequest
-    from container.shared_memory import Place
     from model_handlers.errors import MmeError
     from model_handlers.tensor import Array, DataType
     from serve.request import Completion

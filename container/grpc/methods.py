@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
+    from container.grpc.rpc import Rpc
     from container.service import Service
 
     Method = Callable[[bytes, Any], Awaitable[bytes]]
@@ -84,9 +85,9 @@ class Methods:
         parsed(pb.HealthCheckRequest, data)
         return _Health(status=self._health()).SerializeToString()
 
-    async def watch(self, data: bytes, context: Any) -> None:
+    async def watch(self, context: Rpc) -> None:
         """Health's Watch: the status now and whenever it has changed."""
-        parsed(pb.HealthCheckRequest, data)
+        parsed(pb.HealthCheckRequest, await context.read() or b"")
         told: _Health.ServingStatus.ValueType | None = None
         while True:
             over, status = self._draining.is_set(), self._health()

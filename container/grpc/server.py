@@ -7,32 +7,46 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import ssl
 from typing import TYPE_CHECKING, Any
-
-import grpc
 
 from container.authority import authority
 from container.forwarding import forwarding
 from container.grpc.infer import Codec, Inference
 from container.grpc.methods import HEALTH, INFERENCE, Methods
-from container.grpc.status import refuse
+from container.grpc.rpc import Method, Rpc, refuse_stream
+from container.grpc.status import Status, refuse
 from container.grpc.stream import Streams
 from container.grpc.traces import headers_of
+from container.http2.connection import Connection
+from container.http2.keepalive import Keepalive
 from container.restrictions import GRPC_PREFIX, Restrictions, category_of_method
 from container.settings import GrpcCompression
-from container.settings.protocol_values import channel_options
+from container.settings.protocol_values import keepalive_rules
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from container.http2.connection import Stream
+    from container.http2.header_blocks import Fields
     from container.service import Service
     from container.settings import Settings
 
-    Handle = Callable[[Any, Any], Awaitable[Any]]
+    Handle = Callable[..., Awaitable[Any]]
 
 _log = logging.getLogger("mme.grpc")
-_LEVELS = {level: number for number, level in enumerate(GrpcCompression)}  # grpcio's, in the same order
+_BACKLOG = 1024
+_HANDSHAKE_SECONDS = 20.0
+_LOOK_SECONDS = 0.01
+_NOT_THERE = Method()
+_ALGORITHMS = {
+    GrpcCompression.NONE: "",
+    GrpcCompression.LOW: "gzip",
+    GrpcCompression.MEDIUM: "deflate",
+    GrpcCompression.HIGH: "deflate",
+}
 
 
 class GrpcServer:
@@ -50,105 +64,152 @@ class GrpcServer:
 
     def __init__(self, service: Service) -> None:
         settings = service.settings
-        self._secure = settings.grpc_use_ssl
+        self._loop = asyncio.get_running_loop()
+        self._tls = _tls(settings)
         self._draining = asyncio.Event()
-        self._server = grpc.aio.server(options=_options(settings))
         self._restrictions = Restrictions(settings.grpc_restrictions, GRPC_PREFIX, "protocol")
+        self._largest = settings.max_body_bytes
+        self._compression = _ALGORITHMS[settings.grpc_compression]
+        self._keepalive = Keepalive(self._loop, **keepalive_rules(settings.grpc_keepalive))
+        self._connections: set[Connection] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._listeners: list[asyncio.Server] = []
         codec = Codec(service.engine, forwarding(settings.grpc_header_pattern), service.regions)
         self._streams = Streams(service.engine, codec, service.tracer)
         methods = Methods(service, self._draining)
-        inference = {
-            **{name: self._unary(name, method) for name, method in methods.by_name().items()},
-            "ModelInfer": self._unary("ModelInfer", Inference(service.engine, codec, service.tracer).infer),
-            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
-                self._guarded("ModelStreamInfer", self._streams.serve)
-            ),
+        infer = Inference(service.engine, codec, service.tracer).infer
+        unary = {f"{INFERENCE}/{name}": method for name, method in {**methods.by_name(), "ModelInfer": infer}.items()}
+        unary[f"{HEALTH}/Check"] = methods.check
+        streaming = {f"{INFERENCE}/ModelStreamInfer": self._streams.serve, f"{HEALTH}/Watch": methods.watch}
+        self._methods = {
+            **{f"/{path}".encode(): Method(unary=self._guarded(path, handle)) for path, handle in unary.items()},
+            **{
+                f"/{path}".encode(): Method(streaming=self._guarded(path, handle)) for path, handle in streaming.items()
+            },
         }
-        health = {
-            "Check": self._unary("Check", methods.check),
-            "Watch": grpc.unary_stream_rpc_method_handler(self._guarded("Watch", methods.watch)),
-        }
-        self._server.add_generic_rpc_handlers(
-            (
-                grpc.method_handlers_generic_handler(INFERENCE, inference),
-                grpc.method_handlers_generic_handler(HEALTH, health),
-            )
-        )
-        self.port = self._listen(
-            settings.grpc_address or settings.host, settings.grpc_port or 0, _credentials(settings)
-        )
-
-    def _listen(self, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
-        address = authority(host, port)
-        try:
-            if credentials is None:
-                return int(self._server.add_insecure_port(address))
-            return int(self._server.add_secure_port(address, credentials))
-        except RuntimeError as error:
-            raise invalid_argument(
-                f"the server cannot listen to gRPC requests at {address}; choose another --grpc-port/MME_GRPC_PORT"
-            ) from error
+        self._sockets = _listening(settings.grpc_address or settings.host, settings.grpc_port or 0)
+        self.port: int = self._sockets[0].getsockname()[1]
 
     async def start(self) -> None:
         """Answer requests from now on."""
-        await self._server.start()
-        _log.info("gRPC listening at port %d%s", self.port, ", by TLS" if self._secure else "")
+        handshake = _HANDSHAKE_SECONDS if self._tls is not None else None
+        for each in self._sockets:
+            self._listeners.append(
+                await self._loop.create_server(
+                    self._connection, sock=each, ssl=self._tls, backlog=_BACKLOG, ssl_handshake_timeout=handshake
+                )
+            )
+        _log.info("gRPC listening at port %d%s", self.port, ", by TLS" if self._tls is not None else "")
 
     async def drain(self, seconds: float) -> None:
         """Take no more requests; return when those that there are have been answered, or are given up after a while."""
+        for listener in self._listeners:
+            listener.close()
         self._draining.set()
         self._streams.drain()
-        await self._server.stop(seconds)
+        for connection in list(self._connections):
+            connection.drain()
+        ends = self._loop.time() + seconds
+        while self._connections and self._loop.time() < ends:  # noqa: ASYNC110 - each tells asyncio alone
+            await asyncio.sleep(_LOOK_SECONDS)
+        for connection in list(self._connections):
+            connection.abort()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=_LOOK_SECONDS)
 
-    def _unary(self, method: str, handle: Handle) -> grpc.RpcMethodHandler:
-        return grpc.unary_unary_rpc_method_handler(self._guarded(method, handle))
+    def _connection(self) -> Connection:
+        return Connection(self._loop, self._begin, self._connections, self._keepalive)
 
-    def _guarded(self, method: str, handle: Handle) -> Handle:
+    def _begin(self, stream: Stream, fields: Fields) -> Rpc | None:
+        """A stream has begun: the call that it is; None where it was refused."""
+        path = kind = method = b""
+        for name, value in fields:
+            if name == b":path":
+                path = value
+            elif name == b":method":
+                method = value
+            elif name == b"content-type":
+                kind = value
+        if method != b"POST":
+            refuse_stream(stream, 405)
+            return None
+        if not kind.startswith(b"application/grpc"):
+            refuse_stream(stream, 415)
+            return None
+        found = self._methods.get(path)
+        call = Rpc(stream, fields, found or _NOT_THERE, self._largest, self._compression, self._calls)
+        if found is None:
+            call.fail(Status.UNIMPLEMENTED, "Method not found!")
+        return call
+
+    def _guarded(self, path: str, handle: Handle) -> Handle:
         """The method, for those who bring what its category wants."""
-        category, restrictions = category_of_method(method), self._restrictions
+        category, restrictions = category_of_method(path.rpartition("/")[2]), self._restrictions
         if not restrictions:
             return _told(handle)
 
-        async def guarded(request: Any, context: Any) -> Any:
-            restrictions.check(category, headers_of(context))
-            return await handle(request, context)
+        async def guarded(*args: Any) -> Any:
+            restrictions.check(category, headers_of(args[-1]))
+            return await handle(*args)
 
         return _told(guarded)
 
 
-def _options(settings: Settings) -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", settings.max_body_bytes),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.so_reuseport", 0),  # a second server on the port is a mistake to be told of
-        ("grpc.default_compression_level", _LEVELS[settings.grpc_compression]),  # by what each client can read
-        *channel_options(settings.grpc_keepalive),
-    ]
+def _listening(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen at all addresses of a host.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when one of them can't.
+    """
+    found: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            each = socket.socket(family, kind, protocol)
+            found.append(each)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
+            each.bind((address[0], port or found[0].getsockname()[1], *address[2:]))
+            each.listen(_BACKLOG)
+            each.setblocking(False)
+    except OSError as error:
+        for each in found:
+            each.close()
+        raise invalid_argument(
+            f"the server cannot listen to gRPC requests at {authority(host, port)}; choose another "
+            "--grpc-port/MME_GRPC_PORT"
+        ) from error
+    return found
 
 
-def _credentials(settings: Settings) -> grpc.ServerCredentials | None:
+def _tls(settings: Settings) -> ssl.SSLContext | None:
     """What clients are shown, and what they have to show; None where there is no TLS."""
     if not settings.grpc_use_ssl:
         return None
     if settings.grpc_server_cert is None or settings.grpc_server_key is None:
         raise invalid_argument("gRPC by TLS needs a certificate and its key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["h2"])
     try:
-        pair = settings.grpc_server_key.read_bytes(), settings.grpc_server_cert.read_bytes()
-        root = settings.grpc_root_cert.read_bytes() if settings.grpc_root_cert is not None else None
+        context.load_cert_chain(settings.grpc_server_cert, settings.grpc_server_key)
+        if settings.grpc_root_cert is not None:
+            context.load_verify_locations(settings.grpc_root_cert)
     except OSError as error:
         raise invalid_argument(f"a file of gRPC's TLS can't be read: {error}") from error
-    return grpc.ssl_server_credentials([pair], root, settings.grpc_use_ssl_mutual)
+    if settings.grpc_use_ssl_mutual:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def _told(handle: Handle) -> Handle:
     """The method, with a status in place of what it raises."""
 
-    async def told(request: Any, context: Any) -> Any:
+    async def told(*args: Any) -> Any:
         try:
-            return await handle(request, context)
-        except grpc.aio.InternalError:  # its client has just left
-            raise
+            return await handle(*args)
         except Exception as error:  # noqa: BLE001 - every error is a status, or its client reads nothing of it
-            return refuse(context, error)
+            return refuse(args[-1], error)
 
     return told

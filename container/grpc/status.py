@@ -5,34 +5,59 @@ The table follows Triton's map, which clients know; memory that does not suffice
 
 from __future__ import annotations
 
-from typing import Any
-
-from grpc import StatusCode
+from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from container.failures import known
 from model_handlers.errors import Kind
 
-CODES: dict[Kind, StatusCode] = {
-    Kind.INVALID_ARGUMENT: StatusCode.INVALID_ARGUMENT,
-    Kind.UNSUPPORTED_MEDIA_TYPE: StatusCode.INVALID_ARGUMENT,
-    Kind.NOT_ACCEPTABLE: StatusCode.INVALID_ARGUMENT,
-    Kind.TOO_LARGE: StatusCode.RESOURCE_EXHAUSTED,  # as gRPC says itself of a message beyond its limit
-    Kind.INVALID_MODEL: StatusCode.INVALID_ARGUMENT,
-    Kind.UNKNOWN_MODEL: StatusCode.NOT_FOUND,
-    Kind.UNKNOWN_VERSION: StatusCode.NOT_FOUND,
-    Kind.ALREADY_EXISTS: StatusCode.ALREADY_EXISTS,
-    Kind.UNSUPPORTED: StatusCode.UNIMPLEMENTED,
-    Kind.RESTRICTED: StatusCode.UNAVAILABLE,
-    Kind.QUEUE_FULL: StatusCode.UNAVAILABLE,
-    Kind.QUEUE_TIMEOUT: StatusCode.UNAVAILABLE,
-    Kind.UNAVAILABLE: StatusCode.UNAVAILABLE,
-    Kind.OUT_OF_MEMORY: StatusCode.RESOURCE_EXHAUSTED,
-    Kind.CANCELLED: StatusCode.CANCELLED,
-    Kind.EXECUTION_FAILED: StatusCode.INTERNAL,
-    Kind.NOT_FOUND: StatusCode.NOT_FOUND,
-    Kind.CONFLICT: StatusCode.ALREADY_EXISTS,
-    Kind.UNKNOWN: StatusCode.UNKNOWN,
-    Kind.INTERNAL: StatusCode.INTERNAL,
+if TYPE_CHECKING:
+    from container.grpc.rpc import Rpc
+
+
+class Status(IntEnum):
+    """How a call ends, in gRPC's words and numbers."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+CODES: dict[Kind, Status] = {
+    Kind.INVALID_ARGUMENT: Status.INVALID_ARGUMENT,
+    Kind.UNSUPPORTED_MEDIA_TYPE: Status.INVALID_ARGUMENT,
+    Kind.NOT_ACCEPTABLE: Status.INVALID_ARGUMENT,
+    Kind.TOO_LARGE: Status.RESOURCE_EXHAUSTED,  # as gRPC says itself of a message beyond its limit
+    Kind.INVALID_MODEL: Status.INVALID_ARGUMENT,
+    Kind.UNKNOWN_MODEL: Status.NOT_FOUND,
+    Kind.UNKNOWN_VERSION: Status.NOT_FOUND,
+    Kind.ALREADY_EXISTS: Status.ALREADY_EXISTS,
+    Kind.UNSUPPORTED: Status.UNIMPLEMENTED,
+    Kind.RESTRICTED: Status.UNAVAILABLE,
+    Kind.QUEUE_FULL: Status.UNAVAILABLE,
+    Kind.QUEUE_TIMEOUT: Status.UNAVAILABLE,
+    Kind.UNAVAILABLE: Status.UNAVAILABLE,
+    Kind.OUT_OF_MEMORY: Status.RESOURCE_EXHAUSTED,
+    Kind.CANCELLED: Status.CANCELLED,
+    Kind.EXECUTION_FAILED: Status.INTERNAL,
+    Kind.NOT_FOUND: Status.NOT_FOUND,
+    Kind.CONFLICT: Status.ALREADY_EXISTS,
+    Kind.UNKNOWN: Status.UNKNOWN,
+    Kind.INTERNAL: Status.INTERNAL,
 }
 
 # A status travels in the trailers, of which clients accept 8 KiB; what is not ASCII takes up to nine bytes a character.
@@ -40,14 +65,9 @@ _MAX_MESSAGE = 2048
 _MAX_FOREIGN = 512
 
 
-def refuse(context: Any, error: Exception) -> bytes:
-    """Have a call end with an error: what its handler is to return then, which nobody reads.
-
-    `context.abort` would do the same by raising an error that gRPC keeps until the collector of garbage comes, and the
-    request with it.
-    """
+def refuse(context: Rpc, error: Exception) -> bytes:
+    """Have a call end with an error: what its handler is to return then, which nobody reads."""
     problem = known(error)
     message = problem.message
-    context.set_code(CODES[problem.kind])
-    context.set_details(message[: _MAX_MESSAGE if message.isascii() else _MAX_FOREIGN])
+    context.refuse(CODES[problem.kind], message[: _MAX_MESSAGE if message.isascii() else _MAX_FOREIGN])
     return b""

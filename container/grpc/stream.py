@@ -18,9 +18,7 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any
-
-from grpc.aio import EOF
+from typing import TYPE_CHECKING
 
 from container.codec.effort import takes_long
 from container.failures import known
@@ -34,9 +32,10 @@ from container.shared_memory import Unread
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     from container.grpc.infer import Codec
+    from container.grpc.rpc import Rpc
     from container.traced import Following, Tracing
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
@@ -64,8 +63,8 @@ class Streams:
         self._tracer = tracer
         self._open: set[Stream] = set()
 
-    async def serve(self, _requests: AsyncIterator[bytes], context: Any) -> None:
-        """One stream, to its end. gRPC's iterator would keep each message until the next one comes.
+    async def serve(self, context: Rpc) -> None:
+        """One stream, to its end.
 
         Raises:
             MmeError: the status that ends it, where that is not a good one.
@@ -117,11 +116,13 @@ class Stream:
 
     # -- to the client ---------------------------------------------------------------------------------------------
 
-    async def serve(self, read: Callable[[], Awaitable[Any]], write: Callable[[bytes], Awaitable[None]]) -> None:
+    async def serve(
+        self, read: Callable[[], Awaitable[bytes | None]], write: Callable[[bytes], Awaitable[None]]
+    ) -> None:
         """Answer requests until there are no more of them.
 
         Args:
-            read: the next message, gRPC's EOF behind the last one.
+            read: the next message, None behind the last one.
             write: takes one to the client, and its time with a client that does not read.
 
         Raises:
@@ -189,8 +190,8 @@ class Stream:
 
     # -- from the client -------------------------------------------------------------------------------------------
 
-    async def _read(self, read: Callable[[], Awaitable[Any]]) -> None:
-        while (data := await read()) is not EOF:
+    async def _read(self, read: Callable[[], Awaitable[bytes | None]]) -> None:
+        while (data := await read()) is not None:
             await self._take(data)
             del data  # as above
             while self._unsent > _PAUSE:

@@ -28,6 +28,4 @@ def follow(tracer: Tracing, headers: dict[str, str], method: str) -> Following |
 
 def headers_of(context: Any) -> dict[str, str]:
     """The metadata of a call, by name; of keys that end in -bin the text that their bytes are."""
-    return {
-        key: value if isinstance(value, str) else text_of(value) for key, value in context.invocation_metadata() or ()
-    }
+    return {key: value if isinstance(value, str) else text_of(value) for key, value in context.metadata()}

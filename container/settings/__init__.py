@@ -347,9 +347,9 @@ class Settings:
         Raises:
             SettingsError: naming the variable, and the extra to install or the file.
         """
-        if self.grpc_port is not None and not _is_installed("grpc"):
+        if self.grpc_port is not None and not _is_installed("hpack"):
             label = f"--grpc-port/MME_GRPC_PORT={self.grpc_port}"
-            raise SettingsError(f"{label}: grpcio is not installed; pip install 'mme[grpc]'")
+            raise SettingsError(f"{label}: hpack is not installed; pip install 'mme[grpc]'")
         if self.grpc_port is not None and self.grpc_use_ssl and self.grpc_server_cert and self.grpc_server_key:
             check_tls(self.grpc_server_cert, self.grpc_server_key, self.grpc_root_cert)
 

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from container.restrictions import CATEGORIES, Restriction
 from container.settings.values import boolean
 from serve.latencies import DEFAULT_LATENCIES, DEFAULT_QUANTILES, Latencies
 
 _RESTRICTIONS = f"CATEGORY[,CATEGORY]:HEADER=VALUE, several of them between commas, of {', '.join(CATEGORIES)}"
-_KEEPALIVE = {
-    "time": "grpc.keepalive_time_ms",
-    "timeout": "grpc.keepalive_timeout_ms",
-    "permit-without-calls": "grpc.keepalive_permit_without_calls",
-    "max-pings-without-data": "grpc.http2.max_pings_without_data",
-    "min-recv-ping-interval-without-data": "grpc.http2.min_ping_interval_without_data_ms",
-    "max-ping-strikes": "grpc.http2.max_ping_strikes",
-    "max-connection-age": "grpc.max_connection_age_ms",
-    "max-connection-age-grace": "grpc.max_connection_age_grace_ms",
+# Names of settings → those of `http2.keepalive.Keepalive`, and how many of them are a unit there.
+_KEEPALIVE: dict[str, tuple[str, int]] = {
+    "time": ("time", 1000),
+    "timeout": ("timeout", 1000),
+    "permit-without-calls": ("permit_without_calls", 1),
+    "max-pings-without-data": ("max_pings_without_data", 1),
+    "min-recv-ping-interval-without-data": ("min_ping_interval", 1000),
+    "max-ping-strikes": ("max_ping_strikes", 1),
+    "max-connection-age": ("max_age", 1000),
+    "max-connection-age-grace": ("grace", 1000),
 }
 _WORDS = {"true": 1, "false": 0}
 _MOST = 2**31 - 1
@@ -82,10 +84,13 @@ def keepalive(text: str) -> tuple[str, ...]:
     return tuple(f"{name}={number}" for name, number in found.items())
 
 
-def channel_options(settings: tuple[str, ...]) -> list[tuple[str, int]]:
-    """What gRPC calls the settings that `keepalive` has read."""
-    pairs = (setting.split("=") for setting in settings)
-    return [(_KEEPALIVE[name], int(number)) for name, number in pairs]
+def keepalive_rules(settings: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments of `http2.keepalive.Keepalive` that the settings are which `keepalive` has read."""
+    rules: dict[str, Any] = {}
+    for name, number in (setting.split("=") for setting in settings):
+        argument, unit = _KEEPALIVE[name]
+        rules[argument] = int(number) / unit if unit > 1 else int(number)
+    return rules
 
 
 def latencies(text: str) -> Latencies:

@@ -33,7 +33,7 @@ def choose_tls(reading: Reading) -> None:
 
 
 def check_tls(cert: Path, key: Path, root: Path | None) -> None:
-    """Check that the files are certificates and their key, as grpcio would not tell.
+    """Check that the files are certificates and their key, before the server starts.
 
     Raises:
         SettingsError: naming the variable and the file.

@@ -7,7 +7,7 @@ import pytest
 from container.restrictions import Restriction
 from container.settings import PingMode, Settings, SettingsError
 from container.settings.arguments import _INSTEAD, ARGUMENTS, IDLE_ARGUMENTS, SEVERAL
-from container.settings.protocol_values import channel_options, header_pattern, keepalive, latencies, restrictions
+from container.settings.protocol_values import header_pattern, keepalive, keepalive_rules, latencies, restrictions
 from container.settings.values import BatchSize
 from serve.latencies import DEFAULT_QUANTILES, Latencies
 
@@ -142,10 +142,7 @@ def test_what_is_written_back_reads_as_itself():
     for text in ("health,trace:a=b,logging:C=d=e", "metadata:x=y"):
         assert ",".join(map(str, restrictions(text))) == text
     assert keepalive("time=1,max-connection-age=5") == ("time=1", "max-connection-age=5")
-    assert channel_options(keepalive("time=1,max-ping-strikes=5")) == [
-        ("grpc.keepalive_time_ms", 1),
-        ("grpc.http2.max_ping_strikes", 5),
-    ]
+    assert keepalive_rules(keepalive("time=1500,max-ping-strikes=5")) == {"time": 1.5, "max_ping_strikes": 5}
     for text in ("summary_latencies=true", 'summary_quantiles="0.25:0.1,0.75:0.1"', "counter_latencies=false"):
         assert latencies(str(latencies(text))) == latencies(text)
     assert latencies("histogram_latencies=true").quantiles == DEFAULT_QUANTILES

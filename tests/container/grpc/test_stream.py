@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from grpc.aio import EOF
 
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc import stream as module
@@ -96,7 +95,7 @@ def test_an_open_stream_keeps_nothing_of_what_is_answered(monkeypatch):
 
     async def read():
         gone.append((Message.gone, [tensor() for tensor in tensors]))
-        return sent.pop() if sent else EOF
+        return sent.pop() if sent else None
 
     async def run():
         codec = SimpleNamespace(

@@ -1,0 +1,349 @@
+"""One call of gRPC over a stream of HTTP/2: messages out of its data, the handler's answer and status back.
+
+    request     HEADERS (path, metadata)   DATA: messages   END_STREAM
+    response    HEADERS                    DATA: messages   HEADERS (grpc-status, grpc-message) END_STREAM
+
+A message is one byte that tells whether it is compressed, four of its length, and itself; a frame holds as much of it
+as it happens to. A call that fails before anything is sent is answered by one block of headers alone.
+
+On the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import re
+import zlib
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from container.codec.compression import inflate
+from container.grpc.status import Status
+from container.http2 import frames
+from container.read_ahead import by_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from container.http2.connection import Stream
+    from container.http2.header_blocks import Fields
+
+    Unary = Callable[[bytes, "Rpc"], Awaitable[bytes]]
+    Streaming = Callable[["Rpc"], Awaitable[None]]
+
+_PREFIX = 5  # bytes before a message
+_LONG = 64 << 10  # bytes of a message from which threads inflate and deflate it
+_UNREAD = 1 << 20  # bytes of messages that nobody has read at which the client has to wait
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_INTERNAL = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"})
+_TYPE = (b"content-type", b"application/grpc")
+_FIELDS = ((b":status", b"200"), _TYPE, (b"grpc-accept-encoding", b"identity,deflate,gzip"))
+_HEAD = frames.header_block(_FIELDS)
+_GOOD = frames.header_block([(b"grpc-status", b"0")])
+_WINDOWS = {"gzip": 31, "deflate": 15}
+_HEADS = {name: frames.header_block([*_FIELDS, (b"grpc-encoding", name.encode())]) for name in _WINDOWS}
+
+
+class Method:
+    """What answers calls of one name.
+
+    Attributes:
+        unary: answers one message by one; None where `streaming` answers any number by any number.
+    """
+
+    __slots__ = ("streaming", "unary")
+
+    def __init__(self, unary: Unary | None = None, streaming: Streaming | None = None) -> None:
+        self.unary = unary
+        self.streaming = streaming
+
+
+class Rpc:
+    """One call. Its stream's receiver, and its handler's context.
+
+    Args:
+        stream: that it came on.
+        fields: its headers.
+        method: what answers it.
+        largest: bytes of a message that are taken.
+        compression: what answers are compressed by, if the client reads that: `gzip`, `deflate` or "".
+        tasks: of calls under way.
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_compression",
+        "_deadline",
+        "_encoding",
+        "_ended",
+        "_fields",
+        "_has",
+        "_largest",
+        "_messages",
+        "_method",
+        "_refused",
+        "_sent",
+        "_stream",
+        "_task",
+        "_tasks",
+        "_unread",
+        "_waits",
+    )
+
+    def __init__(
+        self,
+        stream: Stream,
+        fields: Fields,
+        method: Method,
+        largest: int,
+        compression: str,
+        tasks: set[asyncio.Task[Any]],
+    ) -> None:
+        self._stream = stream
+        self._fields = fields
+        self._method = method
+        self._largest = largest
+        self._tasks = tasks
+        self._task: asyncio.Task[Any] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._encoding = ""
+        self._compression = ""
+        self._chunks: list[bytes] = []  # of what is no whole message yet
+        self._has = 0  # bytes in them
+        self._messages: deque[tuple[bool, bytes]] = deque()
+        self._unread = 0
+        self._waits: asyncio.Future[None] | None = None
+        self._ended = False
+        self._sent = False  # headers
+        self._refused: tuple[Status, str] | None = None
+        for name, value in fields:
+            if name == b"grpc-timeout":
+                self._expire_after(value)
+            elif name == b"grpc-encoding":
+                self._encoding = value.decode("latin-1")
+            elif name == b"grpc-accept-encoding" and compression and compression.encode() in value:
+                self._compression = compression
+        if method.streaming is not None:
+            self._start(method.streaming(self))
+
+    def __repr__(self) -> str:
+        return f"<Rpc on {self._stream.id}>"
+
+    # -- its stream's ------------------------------------------------------------------------------------------------
+
+    def received(self, payload: bytes) -> None:
+        """Some data came."""
+        size = len(payload) - _PREFIX
+        if not self._chunks and size == int.from_bytes(payload[1:_PREFIX], "big") and 0 <= size <= self._largest:
+            self._came(payload[0], payload[_PREFIX:])
+            return
+        self._chunks.append(payload)
+        self._has += len(payload)
+        self._cut()
+
+    def _cut(self) -> None:
+        """Messages out of what came."""
+        while self._has >= _PREFIX:
+            if len(self._chunks[0]) < _PREFIX:
+                self._chunks = [b"".join(self._chunks)]
+            size = int.from_bytes(self._chunks[0][1:5], "big")
+            if size > self._largest:
+                words = f"Received message larger than max ({size} vs. {self._largest})"
+                self.fail(Status.RESOURCE_EXHAUSTED, words)
+                return
+            if self._has < _PREFIX + size:
+                self._stream.credit()
+                return
+            data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+            rest = data[_PREFIX + size :]
+            self._chunks, self._has = ([rest] if rest else []), len(rest)
+            self._came(data[0], data[_PREFIX : _PREFIX + size])
+            if self._stream.over:
+                return
+
+    def _came(self, compressed: int, message: bytes) -> None:
+        if compressed > 1 or (compressed and self._encoding not in _WINDOWS):
+            words = f"a message is compressed by '{self._encoding}', which is not read: send gzip, deflate or identity"
+            self.fail(Status.UNIMPLEMENTED if compressed == 1 else Status.INTERNAL, words)
+            return
+        if self._method.unary is not None and self._messages:
+            self.fail(Status.INTERNAL, "this method takes one message")
+            return
+        self._messages.append((bool(compressed), message))
+        self._unread += len(message)
+        if self._unread < _UNREAD:
+            self._stream.credit()
+        self._wake()
+
+    def ended(self) -> None:
+        """The client has sent all of its messages."""
+        self._ended = True
+        self._wake()
+        if self._method.unary is None or self._stream.over:
+            return
+        if self._chunks or not self._messages:
+            self.fail(Status.INTERNAL, "the call has no message, or half of one")
+        else:
+            self._start(self._answer(self._method.unary))
+
+    def cancelled(self) -> None:
+        """The client has left, or wants no answer."""
+        self._over()
+        self._wake()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _wake(self) -> None:
+        if self._waits is not None and not self._waits.done():
+            self._waits.set_result(None)
+
+    # -- its handler's -----------------------------------------------------------------------------------------------
+
+    def metadata(self) -> list[tuple[str, str | bytes]]:
+        """What the client sent of it: bytes under keys that end in -bin, text under others."""
+        return [
+            (name.decode("latin-1"), _binary(value) if name.endswith(b"-bin") else value.decode("latin-1"))
+            for name, value in self._fields
+            if not name.startswith(b":") and name not in _INTERNAL
+        ]
+
+    async def read(self) -> bytes | None:
+        """The next message, None behind the last one.
+
+        Raises:
+            MmeError: it is compressed, and can't be read.
+        """
+        while not self._messages:
+            if self._ended or self._stream.over:
+                return None
+            self._waits = asyncio.get_running_loop().create_future()
+            await self._waits
+        compressed, message = self._messages.popleft()
+        self._unread -= len(message)
+        if self._unread < _UNREAD:
+            self._stream.credit()
+        if compressed:
+            return await _reckoned(inflate, message, self._encoding, self._largest)
+        return message
+
+    async def write(self, message: bytes) -> None:
+        """Send one message; returns when the client may be sent the next one."""
+        await self._send(message)
+        await self._stream.drained()
+
+    def refuse(self, status: Status, words: str) -> None:
+        """Have the call end with this status once its handler returns."""
+        self._refused = status, words
+
+    # -- its end -----------------------------------------------------------------------------------------------------
+
+    async def _answer(self, handle: Unary) -> bytes | None:
+        message = await self.read()
+        answer = await handle(message or b"", self)
+        del message
+        if self._refused is None and self._compression:
+            await self._send(answer)
+            return None
+        return answer
+
+    def _start(self, work: Any) -> None:
+        task = self._task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        """Its handler has returned."""
+        self._tasks.discard(task)
+        self._task = None
+        if self._stream.over:
+            if not task.cancelled():
+                task.exception()
+            self._over()
+            return
+        if task.cancelled():
+            self.fail(Status.CANCELLED, "the call was cancelled")
+        elif task.exception() is not None:
+            self.fail(Status.INTERNAL, f"the server failed: {type(task.exception()).__name__}")
+        elif self._refused is not None:
+            self.fail(*self._refused)
+        else:
+            answer = task.result()
+            if not self._sent:
+                self._stream.headers(_HEAD)
+            if answer is not None:
+                self._stream.data(b"\0" + len(answer).to_bytes(4, "big") + answer)
+            self._over()
+            self._stream.end(_GOOD)
+
+    async def _send(self, message: bytes) -> None:
+        """Send one message, compressed where that was agreed and makes it smaller."""
+        if not self._sent:
+            self._sent = True
+            self._stream.headers(_HEADS.get(self._compression, _HEAD))
+        flag = b"\0"
+        if self._compression:
+            smaller = await _reckoned(_deflated, message, _WINDOWS[self._compression])
+            if len(smaller) < len(message):
+                flag, message = b"\1", smaller
+        self._stream.data(flag + len(message).to_bytes(4, "big") + message)
+
+    def fail(self, status: Status, words: str) -> None:
+        """End it with a status that is not good."""
+        fields = [(b"grpc-status", b"%d" % status), (b"grpc-message", _percent_encoded(words))]
+        stream, task = self._stream, self._task
+        self._over()
+        if stream.over:
+            return
+        stream.end(frames.header_block(fields if self._sent else [(b":status", b"200"), _TYPE, *fields]))
+        if task is not None:
+            task.cancel()
+
+    def _expire_after(self, value: bytes) -> None:
+        timeout = _TIMEOUT.fullmatch(value)
+        if timeout is not None:
+            seconds = int(timeout[1]) * _SECONDS[timeout[2]]
+            self._deadline = asyncio.get_running_loop().call_later(seconds, self._expired)
+
+    def _expired(self) -> None:
+        self.fail(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def _over(self) -> None:
+        """Nothing is kept any more."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        self._chunks.clear()
+        self._messages.clear()
+
+
+def refuse_stream(stream: Stream, http_status: int) -> None:
+    """Answer what is no call of gRPC."""
+    stream.end(frames.header_block([(b":status", b"%d" % http_status)]))
+
+
+async def _reckoned(work: Callable[..., bytes], data: bytes, *args: Any) -> bytes:
+    """What it makes of data, by a thread where that takes long."""
+    if len(data) < _LONG:
+        return work(data, *args)
+    return await by_thread(work, data, *args)
+
+
+def _deflated(data: bytes, window: int) -> bytes:
+    compressor = zlib.compressobj(wbits=window)
+    return compressor.compress(data) + compressor.flush()
+
+
+def _binary(value: bytes) -> bytes:
+    try:
+        return base64.b64decode(value + b"=" * (-len(value) % 4))
+    except binascii.Error:
+        return value
+
+
+def _percent_encoded(words: str) -> bytes:
+    return b"".join(
+        bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte for byte in words.encode()
+    )

@@ -1,0 +1,558 @@
+"""One connection of HTTP/2: frames in, streams out, windows kept. On the event loop.
+
+Whoever serves streams is told of each when its headers have come, and gives a receiver for the rest of it. What is sent
+in one turn of the loop leaves in one write: the answers of a batch, as a rule.
+
+Both sides send no more than the other side's windows allow. Ours are opened again when a receiver has made use of what
+came (`Stream.credit`); the connection's own is opened at once, since streams hold back what belongs to them.
+
+A client that breaks the protocol, or makes us work for nothing (frames without content, pings, resets without end),
+loses its connection with a word of why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+from container.http2 import frames
+from container.http2.frames import Code, ConnectionFault
+from container.http2.header_blocks import LARGEST, HeaderBlocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from container.http2.header_blocks import Fields
+    from container.http2.keepalive import Keepalive
+    from container.http2.receiver import Receiver
+
+    Begin = Callable[["Stream", Fields], Receiver | None]
+
+_log = logging.getLogger("mme.http2")
+WINDOW = 1 << 20  # bytes that a client may send on a stream before anybody has made use of any
+_WIDE = 1 << 24  # and on the connection
+_FRAME = 1 << 18  # of the largest frame that we take
+_MOST_STREAMS = 1024
+_MOST_EMPTY = 1000  # frames in a row that bring nothing
+_MOST_RESETS = 1000  # of streams that the client opened, within the last seconds
+_RESET_SECONDS = 10.0
+_MOST_UNREAD = 1 << 20  # bytes of our own frames that a client leaves unread while it asks for more of them
+_GOODBYE_SECONDS = 5.0  # for what is written to leave
+
+
+class Stream:
+    """One of a connection's streams.
+
+    Attributes:
+        id: its number.
+        got_end: whether the client has sent all of it.
+        over: whether nothing can be sent any more.
+    """
+
+    __slots__ = ("_connection", "_drained", "_queue", "_uncredited", "got_end", "id", "over", "receiver", "window")
+
+    def __init__(self, connection: Connection, number: int, window: int) -> None:
+        self.id = number
+        self.window = window
+        self.receiver: Receiver | None = None
+        self.got_end = False
+        self.over = False
+        self._connection = connection
+        self._queue: deque[tuple[memoryview, bool]] = deque()  # data, and headers with which the stream ends
+        self._uncredited = 0
+        self._drained: asyncio.Future[None] | None = None
+
+    def headers(self, block: bytes) -> None:
+        """Send headers in front of all data."""
+        self._connection.say(frames.frame(frames.HEADERS, frames.END_HEADERS, self.id, block))
+
+    def data(self, payload: bytes) -> None:
+        """Send data, as soon as the client takes it."""
+        size = len(payload)
+        if not self._queue and size <= self.window and self._connection.takes(size):
+            self.window -= size
+            self._connection.say(frames.frame_head(size, frames.DATA, 0, self.id), payload)
+        elif not self.over:
+            self._queue.append((memoryview(payload), False))
+            self.pump()
+
+    def end(self, block: bytes) -> None:
+        """Send headers behind all data, with which the stream is over."""
+        if self._queue:
+            self._queue.append((memoryview(block), True))
+        else:
+            self._finish(block)
+
+    def _finish(self, block: bytes | memoryview) -> None:
+        flags = frames.END_HEADERS | frames.END_STREAM
+        self._connection.say(frames.frame(frames.HEADERS, flags, self.id, bytes(block)))
+        if not self.got_end:
+            self._connection.put(frames.reset(self.id, Code.NO_ERROR))
+        self.close()
+
+    def pump(self) -> None:
+        """Send as much as the windows allow."""
+        connection = self._connection
+        while self._queue:
+            part, is_end = self._queue[0]
+            if is_end:
+                self._queue.popleft()
+                self._finish(part)
+                break
+            size = connection.allowed(min(len(part), self.window))
+            if size <= 0 and len(part):
+                connection.wait(self)
+                return
+            self._queue.popleft()
+            if size < len(part):
+                self._queue.appendleft((part[size:], False))
+            self.window -= size
+            connection.say(frames.frame_head(size, frames.DATA, 0, self.id), part[:size])
+        self.tell_drained()
+
+    async def drained(self) -> None:
+        """Wait until all that was sent is under way."""
+        while not self.over and (self._queue or self._connection.paused):
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+
+    def tell_drained(self) -> None:
+        """Look again, who waits."""
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def received(self, size: int) -> None:
+        """So many bytes came, which nobody has made use of."""
+        self._uncredited += size
+        if self._uncredited > 2 * WINDOW:
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, f"more on stream {self.id} than its window allows")
+
+    def credit(self) -> None:
+        """Whoever reads it has made use of all that came."""
+        if self._uncredited >= WINDOW // 2 and not self.got_end and not self.over:
+            self._connection.put(frames.window_update(self.id, self._uncredited))
+            self._uncredited = 0
+
+    def reset(self, code: Code) -> None:
+        """End it at once."""
+        if not self.over:
+            self._connection.put(frames.reset(self.id, code))
+            self.close()
+
+    def close(self) -> None:
+        """Nothing is sent any more."""
+        self.over = True
+        self.receiver = None
+        self._queue.clear()
+        self._connection.closed(self)
+        self.tell_drained()
+
+
+class Connection(asyncio.Protocol):
+    """One connection.
+
+    Args:
+        loop: the event loop.
+        begin: told of each stream.
+        connections: those that there are, of which this one is one while it lasts.
+        keepalive: looks after idle and old ones.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        begin: Begin,
+        connections: set[Connection],
+        keepalive: Keepalive,
+    ) -> None:
+        self._loop = loop
+        self._begin = begin
+        self._connections = connections
+        self._transport: asyncio.Transport
+        self._buffer = bytearray()
+        self._needs = len(frames.PREFACE)
+        self._greeted = False
+        self._blocks = HeaderBlocks()
+        self._block: tuple[int, int, bytearray] | None = None  # stream and flags of headers that are not complete
+        self.streams: dict[int, Stream] = {}
+        self._last = 0  # the highest stream that the client has opened
+        self._window = frames.DEFAULT_WINDOW
+        self._stream_window = frames.DEFAULT_WINDOW
+        self._frame_size = frames.SMALLEST_FRAME_SIZE
+        self._uncredited = 0
+        self._waiting: dict[Stream, None] = {}  # for the connection's window, or their own
+        self._out: list[bytes | memoryview] = []
+        self._flushes = False
+        self._says = False  # something of a call is to be sent
+        self._empty = 0
+        self._resets: deque[float] = deque(maxlen=_MOST_RESETS)
+        self._draining = False
+        self._ended = False
+        self.paused = False
+        self.watch = keepalive.watch(self)
+
+    def __repr__(self) -> str:
+        return f"<Connection: {len(self.streams)} streams open, {self._last} the last>"
+
+    # -- asyncio's ---------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It begins."""
+        self._transport = cast("asyncio.Transport", transport)  # as a stream's is, though uvloop's is no instance of it
+        self._connections.add(self)
+        self.put(
+            frames.settings(
+                {
+                    frames.MAX_CONCURRENT_STREAMS: _MOST_STREAMS,
+                    frames.INITIAL_WINDOW_SIZE: WINDOW,
+                    frames.MAX_FRAME_SIZE: _FRAME,
+                    frames.MAX_HEADER_LIST_SIZE: LARGEST,
+                }
+            ),
+            frames.window_update(0, _WIDE - frames.DEFAULT_WINDOW),
+        )
+        self.watch.begin()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        if self._ended:
+            return
+        buffer: bytes | bytearray = data
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._needs:
+                return
+            buffer, self._buffer = bytes(self._buffer), bytearray()
+        try:
+            at = self._read(bytes(buffer))
+        except ConnectionFault as fault:
+            self.end(fault.code, fault.why)
+            return
+        if at < len(buffer):
+            self._buffer = bytearray(buffer[at:])
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self.paused = False
+        for stream in list(self.streams.values()):
+            stream.tell_drained()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """It is over."""
+        self._ended = True
+        self.watch.end()
+        self._connections.discard(self)
+        self._out.clear()
+        for stream in list(self.streams.values()):
+            self._give_up(stream)
+
+    # -- from the client -------------------------------------------------------------------------------------------
+
+    def _read(self, data: bytes) -> int:
+        """Take whole frames; returns how far."""
+        at, size = 0, len(data)
+        if not self._greeted:
+            if not data.startswith(frames.PREFACE[:size]):
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "this is no HTTP/2")
+            if size < len(frames.PREFACE):
+                return 0
+            self._greeted, at = True, len(frames.PREFACE)
+        while size - at >= frames.HEAD and not self._ended:
+            length = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
+            if length > _FRAME:
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of {length} bytes, at most {_FRAME} are taken")
+            start = at + frames.HEAD
+            if size - start < length:
+                self._needs = frames.HEAD + length
+                return at
+            stream = int.from_bytes(data[at + 5 : start], "big") & frames.LARGEST_WINDOW
+            at = start + length
+            self._take(data[start - 6], data[start - 5], stream, data[start:at])
+        self._needs = frames.HEAD
+        return size if self._ended else at
+
+    def _take(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if self._block is not None and kind != frames.CONTINUATION:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "headers were not brought to their end")
+        if kind == frames.DATA:
+            self._data(flags, number, payload)
+        elif kind == frames.HEADERS:
+            self._headers(flags, number, payload)
+        elif kind == frames.WINDOW_UPDATE:
+            self._window_update(number, payload)
+        elif kind == frames.PING:
+            self._ping(flags, number, payload)
+        elif kind == frames.SETTINGS:
+            self._settings(flags, number, payload)
+        elif kind == frames.RST_STREAM:
+            self._reset(number, payload)
+        elif kind == frames.CONTINUATION:
+            self._continuation(flags, number, payload)
+        elif kind == frames.PUSH_PROMISE:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "clients don't push")
+        elif kind == frames.PRIORITY:
+            self._nothing_new()
+        # GOAWAY: it opens no more streams, and ends those that it has; others are to be ignored
+
+    def _data(self, flags: int, number: int, payload: bytes) -> None:
+        size = len(payload)
+        self._uncredited += size
+        if self._uncredited >= _WIDE // 2:
+            self.put(frames.window_update(0, self._uncredited))
+            self._uncredited = 0
+        if flags & frames.PADDED:
+            payload = _unpadded(payload)
+        stream = self.streams.get(number)
+        if stream is None or stream.got_end:
+            self._late(number)
+            return
+        if not size and not flags & frames.END_STREAM:
+            self._nothing_new()
+        else:
+            self._empty = 0
+        stream.received(size)
+        if stream.receiver is not None and payload:
+            stream.receiver.received(payload)
+        if flags & frames.END_STREAM:
+            stream.got_end = True
+            if stream.receiver is not None:
+                stream.receiver.ended()
+
+    def _late(self, number: int) -> None:
+        """Something came for a stream that is over here, as may happen, or that never was."""
+        if number == 0 or number > self._last or number % 2 == 0:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"data for stream {number}, which is not open")
+        self._nothing_new()
+
+    def _nothing_new(self) -> None:
+        self._empty += 1
+        if self._empty > _MOST_EMPTY:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
+
+    def _headers(self, flags: int, number: int, payload: bytes) -> None:
+        if flags & frames.PADDED:
+            payload = _unpadded(payload)
+        if flags & frames.WITH_PRIORITY:
+            if len(payload) < 5:
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a priority of less than 5 bytes")
+            payload = payload[5:]
+        if number % 2 == 0:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"headers on stream {number}, which no client can open")
+        if flags & frames.END_HEADERS:
+            self._open(flags, number, payload)
+        else:
+            self._block = number, flags, bytearray(payload)
+
+    def _continuation(self, flags: int, number: int, payload: bytes) -> None:
+        if self._block is None or self._block[0] != number:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a continuation of nothing")
+        _, first, block = self._block
+        block += payload
+        if len(block) > LARGEST:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers of more than 64 KiB")
+        if not payload:
+            self._nothing_new()
+        if flags & frames.END_HEADERS:
+            self._block = None
+            self._open(first, number, bytes(block))
+
+    def _open(self, flags: int, number: int, block: bytes) -> None:
+        fields = self._blocks.read(block)
+        if number <= self._last:
+            self._trailers(flags, number)
+            return
+        self._last = number
+        if len(self.streams) >= _MOST_STREAMS:
+            self.put(frames.reset(number, Code.REFUSED_STREAM))
+            return
+        self._empty = 0
+        stream = self.streams[number] = Stream(self, number, self._stream_window)
+        if flags & frames.END_STREAM:
+            stream.got_end = True
+        receiver = self._begin(stream, fields)
+        if stream.over or receiver is None:
+            return
+        stream.receiver = receiver
+        if stream.got_end:
+            receiver.ended()
+
+    def _trailers(self, flags: int, number: int) -> None:
+        """Headers behind data, which say nothing that we want to know; or of a stream that is over here."""
+        stream = self.streams.get(number)
+        if stream is None or stream.got_end:
+            self._late(number)
+            return
+        if not flags & frames.END_STREAM:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "headers in the middle of a stream")
+        stream.got_end = True
+        if stream.receiver is not None:
+            stream.receiver.ended()
+
+    def _reset(self, number: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "RST_STREAM of another length than 4")
+        stream = self.streams.get(number)
+        if stream is None:
+            self._late(number)
+            return
+        now = time.monotonic()
+        if len(self._resets) == _MOST_RESETS and now - self._resets[0] < _RESET_SECONDS:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many streams that were given up")
+        self._resets.append(now)
+        self._give_up(stream)
+
+    def _give_up(self, stream: Stream) -> None:
+        receiver = stream.receiver
+        stream.close()
+        if receiver is not None:
+            receiver.cancelled()
+
+    def _settings(self, flags: int, number: int, payload: bytes) -> None:
+        if number:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS of a stream")
+        if flags & frames.ACK:
+            if payload:
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS acknowledged with others")
+            return
+        wanted = frames.settings_of(payload)
+        if frames.INITIAL_WINDOW_SIZE in wanted:
+            more = wanted[frames.INITIAL_WINDOW_SIZE] - self._stream_window
+            self._stream_window += more
+            for stream in list(self.streams.values()):
+                stream.window += more
+                if stream.window > frames.LARGEST_WINDOW:
+                    raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
+        self._frame_size = wanted.get(frames.MAX_FRAME_SIZE, self._frame_size)
+        self._reply(frames.frame(frames.SETTINGS, frames.ACK, 0))
+        self._pump()
+
+    def _ping(self, flags: int, number: int, payload: bytes) -> None:
+        if number or len(payload) != 8:
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR if not number else Code.PROTOCOL_ERROR, "a PING that is none")
+        if flags & frames.ACK:
+            self.watch.answered()
+            return
+        self.watch.pinged()
+        self._reply(frames.frame(frames.PING, frames.ACK, 0, payload))
+
+    def _reply(self, answer: bytes) -> None:
+        """Answer what a client may ask for any number of times, as long as it reads the answers."""
+        self._nothing_new()
+        if self._transport.get_write_buffer_size() > _MOST_UNREAD:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many questions whose answers are not read")
+        self.put(answer)
+
+    def _window_update(self, number: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE of another length than 4")
+        more = int.from_bytes(payload, "big") & frames.LARGEST_WINDOW
+        if not more:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a window that opens by nothing")
+        if number:
+            stream = self.streams.get(number)
+            if stream is None:
+                self._late(number)
+                return
+            stream.window += more
+            if stream.window > frames.LARGEST_WINDOW:
+                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
+            stream.pump()
+            return
+        self._window += more
+        if self._window > frames.LARGEST_WINDOW:
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
+        self._pump()
+
+    # -- to the client ---------------------------------------------------------------------------------------------
+
+    def takes(self, size: int) -> bool:
+        """Whether the client takes so many bytes at once, and in one frame; then they count as sent."""
+        if size > self._window or size > self._frame_size:
+            return False
+        self._window -= size
+        return True
+
+    def allowed(self, size: int) -> int:
+        """How many of so many bytes it takes in one frame, which then count as sent."""
+        size = min(size, self._window, self._frame_size)
+        if size > 0:
+            self._window -= size
+        return size
+
+    def wait(self, stream: Stream) -> None:
+        """Have a stream go on when there is room."""
+        self._waiting[stream] = None
+
+    def _pump(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for stream in waiting:
+            if not stream.over:
+                stream.pump()
+
+    def closed(self, stream: Stream) -> None:
+        """A stream is over."""
+        self.streams.pop(stream.id, None)
+        self._waiting.pop(stream, None)
+        if self._draining and not self.streams:
+            self.end(Code.NO_ERROR)
+
+    def put(self, *parts: bytes | memoryview) -> None:
+        """Have something sent at the end of this turn of the loop."""
+        self._out += parts
+        if not self._flushes and not self._ended:
+            self._flushes = True
+            self._loop.call_soon(self._flush)
+
+    def say(self, *parts: bytes | memoryview) -> None:
+        """Likewise, of what belongs to a call."""
+        self._says = True
+        self.put(*parts)
+
+    def _flush(self) -> None:
+        self._flushes = False
+        if self._out and not self._transport.is_closing():
+            out, self._out = self._out, []
+            self._transport.write(b"".join(out))
+            if self._says:
+                self._says = False
+                self.watch.sent()
+
+    def drain(self) -> None:
+        """Ask the client to open no more streams; end when those that there are have ended."""
+        if self._draining or self._ended:
+            return
+        self._draining = True
+        self.put(frames.go_away(frames.LARGEST_WINDOW, Code.NO_ERROR))
+        if not self.streams:
+            self.end(Code.NO_ERROR)
+
+    def end(self, code: Code, why: str = "") -> None:
+        """Say why, and end."""
+        if self._ended:
+            return
+        self._ended = True
+        if why:
+            _log.info("a connection ends: %s", why)
+        self._out.append(frames.go_away(self._last, code, why))
+        self._flush()
+        self._transport.close()
+        self._loop.call_later(_GOODBYE_SECONDS, self._transport.abort)
+        for stream in list(self.streams.values()):
+            self._give_up(stream)
+
+    def abort(self) -> None:
+        """End now, whatever is under way."""
+        self._transport.abort()
+
+
+def _unpadded(payload: bytes) -> bytes:
+    if not payload or payload[0] >= len(payload):
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "padding of more than there is")
+    return payload[1 : len(payload) - payload[0]]
