@@ -33,21 +33,26 @@ class HeaderBlocks:
         fields = self._known.get(block)
         if fields is not None:
             return fields
-        before = self._state()
+        size, count, first = self._state()
         try:
             fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
         except OversizedHeaderListError as error:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers of more than 64 KiB") from error
         except (HPACKError, ValueError, IndexError) as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, f"headers that can't be read: {error}") from error
-        if self._state() != before or len(self._known) >= _MOST:
+        size_now, count_now, first_now = self._state()
+        if size_now != size or count_now != count or first_now is not first or len(self._known) >= _MOST:
             self._known.clear()
         elif len(block) <= _LONGEST:
             self._known[block] = fields
         return fields
 
     def _state(self) -> tuple[int, int, object]:
-        """What changes with the table: whatever is added to it is another object, in front."""
+        """What changes with the table: whatever is added to it is another object, in front.
+
+        The object itself and not its address, which another one may take once it is gone; and not what it says, which
+        another one may say as well.
+        """
         table = self._decoder.header_table
         entries = table.dynamic_entries
-        return table.maxsize, len(entries), id(entries[0]) if entries else None
+        return table.maxsize, len(entries), entries[0] if entries else None

@@ -1,0 +1,99 @@
+"""Blocks mean what a reader without memory makes of them."""
+
+import pytest
+from hpack import Decoder, HPACKError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from container.http2.frames import Code, ConnectionFault, header_block
+from container.http2.header_blocks import LARGEST, HeaderBlocks
+
+
+def _literal(name, value, kind=0x40):
+    return bytes((kind, len(name))) + name + bytes((len(value),)) + value
+
+
+def _integer(number, prefix, first):
+    most = (1 << prefix) - 1
+    if number < most:
+        return bytes((first | number,))
+    found, number = bytearray((first | most,)), number - most
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes((*found, number))
+
+
+_words = st.sampled_from([b"a", b"b", b"x" * 30, b"y" * 100])
+_resizes = st.sampled_from([0, 40, 80, 200, 4096]).map(lambda size: _integer(size, 5, 0x20))
+_parts = st.one_of(
+    st.builds(_literal, _words, _words, st.sampled_from([0x40, 0x40, 0x00, 0x10])),
+    st.integers(1, 66).map(lambda index: _integer(index, 7, 0x80)),
+)
+_blocks = st.builds(
+    lambda resizes, parts: b"".join((*resizes, *parts)), st.lists(_resizes, max_size=2), st.lists(_parts, max_size=4)
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_blocks, max_size=5), st.lists(st.integers(0, 4), max_size=30))
+def test_memory_never_changes_what_a_block_means(pool, order):
+    """Blocks out of a few, in any order, with evictions and other sizes of the table."""
+    blocks, plain = HeaderBlocks(), Decoder(LARGEST)
+    for at in order:
+        if at >= len(pool):
+            continue
+        try:
+            meant = tuple((bytes(name), bytes(value)) for name, value in plain.decode(pool[at], raw=True))
+        except HPACKError:
+            with pytest.raises(ConnectionFault):
+                blocks.read(pool[at])
+            return
+        assert blocks.read(pool[at]) == meant
+
+
+def test_an_entry_that_takes_the_address_of_another():
+    """A table for one entry: each block adds some, so that the last often lies where the first lay."""
+    blocks = HeaderBlocks()
+    blocks.read(_integer(70, 5, 0x20))
+    for number in range(500):
+        last = (b"n", b"%d" % number)
+        blocks.read(_literal(b"n", b"-") * (number % 40) + _literal(*last))
+        assert blocks.read(b"\xbe") == (last,)
+
+
+def test_an_entry_that_says_what_the_first_says():
+    """It drives another out of the table, which has as many entries as before."""
+    blocks, plain = HeaderBlocks(), Decoder(LARGEST)
+    first, second = _literal(b"n", b"1"), _literal(b"n", b"2")
+    for block in (_integer(80, 5, 0x20) + first, second, b"\xbf", second, b"\xbf", second, b"\xbf"):
+        meant = tuple((bytes(name), bytes(value)) for name, value in plain.decode(block, raw=True))
+        assert blocks.read(block) == meant
+
+
+def test_many_blocks_are_not_all_remembered():
+    """Nor are long ones."""
+    blocks = HeaderBlocks()
+    for number in range(1000):
+        blocks.read(header_block([(b"n", b"%d" % number)]))
+    assert len(blocks._known) <= 128
+    blocks.read(header_block([(b"n", b"v" * 2000)]))
+    assert max(map(len, blocks._known), default=0) <= 1024
+
+
+@pytest.mark.parametrize(
+    ("block", "code"),
+    [
+        (b"\xff" + b"\xff" * 100_000, Code.COMPRESSION_ERROR),
+        (b"\xbe", Code.COMPRESSION_ERROR),
+        (b"\x00\x05ab", Code.COMPRESSION_ERROR),
+        (b"\x80", Code.COMPRESSION_ERROR),
+        (header_block([(b"n", b"v" * 60_000)] * 2), Code.ENHANCE_YOUR_CALM),
+        (b"\x40\x01n\x7f\xd1\x0e" + b"v" * 2000 + b"\xbe" * 60, Code.ENHANCE_YOUR_CALM),
+    ],
+)
+def test_what_cannot_be_read_ends_the_connection(block, code):
+    """Also a short block that says the same long thing many times."""
+    with pytest.raises(ConnectionFault) as fault:
+        HeaderBlocks().read(block)
+    assert fault.value.code is code
