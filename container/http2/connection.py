@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, cast
 
 from container.http2 import frames
@@ -67,15 +67,19 @@ class Stream:
 
     def headers(self, block: bytes) -> None:
         """Send headers in front of all data."""
+        if self.over:
+            return
         self._connection.say(frames.frame(frames.HEADERS, frames.END_HEADERS, self.id, block))
 
     def data(self, payload: bytes) -> None:
         """Send data, as soon as the client takes it."""
+        if self.over:
+            return
         size = len(payload)
         if not self._queue and size <= self.window and self._connection.takes(size):
             self.window -= size
             self._connection.say(frames.frame_head(size, frames.DATA, 0, self.id), payload)
-        elif not self.over:
+        else:
             self._queue.append((memoryview(payload), False))
             self.pump()
 
@@ -83,7 +87,7 @@ class Stream:
         """Send headers behind all data, with which the stream is over."""
         if self._queue:
             self._queue.append((memoryview(block), True))
-        else:
+        elif not self.over:
             self._finish(block)
 
     def _finish(self, block: bytes | memoryview) -> None:
@@ -95,23 +99,32 @@ class Stream:
 
     def pump(self) -> None:
         """Send as much as the windows allow."""
+        while self.send_one():
+            pass
+
+    def send_one(self) -> bool:
+        """Send one frame, if the windows allow it; tells whether more may be sent at once."""
+        if not self._queue:
+            return False
         connection = self._connection
-        while self._queue:
-            part, is_end = self._queue[0]
-            if is_end:
-                self._queue.popleft()
-                self._finish(part)
-                break
-            size = connection.allowed(min(len(part), self.window))
-            if size <= 0 and len(part):
-                connection.wait(self)
-                return
-            self._queue.popleft()
-            if size < len(part):
-                self._queue.appendleft((part[size:], False))
-            self.window -= size
-            connection.say(frames.frame_head(size, frames.DATA, 0, self.id), part[:size])
-        self.tell_drained()
+        part, is_end = self._queue[0]
+        if is_end:
+            self._finish(part)
+            return False
+        if self.window <= 0:
+            return False  # what opens it has it pumped
+        size = connection.allowed(min(len(part), self.window))
+        if size <= 0:
+            connection.wait(self)
+            return False
+        self._queue.popleft()
+        if size < len(part):
+            self._queue.appendleft((part[size:], False))
+        self.window -= size
+        connection.say(frames.frame_head(size, frames.DATA, 0, self.id), part[:size])
+        if not self._queue:
+            self.tell_drained()
+        return bool(self._queue)
 
     async def drained(self) -> None:
         """Wait until all that was sent is under way."""
@@ -183,7 +196,7 @@ class Connection(asyncio.Protocol):
         self._stream_window = frames.DEFAULT_WINDOW
         self._frame_size = frames.SMALLEST_FRAME_SIZE
         self._uncredited = 0
-        self._waiting: dict[Stream, None] = {}  # for the connection's window, or their own
+        self._waiting: OrderedDict[Stream, None] = OrderedDict()  # for the connection's window, which is closed then
         self._out: list[bytes | memoryview] = []
         self._flushes = False
         self._says = False  # something of a call is to be sent
@@ -431,7 +444,8 @@ class Connection(asyncio.Protocol):
                     raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
         self._frame_size = wanted.get(frames.MAX_FRAME_SIZE, self._frame_size)
         self._reply(frames.frame(frames.SETTINGS, frames.ACK, 0))
-        self._pump()
+        for stream in list(self.streams.values()):
+            stream.pump()
 
     def _ping(self, flags: int, number: int, payload: bytes) -> None:
         if number or len(payload) != 8:
@@ -491,15 +505,17 @@ class Connection(asyncio.Protocol):
         self._waiting[stream] = None
 
     def _pump(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for stream in waiting:
-            if not stream.over:
-                stream.pump()
+        """A frame of each in its turn, or a long answer keeps all others from theirs."""
+        while self._waiting and self._window > 0:
+            stream = self._waiting.popitem(last=False)[0]
+            if stream.send_one():
+                self._waiting[stream] = None
 
     def closed(self, stream: Stream) -> None:
         """A stream is over."""
         self.streams.pop(stream.id, None)
-        self._waiting.pop(stream, None)
+        if self._waiting:
+            self._waiting.pop(stream, None)
         if self._draining and not self.streams:
             self.end(Code.NO_ERROR)
 
