@@ -39,7 +39,7 @@ _MOST_STREAMS = 1024
 _MOST_EMPTY = 1000  # frames in a row that bring nothing
 _MOST_RESETS = 1000  # of streams that the client opened, within the last seconds
 _RESET_SECONDS = 10.0
-_MOST_UNREAD = 1 << 20  # bytes of our own frames that a client leaves unread while it asks for more of them
+_MOST_UNREAD = 1 << 20  # bytes that a client leaves unread while we listen to it
 _GOODBYE_SECONDS = 5.0  # for what is written to leave
 
 
@@ -205,6 +205,7 @@ class Connection(asyncio.Protocol):
         self._draining = False
         self._ended = False
         self.paused = False
+        self._deaf = False
         self.watch = keepalive.watch(self)
 
     def __repr__(self) -> str:
@@ -254,6 +255,9 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """It does again."""
         self.paused = False
+        if self._deaf:
+            self._deaf = False
+            self._transport.resume_reading()
         for stream in list(self.streams.values()):
             stream.tell_drained()
 
@@ -536,6 +540,9 @@ class Connection(asyncio.Protocol):
         if self._out and not self._transport.is_closing():
             out, self._out = self._out, []
             self._transport.write(b"".join(out))
+            if self.paused and not self._deaf and self._transport.get_write_buffer_size() > _MOST_UNREAD:
+                self._deaf = True  # or its windows, as wide as it likes, have us keep the answers to all that it asks
+                self._transport.pause_reading()
             if self._says:
                 self._says = False
                 self.watch.sent()
