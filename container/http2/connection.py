@@ -36,7 +36,8 @@ WINDOW = 1 << 20  # bytes that a client may send on a stream before anybody has 
 _WIDE = 1 << 24  # and on the connection
 _FRAME = 1 << 18  # of the largest frame that we take
 _MOST_STREAMS = 1024
-_MOST_EMPTY = 1000  # frames in a row that bring nothing
+_MOST_EMPTY = 1000  # frames in a row that bring nothing, while nothing of a call is sent either,
+_EMPTY_SECONDS = 10.0  # within so short a time
 _MOST_RESETS = 1000  # of streams that the client opened, within the last seconds
 _RESET_SECONDS = 10.0
 _MOST_UNREAD = 1 << 20  # bytes that a client leaves unread while we listen to it
@@ -140,7 +141,7 @@ class Stream:
     def received(self, size: int) -> None:
         """So many bytes came, which nobody has made use of."""
         self._uncredited += size
-        if self._uncredited > 2 * WINDOW:
+        if self._uncredited > WINDOW:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, f"more on stream {self.id} than its window allows")
 
     def credit(self) -> None:
@@ -201,6 +202,7 @@ class Connection(asyncio.Protocol):
         self._flushes = False
         self._says = False  # something of a call is to be sent
         self._empty = 0
+        self._empty_since = 0.0
         self._resets: deque[float] = deque(maxlen=_MOST_RESETS)
         self._draining = False
         self._ended = False
@@ -314,9 +316,8 @@ class Connection(asyncio.Protocol):
             self._continuation(flags, number, payload)
         elif kind == frames.PUSH_PROMISE:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "clients don't push")
-        elif kind == frames.PRIORITY:
+        else:  # GOAWAY: it opens no more streams, and ends those that it has; others are to be ignored
             self._nothing_new()
-        # GOAWAY: it opens no more streams, and ends those that it has; others are to be ignored
 
     def _data(self, flags: int, number: int, payload: bytes) -> None:
         size = len(payload)
@@ -327,8 +328,11 @@ class Connection(asyncio.Protocol):
         if flags & frames.PADDED:
             payload = _unpadded(payload)
         stream = self.streams.get(number)
-        if stream is None or stream.got_end:
-            self._late(number)
+        if stream is None:
+            self._late(number, size)
+            return
+        if stream.got_end:
+            self._closed_half(stream)
             return
         if not size and not flags & frames.END_STREAM:
             self._nothing_new()
@@ -342,15 +346,27 @@ class Connection(asyncio.Protocol):
             if stream.receiver is not None:
                 stream.receiver.ended()
 
-    def _late(self, number: int) -> None:
+    def _late(self, number: int, size: int = 0) -> None:
         """Something came for a stream that is over here, as may happen, or that never was."""
         if number == 0 or number > self._last or number % 2 == 0:
             raise ConnectionFault(Code.PROTOCOL_ERROR, f"data for stream {number}, which is not open")
+        if not size:  # what it had sent of a long message may be any number of frames
+            self._nothing_new()
+
+    def _closed_half(self, stream: Stream) -> None:
+        """Something came behind the end that the client itself has made."""
         self._nothing_new()
+        self.put(frames.reset(stream.id, Code.STREAM_CLOSED))
+        self._give_up(stream)
 
     def _nothing_new(self) -> None:
         self._empty += 1
-        if self._empty > _MOST_EMPTY:
+        if self._empty == 1:
+            self._empty_since = time.monotonic()
+        elif self._empty > _MOST_EMPTY:
+            self._empty = 0
+            if time.monotonic() - self._empty_since > _EMPTY_SECONDS:
+                return
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
 
     def _headers(self, flags: int, number: int, payload: bytes) -> None:
@@ -403,8 +419,11 @@ class Connection(asyncio.Protocol):
     def _trailers(self, flags: int, number: int) -> None:
         """Headers behind data, which say nothing that we want to know; or of a stream that is over here."""
         stream = self.streams.get(number)
-        if stream is None or stream.got_end:
+        if stream is None:
             self._late(number)
+            return
+        if stream.got_end:
+            self._closed_half(stream)
             return
         if not flags & frames.END_STREAM:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "headers in the middle of a stream")
@@ -455,6 +474,7 @@ class Connection(asyncio.Protocol):
         if number or len(payload) != 8:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR if not number else Code.PROTOCOL_ERROR, "a PING that is none")
         if flags & frames.ACK:
+            self._nothing_new()
             self.watch.answered()
             return
         self.watch.pinged()
@@ -545,6 +565,7 @@ class Connection(asyncio.Protocol):
                 self._transport.pause_reading()
             if self._says:
                 self._says = False
+                self._empty = 0
                 self.watch.sent()
 
     def drain(self) -> None:
