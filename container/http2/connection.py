@@ -41,6 +41,7 @@ _EMPTY_SECONDS = 10.0  # within so short a time
 _MOST_RESETS = 1000  # of streams that the client opened, within the last seconds
 _RESET_SECONDS = 10.0
 _MOST_UNREAD = 1 << 20  # bytes that a client leaves unread while we listen to it
+_GREETING_SECONDS = 20.0  # that a client has for its first words
 _GOODBYE_SECONDS = 5.0  # for what is written to leave
 
 
@@ -208,6 +209,7 @@ class Connection(asyncio.Protocol):
         self._ended = False
         self.paused = False
         self._deaf = False
+        self._patience: asyncio.TimerHandle | None = None  # with a client that does not begin, or does not go
         self.watch = keepalive.watch(self)
 
     def __repr__(self) -> str:
@@ -230,6 +232,7 @@ class Connection(asyncio.Protocol):
             ),
             frames.window_update(0, _WIDE - frames.DEFAULT_WINDOW),
         )
+        self._patience = self._loop.call_later(_GREETING_SECONDS, self.abort)
         self.watch.begin()
 
     def data_received(self, data: bytes) -> None:
@@ -266,11 +269,17 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, _error: Exception | None) -> None:
         """It is over."""
         self._ended = True
+        self._wait_no_more()
         self.watch.end()
         self._connections.discard(self)
         self._out.clear()
         for stream in list(self.streams.values()):
             self._give_up(stream)
+
+    def _wait_no_more(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     # -- from the client -------------------------------------------------------------------------------------------
 
@@ -283,6 +292,7 @@ class Connection(asyncio.Protocol):
             if size < len(frames.PREFACE):
                 return 0
             self._greeted, at = True, len(frames.PREFACE)
+            self._wait_no_more()
         while size - at >= frames.HEAD and not self._ended:
             length = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
             if length > _FRAME:
@@ -545,8 +555,10 @@ class Connection(asyncio.Protocol):
 
     def put(self, *parts: bytes | memoryview) -> None:
         """Have something sent at the end of this turn of the loop."""
+        if self._ended:
+            return
         self._out += parts
-        if not self._flushes and not self._ended:
+        if not self._flushes:
             self._flushes = True
             self._loop.call_soon(self._flush)
 
@@ -587,7 +599,8 @@ class Connection(asyncio.Protocol):
         self._out.append(frames.go_away(self._last, code, why))
         self._flush()
         self._transport.close()
-        self._loop.call_later(_GOODBYE_SECONDS, self._transport.abort)
+        self._wait_no_more()
+        self._patience = self._loop.call_later(_GOODBYE_SECONDS, self.abort)
         for stream in list(self.streams.values()):
             self._give_up(stream)
 
