@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _PREFIX = 5  # bytes before a message
 _LONG = 64 << 10  # bytes of a message from which threads inflate and deflate it
 _UNREAD = 1 << 20  # bytes of messages that nobody has read at which the client has to wait
+_KEPT = 128  # bytes that a message takes beside its own
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _INTERNAL = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"})
@@ -79,6 +80,7 @@ class Rpc:
         "_deadline",
         "_encoding",
         "_ended",
+        "_failed",
         "_fields",
         "_has",
         "_largest",
@@ -118,6 +120,7 @@ class Rpc:
         self._waits: asyncio.Future[None] | None = None
         self._ended = False
         self._sent = False  # headers
+        self._failed = False
         self._refused: tuple[Status, str] | None = None
         for name, value in fields:
             if name == b"grpc-timeout":
@@ -146,23 +149,33 @@ class Rpc:
 
     def _cut(self) -> None:
         """Messages out of what came."""
-        while self._has >= _PREFIX:
-            if len(self._chunks[0]) < _PREFIX:
-                self._chunks = [b"".join(self._chunks)]
-            size = int.from_bytes(self._chunks[0][1:5], "big")
+        if self._has < _PREFIX:
+            return
+        if len(self._chunks[0]) < _PREFIX:
+            self._chunks = [b"".join(self._chunks)]
+        if self._has < _PREFIX + int.from_bytes(self._chunks[0][1:5], "big") <= _PREFIX + self._largest:
+            self._credit()
+            return
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        at, has = 0, len(data)
+        while has - at >= _PREFIX:
+            size = int.from_bytes(data[at + 1 : at + _PREFIX], "big")
             if size > self._largest:
                 words = f"Received message larger than max ({size} vs. {self._largest})"
                 self.fail(Status.RESOURCE_EXHAUSTED, words)
                 return
-            if self._has < _PREFIX + size:
-                self._stream.credit()
+            end = at + _PREFIX + size
+            if end > has:
+                break
+            self._came(data[at], data[at + _PREFIX : end])
+            if self._failed:
                 return
-            data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-            rest = data[_PREFIX + size :]
-            self._chunks, self._has = ([rest] if rest else []), len(rest)
-            self._came(data[0], data[_PREFIX : _PREFIX + size])
-            if self._stream.over:
-                return
+            at = end
+        self._has = has - at
+        if at < has:
+            self._chunks.append(data[at:])
+            self._credit()
 
     def _came(self, compressed: int, message: bytes) -> None:
         if compressed > 1 or (compressed and self._encoding not in _WINDOWS):
@@ -173,9 +186,8 @@ class Rpc:
             self.fail(Status.INTERNAL, "this method takes one message")
             return
         self._messages.append((bool(compressed), message))
-        self._unread += len(message)
-        if self._unread < _UNREAD:
-            self._stream.credit()
+        self._unread += _KEPT + len(message)
+        self._credit()
         self._wake()
 
     def ended(self) -> None:
@@ -195,6 +207,11 @@ class Rpc:
         self._wake()
         if self._task is not None:
             self._task.cancel()
+
+    def _credit(self) -> None:
+        """Have the client send more, unless there is enough that nobody has read."""
+        if self._unread < _UNREAD:
+            self._stream.credit()
 
     def _wake(self) -> None:
         if self._waits is not None and not self._waits.done():
@@ -222,9 +239,8 @@ class Rpc:
             self._waits = asyncio.get_running_loop().create_future()
             await self._waits
         compressed, message = self._messages.popleft()
-        self._unread -= len(message)
-        if self._unread < _UNREAD:
-            self._stream.credit()
+        self._unread -= _KEPT + len(message)
+        self._credit()
         if compressed:
             return await _reckoned(inflate, message, self._encoding, self._largest)
         return message
@@ -295,8 +311,10 @@ class Rpc:
         fields = [(b"grpc-status", b"%d" % status), (b"grpc-message", _percent_encoded(words))]
         stream, task = self._stream, self._task
         self._over()
+        self._failed = True
         if stream.over:
             return
+        stream.receiver = None  # what comes now is of no use, while what was sent before may have to wait
         stream.end(frames.header_block(fields if self._sent else [(b":status", b"200"), _TYPE, *fields]))
         if task is not None:
             task.cancel()
