@@ -20,9 +20,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from container.codec.compression import inflate
-from container.grpc.status import Status
+from container.grpc.status import CODES, Status
 from container.http2 import frames
 from container.read_ahead import by_thread
+from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -179,7 +180,9 @@ class Rpc:
 
     def _came(self, compressed: int, message: bytes) -> None:
         if compressed > 1 or (compressed and self._encoding not in _WINDOWS):
-            words = f"a message is compressed by '{self._encoding}', which is not read: send gzip, deflate or identity"
+            words = (
+                f"a message is compressed by '{self._encoding[:32]}', which is not read: send gzip, deflate or identity"
+            )
             self.fail(Status.UNIMPLEMENTED if compressed == 1 else Status.INTERNAL, words)
             return
         if self._method.unary is not None and self._messages:
@@ -228,11 +231,7 @@ class Rpc:
         ]
 
     async def read(self) -> bytes | None:
-        """The next message, None behind the last one.
-
-        Raises:
-            MmeError: it is compressed, and can't be read.
-        """
+        """The next message; None behind the last one, or where the call has failed: one could not be inflated, say."""
         while not self._messages:
             if self._ended or self._stream.over:
                 return None
@@ -241,9 +240,13 @@ class Rpc:
         compressed, message = self._messages.popleft()
         self._unread -= _KEPT + len(message)
         self._credit()
-        if compressed:
+        if not compressed:
+            return message
+        try:
             return await _reckoned(inflate, message, self._encoding, self._largest)
-        return message
+        except MmeError as error:
+            self.fail(CODES[error.kind], error.message)
+            return None
 
     async def write(self, message: bytes) -> None:
         """Send one message; returns when the client may be sent the next one."""
@@ -258,6 +261,8 @@ class Rpc:
 
     async def _answer(self, handle: Unary) -> bytes | None:
         message = await self.read()
+        if self._failed:
+            return None
         answer = await handle(message or b"", self)
         del message
         if self._refused is None and self._compression:
@@ -321,7 +326,7 @@ class Rpc:
 
     def _expire_after(self, value: bytes) -> None:
         timeout = _TIMEOUT.fullmatch(value)
-        if timeout is not None:
+        if timeout is not None and self._deadline is None:
             seconds = int(timeout[1]) * _SECONDS[timeout[2]]
             self._deadline = asyncio.get_running_loop().call_later(seconds, self._expired)
 
