@@ -107,10 +107,12 @@ class GrpcServer:
             listener.close()
         self._draining.set()
         self._streams.drain()
-        for connection in list(self._connections):
-            connection.drain()
         ends = self._loop.time() + seconds
-        while self._connections and self._loop.time() < ends:  # noqa: ASYNC110 - each tells asyncio alone
+        while True:
+            for connection in list(self._connections):  # also those that were being made when it began
+                connection.drain()
+            if not self._connections or self._loop.time() >= ends:
+                break
             await asyncio.sleep(_LOOK_SECONDS)
         for connection in list(self._connections):
             connection.abort()
