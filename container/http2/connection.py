@@ -109,10 +109,7 @@ class Stream:
         if not self._queue:
             return False
         connection = self._connection
-        part, is_end = self._queue[0]
-        if is_end:
-            self._finish(part)
-            return False
+        part = self._queue[0][0]
         if self.window <= 0:
             return False  # what opens it has it pumped
         size = connection.allowed(min(len(part), self.window))
@@ -126,6 +123,8 @@ class Stream:
         connection.say(frames.frame_head(size, frames.DATA, 0, self.id), part[:size])
         if not self._queue:
             self.tell_drained()
+        elif self._queue[0][1]:
+            self._finish(self._queue[0][0])  # which no window holds back
         return bool(self._queue)
 
     async def drained(self) -> None:

@@ -1,0 +1,116 @@
+"""A connection over a transport that keeps what is written, and a client that counts its windows."""
+
+import asyncio
+
+import pytest
+
+from container.http2 import frames
+from container.http2.connection import Connection
+from container.http2.keepalive import Keepalive
+
+OPENING = frames.PREFACE + frames.settings({})
+REQUEST = frames.header_block([(b":method", b"POST"), (b":path", b"/service/Method")])
+
+
+class Wire:
+    """The transport: as much of one as a connection asks for."""
+
+    def __init__(self):
+        self.written, self.closed, self.aborted, self.reads, self.unread = b"", False, False, True, 0
+
+    def write(self, data):
+        assert not self.closed
+        self.written += data
+
+    def is_closing(self):
+        return self.closed
+
+    def close(self):
+        self.closed = True
+
+    def abort(self):
+        self.closed = self.aborted = True
+
+    def get_write_buffer_size(self):
+        return self.unread
+
+    def pause_reading(self):
+        self.reads = False
+
+    def resume_reading(self):
+        self.reads = True
+
+
+class Told:
+    """A receiver that remembers."""
+
+    def __init__(self, stream):
+        self.stream, self.data, self.over, self.gone = stream, b"", False, False
+
+    def received(self, payload):
+        self.data += payload
+
+    def ended(self):
+        assert not self.over
+        self.over = True
+
+    def cancelled(self):
+        assert not self.gone
+        self.gone = True
+
+
+class Life:
+    """One connection, what was told of its streams, and what it has sent."""
+
+    def __init__(self, loop, **rules):
+        self.told, self.wire, self.all = {}, Wire(), set()
+        self.connection = Connection(loop, self.begin, self.all, Keepalive(loop, **rules))
+        self.connection.connection_made(self.wire)
+
+    def begin(self, stream, _fields):
+        self.told[stream.id] = Told(stream)
+        return self.told[stream.id]
+
+    def open(self, *numbers, flags=frames.END_HEADERS):
+        for number in numbers:
+            self.send(frames.frame(frames.HEADERS, flags, number, REQUEST))
+
+    def send(self, data):
+        self.connection.data_received(data)
+
+    async def sent(self):
+        """The frames since the last look, as kind, flags, stream and payload."""
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        data, self.wire.written, found = self.wire.written, b"", []
+        while data:
+            length = int.from_bytes(data[:3], "big")
+            found.append((data[3], data[4], int.from_bytes(data[5:9], "big"), data[9 : 9 + length]))
+            assert len(data) >= 9 + length
+            data = data[9 + length :]
+        return found
+
+    async def fault(self):
+        """The code with which it has ended; None while it lasts."""
+        *_, (kind, _flags, _stream, payload) = await self.sent() or [(None, 0, 0, b"")]
+        assert (kind == frames.GOAWAY) == self.wire.closed
+        return frames.Code(int.from_bytes(payload[4:8], "big")) if self.wire.closed else None
+
+
+@pytest.fixture
+def live():
+    """Runs a life on a loop of its own, and ends it."""
+
+    def live(work, **rules):
+        async def run():
+            life = Life(asyncio.get_running_loop(), **rules)
+            try:
+                await work(life)
+            finally:
+                life.connection.connection_lost(None)
+            assert not life.connection.streams and not life.all
+            assert all(each.gone or each.stream.over for each in life.told.values())
+
+        asyncio.run(run())
+
+    return live

@@ -1,0 +1,396 @@
+"""What clients may do, and what they may not."""
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from container.http2 import connection as module
+from container.http2 import frames
+from container.http2.connection import WINDOW
+from container.http2.frames import Code
+from tests.container.http2.conftest import OPENING, REQUEST, Life
+
+BOTH = frames.END_HEADERS | frames.END_STREAM
+TRAILERS = frames.header_block([(b"grpc-status", b"0")])
+
+
+def _window(number, more):
+    return frames.window_update(number, more)
+
+
+def _data_of(sent, number):
+    return b"".join(payload for kind, _, stream, payload in sent if kind == frames.DATA and stream == number)
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 10, 23, 10_000])
+def test_frames_come_in_any_pieces(live, step):
+    """Also one byte at a time: padding, priorities and continuations included."""
+
+    async def run(life):
+        head = b"\x03" + b"\0\0\0\0\x05" + REQUEST[:4] + b"pad"
+        flags = frames.PADDED | frames.WITH_PRIORITY
+        raw = OPENING + frames.frame(frames.HEADERS, flags, 1, head)
+        raw += frames.frame(frames.CONTINUATION, 0, 1, REQUEST[4:9])
+        raw += frames.frame(frames.CONTINUATION, frames.END_HEADERS, 1, REQUEST[9:])
+        raw += frames.frame(frames.DATA, frames.PADDED, 1, b"\x02hello--") + frames.frame(77, 0, 1, b"?")
+        raw += frames.frame(frames.DATA, frames.END_STREAM, 1, b" world")
+        for at in range(0, len(raw), step):
+            life.send(raw[at : at + step])
+        assert (life.told[1].data, life.told[1].over) == (b"hello world", True)
+        assert await life.fault() is None
+
+    live(run)
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (frames.frame(frames.DATA, 0, 0, b"x"), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.DATA, 0, 5, b"x"), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.DATA, frames.PADDED, 1, b"\x05abcd"), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.DATA, frames.PADDED, 1), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.HEADERS, BOTH, 2, REQUEST), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.HEADERS, BOTH, 0, REQUEST), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.HEADERS, frames.END_HEADERS, 1, REQUEST), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.HEADERS, 0, 3, REQUEST) + frames.frame(frames.PING, 0, 0, bytes(8)), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.HEADERS, 0, 3) + frames.frame(frames.CONTINUATION, 0, 5), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.CONTINUATION, frames.END_HEADERS, 1, REQUEST), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.HEADERS, 0, 3) + frames.frame(frames.CONTINUATION, 0, 3) * 2000, Code.ENHANCE_YOUR_CALM),
+        (
+            frames.frame(frames.HEADERS, 0, 3) + frames.frame(frames.CONTINUATION, 0, 3, bytes(1000)) * 70,
+            Code.ENHANCE_YOUR_CALM,
+        ),
+        (frames.frame(frames.HEADERS, BOTH, 3, b"\xff\xff\xff"), Code.COMPRESSION_ERROR),
+        (frames.frame(frames.PUSH_PROMISE, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.RST_STREAM, 0, 1, bytes(3)), Code.FRAME_SIZE_ERROR),
+        (frames.frame(frames.RST_STREAM, 0, 9, bytes(4)), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.PING, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
+        (frames.frame(frames.PING, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.SETTINGS, 0, 1), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.SETTINGS, frames.ACK, 0, bytes(6)), Code.FRAME_SIZE_ERROR),
+        (frames.frame(frames.SETTINGS, 0, 0, bytes(5)), Code.FRAME_SIZE_ERROR),
+        (frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31}), Code.FLOW_CONTROL_ERROR),
+        (frames.settings({frames.MAX_FRAME_SIZE: 16_383}), Code.PROTOCOL_ERROR),
+        (frames.settings({frames.MAX_FRAME_SIZE: 1 << 24}), Code.PROTOCOL_ERROR),
+        (frames.settings({frames.ENABLE_PUSH: 2}), Code.PROTOCOL_ERROR),
+        (_window(1, 10) + frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31 - 1}), Code.FLOW_CONTROL_ERROR),
+        (_window(0, 2**31 - 1), Code.FLOW_CONTROL_ERROR),
+        (_window(1, 2**31 - 1), Code.FLOW_CONTROL_ERROR),
+        (_window(1, 0), Code.PROTOCOL_ERROR),
+        (_window(7, 1), Code.PROTOCOL_ERROR),
+        (frames.frame_head(1 << 20, frames.DATA, 0, 1), Code.FRAME_SIZE_ERROR),
+        (frames.settings({}) * 2000, Code.ENHANCE_YOUR_CALM),
+        (frames.frame(frames.PRIORITY, 0, 1, bytes(5)) * 2000, Code.ENHANCE_YOUR_CALM),
+        (frames.frame(99, 0, 1) * 2000, Code.ENHANCE_YOUR_CALM),
+        (frames.frame(frames.PING, frames.ACK, 0, bytes(8)) * 2000, Code.ENHANCE_YOUR_CALM),
+        (frames.frame(frames.DATA, 0, 1) * 2000, Code.ENHANCE_YOUR_CALM),
+        (frames.frame(frames.DATA, 0, 1, bytes(1 << 16)) * 17, Code.FLOW_CONTROL_ERROR),
+    ],
+)
+def test_what_ends_a_connection(live, raw, code):
+    """With a word of why, once; and its streams hear of it."""
+
+    async def run(life):
+        life.send(OPENING)
+        life.open(1)
+        await life.sent()
+        life.send(raw)
+        assert await life.fault() is code
+        assert life.told[1].gone
+        life.send(raw)
+        assert not await life.sent()
+
+    live(run)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(1, 40_000), min_size=1, max_size=5),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["stream", "all", "initial", "frame"]), st.integers(0, 4), st.integers(1, 30_000)),
+        max_size=40,
+    ),
+)
+def test_no_more_is_sent_than_windows_allow_and_all_of_it_in_the_end(live, sizes, steps):
+    """Windows that open, shut and go below nothing, over several answers."""
+
+    async def run(life):
+        life.send(OPENING + frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
+        numbers = [1 + 2 * at for at in range(len(sizes))]
+        windows, got, initial, total = dict.fromkeys(numbers, 0), dict.fromkeys(numbers, b""), 0, frames.DEFAULT_WINDOW
+        ended, largest = set(), frames.SMALLEST_FRAME_SIZE
+        life.open(*numbers, flags=BOTH)
+
+        async def look():
+            nonlocal total
+            for kind, flags, number, payload in await life.sent():
+                if kind == frames.DATA:
+                    windows[number] -= len(payload)
+                    total -= len(payload)
+                    got[number] += payload
+                    assert number not in ended and windows[number] >= 0 and total >= 0 and 0 < len(payload) <= largest
+                elif kind == frames.HEADERS and flags & frames.END_STREAM:
+                    ended.add(number)
+                assert kind not in {frames.GOAWAY, frames.RST_STREAM}
+
+        for number, size in zip(numbers, sizes, strict=True):
+            life.told[number].stream.headers(TRAILERS)
+            life.told[number].stream.data(bytes((number,)) * size)
+            life.told[number].stream.end(TRAILERS)
+        await look()
+        for kind, at, more in steps:
+            number = numbers[at % len(numbers)]
+            if kind == "stream":
+                windows[number] += more
+                life.send(_window(number, more))
+            elif kind == "all":
+                total += more
+                life.send(_window(0, more))
+            elif kind == "initial":
+                windows = {number: window + more - initial for number, window in windows.items()}
+                initial = more
+                life.send(frames.settings({frames.INITIAL_WINDOW_SIZE: more}))
+            else:
+                largest = frames.SMALLEST_FRAME_SIZE + more
+                life.send(frames.settings({frames.MAX_FRAME_SIZE: largest}))
+            await look()
+        for number in numbers:
+            windows[number] += 1 << 20
+            life.send(_window(number, 1 << 20))
+        total += 1 << 20
+        life.send(_window(0, 1 << 20))
+        await look()
+        assert got == {number: bytes((number,)) * size for number, size in zip(numbers, sizes, strict=True)}
+        assert ended == set(numbers)
+
+    live(run)
+
+
+def test_answers_take_turns_at_the_connections_window(live):
+    """A long one keeps no others from theirs."""
+
+    async def run(life):
+        life.send(OPENING + frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 28}))
+        life.open(1, 3, 5, flags=BOTH)
+        life.told[1].stream.data(bytes(1 << 20))
+        life.told[3].stream.data(bytes(1000))
+        life.told[5].stream.data(bytes(1000))
+        life.told[3].stream.end(TRAILERS)
+        await life.sent()
+        life.send(_window(0, 10_000))
+        assert {len(_data_of(await life.sent(), 1))} == {10_000}
+        life.send(_window(0, 1500))
+        sent = await life.sent()
+        assert [len(_data_of(sent, number)) for number in (1, 3, 5)] == [0, 1000, 500]
+        assert life.told[3].stream.over
+
+    live(run)
+
+
+def test_streams_that_wait_are_forgotten_when_they_are_given_up(live):
+    """And nothing is sent on them any more, whatever is said."""
+
+    async def run(life):
+        life.send(OPENING + frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 28}))
+        for number in range(1, 3001, 2):
+            life.open(number, flags=BOTH)
+            stream = life.told[number].stream
+            stream.data(bytes(100_000))
+            life.send(frames.reset(number, Code.CANCEL))
+            stream.headers(TRAILERS)
+            stream.data(b"x")
+            stream.end(TRAILERS)
+            assert stream.over and life.told[number].gone
+        assert not life.connection._waiting
+        life.send(_window(0, 1 << 20))
+        assert sum(kind in {frames.HEADERS, frames.DATA} for kind, *_ in await life.sent()) <= 4
+
+    live(run)
+
+
+def test_a_client_that_does_not_read_is_not_listened_to(live):
+    """As long as it does not."""
+
+    async def run(life):
+        life.send(OPENING)
+        life.open(1, flags=BOTH)
+        life.connection.pause_writing()
+        life.wire.unread = 2 << 20
+        life.told[1].stream.data(b"x")
+        await life.sent()
+        assert not life.wire.reads
+        life.connection.resume_writing()
+        assert life.wire.reads
+
+    live(run)
+
+
+def test_pings_between_answers_of_a_stream_are_no_flood(live):
+    """A client may measure its way as long as something is sent to it."""
+
+    async def run(life):
+        life.send(OPENING)
+        life.open(1, flags=BOTH)
+        for _ in range(3000):
+            life.told[1].stream.data(b"x")
+            await life.sent()
+            life.send(frames.frame(frames.PING, 0, 0, bytes(8)))
+        assert await life.fault() is None
+
+    live(run)
+
+
+def test_frames_that_bring_nothing_may_come_now_and_then(live, monkeypatch):
+    """Only many of them within a short time are a flood."""
+    monkeypatch.setattr(module, "_EMPTY_SECONDS", -1.0)
+
+    async def run(life):
+        life.send(OPENING)
+        life.open(1)
+        life.send(frames.frame(frames.PRIORITY, 0, 1, bytes(5)) * 5000)
+        assert await life.fault() is None
+
+    live(run)
+
+
+def test_data_of_a_stream_that_was_given_up_is_no_flood(live):
+    """However many frames of it were under way."""
+
+    async def run(life):
+        life.send(OPENING)
+        life.open(1)
+        life.told[1].stream.reset(Code.CANCEL)
+        life.send(frames.frame(frames.DATA, 0, 1, b"x") * 5000)
+        assert await life.fault() is None
+
+    live(run)
+
+
+@pytest.mark.parametrize("kind", [frames.DATA, frames.HEADERS])
+def test_what_comes_behind_the_end_ends_the_stream(live, kind):
+    """And no other."""
+
+    async def run(life):
+        life.send(OPENING)
+        life.open(1, 3, flags=BOTH)
+        await life.sent()
+        life.send(frames.frame(kind, BOTH, 1, REQUEST))
+        assert await life.sent() == [(frames.RST_STREAM, 0, 1, Code.STREAM_CLOSED.to_bytes(4, "big"))]
+        assert life.told[1].gone and not life.told[3].gone
+
+    live(run)
+
+
+def test_as_many_streams_as_were_agreed(live):
+    """Those beyond are refused; all may be given up at once, and not again and again."""
+
+    async def run(life):
+        life.send(OPENING)
+        numbers = range(1, 2 * module._MOST_STREAMS, 2)
+        life.open(*numbers)
+        await life.sent()
+        life.open(5001)
+        assert await life.sent() == [(frames.RST_STREAM, 0, 5001, Code.REFUSED_STREAM.to_bytes(4, "big"))]
+        for number in numbers:
+            life.send(frames.reset(number, Code.CANCEL))
+        assert await life.fault() is None
+        for number in range(6001, 6001 + 4 * module._MOST_STREAMS, 2):
+            life.open(number)
+            life.send(frames.reset(number, Code.CANCEL))
+        assert await life.fault() is Code.ENHANCE_YOUR_CALM
+
+    live(run)
+
+
+def test_what_was_used_may_be_sent_again(live):
+    """The windows of a stream and of the connection open by what came."""
+
+    async def run(life):
+        life.send(OPENING)
+        life.open(1)
+        await life.sent()
+        more = {0: 0, 1: 0}
+        for _ in range(40):
+            life.send(frames.frame(frames.DATA, 0, 1, bytes(WINDOW // 4)))
+            life.told[1].stream.credit()
+            for kind, _, number, payload in await life.sent():
+                assert kind == frames.WINDOW_UPDATE
+                more[number] += int.from_bytes(payload, "big")
+        assert more == {0: 1 << 23, 1: 10 * WINDOW}
+
+    live(run)
+
+
+def test_a_client_that_says_nothing_is_given_up(live, monkeypatch):
+    """One that has said its first words is not."""
+    monkeypatch.setattr(module, "_GREETING_SECONDS", 0.0)
+
+    async def run(life):
+        life.send(OPENING[:5])
+        await life.sent()
+        assert life.wire.aborted
+
+    async def greets(life):
+        life.send(OPENING)
+        await life.sent()
+        assert not life.wire.closed
+
+    live(run)
+    live(greets)
+
+
+def test_no_http2(live):
+    """The first bytes may tell."""
+
+    async def run(life):
+        life.send(b"GET / HTTP/1.1\r\n\r\n")
+        assert await life.fault() is Code.PROTOCOL_ERROR
+
+    live(run)
+
+
+def test_draining(live):
+    """Streams that there are come to their end; an idle connection ends at once."""
+
+    async def run(life):
+        life.send(OPENING)
+        life.open(1, flags=BOTH)
+        await life.sent()
+        life.connection.drain()
+        life.connection.drain()
+        assert [kind for kind, *_ in await life.sent()] == [frames.GOAWAY] and not life.wire.closed
+        life.told[1].stream.end(TRAILERS)
+        assert await life.fault() is Code.NO_ERROR
+
+    async def idle(life):
+        life.connection.drain()
+        assert await life.fault() is Code.NO_ERROR
+
+    live(run)
+    live(idle)
+
+
+def test_nothing_is_left_of_a_connection():
+    """No timer keeps it, nor does who waited for room."""
+
+    async def run():
+        life = Life(asyncio.get_running_loop())
+        life.send(OPENING)
+        life.open(1, flags=BOTH)
+        life.connection.pause_writing()
+        waits = asyncio.ensure_future(life.told[1].stream.drained())
+        await asyncio.sleep(0)
+        life.connection.end(Code.NO_ERROR)
+        life.connection.connection_lost(None)
+        await waits
+        weak = weakref.ref(life.connection)
+        del life, waits
+        await asyncio.sleep(0)
+        gc.collect()
+        assert weak() is None
+
+    asyncio.run(run())
