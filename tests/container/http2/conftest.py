@@ -19,25 +19,32 @@ class Wire:
         self.written, self.closed, self.aborted, self.reads, self.unread = b"", False, False, True, 0
 
     def write(self, data):
+        """Keep it."""
         assert not self.closed
         self.written += data
 
     def is_closing(self):
+        """Whether it ends."""
         return self.closed
 
     def close(self):
+        """End behind what is written."""
         self.closed = True
 
     def abort(self):
+        """End."""
         self.closed = self.aborted = True
 
     def get_write_buffer_size(self):
+        """What a test says of it."""
         return self.unread
 
     def pause_reading(self):
+        """Bring no more."""
         self.reads = False
 
     def resume_reading(self):
+        """Bring more."""
         self.reads = True
 
 
@@ -48,13 +55,16 @@ class Told:
         self.stream, self.data, self.over, self.gone = stream, b"", False, False
 
     def received(self, payload):
+        """Some data came."""
         self.data += payload
 
     def ended(self):
+        """No more will."""
         assert not self.over
         self.over = True
 
     def cancelled(self):
+        """The client has left."""
         assert not self.gone
         self.gone = True
 
@@ -68,14 +78,17 @@ class Life:
         self.connection.connection_made(self.wire)
 
     def begin(self, stream, _fields):
+        """Take a stream."""
         self.told[stream.id] = Told(stream)
         return self.told[stream.id]
 
     def open(self, *numbers, flags=frames.END_HEADERS):
+        """Open streams."""
         for number in numbers:
             self.send(frames.frame(frames.HEADERS, flags, number, REQUEST))
 
     def send(self, data):
+        """Bring bytes."""
         self.connection.data_received(data)
 
     async def sent(self):
@@ -108,7 +121,8 @@ def live():
                 await work(life)
             finally:
                 life.connection.connection_lost(None)
-            assert not life.connection.streams and not life.all
+            assert not life.connection.streams
+            assert not life.all
             assert all(each.gone or each.stream.over for each in life.told.values())
 
         asyncio.run(run())

@@ -132,7 +132,10 @@ def test_no_more_is_sent_than_windows_allow_and_all_of_it_in_the_end(live, sizes
                     windows[number] -= len(payload)
                     total -= len(payload)
                     got[number] += payload
-                    assert number not in ended and windows[number] >= 0 and total >= 0 and 0 < len(payload) <= largest
+                    assert number not in ended
+                    assert windows[number] >= 0
+                    assert total >= 0
+                    assert 0 < len(payload) <= largest
                 elif kind == frames.HEADERS and flags & frames.END_STREAM:
                     ended.add(number)
                 assert kind not in {frames.GOAWAY, frames.RST_STREAM}
@@ -204,7 +207,8 @@ def test_streams_that_wait_are_forgotten_when_they_are_given_up(live):
             stream.headers(TRAILERS)
             stream.data(b"x")
             stream.end(TRAILERS)
-            assert stream.over and life.told[number].gone
+            assert stream.over
+            assert life.told[number].gone
         assert not life.connection._waiting
         life.send(_window(0, 1 << 20))
         assert sum(kind in {frames.HEADERS, frames.DATA} for kind, *_ in await life.sent()) <= 4
@@ -280,7 +284,8 @@ def test_what_comes_behind_the_end_ends_the_stream(live, kind):
         await life.sent()
         life.send(frames.frame(kind, BOTH, 1, REQUEST))
         assert await life.sent() == [(frames.RST_STREAM, 0, 1, Code.STREAM_CLOSED.to_bytes(4, "big"))]
-        assert life.told[1].gone and not life.told[3].gone
+        assert life.told[1].gone
+        assert not life.told[3].gone
 
     live(run)
 
@@ -362,7 +367,8 @@ def test_draining(live):
         await life.sent()
         life.connection.drain()
         life.connection.drain()
-        assert [kind for kind, *_ in await life.sent()] == [frames.GOAWAY] and not life.wire.closed
+        assert [kind for kind, *_ in await life.sent()] == [frames.GOAWAY]
+        assert not life.wire.closed
         life.told[1].stream.end(TRAILERS)
         assert await life.fault() is Code.NO_ERROR
 

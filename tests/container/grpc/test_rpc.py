@@ -1,0 +1,332 @@
+"""One call: messages cut out of data, deadlines, compression, and clients that leave."""
+
+import asyncio
+import gc
+import gzip
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from container.grpc.rpc import Method, Rpc
+from container.grpc.server import _told
+from container.grpc.status import Status
+from container.http2 import frames
+from container.http2.connection import WINDOW, Connection, Stream
+from container.http2.keepalive import Keepalive
+
+LARGEST = 1 << 20
+
+
+class Fake:
+    """A stream that remembers what was sent and how much was credited."""
+
+    id = 1
+
+    def __init__(self):
+        self.over, self.got_end, self.receiver, self.credits, self.blocks, self.parts = False, False, None, 0, [], []
+
+    def headers(self, block):
+        """Headers in front."""
+        self.blocks.append(block)
+
+    def data(self, payload):
+        """A message."""
+        self.parts.append(payload)
+
+    def end(self, block):
+        """Headers behind."""
+        self.blocks.append(block)
+        self.over = True
+
+    def credit(self):
+        """What came was used."""
+        self.credits += 1
+
+    async def drained(self):
+        """There is always room."""
+
+
+def _message(data, flag=0):
+    return bytes((flag,)) + len(data).to_bytes(4, "big") + data
+
+
+async def _never(context):
+    await asyncio.get_running_loop().create_future()
+
+
+def _call(stream, method, fields=(), largest=LARGEST):
+    return Rpc(stream, tuple(fields), method, largest, "", set())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.binary(max_size=40), max_size=12), st.lists(st.integers(1, 60), max_size=60))
+def test_messages_are_cut_wherever_frames_end(messages, cuts):
+    """Several in a frame, one over several, and empty ones."""
+
+    async def run():
+        found = []
+
+        async def all_of_them(context):
+            while (message := await context.read()) is not None:
+                found.append(message)
+
+        stream, raw = Fake(), b"".join(map(_message, messages))
+        call = _call(stream, Method(streaming=all_of_them))
+        for cut in cuts:
+            if raw[:cut]:
+                call.received(raw[:cut])
+            raw = raw[cut:]
+        if raw:
+            call.received(raw)
+        call.ended()
+        while not stream.over:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+        assert found == messages
+
+    asyncio.run(run())
+
+
+_HALF = WINDOW // 2
+
+
+@pytest.mark.parametrize(
+    ("first", "frame"),
+    [
+        (b"", _message(b"") * 10_000),
+        (_message(bytes(_HALF))[:-1], _message(bytes(_HALF))[-1:] + _message(bytes(_HALF))[:-1]),
+    ],
+)
+def test_what_nobody_reads_opens_no_window(first, frame):
+    """Neither do messages without content, nor the first bytes of the next behind those that wait."""
+
+    async def run():
+        stream = Fake()
+        call = _call(stream, Method(streaming=_never))
+        call.received(first + frame)
+        for _ in range(3):
+            call.received(frame)
+        before = stream.credits
+        call.received(frame)
+        assert stream.credits == before
+        call.cancelled()
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_nothing_is_made_of_what_comes_behind_a_failure():
+    """Be it another failure, or a message."""
+
+    async def run():
+        stream = Fake()
+        call = _call(stream, Method(streaming=_never))
+        call.received(_message(b"a") + _message(bytes(LARGEST + 1))[:10] + _message(b"b") * 3)
+        assert len(stream.blocks) == 1
+        assert stream.receiver is None
+        assert not call._messages
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("values", [[b"99999999H"] * 3, [b"99999999H", b"1S"]])
+def test_one_deadline_of_a_call(values):
+    """The timers of others would outlast it."""
+
+    async def run():
+        loop, made = asyncio.get_running_loop(), []
+        real = loop.call_later
+        loop.call_later = lambda *args: made.append(real(*args)) or made[-1]
+        call = _call(Fake(), Method(unary=_never), [(b"grpc-timeout", value) for value in values])
+        call.cancelled()
+        assert made
+        assert all(timer.cancelled() for timer in made)
+
+    asyncio.run(run())
+
+
+# -- with a client of gRPC's -------------------------------------------------------------------------------------------
+
+
+async def _echo(data, _context):
+    return data
+
+
+async def _echoes(context):
+    while (message := await context.read()) is not None:
+        await context.write(message)
+
+
+async def _waits(_data, _context):
+    await asyncio.get_running_loop().create_future()
+
+
+async def _floods(context):
+    await context.read()
+    while True:
+        await context.write(bytes(1 << 18))
+
+
+METHODS = {
+    b"/s/Echo": Method(unary=_told(_echo)),
+    b"/s/Echoes": Method(streaming=_told(_echoes)),
+    b"/s/Waits": Method(unary=_told(_waits)),
+    b"/s/Floods": Method(streaming=_told(_floods)),
+}
+
+
+def _served(work, compression="", options=(("grpc.max_receive_message_length", -1),)):
+    """Runs it with a channel to a server; nothing is left of its calls then."""
+
+    async def run():
+        loop, tasks, all_ = asyncio.get_running_loop(), set(), set()
+
+        def begin(stream, fields):
+            return Rpc(stream, fields, METHODS[dict(fields)[b":path"]], LARGEST, compression, tasks)
+
+        server = await loop.create_server(lambda: Connection(loop, begin, all_, Keepalive(loop)), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+            await work(channel)
+            async with asyncio.timeout(30):
+                while tasks or any(each.streams for each in all_):  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.001)
+        server.close()
+        async with asyncio.timeout(30):
+            while all_:
+                for each in list(all_):
+                    each.abort()
+                await asyncio.sleep(0.001)
+        gc.collect()
+        assert not [each for each in gc.get_objects() if isinstance(each, (Rpc, Stream))]
+
+    asyncio.run(run())
+
+
+async def _code(call):
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call
+    return failed.value.code()
+
+
+@pytest.mark.parametrize("compression", ["", "gzip", "deflate"])
+def test_messages_of_all_sizes(compression):
+    """Come back as they went, many at once too."""
+
+    async def work(channel):
+        sizes = [0, 1, 16_379, 16_380, 65_531, 100_000, LARGEST]
+        echo = channel.unary_unary("/s/Echo")
+        assert [len(each) for each in await asyncio.gather(*[echo(bytes(size)) for size in sizes * 3])] == sizes * 3
+        for how in (grpc.Compression.Gzip, grpc.Compression.Deflate):
+            assert await echo(bytes(50_000), compression=how) == bytes(50_000)
+        stream = channel.stream_stream("/s/Echoes")(iter([bytes(size) for size in sizes]))
+        assert [len(each) async for each in stream] == sizes
+
+    _served(work, compression)
+
+
+def test_messages_that_are_too_large():
+    """Also once they are inflated, and whatever can't be."""
+
+    async def work(channel):
+        echo, echoes = channel.unary_unary("/s/Echo"), channel.stream_stream("/s/Echoes")
+        assert await _code(echo(bytes(LARGEST + 1))) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        bomb = bytes(20 * LARGEST)
+        assert await _code(echo(bomb, compression=grpc.Compression.Gzip)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        call = echoes(iter([b"a", bomb]), compression=grpc.Compression.Gzip)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            [_ async for _ in call]
+        assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    _served(work)
+
+
+@pytest.mark.parametrize(
+    ("raw", "encoding", "status"),
+    [
+        (_message(b"no gzip", 1), b"gzip", Status.INVALID_ARGUMENT),
+        (_message(gzip.compress(b"x")[:-3], 1), b"gzip", Status.INVALID_ARGUMENT),
+        (_message(b"x", 1), b"x" * 60_000, Status.UNIMPLEMENTED),
+        (_message(b"x", 1), b"identity", Status.UNIMPLEMENTED),
+        (_message(b"x", 7), b"gzip", Status.INTERNAL),
+        (_message(b"x") * 2, b"gzip", Status.INTERNAL),
+        (_message(b"x")[:-1], b"gzip", Status.INTERNAL),
+        (b"", b"gzip", Status.INTERNAL),
+    ],
+)
+def test_messages_that_are_none(raw, encoding, status):
+    """Each has its status, in few words."""
+
+    async def run():
+        stream = Fake()
+        call = _call(stream, Method(unary=_told(_echo)), [(b"grpc-encoding", encoding)])
+        if raw:
+            call.received(raw)
+        if not stream.over:
+            call.ended()
+        while not stream.over:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+        (block,) = stream.blocks
+        assert frames.header_block([(b"grpc-status", b"%d" % status)]) in block
+        assert len(block) < 1000
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_deadlines():
+    """End a call whose handler takes longer."""
+
+    async def work(channel):
+        for seconds in (0.001, 0.01):
+            code = await _code(channel.unary_unary("/s/Waits")(b"", timeout=seconds))
+            assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+    _served(work)
+
+
+@pytest.mark.parametrize("value", [b"0n", b"0H", b"1u"])
+def test_deadlines_that_are_past(value):
+    """The server itself ends the call."""
+
+    async def run():
+        stream = Fake()
+        call = _call(stream, Method(unary=_told(_waits)), [(b"grpc-timeout", value)])
+        call.received(_message(b""))
+        call.ended()
+        async with asyncio.timeout(30):
+            while call._task is not None:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.001)
+        assert frames.header_block([(b"grpc-status", b"4")]) in stream.blocks[0]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("value", [b"", b"1", b"-1S", b"123456789S", b"1 S", b"xS", b"1s"])
+def test_deadlines_that_are_none(value):
+    """Are not heeded."""
+
+    async def run():
+        assert _call(Fake(), Method(unary=_echo), [(b"grpc-timeout", value)])._deadline is None
+
+    asyncio.run(run())
+
+
+def test_clients_that_leave():
+    """While they wait, while they send, and while they don't read what is sent without end."""
+
+    async def work(channel):
+        waits = [channel.unary_unary("/s/Waits")(bytes(100_000)) for _ in range(20)]
+        echoes = [channel.stream_stream("/s/Echoes")() for _ in range(5)]
+        floods = [channel.stream_stream("/s/Floods")() for _ in range(5)]
+        for call in (*echoes, *floods):
+            await call.write(b"x")
+        for call in (*echoes, *floods):
+            await call.read()
+        for call in (*waits, *echoes, *floods):
+            call.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    _served(work)

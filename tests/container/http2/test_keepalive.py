@@ -1,0 +1,124 @@
+"""Pings of both sides, and connections that grow old."""
+
+import asyncio
+
+import pytest
+
+from container.http2 import frames
+from container.http2.frames import Code
+from tests.container.http2.conftest import OPENING
+
+PING = frames.frame(frames.PING, 0, 0, b"whatever")
+ANSWER = frames.frame(frames.PING, frames.ACK, 0, b"mme-ping")
+BOTH = frames.END_HEADERS | frames.END_STREAM
+
+
+async def _until(life, kind):
+    async with asyncio.timeout(30):
+        while True:
+            sent = await life.sent()
+            if any(each[0] == kind for each in sent):
+                return sent
+            await asyncio.sleep(0.001)
+
+
+async def _until_aborted(life):
+    async with asyncio.timeout(30):
+        while not life.wire.aborted:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+
+
+def test_a_client_that_does_not_answer_is_left(live):
+    """One that does is asked again."""
+
+    async def silent(life):
+        life.send(OPENING)
+        await _until(life, frames.PING)
+        await _until_aborted(life)
+
+    live(silent, time=0.001, timeout=0.001, permit_without_calls=True)
+
+    async def answers(life):
+        life.send(OPENING)
+        for _ in range(3):
+            await _until(life, frames.PING)
+            life.send(ANSWER)
+        assert not life.wire.closed
+
+    live(answers, time=0.001, timeout=30, permit_without_calls=True, max_pings_without_data=0)
+
+
+def test_nobody_is_asked_without_calls_or_too_often(live):
+    """Unless that is permitted."""
+
+    async def run(life):
+        life.send(OPENING)
+        await life.sent()
+        await asyncio.sleep(0.02)
+        assert not await life.sent()
+        life.open(1)
+        await _until(life, frames.PING)
+        life.send(ANSWER)
+        await asyncio.sleep(0.02)
+        assert not await life.sent()
+        life.told[1].stream.data(b"x")
+        await _until(life, frames.PING)
+
+    live(run, time=0.001, timeout=30, max_pings_without_data=1)
+
+
+@pytest.mark.parametrize("strikes", [0, 2])
+def test_a_client_that_asks_too_often_is_told_off(live, strikes):
+    """After its strikes; 0 is any number."""
+
+    async def run(life):
+        life.send(OPENING)
+        life.open(1)
+        await life.sent()
+        life.send(PING * 3)
+        assert [each[0] for each in await life.sent()] == [frames.PING] * 3
+        life.send(PING)
+        assert await life.fault() is (Code.ENHANCE_YOUR_CALM if strikes else None)
+
+    live(run, max_ping_strikes=strikes)
+
+
+def test_an_answer_forgives(live):
+    """What is sent of a call lets a client ask anew."""
+
+    async def run(life):
+        life.send(OPENING)
+        life.open(1)
+        for _ in range(20):
+            life.send(PING * 2)
+            life.told[1].stream.data(b"x")
+            assert await life.fault() is None
+
+    live(run, max_ping_strikes=2)
+
+
+def test_old_connections_end(live):
+    """At once where they are idle, else after their grace."""
+
+    async def idle(life):
+        life.send(OPENING)
+        await _until(life, frames.GOAWAY)
+        assert life.wire.closed
+        assert not life.wire.aborted
+
+    async def busy(life):
+        life.send(OPENING)
+        life.open(1, flags=BOTH)
+        await _until(life, frames.GOAWAY)
+        await _until_aborted(life)
+
+    async def ever(life):
+        life.send(OPENING)
+        life.open(1, flags=BOTH)
+        await _until(life, frames.GOAWAY)
+        await asyncio.sleep(0.02)
+        assert not life.wire.closed
+
+    live(idle, max_age=0.001)
+    live(busy, max_age=0.001, grace=0.001)
+    live(ever, max_age=0.001)
