@@ -7,10 +7,11 @@ import grpc
 import pytest
 
 from container.grpc.rpc import Method, Rpc
-from container.grpc.server import _told
+from container.grpc.server import GrpcServer, _told
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
 from model_handlers.errors import Kind, MmeError
+from tests.container.http2.conftest import OPENING, Life
 
 
 def test_what_is_refused_is_gone_at_once():
@@ -48,3 +49,33 @@ def test_what_is_refused_is_gone_at_once():
         asyncio.run(run())
     finally:
         gc.enable()
+
+
+class _NoStreams:
+    def drain(self):
+        """There are none."""
+
+
+def test_a_drain_meets_connections_that_were_being_made():
+    """They end, and it does."""
+
+    async def run():
+        server = GrpcServer.__new__(GrpcServer)
+        server._loop, server._draining, server._streams = asyncio.get_running_loop(), asyncio.Event(), _NoStreams()
+        early, server._listeners, server._calls = Life(server._loop), [], set()
+        server._connections = early.all
+        drain = asyncio.ensure_future(server.drain(60))
+        await early.sent()
+        late = Life(server._loop)
+        late.send(OPENING)
+        early.all.add(late.connection)
+        early.connection.connection_lost(None)
+        async with asyncio.timeout(30):
+            while not late.wire.closed:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.001)
+            late.connection.connection_lost(None)
+            early.all.discard(late.connection)
+            await drain
+        assert not late.wire.aborted
+
+    asyncio.run(run())
