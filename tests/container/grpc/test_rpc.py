@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from container.grpc import rpc
 from container.grpc.rpc import Method, Rpc
 from container.grpc.server import _told
 from container.grpc.status import Status
@@ -25,6 +26,8 @@ class Fake:
     id = 1
 
     def __init__(self):
+        if not rpc.__file__.endswith(".py"):
+            pytest.skip("a compiled call takes no stream but a real one")
         self.over, self.got_end, self.receiver, self.credits, self.blocks, self.parts = False, False, None, 0, [], []
 
     def headers(self, block):
