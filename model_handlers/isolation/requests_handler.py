@@ -282,7 +282,8 @@ class IsolatedRequestsHandler(IsolatedHandler):
         """
         if self._begun >= count:
             raise death
-        return [death] * self._begun + [NotBegunError(self.config.name) for _ in range(count - self._begun)]
+        begun: list[ModelResponse | MmeError | None] = [death.bare()] * self._begun
+        return [*begun, *[NotBegunError(self.config.name) for _ in range(count - self._begun)]]
 
     def _open_requests(self, batch: int, requests: Sequence[ModelRequest]) -> range:
         """Call the requests of a batch by their numbers."""
