@@ -203,7 +203,7 @@ def _served(work, compression="", options=(("grpc.max_receive_message_length", -
                     each.abort()
                 await asyncio.sleep(0.001)
         gc.collect()
-        assert not [each for each in gc.get_objects() if isinstance(each, (Rpc, Stream))]
+        assert not [each for each in gc.get_objects() if type(each) in {Rpc, Stream}]
 
     asyncio.run(run())
 

@@ -36,7 +36,7 @@ def test_what_is_refused_is_gone_at_once():
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await channel.unary_unary("/service/Method")(b"")
                 assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.NOT_FOUND, "no such model")
-            assert not [each for each in gc.get_objects() if isinstance(each, Rpc)]
+            assert not [each for each in gc.get_objects() if type(each) is Rpc]
         server.close()
         while open_:
             for each in list(open_):
