@@ -336,12 +336,8 @@ class Connection(asyncio.Protocol):
             self._uncredited = 0
         if flags & frames.PADDED:
             payload = _unpadded(payload)
-        stream = self.streams.get(number)
+        stream = self._receiving(number, size)
         if stream is None:
-            self._late(number, size)
-            return
-        if stream.got_end:
-            self._closed_half(stream)
             return
         if not size and not flags & frames.END_STREAM:
             self._nothing_new()
@@ -351,9 +347,17 @@ class Connection(asyncio.Protocol):
         if stream.receiver is not None and payload:
             stream.receiver.received(payload)
         if flags & frames.END_STREAM:
-            stream.got_end = True
-            if stream.receiver is not None:
-                stream.receiver.ended()
+            _got_end(stream)
+
+    def _receiving(self, number: int, size: int = 0) -> Stream | None:
+        """The stream that something came for, of so many bytes; None where it takes nothing any more."""
+        stream = self.streams.get(number)
+        if stream is None:
+            self._late(number, size)
+        elif stream.got_end:
+            self._closed_half(stream)
+            stream = None
+        return stream
 
     def _late(self, number: int, size: int = 0) -> None:
         """Something came for a stream that is over here, as may happen, or that never was."""
@@ -427,18 +431,12 @@ class Connection(asyncio.Protocol):
 
     def _trailers(self, flags: int, number: int) -> None:
         """Headers behind data, which say nothing that we want to know; or of a stream that is over here."""
-        stream = self.streams.get(number)
+        stream = self._receiving(number)
         if stream is None:
-            self._late(number)
-            return
-        if stream.got_end:
-            self._closed_half(stream)
             return
         if not flags & frames.END_STREAM:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "headers in the middle of a stream")
-        stream.got_end = True
-        if stream.receiver is not None:
-            stream.receiver.ended()
+        _got_end(stream)
 
     def _reset(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -471,9 +469,7 @@ class Connection(asyncio.Protocol):
             more = wanted[frames.INITIAL_WINDOW_SIZE] - self._stream_window
             self._stream_window += more
             for stream in list(self.streams.values()):
-                stream.window += more
-                if stream.window > frames.LARGEST_WINDOW:
-                    raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
+                stream.window = _opened(stream.window, more)
         self._frame_size = wanted.get(frames.MAX_FRAME_SIZE, self._frame_size)
         self._reply(frames.frame(frames.SETTINGS, frames.ACK, 0))
         for stream in list(self.streams.values()):
@@ -507,14 +503,10 @@ class Connection(asyncio.Protocol):
             if stream is None:
                 self._late(number)
                 return
-            stream.window += more
-            if stream.window > frames.LARGEST_WINDOW:
-                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
+            stream.window = _opened(stream.window, more)
             stream.pump()
             return
-        self._window += more
-        if self._window > frames.LARGEST_WINDOW:
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
+        self._window = _opened(self._window, more)
         self._pump()
 
     # -- to the client ---------------------------------------------------------------------------------------------
@@ -606,6 +598,20 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """End now, whatever is under way."""
         self._transport.abort()
+
+
+def _got_end(stream: Stream) -> None:
+    """The client has sent all of a stream."""
+    stream.got_end = True
+    if stream.receiver is not None:
+        stream.receiver.ended()
+
+
+def _opened(window: int, more: int) -> int:
+    """A window once it is open by so many more bytes."""
+    if window + more > frames.LARGEST_WINDOW:
+        raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
+    return window + more
 
 
 def _unpadded(payload: bytes) -> bytes:
