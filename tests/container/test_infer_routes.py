@@ -1,5 +1,6 @@
 """The hot routes over real sockets, with a real engine behind them."""
 
+import functools
 import gc
 import gzip
 import json
@@ -491,18 +492,21 @@ def test_compressed_bodies_are_inflated(encoding, compress, post, sums, binary_b
     assert "SUM" in outputs_of(reply)
 
 
+def telling(found, function):
+    """The function; the name of each thread that calls it is added to what was found."""
+
+    def called(*arguments):
+        found.append(threading.current_thread().name)
+        return function(*arguments)
+
+    return called
+
+
 @pytest.fixture
 def threads(monkeypatch):
     """The threads that inflated bodies, and that decoded requests."""
     found = []
-
-    def told(function):
-        def called(*arguments):
-            found.append(threading.current_thread().name)
-            return function(*arguments)
-
-        return called
-
+    told = functools.partial(telling, found)
     monkeypatch.setattr(infer_routes, "inflate", told(infer_routes.inflate))
     monkeypatch.setattr(Decoder, "decode", told(Decoder.decode))
     return found
@@ -547,14 +551,7 @@ def test_a_large_body_of_strings_is_decoded_by_a_thread(route, server, binary_bo
 def readers(monkeypatch):
     """The threads that read JSON ahead; all JSON is large enough."""
     found = []
-
-    def told(function):
-        def called(*arguments):
-            found.append(threading.current_thread().name)
-            return function(*arguments)
-
-        return called
-
+    told = functools.partial(telling, found)
     monkeypatch.setattr(infer_routes, "LARGE", 0)
     monkeypatch.setattr(infer_routes, "read_infer", told(infer_routes.read_infer))
     monkeypatch.setattr(infer_routes, "read_generate", told(infer_routes.read_generate))
