@@ -6,9 +6,14 @@ the same next time, unless another one changes the table in between.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 
 from container.http2.frames import Code, ConnectionFault
+
+if TYPE_CHECKING:
+    from collections import deque
 
 Fields = tuple[tuple[bytes, bytes], ...]
 
@@ -54,5 +59,5 @@ class HeaderBlocks:
         another one may say as well.
         """
         table = self._decoder.header_table
-        entries = table.dynamic_entries
+        entries: deque[Any] = table.dynamic_entries  # as a tuple, compiled code would give another one each time
         return table.maxsize, len(entries), entries[0] if entries else None

@@ -71,6 +71,16 @@ def test_an_entry_that_says_what_the_first_says():
         assert blocks.read(block) == meant
 
 
+def test_a_block_that_changes_nothing_is_read_once(monkeypatch):
+    """As the headers of all calls of a client but the first."""
+    blocks, read = HeaderBlocks(), []
+    decode = Decoder.decode
+    monkeypatch.setattr(Decoder, "decode", lambda *args, **named: read.append(args) or decode(*args, **named))
+    meant = blocks.read(_literal(b"n", b"1"))
+    assert [blocks.read(b"\xbe") for _ in range(5)] == [meant] * 5
+    assert len(read) == 2
+
+
 def test_many_blocks_are_not_all_remembered():
     """Nor are long ones."""
     blocks = HeaderBlocks()
