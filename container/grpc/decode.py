@@ -1,7 +1,8 @@
 """A ModelInferRequest as a request of the engine: raw contents as they lie, typed contents as arrays, regions read.
 
-What inputs are called, and their types and shapes, are checked once for all requests that look alike. A `Decoder`
-belongs to the event loop, see `codec.decode` for the threads that decode for it.
+What inputs are called, and their types and shapes, are checked once for all requests that look alike; the bytes that
+say so are remembered, and requests that begin with them need no protobuf. A `Decoder` belongs to the event loop, see
+`codec.decode` for the threads that decode for it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from container.codec.described import (
 from container.codec.fields import RequestFields
 from container.codec.layouts import Layouts
 from container.codec.shared import NO_PLACES, names_region, releasing, shared_input, shared_output
+from container.grpc.heads import contents, split
 from container.grpc.messages import values
 from container.shared_memory import AT_ONCE, Place, Regions
 from model_handlers.errors import invalid_argument
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 _MAX_FORMS = 4096  # remembered; then all are forgotten, which costs each one check
 _MAX_BYTES = 16 << 20  # that they may take
+_HEAD_BYTES = 200  # that one takes beside its own
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _RAW = "raw_input_contents"
 # Where typed elements lie, by data type; FP16 and BF16 have no such field, and lie in _RAW.
@@ -95,6 +98,19 @@ class Wanted(NamedTuple):
 PLAIN = Wanted({}, empty_final=False)
 
 
+class Remembered(NamedTuple):
+    """What all requests with the same head are.
+
+    Attributes:
+        model, version: that they name.
+        layout: theirs.
+    """
+
+    model: str
+    version: str
+    layout: Layout
+
+
 class Decoder:
     """Decodes requests, and remembers the forms that it has seen.
 
@@ -106,6 +122,42 @@ class Decoder:
         self._regions = Regions() if regions is None else regions
         self._layouts = Layouts()
         self._forms = Bounded(_MAX_FORMS, _MAX_BYTES)
+        self._heads = Bounded(_MAX_FORMS, _MAX_BYTES)
+
+    def remembered(self, data: bytes, on_complete: Completion) -> tuple[str, str, InferenceRequest] | None:
+        """Model, version and request of a message whose like was remembered, and that wants a `PLAIN` answer.
+
+        None for any other, and where something is wrong: read the message, then, and `decode` it.
+        """
+        parts = split(data)
+        if parts is None:
+            return None
+        head, request_id, at = parts
+        known: Remembered | None = self._heads.get(head)
+        if known is None:
+            return None
+        raw, form = contents(data, at), known.layout.inputs
+        if raw is None or len(raw) < len(form):
+            return None
+        arrays = []
+        for (start, end), (name, data_type, shape) in zip(raw, form, strict=False):
+            if data_type is BYTES:
+                if len(data) > AT_ONCE:
+                    return None
+            elif end - start != element_count(shape) * data_type.itemsize:
+                return None
+            arrays.append(view(data, start, end, name, data_type, shape, known.model))
+        return known.model, known.version, InferenceRequest(known.layout, arrays, on_complete, request_id)
+
+    def remember(self, data: bytes, message: ModelInferRequest, layout: Layout) -> None:
+        """Have requests like this one, which wants a `PLAIN` answer, be `remembered`: if its head says all of it."""
+        if message.parameters or any(tensor.parameters or tensor.HasField("contents") for tensor in message.inputs):
+            return
+        parts = split(data)
+        if parts is not None:
+            head = parts[0]
+            known = Remembered(message.model_name, message.model_version, layout)
+            self._heads.keep(head, known, _HEAD_BYTES + len(head) + layout.weight())
 
     def decode(
         self, message: ModelInferRequest, on_complete: Completion, regions: Regions | None = None

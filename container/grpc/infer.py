@@ -1,12 +1,11 @@
 """ModelInfer: one request, one response, from bytes to bytes. On the event loop.
 
-A request for a model in memory is decoded, queued and awaited by its own handler; no other task or thread takes part.
-One for any other model waits for the load first.
+A request for a model in memory is decoded and queued in the same turn of the loop in which it came, and answered in the
+one in which its batch ends; no task or thread takes part. One for any other model waits for the load first.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import PLAIN, Decoder, holds_many_strings
 from container.grpc.encode import Encoder, placed
 from container.grpc.messages import parsed
+from container.grpc.status import refuse
 from container.grpc.traces import follow, headers_of
 from container.in_turn import InTurn
 from container.read_ahead import by_thread, read_ahead
@@ -25,10 +25,12 @@ from container.targets import parse_version
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import asyncio
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from container.forwarding import Forwarding
     from container.grpc.decode import Wanted
+    from container.grpc.rpc import Rpc
     from container.shared_memory import Place
     from container.traced import Following, Tracing
     from model_handlers.config import ModelConfig
@@ -75,6 +77,22 @@ class Codec:
         """See `decode`; by a thread, for a message that `holds_many_strings`."""
         regions = self._regions.held(at_once=True)
         return await by_thread(self.decode, message, on_complete, headers, regions)
+
+    def remembered(
+        self, data: bytes, on_complete: Completion, headers: Headers
+    ) -> tuple[str, str, InferenceRequest] | None:
+        """See `Decoder.remembered`; the model's registered name, and the metadata that it sees."""
+        found = self._decoder.remembered(data, on_complete)
+        if found is None:
+            return None
+        model, version, request = found
+        if self._forwarding is not None:
+            self._forwarding.add(request, headers())
+        return self._engine.canonical(model), version, request
+
+    def remember(self, data: bytes, message: pb.ModelInferRequest, request: InferenceRequest) -> None:
+        """See `Decoder.remember`."""
+        self._decoder.remember(data, message, request.layout)
 
     def decode(
         self, message: pb.ModelInferRequest, on_complete: Completion, headers: Headers, regions: Regions | None = None
@@ -130,104 +148,164 @@ class Inference:
         self._codec = codec
         self._tracer = tracer
 
-    async def infer(self, data: bytes, context: Any) -> bytes:
-        """One request; a client that leaves, or whose deadline has come, cancels it.
+    def infer(self, data: bytes, call: Rpc) -> Coroutine[Any, Any, None] | None:
+        """One request, whose answer goes to the call; what has to be done before it is queued, None where it is.
 
-        Raises:
-            MmeError: why there is no response.
+        A client that leaves, or whose deadline has come, cancels it.
         """
-        following = None if self._tracer is None else follow(self._tracer, headers_of(context), "ModelInfer")
-        if following is None:
-            return await self._answer(data, context, None)
+        following = None if self._tracer is None else follow(self._tracer, headers_of(call), "ModelInfer")
+        answer = _Answer(self._codec, call, following)
         try:
-            answer = await self._answer(data, context, following)
-        except asyncio.CancelledError:
-            following.over(MmeError(Kind.CANCELLED, "the client left"))
-            raise
-        except MmeError as error:
-            following.over(error)
-            raise
-        following.over(None)
-        return answer
+            return self._begin(data, answer)
+        except Exception as error:  # noqa: BLE001 - every error is a status, or its client reads nothing of it
+            answer.fail(error)
+            return None
 
-    async def _answer(self, data: bytes, context: Any, following: Following | None) -> bytes:
+    def _begin(self, data: bytes, answer: _Answer) -> Coroutine[Any, Any, None] | None:
+        codec = self._codec
+        found = codec.remembered(data, answer.complete, answer.headers)
+        if found is not None:
+            name, version, request = found
+            return self._submit(name, parse_version(version), request, answer)
         message = parsed(pb.ModelInferRequest, data)
-        name, version = self._codec.target(message)
-        call = _UnaryCall(self._codec)
-        headers = functools.partial(headers_of, context)
+        model, number = codec.target(message)
+        if holds_many_strings(message, len(data)):
+            aside = functools.partial(codec.decode_aside, message, answer.complete, answer.headers)
+            return self._submit_later(model, number, answer, aside)
         try:
-            if holds_many_strings(message, len(data)):
-                request, call.wanted = await self._codec.decode_aside(message, call.complete, headers)
-            else:
-                request, call.wanted = self._codec.decode(message, call.complete, headers)
+            request, answer.wanted = codec.decode(message, answer.complete, answer.headers)
         except Unread as unread:
-            request, call.wanted = await self._codec.decode_later(message, call.complete, headers, unread.place)
-        if following is not None:
-            following.follow(request)
-        try:
-            report = await self._submit(name, version, request)
-            if report is not None and following is not None:
-                following.loaded(report)
-            return await call.answer
-        except asyncio.CancelledError:
-            request.cancel()
-            raise
+            later = functools.partial(codec.decode_later, message, answer.complete, answer.headers, unread.place)
+            return self._submit_later(model, number, answer, later)
+        if answer.wanted is PLAIN:
+            codec.remember(data, message, request)
+        return self._submit(model, number, request, answer)
 
-    async def _submit(self, name: str, version: int | None, request: InferenceRequest) -> LoadReport | None:
-        def make(config: ModelConfig) -> InferenceRequest:
-            _refuse_decoupled(config)
-            return request
-
+    def _submit(
+        self, name: str, version: int | None, request: InferenceRequest, answer: _Answer
+    ) -> Coroutine[Any, Any, None] | None:
+        answer.belongs_to(request)
         try:
             if self._engine.submit(name, version, request):
                 return None
         except MmeError as error:
             if error.kind is Kind.INVALID_ARGUMENT:
-                async with self._engine.leased(name, version) as model:
-                    _refuse_decoupled(model.config)
+                return self._explain(name, version, error, answer)
             raise
-        return await self._engine.submit_made(name, version, make)
+        return self._load(name, version, request, answer)
+
+    async def _submit_later(
+        self,
+        name: str,
+        version: int | None,
+        answer: _Answer,
+        decode: Callable[[], Awaitable[tuple[InferenceRequest, Wanted]]],
+    ) -> None:
+        try:
+            request, answer.wanted = await decode()
+            rest = self._submit(name, version, request, answer)
+        except Exception as error:  # noqa: BLE001 - as above
+            answer.fail(error)
+            return
+        if rest is not None:
+            await rest
+
+    async def _load(self, name: str, version: int | None, request: InferenceRequest, answer: _Answer) -> None:
+        def make(config: ModelConfig) -> InferenceRequest:
+            _refuse_decoupled(config)
+            return request
+
+        try:
+            answer.loaded(await self._engine.submit_made(name, version, make))
+        except Exception as error:  # noqa: BLE001 - as above
+            answer.fail(error)
+
+    async def _explain(self, name: str, version: int | None, error: MmeError, answer: _Answer) -> None:
+        """Tell a client that its request does not fit the model, unless it is the method that does not."""
+        problem: Exception = error
+        try:
+            async with self._engine.leased(name, version) as model:
+                _refuse_decoupled(model.config)
+        except Exception as better:  # noqa: BLE001 - as above
+            problem = better
+        answer.fail(problem)
 
 
-class _UnaryCall:
-    """What becomes of one request.
+class _Answer:
+    """What becomes of one request: its call's answer, and the end of its trace.
 
     Attributes:
-        answer: its bytes or its error.
-        wanted: how the client wants them. Set once the request is decoded.
+        wanted: how the client wants it. Set once the request is decoded.
     """
 
-    __slots__ = ("_codec", "answer", "wanted")
+    __slots__ = ("_call", "_codec", "_following", "_request", "wanted")
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, call: Rpc, following: Following | None) -> None:
         self._codec = codec
-        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.wanted: Wanted
+        self._call = call
+        self._following = following
+        self._request: InferenceRequest | None = None
+        self.wanted = PLAIN
+        call.on_cancel = self._left
+
+    def headers(self) -> dict[str, str]:
+        """The call's metadata."""
+        return headers_of(self._call)
+
+    def belongs_to(self, request: InferenceRequest) -> None:
+        """The request is known."""
+        self._request = request
+        if self._following is not None:
+            self._following.follow(request)
+
+    def loaded(self, report: LoadReport) -> None:
+        """Its model was loaded for it."""
+        if self._following is not None:
+            self._following.loaded(report)
 
     def complete(self, _request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
-        """Take the response or the error, unless nobody waits for it any more."""
-        if self.answer.done():
+        """Send the response or the error, unless nobody waits for it any more."""
+        if self._call.over:
             return
         if result is None or isinstance(result, MmeError):
-            self.answer.set_exception(result or MmeError(Kind.EXECUTION_FAILED, "the model sent no response"))
+            self.fail(result or MmeError(Kind.EXECUTION_FAILED, "the model sent no response"))
             return
         try:
             if takes_long(result, self.wanted.places, self.wanted.classes):
                 InTurn().work_out(self._codec.encoding(result, self.wanted), self._encoded)
             else:
-                self.answer.set_result(self._codec.encode(result, self.wanted))
+                self._send(self._codec.encode(result, self.wanted))
         except Exception as error:  # noqa: BLE001 - an answer that can't be written must not keep its batch from theirs
-            self.answer.set_exception(known(error))
+            self.fail(error)
 
     def _encoded(self, written: asyncio.Future[bytes]) -> None:
         """A thread has written the answer, or could not."""
         error = written.exception()
-        if self.answer.done():
+        if self._call.over:
             return
         if error is None:
-            self.answer.set_result(written.result())
+            self._send(written.result())
         else:
-            self.answer.set_exception(known(error) if isinstance(error, Exception) else error)
+            self.fail(error if isinstance(error, Exception) else MmeError(Kind.CANCELLED, "the server is going"))
+
+    def _send(self, message: bytes) -> None:
+        self._call.answer(message)
+        if self._following is not None:
+            self._following.over(None)
+
+    def fail(self, error: Exception) -> None:
+        """Send an error."""
+        self._call.on_cancel = None
+        refuse(self._call, error)
+        if self._following is not None:
+            self._following.over(known(error))
+
+    def _left(self) -> None:
+        """The client has."""
+        if self._request is not None:
+            self._request.cancel()
+        if self._following is not None:
+            self._following.over(MmeError(Kind.CANCELLED, "the client left"))
 
 
 def _refuse_decoupled(config: ModelConfig) -> None:

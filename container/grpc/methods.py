@@ -30,14 +30,14 @@ from model_handlers.config_json import config_json
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
 
     from google.protobuf.message import Message
 
     from container.grpc.rpc import Rpc
     from container.service import Service
 
-    Method = Callable[[bytes, Any], Awaitable[bytes]]
+    Method = Callable[[bytes, Any], Coroutine[Any, Any, bytes]]
 
 INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"

@@ -8,11 +8,11 @@ from container.grpc import grpc_service_pb2 as pb
 from container.grpc.messages import parsed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
 
     from container.shared_memory import CudaRegions, Regions
 
-    Method = Callable[[bytes, Any], Awaitable[bytes]]
+    Method = Callable[[bytes, Any], Coroutine[Any, Any, bytes]]
 
 
 def system_methods(regions: Regions) -> dict[str, Method]:

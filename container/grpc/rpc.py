@@ -14,25 +14,27 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import functools
 import re
 import zlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from container.codec.compression import inflate
-from container.grpc.status import CODES, Status
+from container.grpc.status import Status, refuse
 from container.http2 import frames
 from container.read_ahead import by_thread
 from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine, Mapping
 
     from container.http2.connection import Stream
     from container.http2.header_blocks import Fields
 
-    Unary = Callable[[bytes, "Rpc"], Awaitable[bytes]]
-    Streaming = Callable[["Rpc"], Awaitable[None]]
+    Rest = Coroutine[Any, Any, bytes | None]
+    Unary = Callable[[bytes, "Rpc"], Rest | None]
+    Streaming = Callable[["Rpc"], Coroutine[Any, Any, None]]
 
 _PREFIX = 5  # bytes before a message
 _LONG = 64 << 10  # bytes of a message from which threads inflate and deflate it
@@ -53,7 +55,8 @@ class Method:
     """What answers calls of one name.
 
     Attributes:
-        unary: answers one message by one; None where `streaming` answers any number by any number.
+        unary: answers one message by one: at once or later by `Rpc.answer`, where there is nothing to await or it gives
+            None, else by what it gives. None where `streaming` answers any number by any number.
     """
 
     __slots__ = ("streaming", "unary")
@@ -61,6 +64,50 @@ class Method:
     def __init__(self, unary: Unary | None = None, streaming: Streaming | None = None) -> None:
         self.unary = unary
         self.streaming = streaming
+
+
+_NOT_THERE = Method()
+
+
+class Calls:
+    """Begins the call of each stream.
+
+    Args:
+        methods: path → what answers it.
+        largest: bytes of a message that are taken.
+        compression: what answers are compressed by, if the client reads that: `gzip`, `deflate` or "".
+
+    Attributes:
+        tasks: of calls under way.
+    """
+
+    def __init__(self, methods: Mapping[bytes, Method], largest: int, compression: str) -> None:
+        self._methods = methods
+        self._largest = largest
+        self._compression = compression
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    def begin(self, stream: Stream, fields: Fields) -> Rpc | None:
+        """The call that it is; None where it was refused."""
+        path = kind = method = b""
+        for name, value in fields:
+            if name == b":path":
+                path = value
+            elif name == b":method":
+                method = value
+            elif name == b"content-type":
+                kind = value
+        if method != b"POST":
+            _refuse_stream(stream, 405)
+            return None
+        if not kind.startswith(b"application/grpc"):
+            _refuse_stream(stream, 415)
+            return None
+        found = self._methods.get(path)
+        call = Rpc(stream, fields, found or _NOT_THERE, self._largest, self._compression, self.tasks)
+        if found is None:
+            call.fail(Status.UNIMPLEMENTED, "Method not found!")
+        return call
 
 
 class Rpc:
@@ -73,6 +120,9 @@ class Rpc:
         largest: bytes of a message that are taken.
         compression: what answers are compressed by, if the client reads that: `gzip`, `deflate` or "".
         tasks: of calls under way.
+
+    Attributes:
+        on_cancel: who is told when nobody waits for an answer any more.
     """
 
     __slots__ = (
@@ -87,13 +137,13 @@ class Rpc:
         "_largest",
         "_messages",
         "_method",
-        "_refused",
         "_sent",
         "_stream",
         "_task",
         "_tasks",
         "_unread",
         "_waits",
+        "on_cancel",
     )
 
     def __init__(
@@ -122,7 +172,7 @@ class Rpc:
         self._ended = False
         self._sent = False  # headers
         self._failed = False
-        self._refused: tuple[Status, str] | None = None
+        self.on_cancel: Callable[[], None] | None = None
         for name, value in fields:
             if name == b"grpc-timeout":
                 self._expire_after(value)
@@ -131,7 +181,7 @@ class Rpc:
             elif name == b"grpc-accept-encoding" and compression and compression.encode() in value:
                 self._compression = compression
         if method.streaming is not None:
-            self._start(method.streaming(self))
+            self._begin(functools.partial(method.streaming, self))
 
     def __repr__(self) -> str:
         return f"<Rpc on {self._stream.id}>"
@@ -197,19 +247,26 @@ class Rpc:
         """The client has sent all of its messages."""
         self._ended = True
         self._wake()
-        if self._method.unary is None or self._stream.over:
+        unary = self._method.unary
+        if unary is None or self.over:
             return
         if self._chunks or not self._messages:
             self.fail(Status.INTERNAL, "the call has no message, or half of one")
+        elif self._messages[0][0]:
+            self._begin(functools.partial(self._inflated, unary))
         else:
-            self._start(self._answer(self._method.unary))
+            self._begin(functools.partial(unary, self._messages.popleft()[1], self))
 
     def cancelled(self) -> None:
         """The client has left, or wants no answer."""
+        self._leave()
         self._over()
         self._wake()
-        if self._task is not None:
-            self._task.cancel()
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody waits for an answer any more."""
+        return self._stream.over or self._failed
 
     def _credit(self) -> None:
         """Have the client send more, unless there is enough that nobody has read."""
@@ -245,7 +302,7 @@ class Rpc:
         try:
             return await _reckoned(inflate, message, self._encoding, self._largest)
         except MmeError as error:
-            self.fail(CODES[error.kind], error.message)
+            refuse(self, error)
             return None
 
     async def write(self, message: bytes) -> None:
@@ -253,51 +310,66 @@ class Rpc:
         await self._send(message)
         await self._stream.drained()
 
-    def refuse(self, status: Status, words: str) -> None:
-        """Have the call end with this status once its handler returns."""
-        self._refused = status, words
+    def answer(self, message: bytes) -> None:
+        """Send the one message of an answer, and end the call well."""
+        self.on_cancel = None
+        if self.over:
+            return
+        if self._compression:
+            self._start(self._write_last(message))
+        else:
+            self._over()
+            self._stream.whole(_HEAD, (b"\0" + len(message).to_bytes(4, "big"), message), _GOOD)
 
     # -- its end -----------------------------------------------------------------------------------------------------
 
-    async def _answer(self, handle: Unary) -> bytes | None:
-        message = await self.read()
-        if self._failed:
-            return None
-        answer = await handle(message or b"", self)
-        del message
-        if self._refused is None and self._compression:
-            await self._send(answer)
-            return None
-        return answer
+    def _begin(self, handle: Callable[[], Rest | None]) -> None:
+        """Have a handler do what it does at once, and a task what is left."""
+        try:
+            work = handle()
+        except Exception as error:  # noqa: BLE001 - every error is a status, or its client reads nothing of it
+            refuse(self, error)
+            return
+        if work is not None:
+            self._start(work)
 
-    def _start(self, work: Any) -> None:
+    def _start(self, work: Rest) -> None:
         task = self._task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        """Its handler has returned."""
+    async def _inflated(self, unary: Unary) -> bytes | None:
+        message = await self.read()
+        work = None if message is None else unary(message, self)
+        return None if work is None else await work
+
+    async def _write_last(self, message: bytes) -> None:
+        await self._send(message)
+        self._end()
+
+    def _done(self, task: asyncio.Task[bytes | None]) -> None:
+        """What was left to do is done."""
         self._tasks.discard(task)
-        self._task = None
-        if self._stream.over:
-            if not task.cancelled():
-                task.exception()
+        if self._task is task:
+            self._task = None
+        error = None if task.cancelled() else task.exception()
+        if self.over:
             self._over()
-            return
-        if task.cancelled():
+        elif task.cancelled():
             self.fail(Status.CANCELLED, "the call was cancelled")
-        elif task.exception() is not None:
-            self.fail(Status.INTERNAL, f"the server failed: {type(task.exception()).__name__}")
-        elif self._refused is not None:
-            self.fail(*self._refused)
-        else:
-            answer = task.result()
-            if not self._sent:
-                self._stream.headers(_HEAD)
-            if answer is not None:
-                self._stream.data(b"\0" + len(answer).to_bytes(4, "big") + answer)
-            self._over()
-            self._stream.end(_GOOD)
+        elif error is not None:
+            refuse(self, error if isinstance(error, Exception) else RuntimeError(type(error).__name__))
+        elif task.result() is not None:
+            self.answer(task.result() or b"")
+        elif self._method.unary is None:
+            self._end()
+
+    def _end(self) -> None:
+        """Nothing more is sent."""
+        if not self._sent:
+            self._stream.headers(_HEAD)
+        self._over()
+        self._stream.end(_GOOD)
 
     async def _send(self, message: bytes) -> None:
         """Send one message, compressed where that was agreed and makes it smaller."""
@@ -313,16 +385,25 @@ class Rpc:
 
     def fail(self, status: Status, words: str) -> None:
         """End it with a status that is not good."""
-        fields = [(b"grpc-status", b"%d" % status), (b"grpc-message", _percent_encoded(words))]
-        stream, task = self._stream, self._task
-        self._over()
+        if self._failed:
+            return
         self._failed = True
+        fields = [(b"grpc-status", b"%d" % status), (b"grpc-message", _percent_encoded(words))]
+        stream = self._stream
+        self._leave()
+        self._over()
         if stream.over:
             return
         stream.receiver = None  # what comes now is of no use, while what was sent before may have to wait
         stream.end(frames.header_block(fields if self._sent else [(b":status", b"200"), _TYPE, *fields]))
-        if task is not None:
-            task.cancel()
+
+    def _leave(self) -> None:
+        """Whoever works for an answer may stop."""
+        told, self.on_cancel = self.on_cancel, None
+        if self._task is not None:
+            self._task.cancel()
+        if told is not None:
+            told()
 
     def _expire_after(self, value: bytes) -> None:
         timeout = _TIMEOUT.fullmatch(value)
@@ -342,7 +423,7 @@ class Rpc:
         self._messages.clear()
 
 
-def refuse_stream(stream: Stream, http_status: int) -> None:
+def _refuse_stream(stream: Stream, http_status: int) -> None:
     """Answer what is no call of gRPC."""
     stream.end(frames.header_block([(b":status", b"%d" % http_status)]))
 

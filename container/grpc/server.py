@@ -15,8 +15,7 @@ from container.authority import authority
 from container.forwarding import forwarding
 from container.grpc.infer import Codec, Inference
 from container.grpc.methods import HEALTH, INFERENCE, Methods
-from container.grpc.rpc import Method, Rpc, refuse_stream
-from container.grpc.status import Status, refuse
+from container.grpc.rpc import Calls, Method
 from container.grpc.stream import Streams
 from container.grpc.traces import headers_of
 from container.http2.connection import Connection
@@ -27,20 +26,17 @@ from container.settings.protocol_values import keepalive_rules
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
-    from container.http2.connection import Stream
-    from container.http2.header_blocks import Fields
     from container.service import Service
     from container.settings import Settings
 
-    Handle = Callable[..., Awaitable[Any]]
+    Handle = Callable[..., Any]
 
 _log = logging.getLogger("mme.grpc")
 _BACKLOG = 1024
 _HANDSHAKE_SECONDS = 20.0
 _LOOK_SECONDS = 0.01
-_NOT_THERE = Method()
 _ALGORITHMS = {
     GrpcCompression.NONE: "",
     GrpcCompression.LOW: "gzip",
@@ -68,11 +64,8 @@ class GrpcServer:
         self._tls = _tls(settings)
         self._draining = asyncio.Event()
         self._restrictions = Restrictions(settings.grpc_restrictions, GRPC_PREFIX, "protocol")
-        self._largest = settings.max_body_bytes
-        self._compression = _ALGORITHMS[settings.grpc_compression]
         self._keepalive = Keepalive(self._loop, **keepalive_rules(settings.grpc_keepalive))
         self._connections: set[Connection] = set()
-        self._calls: set[asyncio.Task[Any]] = set()
         self._listeners: list[asyncio.Server] = []
         codec = Codec(service.engine, forwarding(settings.grpc_header_pattern), service.regions)
         self._streams = Streams(service.engine, codec, service.tracer)
@@ -81,12 +74,13 @@ class GrpcServer:
         unary = {f"{INFERENCE}/{name}": method for name, method in {**methods.by_name(), "ModelInfer": infer}.items()}
         unary[f"{HEALTH}/Check"] = methods.check
         streaming = {f"{INFERENCE}/ModelStreamInfer": self._streams.serve, f"{HEALTH}/Watch": methods.watch}
-        self._methods = {
+        found = {
             **{f"/{path}".encode(): Method(unary=self._guarded(path, handle)) for path, handle in unary.items()},
             **{
                 f"/{path}".encode(): Method(streaming=self._guarded(path, handle)) for path, handle in streaming.items()
             },
         }
+        self._calls = Calls(found, settings.max_body_bytes, _ALGORITHMS[settings.grpc_compression])
         self._sockets = _listening(settings.grpc_address or settings.host, settings.grpc_port or 0)
         self.port: int = self._sockets[0].getsockname()[1]
 
@@ -116,45 +110,23 @@ class GrpcServer:
             await asyncio.sleep(_LOOK_SECONDS)
         for connection in list(self._connections):
             connection.abort()
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=_LOOK_SECONDS)
+        if self._calls.tasks:
+            await asyncio.wait(self._calls.tasks, timeout=_LOOK_SECONDS)
 
     def _connection(self) -> Connection:
-        return Connection(self._loop, self._begin, self._connections, self._keepalive)
-
-    def _begin(self, stream: Stream, fields: Fields) -> Rpc | None:
-        """A stream has begun: the call that it is; None where it was refused."""
-        path = kind = method = b""
-        for name, value in fields:
-            if name == b":path":
-                path = value
-            elif name == b":method":
-                method = value
-            elif name == b"content-type":
-                kind = value
-        if method != b"POST":
-            refuse_stream(stream, 405)
-            return None
-        if not kind.startswith(b"application/grpc"):
-            refuse_stream(stream, 415)
-            return None
-        found = self._methods.get(path)
-        call = Rpc(stream, fields, found or _NOT_THERE, self._largest, self._compression, self._calls)
-        if found is None:
-            call.fail(Status.UNIMPLEMENTED, "Method not found!")
-        return call
+        return Connection(self._loop, self._calls.begin, self._connections, self._keepalive)
 
     def _guarded(self, path: str, handle: Handle) -> Handle:
         """The method, for those who bring what its category wants."""
         category, restrictions = category_of_method(path.rpartition("/")[2]), self._restrictions
         if not restrictions:
-            return _told(handle)
+            return handle
 
-        async def guarded(*args: Any) -> Any:
+        def guarded(*args: Any) -> Any:
             restrictions.check(category, headers_of(args[-1]))
-            return await handle(*args)
+            return handle(*args)
 
-        return _told(guarded)
+        return guarded
 
 
 def _listening(host: str, port: int) -> list[socket.socket]:
@@ -203,15 +175,3 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
     if settings.grpc_use_ssl_mutual:
         context.verify_mode = ssl.CERT_REQUIRED
     return context
-
-
-def _told(handle: Handle) -> Handle:
-    """The method, with a status in place of what it raises."""
-
-    async def told(*args: Any) -> Any:
-        try:
-            return await handle(*args)
-        except Exception as error:  # noqa: BLE001 - every error is a status, or its client reads nothing of it
-            return refuse(args[-1], error)
-
-    return told

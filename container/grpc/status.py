@@ -65,9 +65,8 @@ _MAX_MESSAGE = 2048
 _MAX_FOREIGN = 512
 
 
-def refuse(context: Rpc, error: Exception) -> bytes:
-    """Have a call end with an error: what its handler is to return then, which nobody reads."""
+def refuse(call: Rpc, error: Exception) -> None:
+    """End a call with an error."""
     problem = known(error)
     message = problem.message
-    context.refuse(CODES[problem.kind], message[: _MAX_MESSAGE if message.isascii() else _MAX_FOREIGN])
-    return b""
+    call.fail(CODES[problem.kind], message[: _MAX_MESSAGE if message.isascii() else _MAX_FOREIGN])

@@ -92,6 +92,23 @@ class Stream:
         elif not self.over:
             self._finish(block)
 
+    def whole(self, head: bytes, payload: tuple[bytes, ...], tail: bytes) -> None:
+        """Send headers, the parts of some data, and headers with which the stream is over: at once, where it may be."""
+        if self.over:
+            return
+        size = sum(map(len, payload))
+        if self._queue or size > self.window or not self._connection.takes(size):
+            self.headers(head)
+            self.data(b"".join(payload))
+            self.end(tail)
+            return
+        self._connection.say(
+            frames.frame(frames.HEADERS, frames.END_HEADERS, self.id, head),
+            frames.frame_head(size, frames.DATA, 0, self.id),
+            *payload,
+        )
+        self._finish(tail)
+
     def _finish(self, block: bytes | memoryview) -> None:
         flags = frames.END_HEADERS | frames.END_STREAM
         self._connection.say(frames.frame(frames.HEADERS, flags, self.id, bytes(block)))

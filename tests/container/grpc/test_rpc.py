@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from container.grpc import rpc
-from container.grpc.rpc import Method, Rpc
-from container.grpc.server import _told
+from container.grpc.rpc import Calls, Method, Rpc
 from container.grpc.status import Status
 from container.http2 import frames
 from container.http2.connection import WINDOW, Connection, Stream
@@ -37,6 +36,12 @@ class Fake:
     def data(self, payload):
         """A message."""
         self.parts.append(payload)
+
+    def whole(self, head, payload, tail):
+        """All at once."""
+        self.headers(head)
+        self.data(b"".join(payload))
+        self.end(tail)
 
     def end(self, block):
         """Headers behind."""
@@ -173,10 +178,10 @@ async def _floods(context):
 
 
 METHODS = {
-    b"/s/Echo": Method(unary=_told(_echo)),
-    b"/s/Echoes": Method(streaming=_told(_echoes)),
-    b"/s/Waits": Method(unary=_told(_waits)),
-    b"/s/Floods": Method(streaming=_told(_floods)),
+    b"/s/Echo": Method(unary=_echo),
+    b"/s/Echoes": Method(streaming=_echoes),
+    b"/s/Waits": Method(unary=_waits),
+    b"/s/Floods": Method(streaming=_floods),
 }
 
 
@@ -184,17 +189,13 @@ def _served(work, compression="", options=(("grpc.max_receive_message_length", -
     """Runs it with a channel to a server; nothing is left of its calls then."""
 
     async def run():
-        loop, tasks, all_ = asyncio.get_running_loop(), set(), set()
-
-        def begin(stream, fields):
-            return Rpc(stream, fields, METHODS[dict(fields)[b":path"]], LARGEST, compression, tasks)
-
-        server = await loop.create_server(lambda: Connection(loop, begin, all_, Keepalive(loop)), "127.0.0.1", 0)
+        loop, calls, all_ = asyncio.get_running_loop(), Calls(METHODS, LARGEST, compression), set()
+        server = await loop.create_server(lambda: Connection(loop, calls.begin, all_, Keepalive(loop)), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
             await work(channel)
             async with asyncio.timeout(30):
-                while tasks or any(each.streams for each in all_):  # noqa: ASYNC110 - nobody tells
+                while calls.tasks or any(each.streams for each in all_):  # noqa: ASYNC110 - nobody tells
                     await asyncio.sleep(0.001)
         server.close()
         async with asyncio.timeout(30):
@@ -264,7 +265,7 @@ def test_messages_that_are_none(raw, encoding, status):
 
     async def run():
         stream = Fake()
-        call = _call(stream, Method(unary=_told(_echo)), [(b"grpc-encoding", encoding)])
+        call = _call(stream, Method(unary=_echo), [(b"grpc-encoding", encoding)])
         if raw:
             call.received(raw)
         if not stream.over:
@@ -296,7 +297,7 @@ def test_deadlines_that_are_past(value):
 
     async def run():
         stream = Fake()
-        call = _call(stream, Method(unary=_told(_waits)), [(b"grpc-timeout", value)])
+        call = _call(stream, Method(unary=_waits), [(b"grpc-timeout", value)])
         call.received(_message(b""))
         call.ended()
         async with asyncio.timeout(30):

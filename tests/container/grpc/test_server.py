@@ -6,8 +6,8 @@ import gc
 import grpc
 import pytest
 
-from container.grpc.rpc import Method, Rpc
-from container.grpc.server import GrpcServer, _told
+from container.grpc.rpc import Calls, Method, Rpc
+from container.grpc.server import GrpcServer
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
 from model_handlers.errors import Kind, MmeError
@@ -21,7 +21,7 @@ def test_what_is_refused_is_gone_at_once():
         raise MmeError(Kind.UNKNOWN_MODEL, "no such model")
 
     async def run():
-        loop, method, tasks, open_ = asyncio.get_running_loop(), Method(unary=_told(refuses)), set(), set()
+        loop, method, tasks, open_ = asyncio.get_running_loop(), Method(unary=refuses), set(), set()
         keepalive = Keepalive(loop)
 
         def connection():
@@ -62,7 +62,7 @@ def test_a_drain_meets_connections_that_were_being_made():
     async def run():
         server = GrpcServer.__new__(GrpcServer)
         server._loop, server._draining, server._streams = asyncio.get_running_loop(), asyncio.Event(), _NoStreams()
-        early, server._listeners, server._calls = Life(server._loop), [], set()
+        early, server._listeners, server._calls = Life(server._loop), [], Calls({}, 0, "")
         server._connections = early.all
         drain = asyncio.ensure_future(server.drain(60))
         await early.sent()
