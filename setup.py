@@ -62,6 +62,7 @@ COMPILED = {
         "delivery",
         "grpc/decode",
         "grpc/encode",
+        "grpc/heads",
         "grpc/infer",
         "grpc/messages",
         "grpc/rpc",

@@ -104,11 +104,13 @@ class Remembered(NamedTuple):
     Attributes:
         model, version: that they name.
         layout: theirs.
+        wanted: how their clients want their answers.
     """
 
     model: str
     version: str
     layout: Layout
+    wanted: Wanted
 
 
 class Decoder:
@@ -124,8 +126,8 @@ class Decoder:
         self._forms = Bounded(_MAX_FORMS, _MAX_BYTES)
         self._heads = Bounded(_MAX_FORMS, _MAX_BYTES)
 
-    def remembered(self, data: bytes, on_complete: Completion) -> tuple[str, str, InferenceRequest] | None:
-        """Model, version and request of a message whose like was remembered, and that wants a `PLAIN` answer.
+    def remembered(self, data: bytes, on_complete: Completion) -> tuple[Remembered, InferenceRequest] | None:
+        """A request whose like was remembered, and what they are; no tensor of it lies in shared memory.
 
         None for any other, and where something is wrong: read the message, then, and `decode` it.
         """
@@ -147,16 +149,18 @@ class Decoder:
             elif end - start != element_count(shape) * data_type.itemsize:
                 return None
             arrays.append(view(data, start, end, name, data_type, shape, known.model))
-        return known.model, known.version, InferenceRequest(known.layout, arrays, on_complete, request_id)
+        return known, InferenceRequest(known.layout, arrays, on_complete, request_id)
 
-    def remember(self, data: bytes, message: ModelInferRequest, layout: Layout) -> None:
-        """Have requests like this one, which wants a `PLAIN` answer, be `remembered`: if its head says all of it."""
-        if message.parameters or any(tensor.parameters or tensor.HasField("contents") for tensor in message.inputs):
+    def remember(self, data: bytes, message: ModelInferRequest, layout: Layout, wanted: Wanted) -> None:
+        """Have requests like this one be `remembered`, if its head says all of it but the tensors."""
+        if wanted.places or len(message.parameters) > (_EMPTY_FINAL in message.parameters):
+            return
+        if any(tensor.parameters or tensor.HasField("contents") for tensor in message.inputs):
             return
         parts = split(data)
         if parts is not None:
             head = parts[0]
-            known = Remembered(message.model_name, message.model_version, layout)
+            known = Remembered(message.model_name, message.model_version, layout, wanted)
             self._heads.keep(head, known, _HEAD_BYTES + len(head) + layout.weight())
 
     def decode(

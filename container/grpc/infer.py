@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from container.forwarding import Forwarding
-    from container.grpc.decode import Wanted
+    from container.grpc.decode import Remembered, Wanted
     from container.grpc.rpc import Rpc
     from container.shared_memory import Place
     from container.traced import Following, Tracing
@@ -57,13 +57,13 @@ class Codec:
         self._decoder = Decoder(self._regions)
         self._encoder = Encoder()
 
-    def target(self, message: pb.ModelInferRequest) -> tuple[str, int | None]:
-        """The registered name of the model, and its version or None.
+    def target(self, model: str, version: str) -> tuple[str, int | None]:
+        """The registered name of a model that a client names, and its version or None.
 
         Raises:
             MmeError: INVALID_ARGUMENT for a version that is none.
         """
-        return self._engine.canonical(message.model_name), parse_version(message.model_version)
+        return self._engine.canonical(model), parse_version(version)
 
     async def decode_later(
         self, message: pb.ModelInferRequest, on_complete: Completion, headers: Headers, place: Place
@@ -80,19 +80,16 @@ class Codec:
 
     def remembered(
         self, data: bytes, on_complete: Completion, headers: Headers
-    ) -> tuple[str, str, InferenceRequest] | None:
-        """See `Decoder.remembered`; the model's registered name, and the metadata that it sees."""
+    ) -> tuple[Remembered, InferenceRequest] | None:
+        """See `Decoder.remembered`; with the metadata that models see."""
         found = self._decoder.remembered(data, on_complete)
-        if found is None:
-            return None
-        model, version, request = found
-        if self._forwarding is not None:
-            self._forwarding.add(request, headers())
-        return self._engine.canonical(model), version, request
+        if found is not None and self._forwarding is not None:
+            self._forwarding.add(found[1], headers())
+        return found
 
-    def remember(self, data: bytes, message: pb.ModelInferRequest, request: InferenceRequest) -> None:
+    def remember(self, data: bytes, message: pb.ModelInferRequest, request: InferenceRequest, wanted: Wanted) -> None:
         """See `Decoder.remember`."""
-        self._decoder.remember(data, message, request.layout)
+        self._decoder.remember(data, message, request.layout, wanted)
 
     def decode(
         self, message: pb.ModelInferRequest, on_complete: Completion, headers: Headers, regions: Regions | None = None
@@ -165,21 +162,21 @@ class Inference:
         codec = self._codec
         found = codec.remembered(data, answer.complete, answer.headers)
         if found is not None:
-            name, version, request = found
-            return self._submit(name, parse_version(version), request, answer)
+            head, ready = found
+            answer.wanted = head.wanted
+            return self._submit(*codec.target(head.model, head.version), ready, answer)
         message = parsed(pb.ModelInferRequest, data)
-        model, number = codec.target(message)
+        model, version = codec.target(message.model_name, message.model_version)
         if holds_many_strings(message, len(data)):
             aside = functools.partial(codec.decode_aside, message, answer.complete, answer.headers)
-            return self._submit_later(model, number, answer, aside)
+            return self._submit_later(model, version, answer, aside)
         try:
             request, answer.wanted = codec.decode(message, answer.complete, answer.headers)
         except Unread as unread:
             later = functools.partial(codec.decode_later, message, answer.complete, answer.headers, unread.place)
-            return self._submit_later(model, number, answer, later)
-        if answer.wanted is PLAIN:
-            codec.remember(data, message, request)
-        return self._submit(model, number, request, answer)
+            return self._submit_later(model, version, answer, later)
+        codec.remember(data, message, request, answer.wanted)
+        return self._submit(model, version, request, answer)
 
     def _submit(
         self, name: str, version: int | None, request: InferenceRequest, answer: _Answer

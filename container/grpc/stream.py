@@ -223,7 +223,7 @@ class Stream:
     async def _submit(self, call: Call, data: bytes) -> None:
         message = parsed(pb.ModelInferRequest, data)
         call.id = message.id
-        name, version = self.codec.target(message)
+        name, version = self.codec.target(message.model_name, message.model_version)
         try:
             if holds_many_strings(message, len(data)):
                 request, call.wanted = await self.codec.decode_aside(message, call.complete, self._metadata)

@@ -22,7 +22,7 @@ def _message(**said):
 
 def _meaning(request):
     arrays = [(array.dtype, array.shape, array.tolist()) for array in request.inputs]
-    return request.id, request.parameters, request.layout.inputs, request.layout.outputs, arrays
+    return request.id, request.parameters or {}, request.layout.inputs, request.layout.outputs, arrays
 
 
 def _ignore(*_):
@@ -44,9 +44,13 @@ def _messages(draw):
     for name, datatype, shape in draw(_inputs):
         message.inputs.add(name=name, datatype=datatype, shape=shape)
     for name in draw(st.lists(st.sampled_from(["y", "z"]), max_size=2)):
-        message.outputs.add(name=name)
+        output = message.outputs.add(name=name)
+        if draw(st.booleans()):
+            output.parameters["classification"].int64_param = draw(st.integers(0, 2))
     if draw(st.integers(0, 4)) == 0:
         message.parameters["p"].int64_param = 3
+    if draw(st.integers(0, 2)) == 0:
+        message.parameters["triton_enable_empty_final_response"].bool_param = draw(st.booleans())
     message.raw_input_contents.extend(draw(_raws))
     data = message.SerializeToString()
     if draw(st.integers(0, 3)) == 0:  # bytes of which no client means anything
@@ -64,9 +68,8 @@ def _by_protobuf(decoder, data):
         request, wanted = decoder.decode(message, _ignore)
     except MmeError:
         return None
-    if wanted is PLAIN:
-        decoder.remember(data, message, request.layout)
-    return message.model_name, message.model_version, _meaning(request)
+    decoder.remember(data, message, request.layout, wanted)
+    return message.model_name, message.model_version, wanted, _meaning(request)
 
 
 @settings(max_examples=400, deadline=None)
@@ -82,13 +85,14 @@ def test_what_is_remembered_means_what_protobuf_says(pool, order):
             continue
         meant = _by_protobuf(decoder, data)
         if found is not None:
-            model, version, request = found
-            assert (model, version, _meaning(request)) == meant
+            known, request = found
+            assert (known.model, known.version, known.wanted, _meaning(request)) == meant
 
 
 def test_the_like_of_a_request_needs_no_protobuf():
     """Other ids and other numbers, or none of an id."""
-    decoder, message = Decoder(), _message()
+    decoder = Decoder()
+    message = _message(parameters={"triton_enable_empty_final_response": pb.InferParameter(bool_param=True)})
     data = message.SerializeToString()
     assert decoder.remembered(data, _ignore) is None
     assert _by_protobuf(decoder, data) is not None
@@ -97,7 +101,7 @@ def test_the_like_of_a_request_needs_no_protobuf():
         message.raw_input_contents[0] = np.array(numbers, np.float32).tobytes()
         found = decoder.remembered(message.SerializeToString(), _ignore)
         assert found is not None
-        assert (found[2].id, found[2].inputs[0].tolist()) == (request_id, numbers)
+        assert (found[1].id, found[1].inputs[0].tolist()) == (request_id, numbers)
 
 
 def _with_region():
@@ -114,7 +118,7 @@ def _with_region():
 def test_what_a_head_does_not_say_is_not_remembered(message):
     """What parameters mean may change from one request to the next."""
     decoder, data = Decoder(), message.SerializeToString()
-    decoder.remember(data, message, Decoder().decode(_message(), _ignore)[0].layout)
+    decoder.remember(data, message, Decoder().decode(_message(), _ignore)[0].layout, PLAIN)
     assert decoder.remembered(data, _ignore) is None
 
 

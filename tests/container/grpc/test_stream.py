@@ -99,7 +99,7 @@ def test_an_open_stream_keeps_nothing_of_what_is_answered(monkeypatch):
 
     async def run():
         codec = SimpleNamespace(
-            target=lambda _: ("m", None), decode=decode, encode=lambda response, *_, **__: response.id.encode()
+            target=lambda *_: ("m", None), decode=decode, encode=lambda response, *_, **__: response.id.encode()
         )
         await Stream(SimpleNamespace(submit_made=submit_made), codec, None, {}).serve(read, lambda _: asyncio.sleep(0))
 
