@@ -1,9 +1,9 @@
 """Plots of what was measured, for docs/benchmarks.md.
 
-    python -m benchmarks.plots docs/plots --cache cache.json --python-models python.json
+    python -m benchmarks.plots docs/plots --cache cache.json --python-models python.json --streams streams.json
 
-The files are those that `benchmarks.cache --json` and `benchmarks.python_models --json` write. Needs matplotlib, which
-nothing else does: pip install matplotlib.
+The files are those that `benchmarks.cache`, `benchmarks.python_models` and `benchmarks.streams` write by --json. Needs
+matplotlib, which nothing else does: pip install matplotlib.
 """
 
 from __future__ import annotations
@@ -40,25 +40,53 @@ def plot_ratios(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def plot_python_models(rows: list[dict[str, Any]], path: Path) -> None:
-    """Answers a second of ours and of the peer's, by clients, batched and not."""
-    figure, both = plt.subplots(1, 2, figsize=(8.6, 3), sharey=True, layout="constrained")
-    for axes, (model, title) in zip(
-        both, (("adding_batched", "dynamic batching"), ("adding", "no batching")), strict=True
-    ):
-        found = [row for row in rows if row["what"] == "infer/s" and row["part"].startswith(f"{model}, ")]
-        clients = [_NUMBER.search(row["part"])[0] for row in found]  # type: ignore[index]  # "adding, 8 at a time"
+    """Answers a second of ours and of the peer's, by clients: batched, not batched, and over gRPC."""
+    panels = {"adding_batched": "dynamic batching", "adding": "no batching", "adding_batched over gRPC": "over gRPC"}
+    _plot_rates(
+        {
+            title: [row for row in rows if row["what"] == "infer/s" and row["part"].startswith(f"{model}, ")]
+            for model, title in panels.items()
+        },
+        "answers a second",
+        path,
+    )
+
+
+def plot_streams(rows: list[dict[str, Any]], path: Path) -> None:
+    """Responses a second of ours and of the peer's, by clients, each way of streaming."""
+    _plot_rates(
+        {
+            way: [row for row in rows if row["what"] == "responses/s" and row["part"].startswith(f"{way}, ")]
+            for way in ("generate_stream", "gRPC stream")
+        },
+        "responses a second",
+        path,
+    )
+
+
+def _plot_rates(panels: dict[str, list[dict[str, Any]]], unit: str, path: Path) -> None:
+    """Rates of ours and of the peer's side by side, by clients; a panel without rows is left out."""
+    shown = {title: rows for title, rows in panels.items() if rows}
+    figure, all_axes = plt.subplots(1, len(shown), figsize=(8.6, 3), sharey=True, squeeze=False, layout="constrained")
+    for axes, (title, rows) in zip(all_axes[0], shown.items(), strict=True):
+        clients = [_NUMBER.search(row["part"])[0] for row in rows]  # type: ignore[index]  # "adding, 8 at a time"
         for server, color, shift in (("mme", _OURS, -0.2), ("Triton", _THEIRS, 0.2)):
-            heights = [row["median"][server] for row in found]
-            bars = axes.bar([index + shift for index in range(len(found))], heights, 0.38, color=color, label=server)
-            axes.bar_label(bars, [f"{height / 1000:.1f}k" for height in heights], fontsize=8)
-        axes.set_xticks(range(len(found)), clients)
+            heights = [row["median"][server] for row in rows]
+            bars = axes.bar([index + shift for index in range(len(rows))], heights, 0.38, color=color, label=server)
+            axes.bar_label(bars, [f"{height / 1000:.1f}k" for height in heights], fontsize=7)
+        axes.set_xticks(range(len(rows)), clients)
         axes.set_xlabel("clients")
         axes.set_title(title, fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
-    both[0].set_ylabel("answers a second")
-    both[0].legend(frameon=False)
+    all_axes[0][0].set_ylabel(unit)
+    all_axes[0][0].legend(frameon=False)
     figure.savefig(path)
     plt.close(figure)
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(file.read_text())["rows"]
+    return found
 
 
 def main() -> int:
@@ -67,15 +95,16 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="where the plots go")
     parser.add_argument("--cache", type=Path, help="what benchmarks.cache wrote")
     parser.add_argument("--python-models", type=Path, help="what benchmarks.python_models wrote")
+    parser.add_argument("--streams", type=Path, help="what benchmarks.streams wrote")
     arguments = parser.parse_args()
     mpl.rcParams |= {"svg.hashsalt": "mme", "svg.fonttype": "none", "font.family": "sans-serif"}
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if arguments.cache:
         plot_ratios(json.loads(arguments.cache.read_text()), arguments.folder / "cache.svg")
     if arguments.python_models:
-        plot_python_models(
-            json.loads(arguments.python_models.read_text())["rows"], arguments.folder / "python_models.svg"
-        )
+        plot_python_models(_rows(arguments.python_models), arguments.folder / "python_models.svg")
+    if arguments.streams:
+        plot_streams(_rows(arguments.streams), arguments.folder / "streams.svg")
     return 0
 
 
