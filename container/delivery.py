@@ -82,5 +82,5 @@ class FramedDelivery(Delivery):
     def break_off(self, message: str, last: bytes | None) -> None:
         """The exception says what went wrong, in any case."""
         del last
-        self._exchange.write(event_stream.exception("ModelStreamError", message, "StreamBroken"))
+        self._exchange.write(event_stream.exception(message))
         self._exchange.end()

@@ -57,8 +57,9 @@ logconfig_dict = logging_config(_settings.log_level, _settings.log_format)
 def on_starting(server: Any) -> None:
     """Refuse a number of workers that came another way (GUNICORN_CMD_ARGS, gunicorn's own flags), and a taken port."""
     if server.cfg.workers != 1:
-        msg = f"workers={server.cfg.workers}: one process owns the model cache, so that only 1 worker can be used"
-        raise RuntimeError(msg)
+        raise RuntimeError(
+            f"workers={server.cfg.workers}: one process owns the model cache, so that only 1 worker can be used"
+        )
     # On SIGUSR2 it executes itself again, by the path of its own file: Python would take the modules beside that for
     # the top of the import path, and gunicorn's `http` for its own.
     server.START_CTX["args"] = [sys.executable, "-m", "gunicorn", *sys.argv[1:]]
@@ -82,11 +83,10 @@ def _wait_for_port(host: str, port: int) -> None:
                 place.bind((host, port))
             except OSError as error:
                 if last or error.errno != errno.EADDRINUSE:
-                    msg = (
+                    raise RuntimeError(
                         f"the server cannot listen to HTTP requests at {host}:{port}: {error.strerror}; "
                         "choose another --port/MME_PORT, 0 takes a free one"
-                    )
-                    raise RuntimeError(msg) from error
+                    ) from error
             else:
                 return
         time.sleep(1)

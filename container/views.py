@@ -18,9 +18,9 @@ def json_answer(document: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(document), status, content_type="application/json")
 
 
-def empty_answer(status: int = 200) -> Response:
-    """A response without a body, of the type that Triton gives it."""
-    return Response(status=status, content_type="text/plain")
+def empty_answer() -> Response:
+    """A 200 without a body, of the type that Triton gives it."""
+    return Response(content_type="text/plain")
 
 
 def json_body(*, required: bool = False) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -66,7 +65,6 @@ if TYPE_CHECKING:
     from serve.targets.prepared import PreparedTarget
     from serve.targets.target import AnyModel, Target
 
-_log = logging.getLogger("mme.engine")
 _SPARE = 16  # threads that stand in for those in which a framework hangs while it closes a model
 _LET_GO_SECONDS = 30.0  # for a model that nobody uses to be closed
 _FOOTPRINT_SECONDS = 2.0  # from a measurement to the file

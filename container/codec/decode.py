@@ -31,7 +31,7 @@ from container.codec.fields import (
     boolean_field,
     client_id,
     json_object,
-    object_field,
+    parameters_of,
 )
 from container.codec.json_data import array_from_json
 from container.codec.layouts import Layouts
@@ -202,7 +202,7 @@ class Decoder:
     def _plan(self, header: bytes, model: str, regions: Regions | None, read: Read, *, remember: bool = False) -> _Plan:
         regions = regions or self._regions
         document = json_object(header, FORM_OF_INFER) if read is None else as_read(read)
-        own = RequestFields(client_id(document), object_field(document, "parameters", "the request"))
+        own = RequestFields(client_id(document), parameters_of(document, "the request"))
         tensors: list[_Tensor | Array] = []
         descriptions: list[Description] = []
         offset, lasts = 0, True
@@ -249,7 +249,7 @@ def _without_id(header: bytes) -> tuple[bytes, str]:
 
 def _source(item: dict[str, Any], name: str) -> dict[str, Any]:
     """The input's parameters, if it says once where its data are."""
-    parameters = object_field(item, "parameters", f"input '{name}'")
+    parameters = parameters_of(item, f"input '{name}'")
     fields = ["'data'"] if "data" in item else []
     fields += [f"'{key}' in 'parameters'" for key in ("binary_data_size", REGION) if key in parameters]
     if len(fields) != 1:
@@ -287,7 +287,7 @@ def _requested(
     places: dict[str, Place] = {}
     for item in _objects(document, "outputs") if "outputs" in document else ():
         name = output_name(item.get("name"))
-        parameters = object_field(item, "parameters", f"output '{name}'")
+        parameters = parameters_of(item, f"output '{name}'")
         if names_region(parameters, name):
             places[name] = shared_output(regions, parameters, name)
         if "classification" in parameters:

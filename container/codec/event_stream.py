@@ -46,16 +46,13 @@ def payload_part(data: bytes | memoryview) -> bytes:
     return b"".join([_frame(_PAYLOAD_PART, data[start : start + _MAX_PAYLOAD]) for start in starts])
 
 
-def exception(name: str, message: str, error_code: str) -> bytes:
+def exception(message: str) -> bytes:
     """The frame that ends an answer which failed after it had begun.
 
-    Args:
-        name: `ModelStreamError` or `InternalStreamFailure`: the code of boto3's EventStreamError.
-        message: the sentence.
-        error_code: `ModelInvocationTimeExceeded` or `StreamBroken`.
+    boto3 raises an EventStreamError of the code ModelStreamError with that message.
     """
-    headers = {":message-type": "exception", ":exception-type": name, ":content-type": "application/json"}
-    return _frame(_header_lines(headers), orjson.dumps({"Message": message, "ErrorCode": error_code}))
+    headers = {":message-type": "exception", ":exception-type": "ModelStreamError", ":content-type": "application/json"}
+    return _frame(_header_lines(headers), orjson.dumps({"Message": message, "ErrorCode": "StreamBroken"}))
 
 
 def _frame(headers: bytes, payload: bytes | memoryview) -> bytes:

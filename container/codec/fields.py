@@ -172,17 +172,17 @@ def client_id(document: Mapping[str, Any]) -> str:
     return value
 
 
-def object_field(document: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
-    """The object in a field, {} where there is none.
+def parameters_of(document: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The object in the field `parameters`, {} where there is none.
 
     Raises:
         MmeError: INVALID_ARGUMENT when something else is there.
     """
-    value = document.get(key)
+    value = document.get("parameters")
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise invalid_argument(f"'{key}' of {where} must be an object")
+        raise invalid_argument(f"'parameters' of {where} must be an object")
     return value
 
 

@@ -20,7 +20,7 @@ from container.codec.fields import (
     as_read,
     client_id,
     json_object,
-    object_field,
+    parameters_of,
 )
 from container.codec.json_data import (
     array_to_json,
@@ -103,7 +103,7 @@ def _values(
     own = {key: value for key, value in document.items() if key != "parameters" and (key != "id" or key in names)}
     values: dict[str, Any] = {}
     parameters: dict[str, Any] = {}
-    for key, value in (*own.items(), *object_field(document, "parameters", "the request").items()):
+    for key, value in (*own.items(), *parameters_of(document, "the request").items()):
         what, known = ("input", values) if key in names else ("parameter", parameters)
         if key in known:
             raise invalid_argument(

@@ -142,7 +142,7 @@ def _frames(pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:
             yield payload_part(piece)
     except SilentError as error:
-        yield exception("ModelStreamError", f"the container's answer broke off: {error}", "StreamBroken")
+        yield exception(f"the container's answer broke off: {error}")
 
 
 def _json(document: Any, status: int, headers: Mapping[str, str]) -> Response:

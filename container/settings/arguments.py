@@ -156,19 +156,17 @@ def _backend_config(text: str) -> Meaning:
     if text.startswith(_BACKENDS_AS_HERE):
         return None
     here = [f"python,{name}=N" for name in _PYTHON_BACKEND] + [f"{setting}N" for setting in _BACKENDS_AS_HERE]
-    msg = (
+    raise ValueError(
         f"one of {', '.join(here)}, tensorflow,version=N, {_BATCH_SIZE}=N, BACKEND,{_BATCH_SIZE}=N; of anything else a "
         "model's config.pbtxt is the place"
     )
-    raise ValueError(msg)
 
 
 def _gpu_limit(text: str) -> Meaning:
     """`DEVICE:FRACTION`; one share counts for every GPU."""
     device, _, share = text.rpartition(":")
     if not device.isdecimal():
-        msg = "DEVICE:FRACTION, such as 0:0.8"
-        raise ValueError(msg)
+        raise ValueError("DEVICE:FRACTION, such as 0:0.8")
     fraction(share)
     return "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT", share
 

@@ -53,8 +53,7 @@ def restrictions(text: str) -> tuple[Restriction, ...]:
         raise ValueError(_RESTRICTIONS)
     twice = next((name for name in named if named.count(name) > 1), None)
     if twice is not None:
-        msg = f"one header for each category, and '{twice}' has two"
-        raise ValueError(msg)
+        raise ValueError(f"one header for each category, and '{twice}' has two")
     return tuple(found)
 
 
@@ -63,11 +62,9 @@ def header_pattern(text: str) -> str:
     try:
         re.compile(text.removeprefix("(?-i)"))
     except re.error as error:
-        msg = f"a regular expression: {error}"
-        raise ValueError(msg) from None
+        raise ValueError(f"a regular expression: {error}") from None
     if "\0" in text:
-        msg = "a regular expression such as x-tenant-.*"
-        raise ValueError(msg)
+        raise ValueError("a regular expression such as x-tenant-.*")
     return text
 
 
@@ -78,8 +75,7 @@ def keepalive(text: str) -> tuple[str, ...]:
         name, _, value = part.strip().partition("=")
         number = _WORDS.get(value.lower(), int(value) if re.fullmatch(r"[0-9]{1,10}", value) else -1)
         if name not in _KEEPALIVE or not 0 <= number <= _MOST:
-            msg = f"NAME=NUMBER between commas, of {', '.join(_KEEPALIVE)}"
-            raise ValueError(msg)
+            raise ValueError(f"NAME=NUMBER between commas, of {', '.join(_KEEPALIVE)}")
         found[name] = number
     return tuple(f"{name}={number}" for name, number in found.items())
 

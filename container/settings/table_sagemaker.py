@@ -26,8 +26,7 @@ def _inference_type(text: str) -> InferenceType:
     except ValueError:
         if text == "\0":
             raise ValueError(allowed) from None
-        msg = f"ERROR: Invalid SAGEMAKER_TRITON_INFERENCE_TYPE '{text}'. Allowed: {allowed}"
-        raise v.Refused(msg) from None
+        raise v.Refused(f"ERROR: Invalid SAGEMAKER_TRITON_INFERENCE_TYPE '{text}'. Allowed: {allowed}") from None
 
 
 def _any(text: str) -> str:

@@ -50,8 +50,7 @@ def trace_variable(text: str) -> tuple[str, str] | None:
         return _VARIABLES[key], value
     if value and key == "opentelemetry,url":
         return "MME_TRACE_URL", value if "://" in value else f"http://{value}"
-    msg = f"one of {_UNDERSTOOD}"
-    raise ValueError(msg)
+    raise ValueError(f"one of {_UNDERSTOOD}")
 
 
 def sends_traces(words: Collection[str]) -> bool:

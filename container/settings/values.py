@@ -125,8 +125,7 @@ def boolean(text: str) -> bool:
         return True
     if text.lower() in _FALSE:
         return False
-    msg = "true or false"
-    raise ValueError(msg)
+    raise ValueError("true or false")
 
 
 def integer(low: int, high: int) -> Parser:
@@ -134,8 +133,7 @@ def integer(low: int, high: int) -> Parser:
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"-?[0-9]{1,18}", text) or not low <= int(text) <= high:
-            msg = f"a whole number from {low} to {high}"
-            raise ValueError(msg)
+            raise ValueError(f"a whole number from {low} to {high}")
         return int(text)
 
     return parse
@@ -146,8 +144,7 @@ def seconds(low: float, high: float) -> Parser:
 
     def parse(text: str) -> float:
         if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) or not low <= float(text) <= high:
-            msg = f"seconds from {low:g} to {high:g}"
-            raise ValueError(msg)
+            raise ValueError(f"seconds from {low:g} to {high:g}")
         return float(text)
 
     return parse
@@ -168,8 +165,7 @@ def response_cache(text: str) -> int:
     try:
         return 0 if size == "0" else byte_size(size)
     except ValueError:
-        msg = f"{_BYTES_ALLOWED}, 0 for none, or local,size=1048576"
-        raise ValueError(msg) from None
+        raise ValueError(f"{_BYTES_ALLOWED}, 0 for none, or local,size=1048576") from None
 
 
 def memory_budget(text: str) -> int | float | Share:
@@ -194,8 +190,7 @@ def memory_budget(text: str) -> int | float | Share:
 def fraction(text: str) -> float:
     """A share between 0 and 1, as `0.8` or `1`."""
     if not re.fullmatch(r"[01](\.[0-9]+)?", text) or not 0 < float(text) <= 1:
-        msg = "a fraction above 0 and up to 1, such as 0.8"
-        raise ValueError(msg)
+        raise ValueError("a fraction above 0 and up to 1, such as 0.8")
     return float(text)
 
 
@@ -203,8 +198,7 @@ def names(text: str) -> tuple[str, ...]:
     """Model names between commas."""
     found = tuple(part.strip() for part in text.split(","))
     if not all(found) or "\0" in text:
-        msg = "model names between commas, none of them empty"
-        raise ValueError(msg)
+        raise ValueError("model names between commas, none of them empty")
     return tuple(dict.fromkeys(found))
 
 
@@ -231,8 +225,7 @@ def resource_limits(text: str) -> tuple[ResourceLimit, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"([^:\0]+):([0-9]{1,9})(?::([0-9]{1,4}))?", part.strip())
         if match is None:
-            msg = "NAME:COUNT or NAME:COUNT:DEVICE, several of them between commas"
-            raise ValueError(msg)
+            raise ValueError("NAME:COUNT or NAME:COUNT:DEVICE, several of them between commas")
         limit = ResourceLimit(match[1], int(match[2]), match[3] or "")
         found[limit.pool] = limit
     return tuple(found.values())
@@ -255,8 +248,7 @@ def batch_sizes(text: str) -> tuple[BatchSize, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"(?:([a-z0-9_]+):)?([1-9][0-9]{0,8})", part.strip())
         if match is None:
-            msg = "SIZE or BACKEND:SIZE, several of them between commas"
-            raise ValueError(msg)
+            raise ValueError("SIZE or BACKEND:SIZE, several of them between commas")
         found[match[1] or ""] = BatchSize(match[1] or "", int(match[2]))
     return tuple(found.values())
 
@@ -264,16 +256,14 @@ def batch_sizes(text: str) -> tuple[BatchSize, ...]:
 def directory(text: str) -> Path:
     """A folder, made absolute here because the server runs in another working directory."""
     if "\0" in text:
-        msg = "a folder"
-        raise ValueError(msg)
+        raise ValueError("a folder")
     return Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100 - resolve() would follow links
 
 
 def file(text: str) -> Path:
     """A file, made absolute as a folder is."""
     if "\0" in text:
-        msg = "a file"
-        raise ValueError(msg)
+        raise ValueError("a file")
     return directory(text)
 
 
@@ -281,14 +271,12 @@ def repositories(text: str) -> tuple[Path, ...] | tuple[str, ...]:
     """Folders between commas; or prefixes in S3, maybe of another S3 than AWS's, as Triton has it."""
     parts = [part.strip() for part in text.split(",")]
     if not all(parts) or "\0" in text:
-        msg = "folders, or s3://bucket/prefix, between commas, none of them empty"
-        raise ValueError(msg)
+        raise ValueError("folders, or s3://bucket/prefix, between commas, none of them empty")
     if all(part.startswith("s3://") for part in parts):
         allowed = "s3://bucket/prefix, or s3://https://host:port/bucket/prefix"
         return tuple(dict.fromkeys(_s3_url(part, _ENDPOINT, allowed) for part in parts))
     if any("://" in part for part in parts):
-        msg = "folders of this machine, or s3://bucket/prefix, not both"
-        raise ValueError(msg)
+        raise ValueError("folders of this machine, or s3://bucket/prefix, not both")
     return tuple(dict.fromkeys(directory(part) for part in parts))
 
 
@@ -315,8 +303,7 @@ def trace_levels(text: str) -> tuple[str, ...]:
     """What traces tell, between commas; OFF for nothing until a client asks for something."""
     found = tuple(dict.fromkeys(part.strip().upper() for part in text.split(",")))
     if found != ("OFF",) and not {*found} <= {"TIMESTAMPS", "TENSORS"}:
-        msg = "TIMESTAMPS, TENSORS or both between commas, or OFF"
-        raise ValueError(msg)
+        raise ValueError("TIMESTAMPS, TENSORS or both between commas, or OFF")
     return found
 
 
@@ -324,8 +311,7 @@ def trace_url(text: str) -> str:
     """Where a collector of OpenTelemetry takes traces; without a path it is that of its protocol."""
     url = urlsplit(text)
     if url.scheme not in {"http", "https"} or not url.hostname:
-        msg = "a URL such as http://localhost:4318"
-        raise ValueError(msg)
+        raise ValueError("a URL such as http://localhost:4318")
     return text if url.path.strip("/") else f"{url.scheme}://{url.netloc}/v1/traces"
 
 
@@ -338,16 +324,14 @@ def host(text: str) -> str:
     except ValueError:
         known = ""
     if not re.fullmatch(r"[0-9A-Za-z.:_-]+", known):
-        msg = "an address such as 0.0.0.0, 127.0.0.1 or ::"
-        raise ValueError(msg)
+        raise ValueError("an address such as 0.0.0.0, 127.0.0.1 or ::")
     return known
 
 
 def model_name(text: str) -> str:
     """The name of a model directory, not a path."""
     if "/" in text or "\0" in text or text in {".", ".."}:
-        msg = "the name of a directory in the model repository, not a path"
-        raise ValueError(msg)
+        raise ValueError("the name of a directory in the model repository, not a path")
     return text
 
 
@@ -356,8 +340,7 @@ def printable(length: int) -> Parser:
 
     def parse(text: str) -> str:
         if not text.isascii() or not text.isprintable() or len(text) > length:
-            msg = f"at most {length} printable ASCII characters"
-            raise ValueError(msg)
+            raise ValueError(f"at most {length} printable ASCII characters")
         return text
 
     return parse
@@ -366,8 +349,7 @@ def printable(length: int) -> Parser:
 def namespace(text: str) -> str:
     """A CloudWatch namespace; those that begin with AWS/ are Amazon's own."""
     if not re.fullmatch(r"[A-Za-z0-9_./#:-]{1,255}", text) or text.startswith("AWS/"):
-        msg = "at most 255 letters, digits and ._-/#:, not beginning with AWS/"
-        raise ValueError(msg)
+        raise ValueError("at most 255 letters, digits and ._-/#:, not beginning with AWS/")
     return text
 
 
@@ -396,8 +378,7 @@ def log_level(text: str) -> str:
         return levels[min(max(int(text) // 10, 1), 5) - 1]
     word = {"warn": "warning", "fatal": "critical"}.get(text.lower(), text.lower())
     if word not in levels:
-        msg = f"{', '.join(levels)}, or a number from 0 to 50"
-        raise ValueError(msg)
+        raise ValueError(f"{', '.join(levels)}, or a number from 0 to 50")
     return word
 
 
@@ -407,8 +388,7 @@ def media_type(text: str) -> str:
     if base in {"*/*", "application/*"}:
         return _JSON
     if not re.fullmatch(r"[a-z0-9.+-]+/[a-z0-9.+-]+", base) or not text.isascii() or not text.isprintable():
-        msg = "one media type, such as application/json or text/csv"
-        raise ValueError(msg)
+        raise ValueError("one media type, such as application/json or text/csv")
     return text
 
 
@@ -416,16 +396,14 @@ def script_name(text: str) -> str:
     """The file name of a Python script; `.py` may be left out, as in Amazon's containers."""
     name = text if text.endswith(".py") else f"{text}.py"
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or name.startswith("."):
-        msg = "the file name of a Python script, without a folder"
-        raise ValueError(msg)
+        raise ValueError("the file name of a Python script, without a folder")
     return name
 
 
 def task(text: str) -> str:
     """A task of Hugging Face's libraries."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", text):
-        msg = "a task of Hugging Face's, such as text-classification"
-        raise ValueError(msg)
+        raise ValueError("a task of Hugging Face's, such as text-classification")
     return text
 
 
@@ -436,8 +414,7 @@ def submit_directory(text: str) -> str:
     if re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+/[^\0]*[^/\0]\.tar\.gz", text):
         return text
     if "://" in text.removeprefix("file://") or "\0" in text:
-        msg = f"{_CODE}, a folder of this machine, or s3://bucket/…/sourcedir.tar.gz"
-        raise ValueError(msg)
+        raise ValueError(f"{_CODE}, a folder of this machine, or s3://bucket/…/sourcedir.tar.gz")
     return str(directory(text.removeprefix("file://")))
 
 
@@ -445,8 +422,7 @@ def port_range(text: str) -> tuple[int, int]:
     """An inclusive range of ports, `21000-21999`."""
     match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text)
     if not match or not int(match[1]) <= int(match[2]) <= 65535:
-        msg = "an inclusive range of ports such as 21000-21999"
-        raise ValueError(msg)
+        raise ValueError("an inclusive range of ports such as 21000-21999")
     return int(match[1]), int(match[2])
 
 

@@ -10,14 +10,13 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from container.ship.watching import alarms, dashboard_body
+from container.ship.watching import VARIANT, alarms, dashboard_body
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TAG = "mme:endpoint"
-VARIANT = "AllTraffic"
 DIMENSION = "sagemaker:variant:DesiredInstanceCount"
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
 _LONGEST_NAME = 43  # of SageMaker's 63, since the names of model and configuration have a stamp behind it
@@ -165,11 +164,11 @@ def attendance(wanted: Deployment, region: str) -> list[Call]:
         calls += _scaling(wanted, wanted.capacity)
     if wanted.alarms:
         actions = [wanted.alarm_topic] if wanted.alarm_topic else []
-        for alarm in alarms(wanted.name, VARIANT, wanted.instance_type, multi_model=wanted.multi_model):
+        for alarm in alarms(wanted.name, wanted.instance_type, multi_model=wanted.multi_model):
             parameters = {**alarm, "AlarmActions": actions, "OKActions": actions, "Tags": wanted.tags()}
             calls.append(Call("cloudwatch", "put_metric_alarm", parameters))
     if wanted.dashboard:
-        body = dashboard_body(wanted.name, VARIANT, region, wanted.instance_type, multi_model=wanted.multi_model)
+        body = dashboard_body(wanted.name, region, wanted.instance_type, multi_model=wanted.multi_model)
         parameters = {"DashboardName": dashboard_name(wanted.name), "DashboardBody": body}
         calls.append(Call("cloudwatch", "put_dashboard", parameters))
     return calls

@@ -16,10 +16,11 @@ _INSTANCES = "/aws/sagemaker/Endpoints"
 _OURS = "mme"  # where the container's own metrics go by default
 _LATENCY_LIMIT = 5_000_000  # microseconds
 _WIDTH, _HEIGHT, _COLUMNS = 8, 6, 3
+VARIANT = "AllTraffic"  # an endpoint's only one
 MARK = "Made by `mme deploy`"
 
 
-def alarms(endpoint: str, variant: str, instance_type: str, *, multi_model: bool) -> list[dict[str, Any]]:
+def alarms(endpoint: str, instance_type: str, *, multi_model: bool) -> list[dict[str, Any]]:
     """Parameters of PutMetricAlarm, but for actions and tags."""
     rows: list[tuple[str, str, str, str, float, str, str]] = [
         ("5xx", _INVOCATIONS, "Invocation5XXErrors", "Sum", 5, "Greater", "the endpoint fails requests"),
@@ -44,7 +45,7 @@ def alarms(endpoint: str, variant: str, instance_type: str, *, multi_model: bool
         rows.append(("cache", _INVOCATIONS, "ModelCacheHit", "Average", 0.5, "Less", text))
         text = "models leave as fast as they come"
         rows.append(("unloads", _INVOCATIONS, "ModelUnloadingTime", "SampleCount", 60, "Greater", text))
-    return [_alarm(endpoint, variant, *row) for row in rows]
+    return [_alarm(endpoint, *row) for row in rows]
 
 
 def rollback_alarms(endpoint: str) -> list[str]:
@@ -63,7 +64,6 @@ def _alarm_name(endpoint: str, kind: str) -> str:
 
 def _alarm(
     endpoint: str,
-    variant: str,
     kind: str,
     namespace: str,
     metric: str,
@@ -78,7 +78,7 @@ def _alarm(
         "AlarmDescription": f"{endpoint}: {why}. {MARK}.",
         "Namespace": namespace,
         "MetricName": metric,
-        "Dimensions": [{"Name": "EndpointName", "Value": endpoint}, {"Name": "VariantName", "Value": variant}],
+        "Dimensions": [{"Name": "EndpointName", "Value": endpoint}, {"Name": "VariantName", "Value": VARIANT}],
         **how,
         "Period": 60,
         "EvaluationPeriods": 5,
@@ -89,9 +89,9 @@ def _alarm(
     }
 
 
-def dashboard_body(endpoint: str, variant: str, region: str, instance_type: str, *, multi_model: bool) -> str:
+def dashboard_body(endpoint: str, region: str, instance_type: str, *, multi_model: bool) -> str:
     """The body of PutDashboard."""
-    at = ["EndpointName", endpoint, "VariantName", variant]
+    at = ["EndpointName", endpoint, "VariantName", VARIANT]
     counts = ("Invocations", "Invocation4XXErrors", "Invocation5XXErrors", "InvocationModelErrors")
     latencies = [_metric(_INVOCATIONS, "ModelLatency", at, each) for each in ("p50", "p90", "p99")]
     gauges = [_metric(_INSTANCES, f"{name}Utilization", at, "Maximum") for name in _gauges(instance_type)]
@@ -108,8 +108,8 @@ def dashboard_body(endpoint: str, variant: str, region: str, instance_type: str,
             ("Loading, µs", [_metric(_INVOCATIONS, name, at, "Average") for name in times]),
             ("Unloads", [_metric(_INVOCATIONS, "ModelUnloadingTime", at, "SampleCount")]),
             ("Loads that failed", [_metric(_OURS, "ModelLoadFailure", at, "Sum")]),
-            ("Models asked for most: in memory", [_search(endpoint, variant, "ModelCacheHit", "Average")]),
-            ("Models asked for most: waiting, µs", [_search(endpoint, variant, "ModelLoadingWaitTime", "Average")]),
+            ("Models asked for most: in memory", [_search(endpoint, "ModelCacheHit")]),
+            ("Models asked for most: waiting, µs", [_search(endpoint, "ModelLoadingWaitTime")]),
         ]
     text = {"type": "text", "x": 0, "y": 0, "width": 24, "height": 1,
             "properties": {"markdown": f"**{endpoint}** · {MARK}"}}  # fmt: skip
@@ -126,11 +126,11 @@ def _metric(namespace: str, name: str, at: list[str], statistic: str) -> list[An
     return [namespace, name, *at, {"stat": statistic, "label": f"{name} {statistic}"}]
 
 
-def _search(endpoint: str, variant: str, metric: str, statistic: str) -> list[Any]:
+def _search(endpoint: str, metric: str) -> list[Any]:
     """The container's own metric, a line for each model that it names."""
     schema = f"{_OURS},EndpointName,VariantName,TargetModel"
-    query = f'{{{schema}}} MetricName="{metric}" EndpointName="{endpoint}" VariantName="{variant}"'
-    return [{"expression": f"SEARCH('{query}', '{statistic}', 60)"}]
+    query = f'{{{schema}}} MetricName="{metric}" EndpointName="{endpoint}" VariantName="{VARIANT}"'
+    return [{"expression": f"SEARCH('{query}', 'Average', 60)"}]
 
 
 def _chart(number: int, title: str, metrics: list[list[Any]], region: str) -> dict[str, Any]:

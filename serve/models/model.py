@@ -106,7 +106,7 @@ class Model:
         self._loop = loop
         self._handlers = {id(handler): handler for _, handler in handlers}
         self.readiness = Readiness(name, lambda: list(self._handlers.values()), loop)
-        self._signature = signature = signature_for(name, version, self.config, initial_states or {})
+        signature = signature_for(name, version, self.config, initial_states or {})
         self._queue: Queue[InferenceRequest] = queue_for(name, self.config, len(handlers))
         self._order: InOrder[Execution] | None = InOrder() if keeps_order(self.config, len(handlers)) else None
         unasked = any(handler.sees_requests for _, handler in handlers)

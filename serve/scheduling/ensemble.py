@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from model_handlers.errors import Kind, MmeError, invalid_model
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from model_handlers.config import EnsembleStep
 
@@ -47,21 +47,17 @@ class Graph:
     Args:
         name: the ensemble's, for messages.
         steps: its steps; every input of each that is not optional is mapped.
-        inputs: the tensors that come with a request.
         decoupled: for each step, whether its model answers any number of times.
 
     Raises:
         MmeError: INVALID_MODEL when tensors go in a circle, or a step is behind two unrelated decoupled ones.
     """
 
-    def __init__(
-        self, name: str, steps: Sequence[EnsembleStep], inputs: Collection[str], decoupled: Sequence[bool]
-    ) -> None:
+    def __init__(self, name: str, steps: Sequence[EnsembleStep], decoupled: Sequence[bool]) -> None:
         self.name = name
         self.steps = tuple(steps)
         self.decoupled = tuple(decoupled)
         self.producers = {tensor: index for index, step in enumerate(steps) for tensor in step.outputs.values()}
-        self._inputs = frozenset(inputs)
         self._needed: dict[frozenset[str], frozenset[int]] = {}
         order = self._order()
         self.lineages: list[Lineage] = [()] * len(steps)

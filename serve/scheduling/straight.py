@@ -81,10 +81,9 @@ class Course(Generic[T]):
         given: the tensors that came with the request, in the order of the plan's inputs; `ABSENT` for one left out.
     """
 
-    __slots__ = ("_lacking", "plan", "tensors")
+    __slots__ = ("_lacking", "tensors")
 
     def __init__(self, plan: Plan, given: Sequence[T | Absent]) -> None:
-        self.plan = plan
         self.tensors: list[T | Absent] = [*given, *[ABSENT] * (len(plan.places) - len(given))]
         self._lacking = plan.lacking.copy()
 

@@ -13,7 +13,6 @@ import stat
 import tarfile
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -32,14 +31,6 @@ if TYPE_CHECKING:
 _COPY_SIZE = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Extracted:
-    """What an archive held: regular files, and their bytes."""
-
-    files: int
-    bytes: int
-
-
 def extract(
     stream: BinaryIO,
     destination: Path,
@@ -48,11 +39,14 @@ def extract(
     limits: ExtractLimits | None = None,
     claim: Callable[[int], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
-) -> Extracted:
+) -> int:
     """Unpack the .tar.gz that `stream` delivers into the new directory `destination`, whose parent exists.
 
     Returns when the directory is complete and on the disk. After any failure nothing of it is left. The stream is
     read to its end and closed, whatever happens.
+
+    Returns:
+        the bytes of its files.
 
     Args:
         stream: the archive's bytes, read on another thread.
@@ -72,7 +66,7 @@ def extract(
                 unpacking = _Unpacking(name, staging, limits or ExtractLimits(), claim)
                 unpacking.run(source)
             publish(staging, unpacking.directories(), destination)
-        return Extracted(unpacking.files, unpacking.bytes)
+        return unpacking.bytes
 
 
 class _Unpacking:
@@ -80,8 +74,8 @@ class _Unpacking:
 
     def __init__(self, archive: str, root: Path, limits: ExtractLimits, claim: Callable[[int], None]) -> None:
         self.root = root
-        self.files = 0
         self.bytes = 0
+        self._empty = True
         self._archive = archive
         self._limits = limits
         self._claim = claim
@@ -94,7 +88,7 @@ class _Unpacking:
         for member in self._headers(source):
             self._take(member, source)
         self._expect_end(source)
-        if not self.files:
+        if self._empty:
             raise self._refused("holds no files: pack a model directory with `mme pack`")
 
     def directories(self) -> list[Path]:
@@ -185,7 +179,7 @@ class _Unpacking:
             file.flush()
             os.fchmod(file.fileno(), 0o755 if member.mode & stat.S_IXUSR else 0o644)
             os.fsync(file.fileno())
-        self.files += 1
+        self._empty = False
         self.bytes += member.size
 
     def _expect_end(self, source: InflatedStream) -> None:

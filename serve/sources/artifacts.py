@@ -64,11 +64,6 @@ class Artifact:
     hold: Hold
 
     @property
-    def size(self) -> int:
-        """Bytes of its files, counted each time."""
-        return directory_size(self.path)
-
-    @property
     def identity(self) -> str:
         """A name for its content, which stands for the etag."""
         return self.path.name.rpartition("-")[2]
@@ -261,7 +256,7 @@ class Artifacts:
     def _bring(self, obj: StoredObject, path: Path, claim: Callable[[int], None], cancelled: Callable[[], bool]) -> int:
         """Make the directory `path` of it, complete or not at all; its bytes, each claimed before it was written."""
         stream = self.store.open(obj)
-        return extract(stream, path, name=obj.name, limits=self._limits, claim=claim, cancelled=cancelled).bytes
+        return extract(stream, path, name=obj.name, limits=self._limits, claim=claim, cancelled=cancelled)
 
     def _remember_broken(self, path: Path, error: MmeError) -> None:
         with self._guard:

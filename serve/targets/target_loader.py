@@ -6,7 +6,6 @@ All of it runs on load threads; what it makes lives on the event loop.
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -66,8 +65,6 @@ if TYPE_CHECKING:
     from serve.targets.measuring import Others
     from serve.targets.target import AnyModel
     from serve.weights.store import WeightStore
-
-_log = logging.getLogger("mme.load")
 
 
 class ModelLoader:

@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import importlib
 import json
-import logging
 import math
 import os
 import select
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
     from model_handlers.mapped import MappedHandler
 
-_log = logging.getLogger("mme.weights")
 _NAME = "mme-refine"
 _SECONDS = 600.0
 _IDLE_SECONDS = 5.0

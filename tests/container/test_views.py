@@ -65,5 +65,5 @@ def test_an_answer_is_compact_json_in_utf_8():
 
 def test_an_answer_without_a_body_is_no_page():
     """Its status says all; the type is Triton's."""
-    answer = empty_answer(400)
-    assert (answer.status_code, answer.headers["Content-Type"], answer.get_data()) == (400, "text/plain", b"")
+    answer = empty_answer()
+    assert (answer.status_code, answer.headers["Content-Type"], answer.get_data()) == (200, "text/plain", b"")

@@ -61,7 +61,7 @@ def test_files_and_directories_appear(tmp_path, targz_bytes):
     """Files arrive with their bytes and in their directories, listed in the archive or not."""
     data = targz_bytes(header("./1", tarfile.DIRTYPE), ("./1/model.onnx", b"x" * 3_000_000), ("a/b/c.txt", b""))
 
-    extracted = unpack(data, tmp_path)
+    written = unpack(data, tmp_path)
 
     assert content(tmp_path / "model") == {
         "1": None,
@@ -70,7 +70,7 @@ def test_files_and_directories_appear(tmp_path, targz_bytes):
         "a/b": None,
         "a/b/c.txt": b"",
     }
-    assert (extracted.files, extracted.bytes) == (2, 3_000_000)
+    assert written == 3_000_000
 
 
 def test_modes_and_owner_are_ours(tmp_path, targz_bytes):
@@ -671,7 +671,7 @@ def test_what_was_packed_is_unpacked(tmp_path_factory, files, level):
     tree(directory / "in", {name.lstrip("/"): data for name, data in files.items()})
     pack(directory / "in", directory / "m.tar.gz", level=level)
     with (directory / "m.tar.gz").open("rb") as stream:
-        extracted = extract(stream, directory / "out", name="m.tar.gz")
+        written = extract(stream, directory / "out", name="m.tar.gz")
 
     assert content(directory / "out") == content(directory / "in")
-    assert extracted.bytes == sum(map(len, files.values()))
+    assert written == sum(map(len, files.values()))

@@ -77,9 +77,9 @@ def test_known_etag_is_not_fetched_again(store, tmp_path):
     later = Artifacts(store, tmp_path / "disk").fetch("a.tar.gz")
 
     assert (first.path / "1" / "model.onnx").read_bytes() == b"first" * 1000
-    assert (first.downloaded, first.size, first.name) == (True, 5000, "a.tar.gz")
+    assert (first.downloaded, first.name) == (True, "a.tar.gz")
     assert first.seconds > 0
-    assert (second.downloaded, second.size, second.seconds) == (False, 5000, 0.0)
+    assert (second.downloaded, second.seconds) == (False, 0.0)
     assert second.path == first.path == later.path
     assert second.identity == first.identity == first.path.name[-16:]
     assert not later.downloaded
@@ -264,7 +264,7 @@ def test_from_s3(s3_artifacts):
     """An archive comes out of S3 in parts, onto the disk as files."""
     artifact = s3_artifacts.fetch("t/a.tar.gz")
 
-    assert artifact.size == 2_000_001
+    assert (artifact.path / "config.pbtxt").read_bytes() == b"x"
     assert (artifact.path / "1" / "model.onnx").stat().st_size == 2_000_000
     assert not s3_artifacts.fetch("t/a.tar.gz").downloaded
 

@@ -121,7 +121,7 @@ def test_a_model_comes_to_disk_as_a_directory_of_its_name(put, repository):
     put(MODEL)
     artifact = repository().fetch("m")
     assert tree(artifact.path) == {"m/config.pbtxt": ALL, "m/1/model.onnx": b"one", "m/1/empty": b"", "m/2/": None}
-    assert (artifact.downloaded, artifact.size) == (True, len(ALL) + 3)
+    assert artifact.downloaded
     assert artifact.path.stat().st_mode & 0o777 == 0o755
     assert (artifact.path / "m" / "config.pbtxt").stat().st_mode & 0o777 == 0o644
 

@@ -48,5 +48,5 @@ def test_the_policy_allows_every_call():
 def test_every_alarm_is_named():
     """The table of what is made has all of them."""
     document = (ROOT / "docs" / "deploy.md").read_text()
-    for alarm in watching.alarms("NAME", "AllTraffic", "ml.g5.xlarge", multi_model=True):
+    for alarm in watching.alarms("NAME", "ml.g5.xlarge", multi_model=True):
         assert f"-{alarm['AlarmName'].removeprefix('mme-NAME-')}`" in document

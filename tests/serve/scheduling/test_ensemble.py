@@ -16,9 +16,9 @@ def step(name, inputs, outputs):
     return EnsembleStep(name, None, {t: t for t in inputs.split()}, {t: t for t in outputs.split()})
 
 
-def graph(*steps, inputs="IN", decoupled=()):
+def graph(*steps, decoupled=()):
     """An ensemble of steps; `decoupled` names those that answer any number of times."""
-    return Graph("e", steps, inputs.split(), [each.model in decoupled for each in steps])
+    return Graph("e", steps, [each.model in decoupled for each in steps])
 
 
 class Follow:
@@ -96,7 +96,7 @@ def test_steps_that_nobody_asked_for_do_not_run():
 def test_names_are_mapped():
     """A model's own names on one side, the ensemble's on the other."""
     steps = [EnsembleStep("a", None, {"model_in": "IN"}, {"model_out": "OUT"})]
-    follow = Follow(Graph("e", steps, ["IN"], [False]), "OUT")
+    follow = Follow(Graph("e", steps, [False]), "OUT")
     assert follow.waiting[0].inputs == {"model_in": "in"}
     follow.finish("a", model_out=7)
 
@@ -105,7 +105,7 @@ def test_names_are_mapped():
 
 def test_what_is_absent_is_left_out():
     """An optional input that the request lacks, and an output that a step did not return."""
-    follow = Follow(graph(step("a", "IN OPT", "x y"), step("b", "x y", "OUT"), inputs="IN OPT"), "OUT", absent="OPT")
+    follow = Follow(graph(step("a", "IN OPT", "x y"), step("b", "x y", "OUT")), "OUT", absent="OPT")
     assert follow.waiting[0].inputs == {"IN": "in"}
     follow.finish("a", x=1)
 
@@ -213,7 +213,7 @@ def test_every_graph_runs_each_needed_step_once(seed, count):
         tensors.append(f"t{i}")
     dice.shuffle(steps)
     wanted = dice.sample(tensors[1:], dice.randint(1, count))
-    follow = Follow(Graph("e", steps, ["IN"], [False] * count), " ".join(wanted))
+    follow = Follow(Graph("e", steps, [False] * count), " ".join(wanted))
     ran = []
     while follow.waiting:
         ready = dice.choice(follow.waiting)

@@ -19,7 +19,7 @@ class Follow:
     """Runs the steps of a plan by hand; a tensor is (the name that its maker has for it, a value)."""
 
     def __init__(self, *steps, wanted, **given):
-        self.graph = Graph("e", steps, list(given), [False] * len(steps))
+        self.graph = Graph("e", steps, [False] * len(steps))
         self.plan = Plan(self.graph, list(given), wanted.split())
         self.course = Course(self.plan, [ABSENT if value is None else (name, value) for name, value in given.items()])
         self.waiting = list(self.plan.first)
