@@ -29,9 +29,17 @@ if TYPE_CHECKING:
 
     Json = dict[str, Any]
 
+_OPTIMIZATION: Json = {
+    "priority": "PRIORITY_DEFAULT",
+    "input_pinned_memory": {"enable": True},
+    "output_pinned_memory": {"enable": True},
+    "gather_kernel_buffer_threshold": 0,
+    "eager_batching": False,
+}
 
-def config_json(config: ModelConfig) -> Json:
-    """The configuration as `GET /v2/models/M/config` answers it.
+
+def config_json(config: ModelConfig, *, filled_in: bool = True) -> Json:
+    """The configuration as `GET /v2/models/M/config` answers it; not `filled_in`, without what Triton adds.
 
     Field names are the message's; every scalar, list and map is there, with its default if it was not set; messages
     only where set; enums by name.
@@ -47,7 +55,7 @@ def config_json(config: ModelConfig) -> Json:
         "output": [_output(spec) for spec in config.outputs],
         "batch_input": [_batch_input(given) for given in config.batch_inputs],
         "batch_output": [_batch_output(given) for given in config.batch_outputs],
-        **_optimization(config),
+        **_optimization(config, filled_in=filled_in),
         **_dynamic_batching(config.dynamic_batching),
         **sequence_json(config.sequence_batching),
         **_ensemble(config),
@@ -58,7 +66,7 @@ def config_json(config: ModelConfig) -> Json:
         "parameters": {key: {"string_value": value} for key, value in config.parameters.items()},
         "model_warmup": [_warmup(sample) for sample in config.warmup],
         **({"model_operations": {"op_library_filename": list(config.op_libraries)}} if config.op_libraries else {}),
-        **_transaction_policy(config),
+        **_transaction_policy(config, filled_in=filled_in),
         **({"response_cache": {"enable": True}} if config.response_cache else {}),
         **_agents(config.agents),
         **_histograms(config),
@@ -120,26 +128,20 @@ def _reshape(spec: TensorSpec) -> Json:
     return {} if spec.reshape is None else {"reshape": {"shape": list(spec.reshape)}}
 
 
-def _optimization(config: ModelConfig) -> Json:
-    """As Triton fills it in, and with its defaults for what changes nothing here."""
-    if config.ensemble:
+def _optimization(config: ModelConfig, *, filled_in: bool) -> Json:
+    """Filled in: with defaults for what changes nothing here."""
+    if config.ensemble and filled_in:
         return {}
     accelerators = {
         "gpu_execution_accelerator": [_accelerator(each) for each in config.gpu_accelerators],
         "cpu_execution_accelerator": [_accelerator(each) for each in config.cpu_accelerators],
     }
-    found: Json = {
-        "priority": "PRIORITY_DEFAULT",
-        "input_pinned_memory": {"enable": True},
-        "output_pinned_memory": {"enable": True},
-        "gather_kernel_buffer_threshold": 0,
-        "eager_batching": False,
-    }
+    found = dict(_OPTIMIZATION) if filled_in else {}
     if config.optimization_level:
         found["graph"] = {"level": config.optimization_level}
     if any(accelerators.values()):
         found["execution_accelerators"] = accelerators
-    return {"optimization": found}
+    return {"optimization": found} if found else {}
 
 
 def _accelerator(accelerator: Accelerator) -> Json:
@@ -250,7 +252,7 @@ def _warmup_input(given: WarmupInput) -> Json:
     return {"data_type": given.data_type.config_name, "dims": list(given.dims), **data[given.data]}
 
 
-def _transaction_policy(config: ModelConfig) -> Json:
-    if not (config.decoupled or config.not_decoupled or config.ensemble):
+def _transaction_policy(config: ModelConfig, *, filled_in: bool) -> Json:
+    if not (config.decoupled or config.not_decoupled or (config.ensemble and filled_in)):
         return {}
     return {"model_transaction_policy": {"decoupled": config.decoupled}}

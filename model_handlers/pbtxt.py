@@ -11,7 +11,7 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf import text_format
+from google.protobuf import json_format, text_format
 
 from model_handlers.config import (
     EnsembleStep,
@@ -24,14 +24,15 @@ from model_handlers.config import (
     VersionPolicy,
 )
 from model_handlers.config_checks import normalise
+from model_handlers.config_json import config_json
 from model_handlers.errors import MmeError, invalid_model
-from model_handlers.pbtxt_batching import dynamic_batching, dynamic_batching_message
+from model_handlers.pbtxt_batching import dynamic_batching
 from model_handlers.pbtxt_fields import check_fields
-from model_handlers.pbtxt_optimization import cpu_accelerators, gpu_accelerators, set_optimization
-from model_handlers.pbtxt_ragged import batch_input_messages, batch_inputs, batch_output_messages, batch_outputs
-from model_handlers.pbtxt_warmup import warmup_messages, warmup_samples
+from model_handlers.pbtxt_optimization import cpu_accelerators, gpu_accelerators
+from model_handlers.pbtxt_ragged import batch_inputs, batch_outputs
+from model_handlers.pbtxt_warmup import warmup_samples
 from model_handlers.proto import model_config_pb2 as pb
-from model_handlers.sequence_pbtxt import sequence_batching, sequence_message
+from model_handlers.sequence_pbtxt import sequence_batching
 from model_handlers.tensor import BY_NUMBER, DataType, TensorSpec
 
 if TYPE_CHECKING:
@@ -119,64 +120,16 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
 
 def config_message(config: ModelConfig) -> pb.ModelConfig:
     """The published message that says what `config` says."""
-    message = pb.ModelConfig(
-        name=config.name,
-        platform=config.platform,
-        backend=config.backend,
-        runtime=config.runtime,
-        max_batch_size=config.max_batch_size,
-        input=[
-            pb.ModelInput(
-                format=pb.ModelInput.Format.Value(spec.format),
-                optional=spec.optional,
-                allow_ragged_batch=spec.ragged,
-                **_tensor_fields(spec),
-            )
-            for spec in config.inputs
-        ],
-        output=[pb.ModelOutput(label_filename=spec.labels, **_tensor_fields(spec)) for spec in config.outputs],
-        version_policy=_version_policy_message(config.version_policy),
-        instance_group=[
-            pb.ModelInstanceGroup(
-                name=group.name,
-                kind=pb.ModelInstanceGroup.Kind.Value(f"KIND_{group.kind.name}"),
-                count=group.count,
-                gpus=group.gpus,
-                profile=group.profiles,
-                rate_limiter=_rate_limiter_message(group),
-            )
-            for group in config.instance_groups
-        ],
-        default_model_filename=config.default_model_filename,
-        cc_model_filenames=config.cc_filenames,
-        metric_tags=config.metric_tags,
-        parameters={key: pb.ModelParameter(string_value=value) for key, value in config.parameters.items()},
-        batch_input=batch_input_messages(config.batch_inputs),
-        batch_output=batch_output_messages(config.batch_outputs),
-        model_warmup=warmup_messages(config.warmup),
-    )
-    if config.dynamic_batching is not None:
-        message.dynamic_batching.CopyFrom(dynamic_batching_message(config.dynamic_batching))
-    if config.sequence_batching is not None:
-        message.sequence_batching.CopyFrom(sequence_message(config.sequence_batching))
-    if config.ensemble:
-        message.ensemble_scheduling.CopyFrom(_ensemble_message(config))
-    if config.decoupled or config.not_decoupled:
-        message.model_transaction_policy.SetInParent()
-        message.model_transaction_policy.decoupled = config.decoupled
-    if config.response_cache:
-        message.response_cache.enable = True
-    for family, buckets in config.histograms.items():
-        control = message.model_metrics.metric_control.add()
-        control.metric_identifier.family = family
-        control.histogram_options.buckets.extend(buckets)
-    if config.op_libraries:
-        message.model_operations.op_library_filename.extend(config.op_libraries)
-    for agent in config.agents:
-        message.model_repository_agents.agents.add(name=agent.name, parameters=agent.parameters)
-    set_optimization(message, config)
-    _put_named(message, config)
+    message = json_format.ParseDict(config_json(config, filled_in=False), pb.ModelConfig())
+    for named in config.named_inputs:
+        message.input.insert(named.place, pb.ModelInput(optional=named.optional, **_named_fields(named)))
+    for named in config.named_outputs:
+        message.output.insert(named.place, pb.ModelOutput(**_named_fields(named)))
     return message
+
+
+def _named_fields(named: NamedTensor) -> dict[str, Any]:
+    return {"name": named.name, "data_type": pb.DataType.Value(named.data_type), "dims": named.dims}
 
 
 def config_text(config: ModelConfig) -> str:
@@ -237,19 +190,6 @@ def _named(tensors: Sequence[pb.ModelInput | pb.ModelOutput], message: pb.ModelC
     )
 
 
-def _put_named(message: pb.ModelConfig, config: ModelConfig) -> None:
-    """The tensors that are to be completed, where config.pbtxt has them."""
-    for named in config.named_inputs:
-        fields = _named_fields(named)
-        message.input.insert(named.place, pb.ModelInput(optional=named.optional, **fields))
-    for named in config.named_outputs:
-        message.output.insert(named.place, pb.ModelOutput(**_named_fields(named)))
-
-
-def _named_fields(named: NamedTensor) -> dict[str, Any]:
-    return {"name": named.name, "data_type": pb.DataType.Value(named.data_type), "dims": named.dims}
-
-
 def _input(tensor: pb.ModelInput, model: str) -> TensorSpec:
     return TensorSpec(
         name=_name(tensor, "input", model),
@@ -288,12 +228,6 @@ def _reshape(tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, ...] | None:
     return tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
 
 
-def _tensor_fields(spec: TensorSpec) -> dict[str, Any]:
-    """What inputs and outputs share."""
-    reshape = None if spec.reshape is None else pb.ModelTensorReshape(shape=spec.reshape)
-    return {"name": spec.name, "data_type": spec.data_type.number, "dims": spec.dims, "reshape": reshape}
-
-
 def _version_policy(message: pb.ModelConfig, model: str) -> VersionPolicy:
     policy = message.version_policy
     match policy.WhichOneof("policy_choice"):
@@ -312,14 +246,6 @@ def _version_policy(message: pb.ModelConfig, model: str) -> VersionPolicy:
             return VersionPolicy()
 
 
-def _version_policy_message(policy: VersionPolicy) -> pb.ModelVersionPolicy:
-    if policy.all:
-        return pb.ModelVersionPolicy(all=pb.ModelVersionPolicy.All())
-    if policy.specific:
-        return pb.ModelVersionPolicy(specific=pb.ModelVersionPolicy.Specific(versions=policy.specific))
-    return pb.ModelVersionPolicy(latest=pb.ModelVersionPolicy.Latest(num_versions=policy.latest))
-
-
 def _instance_group(group: pb.ModelInstanceGroup) -> InstanceGroup:
     # 0 is how the message says that no count is given; a negative one is left for the checks to refuse.
     limiter = group.rate_limiter
@@ -333,16 +259,6 @@ def _instance_group(group: pb.ModelInstanceGroup) -> InstanceGroup:
         limiter.priority or 1,
         tuple(group.profile),
     )
-
-
-def _rate_limiter_message(group: InstanceGroup) -> pb.ModelRateLimiter | None:
-    if not group.resources and group.priority == 1:
-        return None
-    message = pb.ModelRateLimiter(priority=group.priority)
-    for needed in group.resources:
-        resource = message.resources.add(name=needed.name, count=needed.count)
-        setattr(resource, "global", needed.is_global)
-    return message
 
 
 def _histogram(control: pb.ModelMetrics.MetricControl) -> tuple[str, tuple[float, ...]]:
@@ -360,20 +276,4 @@ def _step(step: pb.ModelEnsembling.Step) -> EnsembleStep:
         MappingProxyType(dict(step.input_map)),
         MappingProxyType(dict(step.output_map)),
         step.model_namespace,
-    )
-
-
-def _ensemble_message(config: ModelConfig) -> pb.ModelEnsembling:
-    return pb.ModelEnsembling(
-        max_inflight_requests=config.max_inflight,
-        step=[
-            pb.ModelEnsembling.Step(
-                model_name=step.model,
-                model_version=-1 if step.version is None else step.version,
-                input_map=step.inputs,
-                output_map=step.outputs,
-                model_namespace=step.namespace,
-            )
-            for step in config.ensemble
-        ],
     )

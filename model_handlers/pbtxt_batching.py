@@ -1,12 +1,15 @@
-"""How requests are batched, out of a ModelConfig message and back into one. Translates alone; see `pbtxt`."""
+"""How requests are batched, out of a ModelConfig message. Translates alone; see `pbtxt`."""
 
 from __future__ import annotations
 
 import logging
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from model_handlers.config import DynamicBatching, QueuePolicy, TimeoutAction
-from model_handlers.proto import model_config_pb2 as pb
+
+if TYPE_CHECKING:
+    from model_handlers.proto import model_config_pb2 as pb
 
 _log = logging.getLogger("mme.config")
 
@@ -30,35 +33,10 @@ def dynamic_batching(message: pb.ModelConfig, model: str) -> DynamicBatching | N
     )
 
 
-def dynamic_batching_message(batching: DynamicBatching) -> pb.ModelDynamicBatching:
-    """The message that says the same."""
-    policy = batching.queue_policy
-    return pb.ModelDynamicBatching(
-        preferred_batch_size=batching.preferred_batch_sizes,
-        max_queue_delay_microseconds=batching.max_queue_delay_us,
-        preserve_ordering=batching.preserve_ordering,
-        default_queue_policy=None if policy == QueuePolicy() else _queue_policy_message(policy),
-        priority_levels=batching.priority_levels,
-        default_priority_level=batching.default_priority_level,
-        priority_queue_policy={
-            level: _queue_policy_message(policy) for level, policy in batching.priority_policies.items()
-        },
-    )
-
-
 def _queue_policy(policy: pb.ModelQueuePolicy) -> QueuePolicy:
     return QueuePolicy(
         timeout_action=TimeoutAction(policy.timeout_action),
         default_timeout_us=policy.default_timeout_microseconds,
-        allow_timeout_override=policy.allow_timeout_override,
-        max_queue_size=policy.max_queue_size,
-    )
-
-
-def _queue_policy_message(policy: QueuePolicy) -> pb.ModelQueuePolicy:
-    return pb.ModelQueuePolicy(
-        timeout_action=pb.ModelQueuePolicy.TimeoutAction.Value(policy.timeout_action.name),
-        default_timeout_microseconds=policy.default_timeout_us,
         allow_timeout_override=policy.allow_timeout_override,
         max_queue_size=policy.max_queue_size,
     )

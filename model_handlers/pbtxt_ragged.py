@@ -1,11 +1,15 @@
-"""The helpers of ragged batches out of a ModelConfig message and back into one. Translates alone; see `pbtxt`."""
+"""The helpers of ragged batches out of a ModelConfig message. Translates alone; see `pbtxt`."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from model_handlers.config import BatchInput, BatchInputKind, BatchOutput
 from model_handlers.errors import invalid_model
-from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.tensor import BY_NUMBER, FP32, INT32
+
+if TYPE_CHECKING:
+    from model_handlers.proto import model_config_pb2 as pb
 
 
 def batch_inputs(message: pb.ModelConfig) -> tuple[BatchInput, ...]:
@@ -27,21 +31,3 @@ def _batch_input(given: pb.BatchInput) -> BatchInput:
 def batch_outputs(message: pb.ModelConfig) -> tuple[BatchOutput, ...]:
     """What outputs are split by the shape of an input."""
     return tuple(BatchOutput(tuple(given.target_name), tuple(given.source_input)) for given in message.batch_output)
-
-
-def batch_input_messages(given: tuple[BatchInput, ...]) -> list[pb.BatchInput]:
-    """The messages that say the same."""
-    return [
-        pb.BatchInput(
-            kind=pb.BatchInput.Kind.Value(f"BATCH_{each.kind.name}"),
-            target_name=each.targets,
-            data_type=pb.TYPE_INT32 if each.data_type is INT32 else pb.TYPE_FP32,
-            source_input=each.sources,
-        )
-        for each in given
-    ]
-
-
-def batch_output_messages(given: tuple[BatchOutput, ...]) -> list[pb.BatchOutput]:
-    """The messages that say the same."""
-    return [pb.BatchOutput(target_name=each.targets, source_input=each.sources) for each in given]

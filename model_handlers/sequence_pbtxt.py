@@ -1,4 +1,4 @@
-"""Sequence batching of the published message into frozen values, and back. PURE; see `pbtxt` for the whole."""
+"""Sequence batching of the published message into frozen values. PURE; see `pbtxt` for the whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from model_handlers.sequence_config import (
     SequenceBatching,
     SequenceState,
 )
-from model_handlers.tensor import BY_NUMBER, DataType
+from model_handlers.tensor import BY_NUMBER
 
 _Message = pb.ModelSequenceBatching
 
@@ -40,37 +40,6 @@ def sequence_batching(message: pb.ModelConfig, model: str) -> SequenceBatching |
     )
 
 
-def sequence_message(batching: SequenceBatching) -> _Message:
-    """The message that says the same."""
-    message = _Message(
-        max_sequence_idle_microseconds=batching.max_sequence_idle_us,
-        control_input=[
-            _Message.ControlInput(name=tensor.name, control=[_control_message(control) for control in tensor.controls])
-            for tensor in batching.control_inputs
-        ],
-        state=[_state_message(state) for state in batching.states],
-        iterative_sequence=batching.iterative,
-    )
-    strategy = batching.strategy
-    if isinstance(strategy, DirectStrategy):
-        message.direct.CopyFrom(
-            _Message.StrategyDirect(
-                max_queue_delay_microseconds=strategy.max_queue_delay_us,
-                minimum_slot_utilization=strategy.minimum_slot_utilization,
-            )
-        )
-    else:
-        message.oldest.CopyFrom(
-            _Message.StrategyOldest(
-                max_candidate_sequences=strategy.max_candidate_sequences,
-                preferred_batch_size=strategy.preferred_batch_sizes,
-                max_queue_delay_microseconds=strategy.max_queue_delay_us,
-                preserve_ordering=strategy.preserve_ordering,
-            )
-        )
-    return message
-
-
 def _strategy(batching: _Message) -> DirectStrategy | OldestStrategy:
     if batching.WhichOneof("strategy_choice") == "oldest":
         oldest = batching.oldest
@@ -93,16 +62,6 @@ def _control(control: _Message.Control) -> Control:
     )
 
 
-def _control_message(control: Control) -> _Message.Control:
-    return _Message.Control(
-        kind=_Message.Control.Kind.Value(control.kind.name),
-        int32_false_true=control.int32_false_true,
-        fp32_false_true=control.fp32_false_true,
-        bool_false_true=control.bool_false_true,
-        data_type=_number(control.data_type),
-    )
-
-
 def _state(state: _Message.State, model: str) -> SequenceState:
     if state.data_type not in BY_NUMBER:
         raise invalid_model(f"state input '{state.input_name}' must specify 'data_type' for {model}")
@@ -120,28 +79,3 @@ def _state(state: _Message.State, model: str) -> SequenceState:
 def _initial(initial: _Message.InitialState) -> InitialState:
     data_type = BY_NUMBER.get(initial.data_type)
     return InitialState(initial.name, data_type, tuple(initial.dims), initial.zero_data, initial.data_file)
-
-
-def _state_message(state: SequenceState) -> _Message.State:
-    return _Message.State(
-        input_name=state.input_name,
-        output_name=state.output_name,
-        data_type=_number(state.data_type),
-        dims=state.dims,
-        initial_state=[_initial_message(initial) for initial in state.initial_state],
-        use_same_buffer_for_input_output=state.use_same_buffer,
-        use_growable_memory=state.use_growable_memory,
-    )
-
-
-def _initial_message(initial: InitialState) -> _Message.InitialState:
-    message = _Message.InitialState(name=initial.name, data_type=_number(initial.data_type), dims=initial.dims)
-    if initial.zero_data:
-        message.zero_data = True
-    else:
-        message.data_file = initial.data_file
-    return message
-
-
-def _number(data_type: DataType | None) -> pb.DataType.ValueType:
-    return pb.DataType.ValueType(0 if data_type is None else data_type.number)
