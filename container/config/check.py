@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING
 from model_handlers.config_problems import Finding
 from model_handlers.errors import MmeError, invalid_argument
 from serve.sources.archive import extract
-from serve.sources.repository import candidates_in, models_in
+from serve.sources.layout import candidates_in, models_in
+from serve.sources.store import ARCHIVE_SUFFIX
 from serve.targets.model_check import Examined, examine, examine_ensembles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from serve.sources.scripts import Scripts
-
-ARCHIVE_SUFFIX = ".tar.gz"
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ def choose_azureml(reading: Reading) -> None:
 
 def repository_in(folder: Path) -> Path:
     """The folder itself if it holds models, else the one down the only way that does, else the folder."""
-    from serve.sources.repository import list_models  # noqa: PLC0415 - NumPy comes with it, which a start elsewhere waits for
+    from serve.sources.layout import list_models  # noqa: PLC0415 - NumPy comes with it, which a start elsewhere waits for
 
     inner = folder
     while not list_models(inner):

@@ -22,7 +22,7 @@ from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_mode
 from serve.sources.artifacts import Artifacts, key_of
 from serve.sources.bucket_versions import has_choice, served
 from serve.sources.credentials import NO_CREDENTIALS
-from serve.sources.repository import CONFIG_NAME, CONFIGS, MAX_CONFIG_SIZE
+from serve.sources.layout import CONFIG_NAME, CONFIGS, MAX_CONFIG_SIZE
 from serve.sources.store import ReplacedError, StoredObject, wrong_name
 from serve.sources.transfer import check_names, transfer
 

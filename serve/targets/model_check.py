@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from model_handlers.body import BACKEND
 from model_handlers.config import ModelConfig
 from model_handlers.config_problems import Finding, Understood, understand
 from model_handlers.ensemble_checks import PLATFORM
@@ -24,19 +23,14 @@ from serve.models.initial_states import initial_states
 from serve.models.warmup_samples import Warmup
 from serve.scheduling.ensemble_check import member_problems
 from serve.sources.checksums import checksum_errors
+from serve.sources.layout import CONFIG_NAME, config_file, config_text, ignored_versions, versions_in
 from serve.sources.repository import (
-    CONFIG_NAME,
     ModelDirectory,
     absent_versions,
-    backend_of,
-    config_file,
-    config_text,
-    ignored_versions,
+    decided,
     missing_files,
     namespace_errors,
     selected_versions,
-    versions_in,
-    with_backend,
 )
 
 if TYPE_CHECKING:
@@ -99,17 +93,13 @@ def examine(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> Ex
     found.attempt(file.name, "", lambda: _understand(found, file, strict_name=strict_name))
     if found.config is None:
         return found
-    available = versions_in(path)
-    _note_versions(found, available)
+    _note_versions(found)
+    if not found.attempt(file.name, "backend", lambda: _select(found, scripts)):
+        return found
     if found.config.platform == PLATFORM:
-        _select(found, available or {1: path})
         for error in namespace_errors(found.config) if not strict_name else ():
             found.problems.append(Located(file.name, Finding("ensemble_scheduling.step", error.message)))
         return found
-    if not found.attempt(file.name, "backend", lambda: _complete(found, available, scripts)):
-        return found
-    available = _script_versions(found, available, scripts)
-    _select(found, available)
     for error in missing_files(ModelDirectory(name, path, found.config, found.versions)):
         found.problems.append(Located(file.name, Finding("default_model_filename", error.message)))
     _look_for_labels(found)
@@ -135,40 +125,28 @@ def _understand(found: Examined, file: Path, *, strict_name: bool) -> None:
     found.notes += [Located(file.name, finding) for finding in understood.notes]
 
 
-def _complete(found: Examined, available: dict[int, Path], scripts: Scripts) -> None:
+def _select(found: Examined, scripts: Scripts) -> None:
+    """Complete the configuration by what lies in the directory, and choose the versions."""
     assert found.config is not None  # noqa: S101 - it was understood
-    backend = backend_of(found.path, found.config, available, scripts)
-    if backend.name == BACKEND:
-        found.config = scripts.completed(found.config, next(iter(available.values()), found.path))
-    found.config = scripts.ruled(with_backend(found.config, backend, available))
-    handler_for(backend, found.name)
-
-
-def _script_versions(found: Examined, available: dict[int, Path], scripts: Scripts) -> dict[int, Path]:
-    """An inference script's archive need have no versions, nor need one whose backend loads no file."""
-    if found.config is not None and not found.config.default_model_filename:
-        return available or {1: found.path}
-    if found.config is None or found.config.backend != BACKEND:
-        return available
-    return {version: path for version, path in available.items() if scripts.own(path)} or {1: found.path}
-
-
-def _select(found: Examined, available: dict[int, Path]) -> None:
-    config = found.config
+    config, available = decided(found.path, found.config, scripts)
+    if config.platform != PLATFORM:
+        handler_for(
+            find_backend(config.backend, config.platform, found.name, next(iter(available.values()), None)), found.name
+        )
+    found.config = config
 
     def select() -> None:
-        assert config is not None  # noqa: S101 - it was understood
         found.versions = selected_versions(config, available, found.name, found.path)
 
     found.attempt(CONFIG_NAME, "version_policy", select)
 
 
-def _note_versions(found: Examined, available: dict[int, Path]) -> None:
+def _note_versions(found: Examined) -> None:
     """What looks like a version and is none, and the other way round."""
     for name in ignored_versions(found.path):
         why = "a version is a number without leading zeros"
         found.notes.append(Located(f"{name}/", Finding("", f"is not served: {why}")))
-    for version in absent_versions(found.config, available) if found.config is not None else ():
+    for version in absent_versions(found.config, versions_in(found.path)) if found.config is not None else ():
         sentence = f"names version {version}, whose directory is not there"
         found.notes.append(Located(CONFIG_NAME, Finding("version_policy", sentence)))
 

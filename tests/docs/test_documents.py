@@ -13,7 +13,7 @@ from container.settings.arguments import ARGUMENTS, IDLE_ARGUMENTS, SEVERAL
 from container.settings.table import BY_NAME, TRITON_VARIABLES
 from model_handlers.isolation.parameters import EXECUTION_TIMEOUT, LOAD_TIMEOUT, PLACEMENT
 from model_handlers.registry import BACKENDS, served_backends
-from serve.sources.repository import ENTRY
+from serve.sources.layout import ENTRY
 from serve.targets.prepared import PIN
 from serve.weights.mode import PARAMETER as WEIGHTS
 from tests.contract.models import ONE, lay_out, plus

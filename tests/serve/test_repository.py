@@ -6,7 +6,8 @@ import pytest
 
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
-from serve.sources.repository import ModelDirectory, list_models, open_model, open_target
+from serve.sources.layout import list_models
+from serve.sources.repository import ModelDirectory, open_model, open_target
 from serve.sources.scripts import Scripts
 
 ONNX = 'backend: "onnxruntime"\n'

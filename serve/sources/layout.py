@@ -1,0 +1,214 @@
+"""What lies in a directory on disk, told by names: models, their versions, their configurations.
+
+The layouts are Triton's: `config.pbtxt` beside directories of versions, each with a model file; and SageMaker's, an
+inference script (see `scripts`). Runs on load threads; holds no state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import stat
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from model_handlers.config import ModelConfig
+from model_handlers.disk import disk_errors
+from model_handlers.errors import invalid_argument, invalid_model
+from model_handlers.pbtxt import parse_config
+from serve.sources.misplaced import advice
+from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
+from serve.sources.source import is_text
+from serve.sources.store import ARCHIVE_SUFFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from model_handlers.errors import MmeError
+
+_log = logging.getLogger("mme.load")
+CONFIG_NAME = "config.pbtxt"
+ENTRY = "MME_ENTRY"  # a parameter of the model that an archive of several is asked for
+MAX_CONFIG_SIZE = 1 << 20
+_SHOWN_FILES = 12
+COMPILED = "__pycache__"  # what Python keeps of code that it has read: appears with the first load
+CONFIGS = "configs"  # a directory of configurations that a server may be told to read instead
+_RESERVED = ("warmup", "initial_state", CONFIGS)  # directories of a model that are no versions
+_EXPECTED = f"{CONFIG_NAME} and 1/model.onnx, or one directory that holds them; or code/inference.py beside a model"
+
+
+def is_model(path: Path) -> bool:
+    """Whether a directory is that of a model with a configuration or with versions."""
+    return (path / CONFIG_NAME).is_file() or bool(versions_in(path))
+
+
+def may_be_model(path: Path, scripts: Scripts) -> bool:
+    """Whether a directory holds a model; also if it can't be read, as whoever loads it will tell: others are served."""
+    try:
+        return is_model(path) or scripts.serves(path)
+    except FileNotFoundError:  # it went this moment
+        return False
+    except OSError:
+        return True
+
+
+def list_models(path: Path, scripts: Scripts = DEFAULT_SCRIPTS) -> list[str]:
+    """The names of the models in a repository of several, in order: its directories that hold a model.
+
+    One whose name is no text is left out with a warning.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when the repository is not a directory.
+    """
+    if not path.is_dir():
+        raise invalid_argument(f"model repository '{path}' is not a directory: create it, or name another")
+    with disk_errors(f"model repository {path} cannot be read"):
+        models = [child for child in directories(path) if may_be_model(child, scripts)]
+    for child in models:
+        if not is_text(child.name):
+            _warn_of_name(child)
+    return [child.name for child in models if is_text(child.name)]
+
+
+@functools.lru_cache(maxsize=256)
+def _warn_of_name(path: Path) -> None:
+    """Once, however often the repository is looked at."""
+    _log.warning("ignore model directory %a, whose name is not UTF-8: rename it", str(path))
+
+
+def versions_in(path: Path) -> dict[int, Path]:
+    """The version directories by their numbers, ascending. Other names, and 01 for 1, are no versions to Triton."""
+    names = [child.name for child in directories(path) if child.name.isascii() and child.name.isdigit()]
+    return {int(name): path / name for name in sorted(names, key=int) if str(int(name)) == name}
+
+
+def ignored_versions(path: Path) -> list[str]:
+    """Directories that are called almost as versions are, and are none."""
+    versions = versions_in(path).values()
+    return [child.name for child in directories(path) if child.name[:1].isdigit() and child not in versions]
+
+
+def directories(path: Path) -> list[Path]:
+    """The directories inside, by name, without hidden and reserved ones."""
+    with os.scandir(path) as entries:
+        names = [entry.name for entry in entries if entry.is_dir()]
+    return [path / name for name in sorted(names) if not name.startswith(".") and name not in _RESERVED]
+
+
+def candidates_in(path: Path, scripts: Scripts) -> list[Path]:
+    """The model directories of an unpacked archive."""
+    if is_model(path):
+        return [path]
+    return [child for child in directories(path) if is_model(child)] or _scripts_in(path, scripts)
+
+
+def models_in(path: Path, name: str, scripts: Scripts) -> list[Path]:
+    """The model directories of an unpacked archive, the one that requests are for first.
+
+    Raises:
+        MmeError: INVALID_MODEL when there is none, or none of several that requests are for.
+    """
+    candidates = candidates_in(path, scripts)
+    if not candidates:
+        raise no_model(path, name)
+    for candidate in candidates:
+        if candidate != path and not is_text(candidate.name):
+            raise invalid_model(
+                f"archive '{name}' has a model directory whose name is not UTF-8, '{candidate.name}': rename it"
+            )
+    entries = candidates if len(candidates) == 1 else _entries(candidates, name, scripts)
+    if len(entries) != 1:
+        found = ", ".join(f"'{candidate.name}'" for candidate in candidates)
+        raise invalid_model(
+            f"archive '{name}' holds two models or more and no ensemble ({found}): pack each into an archive of its "
+            f"own, or say in one config.pbtxt that requests are for that model, which may call the others: "
+            f'parameters {{ key: "{ENTRY}" value: {{ string_value: "true" }} }}'
+        )
+    return entries + [candidate for candidate in candidates if candidate not in entries]
+
+
+def _entries(candidates: list[Path], name: str, scripts: Scripts) -> list[Path]:
+    """Who says that requests are for it; else the ensemble of which no other is made; else the archive's namesake."""
+    configs = {candidate: read_config(candidate, name, scripts, strict_name=False) for candidate in candidates}
+    chosen = [path for path, config in configs.items() if config.parameters.get(ENTRY, "").strip().lower() == "true"]
+    parts = {step.model for config in configs.values() for step in config.ensemble}
+    whole = [path for path, config in configs.items() if config.ensemble and path.name not in parts]
+    archive = PurePosixPath(name).name.removesuffix(ARCHIVE_SUFFIX)
+    return chosen or whole or [candidate for candidate in candidates if candidate.name == archive]
+
+
+def _scripts_in(path: Path, scripts: Scripts) -> list[Path]:
+    """The model of an archive without configuration and versions, which an inference script may serve."""
+    if scripts.own(path):
+        return [path]
+    children = [child for child in directories(path) if scripts.own(child)]
+    return children or ([path] if scripts.serves(path) else [])
+
+
+def config_file(path: Path, scripts: Scripts) -> Path:
+    """Where the configuration of the model in a directory is, if it has one."""
+    named = path / CONFIGS / f"{scripts.config_name}.pbtxt"
+    return named if scripts.config_name and named.is_file() else path / CONFIG_NAME
+
+
+def config_text(file: Path, name: str) -> str:
+    """What a configuration says.
+
+    Raises:
+        MmeError: INVALID_MODEL when it is no text, or too long for one.
+    """
+    if file.stat().st_size > MAX_CONFIG_SIZE:
+        raise invalid_model(f"{file.name} of model '{name}' is larger than {MAX_CONFIG_SIZE} bytes")
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise invalid_model(f"{file.name} of model '{name}' is not UTF-8 text: {error}") from error
+
+
+def read_config(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> ModelConfig:
+    """The configuration of the model in a directory, as `pbtxt.parse_config` has it; an empty one where there is none.
+
+    Raises:
+        MmeError: INVALID_MODEL, also where there has to be one.
+    """
+    file = config_file(path, scripts)
+    if not file.is_file():
+        if scripts.strict and not scripts.serves(path):
+            raise invalid_model(
+                f"model '{name}' has no {CONFIG_NAME}, and nothing is taken from model files here "
+                "(MME_DISABLE_AUTO_COMPLETE_CONFIG): write one"
+            )
+        return ModelConfig(name=name)
+    return parse_config(config_text(file, name), model=name, strict_name=strict_name)
+
+
+def files_in(folder: Path) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
+    """The files below a folder: where in it, and what they are. Links to directories are not followed."""
+    for base, directories, names in os.walk(folder):  # a tenth of what Path.rglob takes
+        directories[:] = [name for name in directories if name != COMPILED]
+        place = Path(base).relative_to(folder).parts
+        for name in names:
+            with contextlib.suppress(OSError):  # it went this moment, or is a link to nowhere
+                status = os.stat(os.path.join(base, name))  # noqa: PTH116, PTH118 - as above
+                if stat.S_ISREG(status.st_mode):
+                    yield (*place, name), status
+
+
+def no_model(path: Path, name: str) -> MmeError:
+    """A directory that holds none, in words: what is there, what was expected, and what to do."""
+    return invalid_model(f"no model found in '{name}': found {shown_tree(path)}; expected {_EXPECTED}{advice(path)}")
+
+
+def shown_tree(path: Path) -> str:
+    """What lies below, in one bounded line."""
+    found = []
+    for base, directories, files in os.walk(path):
+        directories.sort()
+        below = Path(base).relative_to(path)
+        found += [(below / file).as_posix() for file in sorted(files)]
+        found += [f"{below.as_posix()}/"] * (not files and not directories and below != Path())
+        if len(found) > _SHOWN_FILES:
+            return f"{', '.join(found[:_SHOWN_FILES])} and more"
+    return ", ".join(found) or "nothing"
