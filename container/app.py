@@ -16,16 +16,7 @@ from urllib.parse import quote_from_bytes
 from flask import Flask, Response, current_app, request
 from werkzeug.exceptions import HTTPException, InternalServerError, RequestEntityTooLarge
 
-from container import (
-    answers,
-    kserve,
-    log_routes,
-    metrics,
-    runtime_api,
-    sagemaker,
-    shared_memory_routes,
-    trace_routes,
-)
+from container import answers, kserve, metrics, runtime_api, sagemaker
 from container.dashboard import routes as dashboard
 from container.logs import configure
 from container.on_loop import LoopThread, OnLoop, Parts, WaitingExchange
@@ -62,7 +53,7 @@ def make_app(service: Service, on_loop: OnLoop) -> Flask:
         return _response(status, headers, body)
 
     view: View = hot
-    for module in (sagemaker, kserve, runtime_api, metrics, trace_routes, shared_memory_routes, log_routes):
+    for module in (sagemaker, kserve, runtime_api, metrics):
         app.register_blueprint(module.blueprint(service, on_loop, view))
     _restrict(app, service.settings)
     if service.dashboard is not None:

@@ -13,7 +13,7 @@ from serve.cache.lifecycle import State
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from container.trace_settings import TraceControl
+    from container.traces.settings import TraceControl
     from model_handlers.config import ModelConfig
     from model_handlers.outside import Override
     from model_handlers.tensor import TensorSpec

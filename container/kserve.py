@@ -1,4 +1,11 @@
-"""KServe v2 with Triton's extensions: the routes beside inference. A Flask blueprint; views run on server threads."""
+"""KServe v2 with Triton's extensions: the routes beside inference. A Flask blueprint; views run on server threads.
+
+GET         /v2, /v2/health/…, /v2/models/{name}[/versions/{version}][/config, /ready, /stats]
+POST        /v2/repository/index, /v2/repository/models/{name}/load, …/unload
+GET, POST   /v2/logging, /v2/trace/setting, /v2/models/{name}/trace/setting
+GET         /v2/systemsharedmemory[/region/{name}]/status        likewise /v2/cudasharedmemory
+POST        /v2/systemsharedmemory/region/{name}/register, /v2/systemsharedmemory[/region/{name}]/unregister
+"""
 
 from __future__ import annotations
 
@@ -14,6 +21,7 @@ from container.extensions import (
     ready_index,
     server_metadata,
     statistics,
+    trace_settings,
     unload,
 )
 from container.load_parameters import load_override, repository_error
@@ -25,6 +33,7 @@ from model_handlers.errors import invalid_argument
 if TYPE_CHECKING:
     from container.on_loop import OnLoop
     from container.service import Service
+    from container.shared_memory import CudaRegions, Regions
     from container.views import View
 
 
@@ -34,6 +43,9 @@ def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
     _add_server_routes(routes, service)
     _add_model_routes(routes, service, on_loop, hot)
     _add_repository_routes(routes, service, on_loop)
+    _add_setting_routes(routes, service, on_loop)
+    _add_memory_routes(routes, "systemsharedmemory", service.regions, on_loop)
+    _add_memory_routes(routes, "cudasharedmemory", service.cuda_regions, on_loop)
     return routes
 
 
@@ -107,6 +119,43 @@ def _add_repository_routes(routes: Blueprint, service: Service, on_loop: OnLoop)
     for deed in ("load", "unload"):
         rule = f"{of_one}/models/<path:name>/{deed}"
         routes.add_url_rule(rule, f"{deed} of one", _named_repository, methods=["POST"])
+
+
+def _add_setting_routes(routes: Blueprint, service: Service, on_loop: OnLoop) -> None:
+    """What is logged, and what is traced: of all models, or of one, whose settings are the server's if it has none."""
+
+    def logging() -> Response:
+        if request.method == "POST":
+            on_loop.call(service.logs.change, json_body())
+        return json_answer(on_loop.call(service.logs.document))
+
+    def tracing(name: str = "") -> Response:
+        wanted = json_body() if request.method == "POST" else {}
+        offered = service.engine.find_all() if name else ()
+        return json_answer(on_loop.call(trace_settings, service.engine, service.traces, name, wanted, offered))
+
+    both = ["GET", "POST"]
+    routes.add_url_rule("/logging", "logging", logging, methods=both)
+    routes.add_url_rule("/trace/setting", "trace setting", tracing, methods=both)
+    routes.add_url_rule("/models/<path:name>/trace/setting", "trace setting of a model", tracing, methods=both)
+
+
+def _add_memory_routes(routes: Blueprint, kind: str, regions: Regions | CudaRegions, on_loop: OnLoop) -> None:
+    def status(name: str = "") -> Response:
+        return json_answer(on_loop.call(regions.rows, name))
+
+    def register(name: str = "") -> Response:
+        on_loop.call(regions.register, name, json_body())
+        return empty_answer()
+
+    def unregister(name: str = "") -> Response:
+        on_loop.call(regions.unregister, name)
+        return empty_answer()
+
+    for view, method in ((status, "GET"), (register, "POST"), (unregister, "POST")):
+        deed = view.__name__
+        routes.add_url_rule(f"/{kind}/{deed}", f"{kind} {deed} all", view, methods=[method])
+        routes.add_url_rule(f"/{kind}/region/<path:name>/{deed}", f"{kind} {deed}", view, methods=[method])
 
 
 def _only_posted(**_names: str) -> Response:

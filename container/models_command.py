@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from container.client_commands import ask, checked_url
+from container.ship.client import ask, checked_url
 from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from container.logs import LogControl
 from container.restrictions import Restrictions
 from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model
 from container.shared_memory import CudaRegions, Regions
-from container.trace_file import FileTracer
-from container.trace_settings import OFF, TENSORS, TIMESTAMPS, TraceControl, TraceSettings
+from container.traces.file import FileTracer
+from container.traces.settings import OFF, TENSORS, TIMESTAMPS, TraceControl, TraceSettings
 from model_handlers.busy_poll import BusyPoll
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.parameters import EXECUTION_SECONDS, Deadlines
@@ -226,7 +226,7 @@ def _tracer(settings: Settings, life: str) -> Tracing | None:
         return FileTracer(str(settings.trace_file), first, began(life))
     if not settings.trace_url:
         return None
-    from container.tracing import Tracer  # noqa: PLC0415 - optional, and 200 ms
+    from container.traces.spans import Tracer  # noqa: PLC0415 - optional, and 200 ms
 
     name = settings.endpoint_name
     called = "mme" if name == "unknown" else name

@@ -1,7 +1,7 @@
 """Which requests are traced, and what is remembered of them until they are answered. On the event loop.
 
-What becomes of a trace is for whom it is told: `tracing` sends spans, `trace_file` writes Triton's own format. It ends
-when the answer was handed to the connection, whoever wrote that.
+What becomes of a trace is for whom it is told: `traces.spans` sends spans, `traces.file` writes Triton's own format. It
+ends when the answer was handed to the connection, whoever wrote that.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from container.headers import INFERENCE_ID, TARGET_MODEL
-from container.trace_context import Origin, origin
-from container.trace_settings import TraceControl, TraceSettings
+from container.traces.context import Origin, origin
+from container.traces.settings import TraceControl, TraceSettings
 from serve.request import InferenceResponse
 
 if TYPE_CHECKING:

@@ -310,7 +310,7 @@ COMMANDS = (
         "make a .tar.gz that a multi-model endpoint can load",
         _PACK_EXAMPLES,
         _add_pack_flags,
-        "container.pack_command:run",
+        "container.ship.pack:run",
     ),
     Command(
         "local",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
-    from container.client_commands import Answer
+    from container.ship.client import Answer
 
 _TIMING = re.compile(r'([\w-]+)((?:\s*;\s*\w+=(?:"[^"]*"|[^;,"]*))*)')
 _PARAMETER = re.compile(r';\s*(\w+)=(?:"([^"]*)"|([^;,"]*))')

@@ -15,8 +15,8 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from container.client_commands import Answer, ask, checked_url, post, sentence_of
 from container.ship.aws import aws_errors
+from container.ship.client import Answer, ask, checked_url, post, sentence_of
 from container.ship.flags import DEFAULT_URL
 from model_handlers.errors import Kind, MmeError, invalid_argument
 

@@ -19,8 +19,8 @@ from container.call import Call
 from container.codec.encode import Reply, encode
 from container.on_loop import WaitingExchange
 from container.targets import Flavor, InferenceType
-from container.trace_settings import TraceSettings
 from container.traced import Tracing, follow
+from container.traces.settings import TraceSettings
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, FP32, UINT8
 from serve.request import InferenceRequest, InferenceResponse, Layout, LoadReport
@@ -32,7 +32,7 @@ def tracer(request):
     if request.param == "plain":
         yield None
         return
-    tracing = pytest.importorskip("container.tracing")
+    tracing = pytest.importorskip("container.traces.spans")
     tracer = tracing.Tracer("http://127.0.0.1:9/v1/traces", TraceSettings(on=True, rate=1), "test")
     tracer.control.change("", {"trace_level": ["OFF"]})  # nobody is there to take spans
     yield tracer

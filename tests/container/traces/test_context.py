@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.trace_context import Origin, origin
+from container.traces.context import Origin, origin
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 BOTH = Origin(int(TRACE, 16), int(SPAN, 16), sampled=True)

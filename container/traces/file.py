@@ -29,8 +29,8 @@ from serve.threads import ThreadPerTask
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from container.trace_settings import TraceSettings
     from container.traced import Trace
+    from container.traces.settings import TraceSettings
     from model_handlers.errors import MmeError
     from model_handlers.tensor import Array, DataType
     from serve.request import InferenceRequest, InferenceResponse, Timings

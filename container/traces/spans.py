@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
     from opentelemetry.util.types import AttributeValue
 
-    from container.trace_settings import TraceSettings
     from container.traced import Trace
+    from container.traces.settings import TraceSettings
     from model_handlers.errors import MmeError
     from serve.request import Called, InferenceRequest, LoadReport, Timings
 
