@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import invalid_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from model_handlers.config import EnsembleStep, ModelConfig
     from model_handlers.errors import MmeError
@@ -123,3 +123,25 @@ def _fit(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 def _shape(side: _Side) -> str:
     return "[" + ",".join(map(str, (-1, *side.dims) if side.batches else side.dims)) + "]"
+
+
+def check_circle(start: str, steps: Mapping[str, Sequence[str]]) -> None:
+    """Refuse an ensemble that is a step of its own steps, however far behind.
+
+    Args:
+        start: its name.
+        steps: of each model beside it, itself too, the models of its steps.
+
+    Raises:
+        MmeError: INVALID_MODEL, with the way back to it.
+    """
+    waiting = [[start]]
+    seen: set[str] = set()
+    while waiting:
+        way = waiting.pop()
+        for step in steps.get(way[-1], ()):
+            if step == start:
+                raise invalid_model(f"circular dependency between ensembles: {' -> '.join([*way, start])}")
+            if step not in seen:
+                seen.add(step)
+                waiting.append([*way, step])

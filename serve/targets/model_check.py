@@ -21,7 +21,7 @@ from model_handlers.isolation.trial import try_file
 from model_handlers.registry import find_backend, handler_for
 from serve.models.initial_states import initial_states
 from serve.models.warmup_samples import Warmup
-from serve.scheduling.ensemble_check import member_problems
+from serve.scheduling.ensemble_check import check_circle, member_problems
 from serve.sources.checksums import checksum_errors
 from serve.sources.layout import CONFIG_NAME, config_file, config_text, ignored_versions, versions_in
 from serve.sources.repository import (
@@ -213,6 +213,7 @@ def _relative(file: Path, directory: Path) -> str:
 def examine_ensembles(models: Sequence[Examined]) -> None:
     """Hold the ensembles among models that lie beside one another against the others."""
     by_name = {model.path.name: model for model in models}
+    steps = {name: [step.model for step in model.config.ensemble] for name, model in by_name.items() if model.config}
     for model in models:
         if model.config is None or not model.config.ensemble:
             continue
@@ -235,9 +236,7 @@ def examine_ensembles(models: Sequence[Examined]) -> None:
             members.append(part.config if part is not None and sound else None)
         for field_name, error in member_problems(model.config, members):
             model.problems.append(Located(CONFIG_NAME, Finding(field_name, error.message)))
-        circle = _circle(model.path.name, by_name)
-        if circle:
-            _add(model, "step", f"circular dependency between ensembles: {' -> '.join(circle)}")
+        model.attempt(CONFIG_NAME, "ensemble_scheduling.step", partial(check_circle, model.path.name, steps))
 
 
 def _missing(name: str, member: str) -> str:
@@ -246,19 +245,3 @@ def _missing(name: str, member: str) -> str:
 
 def _add(model: Examined, where: str, sentence: str, mend: str = "") -> None:
     model.problems.append(Located(CONFIG_NAME, Finding(f"ensemble_scheduling.{where}", sentence, mend)))
-
-
-def _circle(start: str, models: dict[str, Examined]) -> list[str]:
-    """The way from an ensemble back to itself, if there is one."""
-    waiting = [[start]]
-    seen: set[str] = set()
-    while waiting:
-        way = waiting.pop()
-        config = models[way[-1]].config
-        for step in config.ensemble if config is not None else ():
-            if step.model == start:
-                return [*way, start]
-            if step.model in models and step.model not in seen:
-                seen.add(step.model)
-                waiting.append([*way, step.model])
-    return []

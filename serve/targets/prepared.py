@@ -10,9 +10,9 @@ from model_handlers.base import CPU, Footprint, Handler, Placement
 from model_handlers.errors import invalid_model
 from model_handlers.isolation.start import start_isolated
 from serve.models.warm_up import warm_up
+from serve.scheduling.ensemble_check import check_circle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from model_handlers.base import Device
@@ -113,33 +113,15 @@ def in_order(target: PreparedTarget) -> list[PreparedTarget]:
     Raises:
         MmeError: INVALID_MODEL when ensembles consist of one another.
     """
-    models = {model.directory.path.name: model for model in (target, *target.members)}
-    for name in models:
-        circle = _circle(name, models)
-        if circle:
-            raise invalid_model(f"circular dependency between ensembles: {' -> '.join(circle)}")
+    steps = {model.directory.path.name: _steps(model) for model in (target, *target.members)}
+    for name in steps:
+        check_circle(name, steps)
     ordered: list[PreparedTarget] = []
     left = {member.directory.path.name: member for member in target.members}
     while left:
         ready = [name for name, member in left.items() if not any(step in left for step in _steps(member))]
         ordered += [left.pop(name) for name in ready]
     return ordered
-
-
-def _circle(start: str, models: Mapping[str, PreparedTarget]) -> list[str]:
-    """A way from an ensemble back to itself, if one can be reached from `start` on."""
-    waiting = [[start]]
-    seen: set[str] = set()
-    while waiting:
-        way = waiting.pop()
-        steps = _steps(models[way[-1]]) if way[-1] not in seen else []
-        seen.add(way[-1])
-        for step in steps:
-            if step in way:
-                return [*way[way.index(step) :], step]
-            if step in models:
-                waiting.append([*way, step])
-    return []
 
 
 def _steps(model: PreparedTarget) -> list[str]:
