@@ -1,6 +1,6 @@
 """A model's configuration as frozen values: what config.pbtxt says, defaults filled in.
 
-`pbtxt.py` makes these from text and back into the published message; nothing else knows the message. Names follow
+`pbtxt` makes these from text and back into the published message; nothing else knows the message. Names follow
 the fields of Triton's ModelConfig.
 """
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_handlers.config_problems import Finding
 from model_handlers.errors import MmeError, invalid_argument
+from model_handlers.pbtxt.problems import Finding
 from serve.sources.archive import extract
 from serve.sources.layout import candidates_in, models_in
 from serve.sources.store import ARCHIVE_SUFFIX

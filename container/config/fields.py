@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from model_handlers.pbtxt_fields import RULES, Fate
+from model_handlers.pbtxt.fields import RULES, Fate
 from model_handlers.proto import model_config_pb2 as pb
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from container.config.check import Report
     from model_handlers.config import ModelConfig
-    from model_handlers.config_problems import Finding
+    from model_handlers.pbtxt.problems import Finding
     from serve.targets.model_check import Examined, Located
 
 # The style of a line on a terminal, by what it says.

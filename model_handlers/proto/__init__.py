@@ -1,4 +1,4 @@
-"""Triton's published ModelConfig message: the schema of config.pbtxt. Only `pbtxt*.py` import it.
+"""Triton's published ModelConfig message: the schema of config.pbtxt. Only `pbtxt` imports it.
 
 `model_config_pb2.py` and `model_config_pb2.pyi` are generated from `model_config.proto`; from the repository root:
 

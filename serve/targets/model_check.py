@@ -13,11 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from model_handlers.config import ModelConfig
-from model_handlers.config_problems import Finding, Understood, understand
 from model_handlers.ensemble_checks import PLATFORM
 from model_handlers.environments.wanted import Given
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.trial import try_file
+from model_handlers.pbtxt.problems import Finding, Understood, understand
 from model_handlers.registry import find_backend, handler_for
 from serve.models.initial_states import initial_states
 from serve.models.warmup_samples import Warmup

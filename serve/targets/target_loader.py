@@ -19,7 +19,7 @@ from model_handlers.gpus import uuid_of
 from model_handlers.isolation.parameters import placement_of
 from model_handlers.mapped import MappedHandler
 from model_handlers.outside import offering
-from model_handlers.pbtxt_fields import refusal
+from model_handlers.pbtxt.fields import refusal
 from model_handlers.registry import find_backend, handler_for
 from serve.cache.footprints import Footprints
 from serve.latencies import DEFAULT_LATENCIES

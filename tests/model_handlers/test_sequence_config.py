@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.config_checks import normalise
 from model_handlers.config_json import config_json
-from model_handlers.config_problems import config_findings
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import config_message, config_text, parse_config
+from model_handlers.pbtxt.problems import config_findings
 from model_handlers.sequence_config import (
     Control,
     ControlInput,

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_handlers.config_problems import understand
 from model_handlers.errors import MmeError
 from model_handlers.pbtxt import parse_config
+from model_handlers.pbtxt.problems import understand
 
 GOOD = 'name: "m" max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } dynamic_batching { }'
 

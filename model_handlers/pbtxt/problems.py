@@ -16,9 +16,9 @@ from google.protobuf import text_format
 
 from model_handlers.config_checks import checks, normalise
 from model_handlers.errors import MmeError
-from model_handlers.pbtxt import check_escapes, syntax_error
-from model_handlers.pbtxt_fields import RULES, Fate, field_error, set_fields
-from model_handlers.pbtxt_message import is_named_only, translated
+from model_handlers.pbtxt.fields import RULES, Fate, field_error, set_fields
+from model_handlers.pbtxt.message import is_named_only, translated
+from model_handlers.pbtxt.text import check_escapes, syntax_error
 from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.tensor import BY_NUMBER
 

@@ -7,7 +7,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import parse_config
-from model_handlers.pbtxt_fields import RULES, Fate, check_fields
+from model_handlers.pbtxt.fields import RULES, Fate, check_fields
 from model_handlers.proto import model_config_pb2 as pb
 
 SCALARS = {FieldDescriptor.CPPTYPE_STRING: "x", FieldDescriptor.CPPTYPE_BOOL: True}

@@ -1,7 +1,7 @@
 """config.pbtxt into a `ModelConfig`, and a `ModelConfig` back into text.
 
 The text is read by protobuf's own parser against the published message, so that whatever Triton accepts is accepted
-here letter by letter. Which fields count is the business of `pbtxt_fields`, what they mean that of `pbtxt_message`,
+here letter by letter. Which fields count is the business of `fields`, what they mean that of `message`,
 which values are right that of `config_checks`. Runs on load threads and in `mme pack`; holds no state.
 """
 
@@ -15,8 +15,8 @@ from google.protobuf import json_format, text_format
 from model_handlers.config_checks import normalise
 from model_handlers.config_json import config_json
 from model_handlers.errors import MmeError, invalid_model
-from model_handlers.pbtxt_fields import check_fields
-from model_handlers.pbtxt_message import translated
+from model_handlers.pbtxt.fields import check_fields
+from model_handlers.pbtxt.message import translated
 from model_handlers.proto import model_config_pb2 as pb
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from model_handlers.config import (
     WarmupSample,
 )
 from model_handlers.errors import invalid_model
+from model_handlers.pbtxt.sequences import sequence_batching
 from model_handlers.proto import model_config_pb2 as pb
-from model_handlers.sequence_pbtxt import sequence_batching
 from model_handlers.tensor import BY_NUMBER, FP32, INT32, DataType, TensorSpec
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import orjson
 from google.protobuf import json_format
 
 from model_handlers.errors import invalid_argument
-from model_handlers.pbtxt import config_of
+from model_handlers.pbtxt.text import config_of
 from model_handlers.proto import model_config_pb2 as pb
 
 if TYPE_CHECKING:
