@@ -1,4 +1,4 @@
-"""What a model may ask of the server that it is in: other models, by name. Interfaces and values, nothing that acts.
+"""What a model may ask of the server that it is in: other models, by name. Interfaces and values.
 
 A handler whose models are code of their authors' is given an `Outside` by whoever serves it; without one, its models
 can call nobody. It has it from the beginning of its load on: whoever loads says so around the load, on its thread.
@@ -78,6 +78,35 @@ class Outside(Protocol):
 
     def is_ready(self, model: str, version: int | None, done: Done) -> None:
         """Ask whether a model would answer."""
+
+
+class Caller:
+    """Half of a `Responder` of whoever called a model: it may stop waiting, which the called one may learn."""
+
+    def __init__(self) -> None:
+        self._cancelled = False
+        self._tell: list[Callable[[], None]] = []
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits any more."""
+        return self._cancelled
+
+    def when_cancelled(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called when nobody does; at once if that is so."""
+        self._tell.append(tell)
+        if self._cancelled:
+            tell()
+
+    def cancel(self) -> None:
+        """Wait for nothing more. In a collection of garbage, maybe, in the middle of anything."""
+        self._cancelled = True
+        told, self._tell = self._tell, []
+        for tell in told:
+            tell()
+
+    def _ended(self) -> None:
+        """The last response came: whom it would be told to is not held any longer."""
+        self._tell = []
 
 
 _offered: ContextVar[Outside | None] = ContextVar("outside of the models that are loaded", default=None)

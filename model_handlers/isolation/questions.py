@@ -18,7 +18,7 @@ from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.channel import Frame
 from model_handlers.isolation.framing import Packing, ProtocolError, error_fields, unpack
-from model_handlers.outside import ModelCall, Override
+from model_handlers.outside import Caller, ModelCall, Override
 from model_handlers.priority import usual_priority
 from model_handlers.tensor import BY_NAME
 
@@ -94,7 +94,7 @@ class Questions:
             replier.cancel()
 
 
-class _Replier:
+class _Replier(Caller):
     """See `model_handlers.base.Responder`: sends what a called model answers to the child that called it.
 
     Called by one thread at a time. A large answer is written by a thread of its own, and so is what comes behind it:
@@ -107,17 +107,16 @@ class _Replier:
     """
 
     def __init__(self, number: int, channel: Channel, calls: dict[int, _Replier]) -> None:
+        super().__init__()
         self.number = number
         self._channel = channel
         self._calls = calls
-        self._cancelled = False
-        self._tell: list[Callable[[], None]] = []
         self._left = self._written = 0  # answers left to the other thread, and those that it has written
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
         if final:
             self._calls.pop(self.number, None)
-            self._tell = []
+            self._ended()
         if self._left > self._written or _is_large(response):
             self._left += 1
             WRITER.do(functools.partial(self._write, response, final=final))
@@ -140,21 +139,6 @@ class _Replier:
             self._calls.pop(self.number, None)
             self.cancel()
         self._channel.post(frame)
-
-    def is_cancelled(self) -> bool:
-        return self._cancelled
-
-    def when_cancelled(self, tell: Callable[[], None]) -> None:
-        self._tell.append(tell)
-        if self._cancelled:
-            tell()
-
-    def cancel(self) -> None:
-        """Nobody waits any more."""
-        self._cancelled = True
-        told, self._tell = self._tell, []
-        for tell in told:
-            tell()
 
     def _frame(self, response: ModelResponse | MmeError | None, *, final: bool) -> Frame:
         message: Message = {"reply": self.number, "final": final}

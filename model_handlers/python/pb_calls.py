@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.outside import ModelCall
+from model_handlers.outside import Caller, ModelCall
 from model_handlers.python.hosted import hosted
 from model_handlers.python.pb_errors import TritonModelException
 from model_handlers.python.pb_responses import InferenceResponse, TritonError
@@ -46,39 +46,12 @@ _CODES = {
 }
 
 
-class _Inbox:
-    """A `Responder` for whoever waits for responses of a model."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._cancelled = False
-        self._tell: list[Callable[[], None]] = []
-
-    def is_cancelled(self) -> bool:
-        return self._cancelled
-
-    def when_cancelled(self, tell: Callable[[], None]) -> None:
-        self._tell.append(tell)
-        if self._cancelled:
-            tell()
-
-    def cancel(self) -> None:
-        """Wait for nothing more. In a collection of garbage, maybe, in the middle of anything."""
-        self._cancelled = True
-        told, self._tell = self._tell, []
-        for tell in told:
-            tell()
-
-    def _ended(self) -> None:
-        """The last response came: whom it would be told to is not held any longer."""
-        self._tell = []
-
-
-class _One(_Inbox):
+class _One(Caller):
     """Waits for one response."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(model)
+        super().__init__()
+        self._model = model
         self.future: Future[InferenceResponse] = Future()
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:  # noqa: ARG002 - it is
@@ -88,14 +61,15 @@ class _One(_Inbox):
             self.future.set_result(_received(response, self._model))
 
 
-class _Many(_Inbox):
+class _Many(Caller):
     """Keeps responses for one thread or coroutine that takes them.
 
     A model that says by itself that its last response was the last has an empty one behind it, as in Triton.
     """
 
     def __init__(self, model: str) -> None:
-        super().__init__(model)
+        super().__init__()
+        self._model = model
         self._responses: SimpleQueue[InferenceResponse | None] = SimpleQueue()
         self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
 
