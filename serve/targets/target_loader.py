@@ -1,4 +1,4 @@
-"""How target models are loaded: fetched, opened, loaded on their devices, warmed up, and measured.
+"""How target models are loaded, once they are prepared: on their devices, warmed up, and measured.
 
 All of it runs on load threads; what it makes lives on the event loop.
 """
@@ -6,21 +6,14 @@ All of it runs on load threads; what it makes lives on the event loop.
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from model_handlers import devices
 from model_handlers.base import CPU, Footprint, Handler, Placement
-from model_handlers.config import InstanceGroup, ModelConfig
 from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.gpus import uuid_of
-from model_handlers.isolation.parameters import placement_of
-from model_handlers.mapped import MappedHandler
 from model_handlers.outside import offering
-from model_handlers.pbtxt.fields import refusal
-from model_handlers.registry import find_backend, handler_for
 from serve.cache.footprints import Footprints
 from serve.latencies import DEFAULT_LATENCIES
 from serve.models.dispatches import Dispatches
@@ -31,20 +24,15 @@ from serve.models.limited_lanes import Limits
 from serve.models.model import Model
 from serve.models.warmup_samples import Warmup
 from serve.scheduling.ensemble_check import check_members
-from serve.sources.gathering import Gathering
-from serve.sources.override import digest_of
-from serve.sources.repositories import print_of
-from serve.sources.repository import ModelDirectory, made_of_parts, open_model, open_target
+from serve.sources.repository import ModelDirectory, made_of_parts
 from serve.sources.scripts import Scripts
-from serve.sources.source import Archived, InBucket, InRepository, Overridden, Source, Unpacked
 from serve.stats import new_stats
-from serve.targets.environments import Brought, look, make
 from serve.targets.measuring import Scales
-from serve.targets.prepared import PreparedTarget, in_order, is_pinned
+from serve.targets.prepared import PreparedTarget, in_order
+from serve.targets.preparer import Preparer
 from serve.targets.proofs import Proofs
 from serve.targets.target import Target
-from serve.weights.forms import TargetForms
-from serve.weights.mode import Weights, weights_of
+from serve.weights.mode import Weights
 
 if TYPE_CHECKING:
     import asyncio
@@ -52,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Device
+    from model_handlers.config import ModelConfig
     from model_handlers.environments.cache import Environments
     from serve.latencies import Latencies
     from serve.models.labels import Labels
@@ -60,7 +49,6 @@ if TYPE_CHECKING:
     from serve.outside import EngineOutside
     from serve.request import InferenceResponse
     from serve.scheduling.response_cache import ResponseCache
-    from serve.sources.override import OverrideFolder
     from serve.stats import ModelStats
     from serve.targets.measuring import Others
     from serve.targets.target import AnyModel
@@ -68,7 +56,7 @@ if TYPE_CHECKING:
 
 
 class ModelLoader:
-    """Fetches, opens and loads. All methods run on load threads.
+    """Loads what a `Preparer` of its own has prepared. All methods run on load threads.
 
     Args:
         loop: the event loop that the models will serve.
@@ -76,13 +64,9 @@ class ModelLoader:
         footprints: what models took before.
         proofs: which files were loaded before.
         inline_ns: see `Model`.
-        require_gpu: whether KIND_GPU without a GPU is an error.
+        require_gpu, scripts, environments, store, weights: see `Preparer`.
         outside: what a target's models may ask of the server, by its name.
         rescue: see `Model`.
-        scripts: tells what is the same for all inference scripts.
-        environments: those that models bring; may only be left out where none does.
-        store: keeps the forms of models that can be mapped; None for no forms at all.
-        weights: how models hold their weights whose configuration does not say.
         responses: see `Model`.
         latencies: which are kept of models.
         limits: the resources that instances share.
@@ -114,16 +98,20 @@ class ModelLoader:
         self.scales = Scales()
         self._loop = loop
         self._stats = stats
-        self._footprints = footprints or Footprints()
+        self._footprints = footprints = footprints or Footprints()
+        preparer = Preparer(
+            footprints,
+            require_gpu=require_gpu,
+            scripts=scripts,
+            environments=environments,
+            store=store,
+            weights=weights,
+        )
+        self.prepare, self.equip = preparer.prepare, preparer.equip  # of the protocol `Loader`
         self._proofs = proofs or Proofs()
         self._inline_ns = inline_ns
-        self._require_gpu = require_gpu
         self._outside = outside
-        self._scripts = scripts
         self._rescue = rescue
-        self._environments = environments
-        self._store = store
-        self._weights = weights
         self._responses = responses
         self._latencies = latencies
         self._limits = limits or Limits(loop, None)
@@ -131,155 +119,9 @@ class ModelLoader:
         self._poll = poll
         self._started = started
 
-    def prepare(self, name: str, source: Source, cancelled: Callable[[], bool]) -> PreparedTarget:
-        """Fetch what has to be downloaded, and understand what is in it."""
-        override, sent = "", None
-        if isinstance(source, Overridden):
-            override, sent = source.config, source.folder
-            source = source.base if sent is None else InRepository(sent.path)
-        if isinstance(source, InBucket):
-            return self._gathered(name, source, override, cancelled)
-        if not isinstance(source, Archived):
-            return self._found(name, source, override, sent, cancelled)
-        return self._fetched(name, source, override, cancelled)
-
-    def _found(
-        self,
-        name: str,
-        source: Unpacked | InRepository,
-        override: str,
-        sent: OverrideFolder | None,
-        cancelled: Callable[[], bool],
-    ) -> PreparedTarget:
-        """What is in a folder, or was sent by a client, and the models beside it that it consists of."""
-        # First: what is written while the rest is read is a change.
-        prints = [print_of(source.path) if sent is None else sent.contents]
-        directory = _opened(source, name, self._scripts(), override)
-        beside = [member.path for member in directory.members if not member.path.is_relative_to(source.path)]
-        prints += [print_of(path) for path in beside]
-        prepared = self._prepared(directory, name, directory.fingerprint() + digest_of(override), cancelled)
-        return replace(prepared, content=(*prints, override))
-
-    def _fetched(self, name: str, source: Archived, override: str, cancelled: Callable[[], bool]) -> PreparedTarget:
-        """What is in an archive."""
-        began = time.perf_counter_ns()
-        artifact = source.artifacts.fetch(source.name, cancelled)
-        download_ns = time.perf_counter_ns() - began if artifact.downloaded else 0
-        try:
-            directory = open_target(artifact.path, name, self._scripts(), override=override)
-            prepared = self._prepared(directory, name, artifact.identity + digest_of(override), cancelled)
-        except BaseException:
-            artifact.hold.release()
-            raise
-        return replace(prepared, download_ns=download_ns, hold=artifact.hold, content=(artifact.identity, override))
-
-    def _gathered(self, name: str, source: InBucket, override: str, cancelled: Callable[[], bool]) -> PreparedTarget:
-        """A model of a repository in S3, and the models that it consists of."""
-        models = Gathering(source.artifacts, cancelled)
-        if override:
-            source.artifacts.want_whole(source.name)
-        try:
-            path = models.fetch(source.name)
-            directory = open_model(path, name, self._scripts(), override=override, fetch=models.fetch_known)
-            prepared = self._prepared(directory, name, models.identity + digest_of(override), cancelled)
-        except BaseException:
-            models.release()
-            raise
-        return replace(
-            prepared, download_ns=int(models.seconds * 1e9), hold=models, content=(models.identity, override)
-        )
-
     def overrule(self) -> None:
         """See `Scales`."""
         self.scales.overrule()
-
-    def _prepared(
-        self, directory: ModelDirectory, name: str, content: str, cancelled: Callable[[], bool]
-    ) -> PreparedTarget:
-        """The model of a target and its members."""
-        prepared = self._understood(directory, name, content, cancelled)
-        with made_of_parts(directory.config):
-            members = tuple(self._understood(m, name, f"{content}/{m.path.name}", cancelled) for m in directory.members)
-        estimate = sum((member.estimate for member in members), prepared.estimate)
-        return replace(prepared, members=members, estimate=estimate)
-
-    def equip(self, prepared: PreparedTarget, cancelled: Callable[[], bool]) -> PreparedTarget:
-        """Make the environments that its models bring and that are not there yet, which may take minutes."""
-        environments = self._environments
-        assert environments is not None  # noqa: S101 - an engine has them
-        return replace(
-            prepared,
-            brought=make(environments, prepared.brought, prepared.directory, cancelled),
-            members=tuple(self.equip(member, cancelled) for member in prepared.members),
-        )
-
-    def _understood(
-        self, directory: ModelDirectory, target: str, content: str, cancelled: Callable[[], bool]
-    ) -> PreparedTarget:
-        """One model of a target, and how it is to be loaded."""
-        name = directory.name
-        if directory.config.ensemble:
-            none = Footprint()
-            return PreparedTarget(
-                target, directory, None, [], Placement.INLINE, Brought(), content, none, none, pinned=False
-            )
-        backend = find_backend(directory.config.backend, directory.config.platform, name, directory.first)
-        handler = handler_for(backend, name)
-        if handler.sees_requests and (directory.config.batch_inputs or directory.config.batch_outputs):
-            field = "batch_input" if directory.config.batch_inputs else "batch_output"
-            raise refusal(field, f"models of backend '{backend.name}' get each request as it came", name)
-        if directory.config.op_libraries and not handler.custom_operations:
-            field = "model_operations.op_library_filename"
-            raise refusal(field, f"backend '{backend.name}' loads no libraries of operations", name)
-        directory, lanes = self._placed(directory, handler)
-        placement = placement_of(directory.config, handler)
-        if placement is Placement.INLINE:
-            handler.prepare(directory.config, directory.model_file(max(directory.versions)))
-        brought = look(self._environments, directory, handler, placement, cancelled)
-        size = directory.size() - brought.size_in(directory)
-        on_gpus = len({device for _, device in lanes if device.kind == "gpu"})
-        on_disk = Footprint(size if any(device == CPU for _, device in lanes) else 0, size * on_gpus)
-        identity = f"{content} {placement.value} {','.join(str(device) for _, device in lanes)}"
-        estimate = self._footprints.expected(identity, handler.backend, on_disk, handler.estimate_factor)
-        pinned = is_pinned(directory.config)
-        forms = self._forms(directory, handler, placement, lanes)
-        if forms is not None and forms.known:
-            estimate = forms.expected(forms.tier)
-        return PreparedTarget(
-            target,
-            directory,
-            handler,
-            lanes,
-            placement,
-            brought,
-            identity,
-            on_disk,
-            estimate,
-            pinned,
-            forms,
-        )
-
-    def _placed(
-        self, directory: ModelDirectory, handler: type[Handler]
-    ) -> tuple[ModelDirectory, list[tuple[str, Device]]]:
-        """The model with its instance groups as they are on this machine, and their lanes."""
-        name, gpu_capable = directory.name, handler.gpu_capable()
-        groups = directory.config.instance_groups or (InstanceGroup(name),)
-        lanes = devices.place(groups, name, gpu_capable=gpu_capable, require_gpu=self._require_gpu)
-        groups = devices.settled(groups, name, gpu_capable=gpu_capable)
-        return replace(directory, config=replace(directory.config, instance_groups=groups)), lanes
-
-    def _forms(
-        self, directory: ModelDirectory, handler: type[Handler], placement: Placement, lanes: list[tuple[str, Device]]
-    ) -> TargetForms | None:
-        """The forms of a model that executes in this process, on the CPU, and can be mapped."""
-        weights = weights_of(directory.config, self._weights)
-        here = placement is Placement.INLINE and all(device == CPU for _, device in lanes)
-        here = here and not directory.config.cpu_accelerators and not directory.config.op_libraries
-        if self._store is None or weights is Weights.PLAIN or not here or not issubclass(handler, MappedHandler):
-            return None
-        files = {version: directory.model_file(version) for version in directory.versions}
-        return TargetForms(self._store, handler, weights, directory.config, files)
 
     def try_files(self, prepared: PreparedTarget, cancelled: Callable[[], bool]) -> None:
         """Have files tried of which there is no proof: see `serve/targets/proofs.py`."""
@@ -452,14 +294,6 @@ class ModelLoader:
             for handler in handlers:
                 handler.close()
             raise
-
-
-def _opened(source: Unpacked | InRepository, name: str, scripts: Scripts, override: str) -> ModelDirectory:
-    if isinstance(source, Unpacked):
-        return open_target(source.path, name, scripts, override=override)
-    # The folder is called otherwise where the name tells the repository too, and where it holds a client's files.
-    strict = source.path.name == name
-    return open_model(source.path, name, scripts, strict_name=strict, override=override, others=source.others)
 
 
 @contextlib.contextmanager

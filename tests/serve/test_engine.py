@@ -1274,7 +1274,7 @@ def test_an_archive_whose_load_failed_is_not_held(run, toys, tmp_path, store, st
         async with engine_of(tmp_path, budget, store=str(store)) as engine:
             if step != "reserve":
                 place = (
-                    "serve.targets.target_loader.placement_of"
+                    "serve.targets.preparer.placement_of"
                     if step == "prepare"
                     else "serve.targets.target_loader.ModelLoader._load_version"
                 )
