@@ -76,6 +76,22 @@ def test_the_index_has_every_document():
     assert sorted(named) == sorted(path.name for path in DOCS if path.name != "README.md")
 
 
+def test_the_way_through_the_code_leads_past_files_and_functions_that_are_there():
+    """Every path that architecture.md names exists, and what a table tells to look for is defined there."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    paths = {name for name in marked(text) if re.fullmatch(r"[\w/]+\.py", name) and "/" in name}
+    places = [ROOT / folder for folder in ("", "container", "serve", "model_handlers")]
+    assert [path for path in sorted(paths) if not any((place / path).is_file() for place in places)] == []
+    missing = [
+        f"{path[0]}: {name}"
+        for path, look in ((marked(row[0]), marked(row[1])) for row in rows(text) if len(row) == 2)
+        for name in look
+        if path and path[0].endswith(".py") and name.islower()
+        if not re.search(rf"^ *(?:async )?def {name}\(", (ROOT / path[0]).read_text(), re.MULTILINE)
+    ]
+    assert missing == []
+
+
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
 def test_a_document_begins_with_a_command(path):
     """Before any explanation that is longer than two sentences."""
