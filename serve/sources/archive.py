@@ -45,9 +45,6 @@ def extract(
     Returns when the directory is complete and on the disk. After any failure nothing of it is left. The stream is
     read to its end and closed, whatever happens.
 
-    Returns:
-        the bytes of its files.
-
     Args:
         stream: the archive's bytes, read on another thread.
         destination: must not exist, or be empty.
@@ -55,6 +52,9 @@ def extract(
         limits: what the archive may unpack to; the defaults of `ExtractLimits` if None.
         claim: called before each file is written, with its bytes; what it raises ends the unpacking.
         cancelled: polled about twenty times a second.
+
+    Returns:
+        the bytes of its files.
 
     Raises:
         MmeError: INVALID_MODEL when the archive is refused, OUT_OF_MEMORY when the disk is full, ALREADY_EXISTS when

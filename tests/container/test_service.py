@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import tarfile
-import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -20,6 +19,7 @@ from model_handlers.isolation.parameters import Deadlines
 from serve.cache.eviction import Policy, Rules
 from serve.control import Control
 from serve.engine import Engine
+from tests.waiting import eventually
 
 
 def infer(running, path, json_inputs):
@@ -189,7 +189,7 @@ def test_a_store_without_archives_is_told_at_the_start(start, tmp_path, caplog):
     """A wrong prefix as a rule, which else the first client would learn of. The server serves what comes."""
     (tmp_path / "store").mkdir()
     start(mode=Mode.STORE, model_store=str(tmp_path / "store"), cache_dir=tmp_path / "cache")
-    wait_until(lambda: f"there is no archive (*.tar.gz) in the store {tmp_path / 'store'}" in caplog.text)
+    eventually(lambda: f"there is no archive (*.tar.gz) in the store {tmp_path / 'store'}" in caplog.text)
 
 
 def test_a_store_that_can_not_be_read_is_told_at_the_start(start, tmp_path, caplog, monkeypatch):
@@ -198,7 +198,7 @@ def test_a_store_that_can_not_be_read_is_told_at_the_start(start, tmp_path, capl
     reason = MmeError(Kind.UNAVAILABLE, "S3 denies access to it: allow s3:ListBucket")
     monkeypatch.setattr(Engine, "has_bare_store", Mock(side_effect=reason))
     start(mode=Mode.STORE, model_store=str(tmp_path / "store"), cache_dir=tmp_path / "cache")
-    wait_until(lambda: "no model can be loaded for now: S3 denies access to it" in caplog.text)
+    eventually(lambda: "no model can be loaded for now: S3 denies access to it" in caplog.text)
 
 
 # -- model control -----------------------------------------------------------------------------------------------------
@@ -209,14 +209,6 @@ REFUSED = "explicit model load / unload is not allowed if polling is enabled"
 def load(running, name, action="load"):
     """A KServe load or unload."""
     return running.http("POST", f"/v2/repository/models/{name}/{action}", {}, b"")
-
-
-def wait_until(condition):
-    """Let the server go on until something has come about."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def states(running):
@@ -236,7 +228,7 @@ def test_mode_none_serves_what_was_there_at_the_start(start, tmp_path, put, json
     for name in ("one", "two"):
         put["multiple"](tmp_path, name, 2.0)
     running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, model_control_mode=Control.NONE)
-    wait_until(lambda: [name for name, _ in running.engine.registered()] == ["one", "two"])
+    eventually(lambda: [name for name, _ in running.engine.registered()] == ["one", "two"])
     put["multiple"](tmp_path, "late", 2.0)
     assert status(running, json_inputs, "late") == 404
     for action in ("load", "unload"):
@@ -255,7 +247,7 @@ def test_mode_explicit_serves_what_was_asked_for(start, tmp_path, put, json_inpu
     explicit = Control.EXPLICIT
     running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, model_control_mode=explicit, load_models=named)
     expected = {(): [], ("one",): ["one"], ("*",): ["one", "two"]}[named]
-    wait_until(lambda: [name for name, _ in running.engine.registered()] == expected)
+    eventually(lambda: [name for name, _ in running.engine.registered()] == expected)
     assert status(running, json_inputs, "two") == (200 if "two" in expected else 404)
     assert load(running, "two").status == 200
     assert status(running, json_inputs, "two") == 200
@@ -282,23 +274,23 @@ def test_mode_poll_serves_what_the_folder_holds(start, tmp_path, put, json_input
     """What is added, changed and removed is noticed; what fails leaves the old one serving; nobody else may load."""
     put["multiple"](tmp_path / "r", "one", 2.0)
     running = start(**polling(tmp_path / "r"))
-    wait_until(lambda: running.http("GET", "/ping").status == 200)
+    eventually(lambda: running.http("GET", "/ping").status == 200)
     assert infer(running, "/models/one/invoke", json_inputs) == [2, 4, 6, 8]
 
     put["multiple"](tmp_path / "new", "one", 5.0)
     put["multiple"](tmp_path / "new", "two", 3.0)
     (tmp_path / "new" / "two").rename(tmp_path / "r" / "two")
     (tmp_path / "new" / "one" / "1").rename(tmp_path / "r" / "one" / "2")
-    wait_until(lambda: states(running).get("two", ("",))[0] == "READY")
-    wait_until(lambda: infer(running, "/models/one/invoke", json_inputs) == [5, 10, 15, 20])
+    eventually(lambda: states(running).get("two", ("",))[0] == "READY")
+    eventually(lambda: infer(running, "/models/one/invoke", json_inputs) == [5, 10, 15, 20])
     assert load(running, "one").error == REFUSED
 
     (tmp_path / "r" / "one" / "config.pbtxt").write_text("max_batch_size: -1")
-    wait_until(lambda: running.engine.target_stats["one"].load_failures == 1)
+    eventually(lambda: running.engine.target_stats["one"].load_failures == 1)
     assert infer(running, "/models/one/invoke", json_inputs) == [5, 10, 15, 20]
 
     shutil.rmtree(tmp_path / "r" / "two" / "1")  # the folder goes a moment later, or never
-    wait_until(lambda: "two" not in states(running))
+    eventually(lambda: "two" not in states(running))
     assert status(running, json_inputs, "two") == 404
 
 
@@ -309,11 +301,11 @@ def test_a_server_that_polls_is_healthy_when_what_was_broken_is_mended(start, tm
     running = start(**polling(tmp_path / "r"))
     put["multiple"](tmp_path / "new", "two", 3.0)
     (tmp_path / "new" / "two").rename(tmp_path / "r" / "two")
-    wait_until(lambda: states(running).get("two", ("",))[0] == "READY")
+    eventually(lambda: states(running).get("two", ("",))[0] == "READY")
     assert running.http("GET", "/ping").status == 503
 
     (tmp_path / "r" / "one" / "config.pbtxt").write_text("")
-    wait_until(lambda: running.http("GET", "/ping").status == 200)
+    eventually(lambda: running.http("GET", "/ping").status == 200)
 
 
 def test_several_repositories(start, tmp_path, put, json_inputs):
@@ -322,7 +314,7 @@ def test_several_repositories(start, tmp_path, put, json_inputs):
         put["multiple"](tmp_path / folder, name, factor)
     folders = {"model_repository": tmp_path / "r1", "more_repositories": (tmp_path / "r2",)}
     running = start(mode=Mode.REPOSITORY, **folders)
-    wait_until(lambda: [name for name, _ in running.engine.registered()] == ["one", "two"])
+    eventually(lambda: [name for name, _ in running.engine.registered()] == ["one", "two"])
     assert infer(running, "/models/two/invoke", json_inputs) == [3, 6, 9, 12]
     assert status(running, json_inputs, "both") == 400
     state, reason = states(running)["both"]
@@ -330,7 +322,7 @@ def test_several_repositories(start, tmp_path, put, json_inputs):
     assert f"{tmp_path / 'r1'} and {tmp_path / 'r2'}" in reason
 
     running = start(mode=Mode.REPOSITORY, model_namespacing=True, **folders)
-    wait_until(lambda: len(running.engine.registered()) == 4)
+    eventually(lambda: len(running.engine.registered()) == 4)
     assert infer(running, "/models/r1/both/invoke", json_inputs) == [4, 8, 12, 16]
     assert infer(running, "/models/r2/both/invoke", json_inputs) == [5, 10, 15, 20]
     assert infer(running, "/models/r2/two/invoke", json_inputs) == [3, 6, 9, 12]
@@ -374,7 +366,7 @@ def test_names_of_files_that_are_no_text_cost_nobody_an_answer(start, tmp_path, 
     Path(os.fsdecode(bytes(tmp_path / "broken" / "1") + b"/model-\xff.onnx")).touch()
     shutil.copytree(tmp_path / "twice", os.fsdecode(bytes(tmp_path) + b"/twice-\xff"))
     running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, ping_mode=PingMode.READY)
-    wait_until(lambda: states(running).get("twice", ("",))[0] == "READY")
+    eventually(lambda: states(running).get("twice", ("",))[0] == "READY")
     for path in ("/models/broken/invoke", "/v2/models/broken/infer"):
         reply = running.http("POST", path, {}, json.dumps({"inputs": json_inputs(X=[1, 2, 3, 4])}).encode())
         assert reply.status >= 400
@@ -401,5 +393,5 @@ def test_a_load_at_start_that_fails_in_a_way_nobody_knows_is_over(start, tmp_pat
         model_control_mode=Control.EXPLICIT,
         load_models=("two", "one"),
     )
-    wait_until(lambda: running.http("GET", "/v2/health/ready").status == 200)
+    eventually(lambda: running.http("GET", "/v2/health/ready").status == 200)
     assert states(running)["one"][0] == "READY"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import boto3
 import pytest
 from botocore.config import Config
-from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
+from tests.aws import moto_server
 from tests.contract.gate import Gate
 from tests.contract.server import Server
 
@@ -31,11 +31,8 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def s3_url() -> Iterator[str]:
     """The endpoint of an S3 server."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with moto_server() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,21 +22,12 @@ from typing import Any, Self
 import psutil
 
 from tests.metric_text import families_of
+from tests.waiting import PATIENCE, eventually
 
-PATIENCE = 60.0  # seconds until a test gives up on something that takes a moment on an idle machine
 SCRIPTS = Path(sys.executable).parent
 _LISTENING = re.compile(r"Listening at: http://[^ ]+:(\d+)")
 _ARCHIVE = re.compile(r"[0-9a-f]{24}-[0-9a-f]{16}")
 _INHERITED = ("PATH", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
-
-
-def eventually(condition, what: str):
-    """Wait until the condition holds; return what it returned."""
-    deadline = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
-    return value
 
 
 def clean_environment(home: Path, **environ: str) -> dict[str, str]:

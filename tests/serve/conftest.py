@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import pytest
 from botocore.config import Config
-from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 from onnx import TensorProto, helper, numpy_helper
 
 from model_handlers.base import Handler
@@ -23,6 +22,7 @@ from model_handlers.config import ModelConfig
 from model_handlers.tensor import FP32, TensorSpec
 from serve.request import InferenceRequest, InferenceResponse, Layout
 from serve.threads import STARTER
+from tests.aws import moto_server
 
 _OWN_THREADS = ("inflate ", "download ")
 
@@ -40,11 +40,8 @@ def starter():
 @pytest.fixture(scope="session")
 def s3_url():
     """The endpoint of an S3 server that lives as long as the tests do."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with moto_server() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import gc
 import json
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from model_handlers.tensor import BF16, BOOL, BYTES, DATA_TYPES, INT32
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
 from serve.request import InferenceRequest, Layout
+from tests.waiting import eventually
 
 SECONDS = 120  # a hang, not a measure of speed
 INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE = 1, 2, 3, 4
@@ -198,7 +198,7 @@ class Server:
         got = []
         inputs = ("DO", BYTES, np.array([textwrap.dedent(code).encode()], object))
         _, answers = self.begin(model, inputs, on_response=lambda _, response: got.append(response))
-        wait_for(lambda: answers)
+        eventually(lambda: answers)
         response = got[0] if got else answers[0]
         assert response is not None, "it printed why"
         assert not isinstance(response, MmeError), response
@@ -222,14 +222,6 @@ class Server:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-def wait_for(condition):
-    """Until it holds."""
-    until = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.002)
 
 
 @pytest.fixture(autouse=True)
@@ -595,7 +587,7 @@ def test_who_waits_for_no_more_is_not_sent_more(server, caller, ending):
         {ending}
     """
     assert server.tell(caller, code) == [{"OUT": [1]}] * 2
-    wait_for(mark.exists)
+    eventually(mark.exists)
     assert server.tell(caller, f"told = [short(r) for r in {stream_of(2)}.exec(decoupled=True)]") == [
         {"OUT": [0]},
         {"OUT": [1]},
@@ -647,7 +639,7 @@ def gated(server, request):
 def hold(server, name, folder):
     """Have the gated model busy."""
     request, answers = server.begin(name, ("N", INT32, np.zeros(1, np.int32)))
-    wait_for((folder / "entered").exists)
+    eventually((folder / "entered").exists)
     return request, answers
 
 
@@ -665,13 +657,13 @@ def test_what_a_dead_model_had_called_is_not_executed(server, gated):
     """
     inputs = ("DO", BYTES, np.array([textwrap.dedent(code).encode()], object))
     _, answers = server.begin("caller", inputs)
-    wait_for(lambda: answers)
+    eventually(lambda: answers)
     assert "exit code 5" in answers[0].message
     (folder / "open").touch()
-    wait_for(lambda: first)
+    eventually(lambda: first)
 
     assert first[0].outputs[0][2].tolist() == [1]
-    wait_for(lambda: server.stats(name).failures["CANCELED"] == 4)
+    eventually(lambda: server.stats(name).failures["CANCELED"] == 4)
     assert server.stats(name).success.count == 1
 
 
@@ -690,10 +682,10 @@ def test_a_coroutine_that_is_cancelled_drops_its_call(server, gated, caller):
     """
     assert server.tell(caller, code) == "gave up"
     queue = next(model for each, model in server.engine.resident_models() if each == name)._queue
-    wait_for(lambda: all(waiting.cancelled for waiting in queue._everybody()))
+    eventually(lambda: all(waiting.cancelled for waiting in queue._everybody()))
     (folder / "open").touch()
-    wait_for(lambda: first)
-    wait_for(lambda: server.stats(name).failures["CANCELED"] == 1)
+    eventually(lambda: first)
+    eventually(lambda: server.stats(name).failures["CANCELED"] == 1)
     assert server.stats(name).success.count == 1
 
 
@@ -705,7 +697,7 @@ def test_a_model_that_is_unloaded_while_it_is_called(server, gated, caller):
     told = []
     calling = threading.Thread(target=lambda: told.append(server.tell(caller, call)))
     calling.start()
-    wait_for(lambda: next(m for n, m in server.engine.resident_models() if n == name).queued == 1)
+    eventually(lambda: next(m for n, m in server.engine.resident_models() if n == name).queued == 1)
     unloading = threading.Thread(target=lambda: server.on_loop(lambda: server.engine.unload(name)))
     unloading.start()
     calling.join(SECONDS)
@@ -734,14 +726,14 @@ def test_a_decoupled_model_that_never_ends_a_request_can_be_unloaded(server, cal
     server.write(name, HOLDS, PLAIN + DECOUPLED + placement)
     got, told = [], []
     _, answers = server.begin(name, ("N", INT32, np.zeros(1, np.int32)), on_response=lambda _, each: got.append(each))
-    wait_for(lambda: got)
+    eventually(lambda: got)
     code = f"""
         responses = {stream_of(0, name)}.exec(decoupled=True)
         told = [short(response) for response in responses]
     """
     calling = threading.Thread(target=lambda: told.append(server.tell(caller, code)))
     calling.start()
-    wait_for(lambda: next(m for n, m in server.engine.resident_models() if n == name).outstanding == 2)
+    eventually(lambda: next(m for n, m in server.engine.resident_models() if n == name).outstanding == 2)
     server.on_loop(lambda: server.engine.unload(name))
     calling.join(SECONDS)
 
@@ -852,7 +844,7 @@ def test_models_load_others_while_they_are_loaded(server):
 
     assert {"needed-1", "needed-2"} <= {name for name, _ in server.engine.resident_models()}
     _, answers = server.begin("loads-1", ("N", INT32, np.zeros(1, np.int32)))
-    wait_for(lambda: answers)
+    eventually(lambda: answers)
     assert answers[0].outputs[0][2].tolist() == [1]
 
 
@@ -948,10 +940,10 @@ def test_a_load_that_is_given_up_while_it_waits_for_another_one(server):
     loaded = []
     loading = threading.Thread(target=lambda: loaded.extend(load(server, "waits")))
     loading.start()
-    wait_for(lambda: (entry := server.engine.cache.entries.get("slow")) is not None and entry.task is not None)
+    eventually(lambda: (entry := server.engine.cache.entries.get("slow")) is not None and entry.task is not None)
     unloading = threading.Thread(target=lambda: server.on_loop(lambda: server.engine.unload("waits")))
     unloading.start()
-    wait_for(lambda: server.engine.cache.entries["waits"].abandoned)
+    eventually(lambda: server.engine.cache.entries["waits"].abandoned)
     (server.repository / "slow" / "1" / "open").touch()
     loading.join(SECONDS)
     unloading.join(SECONDS)
@@ -1023,7 +1015,7 @@ def test_calls_leave_nothing_behind(server, caller):
         return held(server) <= before
 
     server.tell(caller, code)
-    wait_for(nothing_came_of_a_round)  # a leak would be there after every one
+    eventually(nothing_came_of_a_round)  # a leak would be there after every one
 
 
 def held(server):

@@ -20,6 +20,7 @@ from serve.cache.lifecycle import State
 from serve.control import Control
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
+from tests.waiting import until
 
 PLENTY = Footprint(1 << 30)
 HEAVY = Footprint(100_000_000)
@@ -92,12 +93,6 @@ def held_loads(engine):
     finally:
         del loader.load
         go.set()
-
-
-async def until(condition):
-    """Let the loop turn until something on a thread has come about."""
-    while not condition():  # noqa: ASYNC110 - a thread's doing, which sets no event
-        await asyncio.sleep(0.001)
 
 
 def loading(engine, name="a"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 from urllib.parse import quote
 
 import pytest
@@ -15,8 +14,8 @@ from selenium.webdriver.chrome.service import Service
 from container.settings import Mode
 from model_handlers.base import Footprint
 from serve.sources.archive import pack
+from tests.waiting import eventually
 
-PATIENCE = 60  # seconds until a test gives up on something that takes a moment on an idle machine
 MB = 1_000_000
 _SWITCHES = (
     "--headless",
@@ -30,18 +29,9 @@ _SWITCHES = (
 )
 
 
-def until(condition, what):
-    """Wait until the condition holds; return what it returned."""
-    deadline = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.02)
-    return value
-
-
 @pytest.fixture(name="until", scope="session")
 def _until():
-    return until
+    return eventually
 
 
 @pytest.fixture
@@ -127,7 +117,7 @@ class Page:
         do("Emulation.setDeviceMetricsOverride", size)
         self.driver.get(f"http://127.0.0.1:{running.port}{path}")
         if scripts:
-            until(lambda: self.text("#live") == "live", "the first data")
+            eventually(lambda: self.text("#live") == "live", "the first data")
 
     def run(self, script, *arguments):
         """The value of a script of the test's, which runs though the page's own may not."""

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import boto3
 import pytest
 from moto.backends import get_backend
-from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
 from container import cli
 from container.ship import aws as border
 from container.ship import endpoint
+from tests.aws import moto_server
 
 ACCOUNT = "123456789012"
 IMAGE = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/mme:1"
@@ -22,11 +22,8 @@ IMAGE = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/mme:1"
 @pytest.fixture(scope="module")
 def aws_url():
     """A server that plays AWS."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with moto_server() as url:
+        yield url
 
 
 class Account:

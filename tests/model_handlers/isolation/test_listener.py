@@ -3,7 +3,6 @@
 import os
 import socket
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from model_handlers.isolation import listener
 from model_handlers.isolation.channel import INLINE, Frame, FrameReader
 from model_handlers.isolation.framing import Packing, ProtocolError, encode_message
 from model_handlers.isolation.listener import LISTENER, Channel, DeafError
+from tests.waiting import eventually
 
 SECONDS = 60  # a hang, not a measure of speed
 
@@ -62,14 +62,6 @@ def owners():
         owner.close()
 
 
-def wait_for(condition):
-    """Until it holds."""
-    until = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.001)
-
-
 def heard(end, count):
     """The numbers of the next frames that come out of the other side."""
     reader, found = FrameReader(), []
@@ -95,7 +87,7 @@ def test_many_channels(owners):
         for number, owner in enumerate(everybody):
             owner.say(*(1000 * number + 10 * round_ + i for i in range(10)))
     for number, owner in enumerate(everybody):
-        wait_for(lambda owner=owner: len(owner.came) == 100)
+        eventually(lambda owner=owner: len(owner.came) == 100)
         assert owner.came == list(range(1000 * number, 1000 * number + 100))
 
 
@@ -125,11 +117,11 @@ def test_who_posts_never_waits(owners):
     for number in range(300):
         deaf.channel.post(large(number) if number % 100 == 0 else Frame({"n": number, "text": "x" * 10_000}))
     other.say(1)
-    wait_for(lambda: other.came == [1])
+    eventually(lambda: other.came == [1])
     assert deaf.channel._unsent
 
     assert heard(deaf.theirs, 300) == list(range(300))
-    wait_for(lambda: not deaf.channel._unsent)
+    eventually(lambda: not deaf.channel._unsent)
     assert deaf.channel._unsent_size == 0
     deaf.channel.post(Frame({"n": 300}))
     assert heard(deaf.theirs, 1) == [300]
@@ -182,10 +174,10 @@ def test_close_by_who_takes(owners):
     """A channel may be closed from within, by what came on it."""
     closing = owners(lambda _: closing.channel.close())
     closing.say(1)
-    wait_for(lambda: not closing.channel._open)
+    eventually(lambda: not closing.channel._open)
     other = owners()
     other.say(2)
-    wait_for(lambda: other.came == [2])
+    eventually(lambda: other.came == [2])
 
     assert closing.ends == []
 
@@ -220,7 +212,7 @@ def test_what_cannot_be_taken_ends_the_channel_alone(owners):
     assert refusing.lost.wait(SECONDS)
     assert garbled.lost.wait(SECONDS)
     other.say(3)
-    wait_for(lambda: other.came == [3])
+    eventually(lambda: other.came == [3])
 
     assert [type(error) for error in refusing.ends + garbled.ends] == [ZeroDivisionError, ProtocolError]
     assert refusing.came == []
@@ -231,9 +223,9 @@ def test_an_owner_that_fails_at_the_end_is_logged(owners, caplog):
     owner, other = owners(), owners()
     owner.channel._lost = lambda _: 1 / 0
     owner.theirs.close()
-    wait_for(lambda: any("could not be served" in record.message for record in caplog.records))
+    eventually(lambda: any("could not be served" in record.message for record in caplog.records))
     other.say(1)
-    wait_for(lambda: other.came == [1])
+    eventually(lambda: other.came == [1])
 
 
 def test_channels_come_and_go(owners):
@@ -244,7 +236,7 @@ def test_channels_come_and_go(owners):
         if number % 3 == 0:
             owner.close()
             continue
-        wait_for(lambda owner=owner: owner.came)
+        eventually(lambda owner=owner: owner.came)
         owner.close()
         assert owner.came == [number]
     assert not LISTENER._channels

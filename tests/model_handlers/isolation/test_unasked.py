@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import threading
-import time
 
 import numpy as np
 import psutil
@@ -20,6 +19,7 @@ from model_handlers.metrics import METRICS
 from model_handlers.outside import Override
 from model_handlers.tensor import FP32
 from tests.responders import Responses
+from tests.waiting import eventually
 
 SECONDS = 60  # a hang, not a measure of speed
 
@@ -335,17 +335,9 @@ def test_death_while_nothing_is_open(start, caplog):
     assert ask(handler, "answer 1") == 1
     with caplog.at_level(logging.ERROR, "mme.isolation"):
         killed(handler, signal.SIGKILL)
-        wait_for(lambda: any("while it executed nothing" in record.message for record in caplog.records))
+        eventually(lambda: any("while it executed nothing" in record.message for record in caplog.records))
 
     assert ask(handler, "answer 1") == 1
-
-
-def wait_for(condition):
-    """Until it holds."""
-    until = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.002)
 
 
 def test_close_ends_open_requests(start):
@@ -425,7 +417,7 @@ def test_a_batch_buries_a_process_that_said_nonsense(start, monkeypatch):
     monkeypatch.setattr(handler, "_mourn", lambda: None)
     first = handler._child.pid
     _, [held] = execute(handler, "say {}")
-    wait_for(lambda: handler._unheard is not None)
+    eventually(lambda: handler._unheard is not None)
     assert held.got == []
 
     assert ask(handler, "answer 1") == 1
@@ -454,7 +446,7 @@ def test_what_was_counted_arrives_though_its_answer_does_not(start):
     ask(handler, "count 1")
 
     assert raised.value.kind is Kind.TOO_LARGE
-    wait_for(lambda: [r.value for family, rs in METRICS.read() if family.name == "t_asked" for r in rs] == [2])
+    eventually(lambda: [r.value for family, rs in METRICS.read() if family.name == "t_asked" for r in rs] == [2])
 
 
 def test_answers_to_unknown_requests_are_nobodys(start):
@@ -621,7 +613,7 @@ def test_a_dropped_call_is_cancelled(start):
     handler.outside = Server()
     assert ask(handler, "call-drop stream") == 0
     [(_, responder)] = handler.outside.calls
-    wait_for(responder.is_cancelled)
+    eventually(responder.is_cancelled)
     responder.send(ModelResponse({"y": np.zeros(1, "f4")}), final=False)
     responder.send(None, final=True)
 

@@ -18,6 +18,7 @@ from serve.engine_options import EngineOptions
 from serve.request import InferenceRequest, Layout
 from serve.weights import heat, tiering
 from serve.weights.mode import Tier
+from tests.waiting import until
 
 SIDE = 1024
 BACKBONE = SIDE * SIDE * 4 + SIDE * SIDE // 2 * 4  # bytes of the two matrices
@@ -100,12 +101,6 @@ class Served:
     def charges(self):
         """Bytes that each model in memory is charged for."""
         return {name: entry.footprint.host for name, entry in self.cache.entries.items() if entry.resident}
-
-
-async def until(condition):
-    """Let the loop turn until something on a thread, or in a process, has come about."""
-    while not condition():  # noqa: ASYNC110 - a thread's doing, which sets no event
-        await asyncio.sleep(0.01)
 
 
 @pytest.fixture
