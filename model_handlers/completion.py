@@ -47,21 +47,9 @@ def complete(
     own, inputs = inputs, _without(inputs, made | told)
     own_outputs, outputs = outputs, _without(outputs, kept)
     served = inputs + [tensor for tensor in outputs if not config.outputs or config.output(tensor[0])]
-    served = [tensor for tensor in served if tensor[0] not in split]
-    fixed = [f"'{name}' {_brackets(shape)}" for name, _, shape in served if shape[:1] != (-1,)]
-    max_batch_size = config.max_batch_size
     incomplete = not (config.strict or (config.inputs and config.outputs))
-    if max_batch_size > 0 and fixed:
-        raise invalid_model(
-            f"autofill failed for model '{config.name}': model does not support batching while non-zero "
-            f"max_batch_size is specified: {', '.join(fixed)} must have a variable first dimension"
-        )
-    if incomplete and not fixed and max_batch_size == 0:
-        max_batch_size = default_max_batch_size or config.default_max_batch_size or DEFAULT_MAX_BATCH_SIZE
-    dynamic = config.dynamic_batching
-    if incomplete and max_batch_size > 1 and dynamic is None and batching is None:
-        dynamic = DynamicBatching(preferred_batch_sizes=(max_batch_size,))
-    config = replace(config, max_batch_size=max_batch_size, dynamic_batching=dynamic)
+    fixed = [f"'{name}' {_brackets(shape)}" for name, _, shape in served if name not in split and shape[:1] != (-1,)]
+    config = _batched(config, fixed, default_max_batch_size if incomplete else None)
     _check_hidden(config, own, own_outputs)
     if not incomplete:
         _check_whole(config, len(made | told), own)
@@ -74,6 +62,24 @@ def complete(
     )
     check_ragged_names(config, own)
     return config
+
+
+def _batched(config: ModelConfig, fixed: list[str], default: int | None) -> ModelConfig:
+    """The configuration with its batch size; `fixed` are tensors without a batch dimension.
+
+    None for a default: nothing is completed.
+    """
+    max_batch_size, dynamic = config.max_batch_size, config.dynamic_batching
+    if max_batch_size > 0 and fixed:
+        raise invalid_model(
+            f"autofill failed for model '{config.name}': model does not support batching while non-zero "
+            f"max_batch_size is specified: {', '.join(fixed)} must have a variable first dimension"
+        )
+    if default is not None and not fixed and max_batch_size == 0:
+        max_batch_size = default or config.default_max_batch_size or DEFAULT_MAX_BATCH_SIZE
+    if default is not None and max_batch_size > 1 and dynamic is None and config.sequence_batching is None:
+        dynamic = DynamicBatching(preferred_batch_sizes=(max_batch_size,))
+    return replace(config, max_batch_size=max_batch_size, dynamic_batching=dynamic)
 
 
 def given_to(config: ModelConfig) -> tuple[TensorSpec, ...]:

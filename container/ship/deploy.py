@@ -51,30 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     aws = Aws(arguments.region or "")
     check_name(arguments.name)
-    multi_model, data = _models(arguments)
-    wanted = Deployment(
-        name=arguments.name,
-        image=arguments.image or "",
-        role=arguments.role or "",
-        model_data=data,
-        multi_model=multi_model,
-        instance_type=arguments.instance_type or "",
-        instances=arguments.instances or 1,
-        environment={
-            **({"MME_EMF_TOP_MODELS": _TOP_MODELS} if arguments.dashboard else {}),
-            **(ASYNCHRONOUS if arguments.async_output else {}),
-            **pairs("--env", arguments.env),
-        },
-        labels=pairs("--tag", arguments.tag),
-        subnets=tuple(arguments.subnet or ()),
-        security_groups=tuple(arguments.security_group or ()),
-        cache=not arguments.no_model_cache,
-        volume_gb=arguments.volume_gb,
-        startup_seconds=arguments.startup_seconds,
-        host_image=host_image(arguments.instance_type or "", arguments.host_image or ""),
-        async_output=arguments.async_output or "",
-        **_around(arguments),
-    )
+    wanted = _asked_for(arguments)
     offline = arguments.dry_run and not aws.signed_in
     wanted = _checked(aws, wanted, any_type=arguments.any_instance_type, offline=offline)
     if not offline and endpoint.find(aws, wanted.name) is not None:
@@ -130,6 +107,33 @@ def run_update(arguments: argparse.Namespace) -> int:
             print(f"deleted {call.made()}")
     print(f"endpoint {wanted.name} serves the new configuration")
     return 0
+
+
+def _asked_for(arguments: argparse.Namespace) -> Deployment:
+    multi_model, data = _models(arguments)
+    return Deployment(
+        name=arguments.name,
+        image=arguments.image or "",
+        role=arguments.role or "",
+        model_data=data,
+        multi_model=multi_model,
+        instance_type=arguments.instance_type or "",
+        instances=arguments.instances or 1,
+        environment={
+            **({"MME_EMF_TOP_MODELS": _TOP_MODELS} if arguments.dashboard else {}),
+            **(ASYNCHRONOUS if arguments.async_output else {}),
+            **pairs("--env", arguments.env),
+        },
+        labels=pairs("--tag", arguments.tag),
+        subnets=tuple(arguments.subnet or ()),
+        security_groups=tuple(arguments.security_group or ()),
+        cache=not arguments.no_model_cache,
+        volume_gb=arguments.volume_gb,
+        startup_seconds=arguments.startup_seconds,
+        host_image=host_image(arguments.instance_type or "", arguments.host_image or ""),
+        async_output=arguments.async_output or "",
+        **_around(arguments),
+    )
 
 
 def _models(arguments: argparse.Namespace) -> tuple[bool, str]:
