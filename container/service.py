@@ -32,8 +32,8 @@ from serve.control import Control
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
 from serve.life import began
-from serve.sources.credentials import read_credentials
 from serve.sources.polling import Poller
+from serve.sources.s3.credentials import read_credentials
 from serve.threads import on_daemon
 
 if TYPE_CHECKING:

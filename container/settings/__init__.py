@@ -45,7 +45,7 @@ from model_handlers.errors import MmeError
 from serve.cache.eviction import Policy
 from serve.control import Control
 from serve.latencies import DEFAULT_LATENCIES, Latencies
-from serve.sources.credentials import read_credentials
+from serve.sources.s3.credentials import read_credentials
 from serve.sources.scripts import Scripts
 from serve.weights.mode import Weights
 

@@ -1,4 +1,4 @@
-"""Where archives come from: an S3 prefix (`s3_store`) or a local folder, behind one protocol.
+"""Where archives come from: an S3 prefix (`s3.store`) or a local folder, behind one protocol.
 
 A store lists, describes and opens archives by relative names such as `tenant/a.tar.gz`. It knows nothing of what is
 inside them. Synchronous and thread-safe; runs on load threads.
@@ -96,7 +96,7 @@ def open_store(uri: str) -> Store:
         return LocalStore(Path(rest))
     if scheme != "s3":
         raise invalid_argument(f"model store '{uri}' is neither s3://bucket/prefix nor a local folder")
-    from serve.sources.s3_store import S3Store  # noqa: PLC0415 - boto3 comes with it: who serves a folder needs none
+    from serve.sources.s3.store import S3Store  # noqa: PLC0415 - boto3 comes with it: who serves a folder needs none
 
     bucket, _, prefix = rest.partition("/")
     return S3Store(bucket, prefix)

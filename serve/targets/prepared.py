@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from model_handlers.base import Device
     from model_handlers.config import ModelConfig
     from serve.sources.disk_room import Hold
-    from serve.sources.gathering import Gathering
     from serve.sources.repository import ModelDirectory
+    from serve.sources.s3.gathering import Gathering
     from serve.targets.environments import Brought
     from serve.weights.forms import TargetForms
 

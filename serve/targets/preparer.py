@@ -16,10 +16,10 @@ from model_handlers.isolation.parameters import placement_of
 from model_handlers.mapped import MappedHandler
 from model_handlers.pbtxt.fields import refusal
 from model_handlers.registry import find_backend, handler_for
-from serve.sources.gathering import Gathering
 from serve.sources.override import digest_of
 from serve.sources.repositories import print_of
 from serve.sources.repository import ModelDirectory, made_of_parts, open_model, open_target
+from serve.sources.s3.gathering import Gathering
 from serve.sources.source import Archived, InBucket, InRepository, Overridden, Source, Unpacked
 from serve.targets.environments import Brought, look, make
 from serve.targets.prepared import PreparedTarget, is_pinned

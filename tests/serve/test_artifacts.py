@@ -9,7 +9,7 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from serve.sources.artifacts import Artifacts
-from serve.sources.s3_store import S3Store
+from serve.sources.s3.store import S3Store
 from serve.sources.store import LocalStore
 from serve.sources.tar_member import ExtractLimits
 

@@ -6,7 +6,7 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from serve.sources.artifacts import Artifacts
-from serve.sources.s3_store import S3Store
+from serve.sources.s3.store import S3Store
 from serve.sources.store import UnreachableError
 from tests.serve import faulty_s3
 from tests.serve.faulty_s3 import FaultyS3

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
-from serve.sources.ranged_download import RangedDownload
-from serve.sources.s3_store import S3Store
+from serve.sources.s3.ranged_download import RangedDownload
+from serve.sources.s3.store import S3Store
 from serve.sources.store import LocalStore, StoredObject, open_store, validate_name
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from serve.sources.artifacts import Artifacts, key_of
-from serve.sources.bucket_versions import has_choice, served
-from serve.sources.credentials import NO_CREDENTIALS
 from serve.sources.layout import CONFIG_NAME, CONFIGS, MAX_CONFIG_SIZE
+from serve.sources.s3.bucket_versions import has_choice, served
+from serve.sources.s3.credentials import NO_CREDENTIALS
+from serve.sources.s3.transfer import check_names, transfer
 from serve.sources.store import ReplacedError, StoredObject, wrong_name
-from serve.sources.transfer import check_names, transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from serve.sources.disk_room import Derived
-    from serve.sources.s3_store import S3Store
+    from serve.sources.s3.store import S3Store
 
 _log = logging.getLogger("mme.load")
 _ENDPOINT = re.compile(r"(https?://)?([0-9A-Za-z.-]+|\[[0-9A-Fa-f:]+\]):([0-9]+)/(.+)")
@@ -58,7 +58,7 @@ def open_bucket(url: str, credentials: Mapping[str, str] = NO_CREDENTIALS) -> S3
     Raises:
         MmeError: INVALID_ARGUMENT when it is neither.
     """
-    from serve.sources.s3_store import S3Store  # noqa: PLC0415 - boto3 comes with it: who serves a folder needs none
+    from serve.sources.s3.store import S3Store  # noqa: PLC0415 - boto3 comes with it: who serves a folder needs none
 
     place = url.removeprefix("s3://")
     endpoint = ""

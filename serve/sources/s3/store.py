@@ -17,8 +17,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from serve.sources.credentials import NO_CREDENTIALS
-from serve.sources.ranged_download import RangedDownload
+from serve.sources.s3.credentials import NO_CREDENTIALS
+from serve.sources.s3.ranged_download import RangedDownload
 from serve.sources.store import (
     ARCHIVE_SUFFIX,
     ReplacedError,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serve.sources.artifacts import Artifact
-    from serve.sources.directories import Directories
+    from serve.sources.s3.directories import Directories
 
 
 class Gathering:
