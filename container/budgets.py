@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from container.settings.values import SettingsError, Share, to_text
+from container.settings.kinds import SettingsError, Share, to_text
 from model_handlers import devices
 from model_handlers.base import Footprint
 

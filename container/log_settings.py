@@ -14,7 +14,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from container.settings.values import LogFormat
+from container.settings.kinds import LogFormat
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:

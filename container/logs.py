@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from container.log_settings import LogSettings
-from container.settings.values import LogFormat
+from container.settings.kinds import LogFormat
 from model_handlers.importing import import_without
 
 if TYPE_CHECKING:

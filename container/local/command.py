@@ -30,7 +30,7 @@ from container.local.platform import Limits, Platform
 from container.local.process import OURS, command_words, free_port, started, wait_until_healthy
 from container.local.throttle import Throttle
 from container.local.upstream import Container
-from container.settings.values import ASYNCHRONOUS
+from container.settings.kinds import ASYNCHRONOUS
 from container.ship.aws import aws_errors
 from container.ship.flags import pairs
 from model_handlers.errors import Kind, MmeError, invalid_argument

@@ -16,17 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from container.settings.arguments import expand_arguments
-from container.settings.reading import Reading
-from container.settings.sagemaker import (
-    ALL_MODELS,
-    SAGEMAKER_MODEL_DIR,
-    SingleModel,
-    apply_rules,
-    choose_single_model,
-)
-from container.settings.table import VARIABLES
-from container.settings.tls import check_tls
-from container.settings.values import (
+from container.settings.kinds import (
     DEFAULT_MAX_BODY,
     DEFAULT_PORT,
     BatchSize,
@@ -40,6 +30,16 @@ from container.settings.values import (
     SettingsError,
     to_text,
 )
+from container.settings.reading import Reading
+from container.settings.sagemaker import (
+    ALL_MODELS,
+    SAGEMAKER_MODEL_DIR,
+    SingleModel,
+    apply_rules,
+    choose_single_model,
+)
+from container.settings.table import VARIABLES
+from container.settings.tls import check_tls
 from container.targets import InferenceType
 from model_handlers.errors import MmeError
 from serve.cache.eviction import Policy

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from container.settings import values as v
-from container.settings.values import Mode, PingMode, Variable
+from container.settings.kinds import Mode, PingMode, Variable
 
 if TYPE_CHECKING:
     from container.settings.reading import Reading

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from container.settings.kinds import Refused
 from container.settings.table import BY_NAME, VARIABLES
-from container.settings.values import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

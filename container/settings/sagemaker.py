@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from container.settings.arguments import LOG_VARIABLES
 from container.settings.azureml import choose_azureml
-from container.settings.tls import choose_tls
-from container.settings.values import (
+from container.settings.kinds import (
     DEFAULT_GRPC_PORT,
     DEFAULT_MAX_BODY,
     DEFAULT_PORT,
@@ -23,6 +22,7 @@ from container.settings.values import (
     Mode,
     SettingsError,
 )
+from container.settings.tls import choose_tls
 from model_handlers.body import DEFAULT_TYPE
 from serve.control import Control
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts

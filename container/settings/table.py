@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from container.settings import values as v
 from container.settings.azureml import AZUREML_VARIABLES
+from container.settings.kinds import LogFormat, PingMode, RateLimit, Variable
 from container.settings.table_protocol import PROTOCOL_VARIABLES
 from container.settings.table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIABLES
-from container.settings.values import Variable
 from serve.cache.eviction import Policy
 from serve.control import Control
 from serve.weights.mode import Weights
@@ -170,7 +170,7 @@ MME_VARIABLES = (
     Variable(
         "MME_RATE_LIMIT",
         "rate_limit",
-        v.enum_of(v.RateLimit),
+        v.enum_of(RateLimit),
         "execution_count: instances wait for the resources that their rate_limiter names, and take turns by priority.",
         "--rate-limit",
     ),
@@ -262,7 +262,7 @@ MME_VARIABLES = (
     Variable(
         "MME_PING_MODE",
         "ping_mode",
-        v.enum_of(v.PingMode),
+        v.enum_of(PingMode),
         "What a 200 from /ping means: the server lives, or the models of the start-up list are ready.",
         default="ready with one model, else live",
     ),
@@ -270,7 +270,7 @@ MME_VARIABLES = (
     Variable(
         "MME_LOG_FORMAT",
         "log_format",
-        v.enum_of(v.LogFormat),
+        v.enum_of(LogFormat),
         "Text for people, JSON lines for machines; auto chooses text on a terminal; default and ISO8601 are Triton's.",
         "--log-format",
     ),

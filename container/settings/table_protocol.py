@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from container.settings import protocol_values as p
 from container.settings import values as v
-from container.settings.values import Variable
+from container.settings.kinds import GrpcCompression, Variable
 
 PROTOCOL_VARIABLES = (
     Variable(
@@ -87,7 +87,7 @@ PROTOCOL_VARIABLES = (
     Variable(
         "MME_GRPC_INFER_RESPONSE_COMPRESSION_LEVEL",
         "grpc_compression",
-        v.enum_of(v.GrpcCompression),
+        v.enum_of(GrpcCompression),
         "How much answers over gRPC are compressed, by what the client can read: gzip for low, deflate above.",
         "--grpc-infer-response-compression-level",
     ),

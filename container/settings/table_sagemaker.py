@@ -10,7 +10,7 @@ on. VERBOSE is off unless set; Triton's own default is on, and floods CloudWatch
 from __future__ import annotations
 
 from container.settings import values as v
-from container.settings.values import Variable
+from container.settings.kinds import PingMode, Refused, Variable
 from container.targets import InferenceType
 
 _PORT = v.integer(0, 65535)
@@ -26,7 +26,7 @@ def _inference_type(text: str) -> InferenceType:
     except ValueError:
         if text == "\0":
             raise ValueError(allowed) from None
-        raise v.Refused(f"ERROR: Invalid SAGEMAKER_TRITON_INFERENCE_TYPE '{text}'. Allowed: {allowed}") from None
+        raise Refused(f"ERROR: Invalid SAGEMAKER_TRITON_INFERENCE_TYPE '{text}'. Allowed: {allowed}") from None
 
 
 def _any(text: str) -> str:
@@ -164,10 +164,10 @@ TRITON_VARIABLES = (
     Variable(
         "SAGEMAKER_TRITON_OVERRIDE_PING_MODE",
         "ping_mode",
-        v.enum_of(v.PingMode),
+        v.enum_of(PingMode),
         "As MME_PING_MODE; wins over SAGEMAKER_TRITON_PING_MODE.",
     ),
-    Variable("SAGEMAKER_TRITON_PING_MODE", "ping_mode", v.enum_of(v.PingMode), "As MME_PING_MODE."),
+    Variable("SAGEMAKER_TRITON_PING_MODE", "ping_mode", v.enum_of(PingMode), "As MME_PING_MODE."),
     Variable(
         "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT",
         "gpu_memory_budget",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING
 
+from container.settings.kinds import SettingsError
 from container.settings.table import BY_NAME
-from container.settings.values import SettingsError
 
 if TYPE_CHECKING:
     from pathlib import Path

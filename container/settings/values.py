@@ -1,4 +1,4 @@
-"""What one setting's text may be: functions from a variable's text to its value, and back; the row of the table.
+"""What one setting's text may be: functions from a variable's text to its value. See `kinds` for what values are.
 
 Each parser raises `ValueError` with what is allowed, worded to follow "expected". They know no variable's name, read no
 environment and touch no disk; `table` says which variable uses which.
@@ -8,42 +8,19 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
-from decimal import Decimal
-from enum import Enum
 from ipaddress import IPv6Address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from model_handlers.errors import Kind, MmeError
+from container.settings.kinds import BatchSize, ResourceLimit, Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from enum import Enum
 
     Parser = Callable[[str], Any]
 
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A share (0 to 1) of what there is, less so many bytes that are to stay free."""
-
-    of: float
-    less: int
-
-    def __str__(self) -> str:
-        return f"{to_text(self.of)}-{self.less}"
-
-
-# An int is a number of bytes, a float a share (0 to 1) of what the host or the device has, None its own measure.
-MemoryBudget = int | float | Share | None
-
-NO_EFFECT = "no effect:"  # how the help of a variable begins that changes nothing
-DEFAULT_PORT = 8080  # SageMaker's, where it names no other
-DEFAULT_GRPC_PORT = 8001  # Triton's
-DEFAULT_MAX_BODY = 64 * 1024 * 1024  # Triton's
-LONGEST_INVOCATION = 3600.0  # seconds that SageMaker waits at most, in batch transform jobs and asynchronous endpoints
-ASYNCHRONOUS = {"MME_REQUEST_TIMEOUT": f"{LONGEST_INVOCATION:g}"}  # variables of the latter's containers
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
@@ -57,66 +34,6 @@ _BUDGET_ALLOWED = "a size such as 350MB or 2GiB, or a share such as 80% or 0.8, 
 _JSON = "application/json"
 _ENDPOINT = r"(?:(?:https?://)?(?:[0-9A-Za-z.-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}/)?"
 _CODE = "/opt/ml/model/code"  # where the SageMaker SDK puts a script into every archive
-
-
-class SettingsError(MmeError):
-    """Settings that refuse to start.
-
-    Attributes:
-        problems: one sentence for each, naming the variable and what it may be.
-    """
-
-    __slots__ = ("problems",)
-
-    def __init__(self, *problems: str) -> None:
-        self.problems = problems
-        super().__init__(Kind.INVALID_ARGUMENT, "\n".join(self.problems))
-
-
-class Refused(ValueError):  # noqa: N818 - it is a value that is refused, and reads so where it is raised
-    """A value that is understood and cannot be honoured; its text says why and what to do instead."""
-
-
-class Mode(Enum):
-    """Where models come from and who decides which are loaded."""
-
-    PLATFORM = "platform"  # SageMaker unpacks, loads and unloads
-    SINGLE = "single"  # one model directory, pinned
-    STORE = "store"  # archives in S3 or a folder, loaded when they are asked for
-    REPOSITORY = "repository"  # a Triton model repository on disk or in S3, loaded at start
-
-
-class RateLimit(Enum):
-    """Whether instances wait for resources before they execute."""
-
-    OFF = "off"
-    EXECUTION_COUNT = "execution_count"
-
-
-class GrpcCompression(Enum):
-    """How much answers over gRPC are compressed, in Triton's words."""
-
-    NONE = "none"
-    LOW = "low"
-    MEDIUM = "medium"
-    HIGH = "high"
-
-
-class PingMode(Enum):
-    """What a 200 from /ping means."""
-
-    LIVE = "live"  # the server answers
-    READY = "ready"  # the models of the start-up list are loaded
-
-
-class LogFormat(Enum):
-    """How a log line looks."""
-
-    AUTO = "auto"  # text on a terminal, JSON lines elsewhere
-    TEXT = "text"
-    JSON = "json"
-    TRITON = "default"  # as Triton writes lines unless told otherwise
-    ISO8601 = "ISO8601"  # and as it writes them when told so
 
 
 def boolean(text: str) -> bool:
@@ -202,23 +119,6 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceLimit:
-    """What there is of a resource on a device, or on every device that is not named."""
-
-    name: str
-    count: int
-    device: str = ""
-
-    @property
-    def pool(self) -> tuple[str, str]:
-        """What the engine knows it by."""
-        return self.name.lower(), self.device
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.count}" + (f":{self.device}" if self.device else "")
-
-
 def resource_limits(text: str) -> tuple[ResourceLimit, ...]:
     """Limits between commas, each as `NAME:COUNT` or `NAME:COUNT:DEVICE`; a later one of the same resource wins."""
     found = {}
@@ -229,17 +129,6 @@ def resource_limits(text: str) -> tuple[ResourceLimit, ...]:
         limit = ResourceLimit(match[1], int(match[2]), match[3] or "")
         found[limit.pool] = limit
     return tuple(found.values())
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSize:
-    """What models get that batch and do not say how much: those of a backend, or with "" of any other."""
-
-    backend: str
-    size: int
-
-    def __str__(self) -> str:
-        return f"{self.backend}:{self.size}" if self.backend else str(self.size)
 
 
 def batch_sizes(text: str) -> tuple[BatchSize, ...]:
@@ -424,54 +313,3 @@ def port_range(text: str) -> tuple[int, int]:
     if not match or not int(match[1]) <= int(match[2]) <= 65535:
         raise ValueError("an inclusive range of ports such as 21000-21999")
     return int(match[1]), int(match[2])
-
-
-def to_text(value: object) -> str:
-    """The text that parses back into `value`."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return ",".join(str(item) for item in value)
-    if isinstance(value, float):
-        return f"{Decimal(repr(value)):f}"  # never in exponents
-    return str(value.value) if isinstance(value, Enum) else str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """One environment variable.
-
-    Attributes:
-        name: the variable.
-        field: the attribute of `Settings` that it sets, or "".
-        parse: text to value; raises ValueError with what is allowed.
-        help: one line for people.
-        flag: the same as an option of `mme serve`, or "".
-        default: how to write the default where the field's own value does not say it.
-    """
-
-    name: str
-    field: str
-    parse: Parser
-    help: str
-    flag: str = ""
-    default: str = ""
-
-    @property
-    def label(self) -> str:
-        """How messages name it: by its flag too, because a value may have come either way."""
-        return f"{self.flag}/{self.name}" if self.flag else self.name
-
-    @property
-    def allowed(self) -> str:
-        """What the value may be, in the parser's own words."""
-        try:
-            self.parse("\0")
-        except ValueError as error:
-            return str(error)
-        return "any text"
-
-    @property
-    def has_notice(self) -> bool:
-        """Whether a given value is worth a log line, since it changes nothing."""
-        return self.help.startswith(NO_EFFECT)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from container.settings.values import ASYNCHRONOUS
+from container.settings.kinds import ASYNCHRONOUS
 from container.ship import checks, endpoint
 from container.ship.aws import Aws
 from container.ship.deployment import (

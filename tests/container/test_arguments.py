@@ -7,8 +7,8 @@ import pytest
 from container.restrictions import Restriction
 from container.settings import PingMode, Settings, SettingsError
 from container.settings.arguments import _INSTEAD, ARGUMENTS, IDLE_ARGUMENTS, SEVERAL
+from container.settings.kinds import BatchSize
 from container.settings.protocol_values import header_pattern, keepalive, keepalive_rules, latencies, restrictions
-from container.settings.values import BatchSize
 from serve.latencies import DEFAULT_QUANTILES, Latencies
 
 EVERYTHING_OF_METRICS = (

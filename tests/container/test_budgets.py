@@ -6,7 +6,7 @@ import pytest
 
 from container.budgets import disk_budget, memory_budget
 from container.settings import Settings, SettingsError
-from container.settings.values import Share
+from container.settings.kinds import Share
 from model_handlers import devices
 from model_handlers.base import Footprint
 from model_handlers.devices import Gpu

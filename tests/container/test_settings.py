@@ -25,6 +25,7 @@ from container.settings import (
     settings_table,
 )
 from container.settings import values as v
+from container.settings.kinds import Share, to_text
 from container.settings.table import VARIABLES
 from container.targets import InferenceType
 from serve.control import Control
@@ -242,8 +243,8 @@ def test_kubernetes_service_links_are_not_settings():
         ("80%", 0.8),
         ("0.25", 0.25),
         ("100%", 1.0),
-        ("95%-2GiB", v.Share(0.95, 2 * 1024 * MIB)),
-        ("0.5 - 100MB", v.Share(0.5, 100_000_000)),
+        ("95%-2GiB", Share(0.95, 2 * 1024 * MIB)),
+        ("0.5 - 100MB", Share(0.5, 100_000_000)),
     ],
 )
 def test_memory_budget_is_bytes_or_a_share(text, value):
@@ -1127,8 +1128,8 @@ def test_a_missing_model_directory_says_what_to_give(tmp_path):
 @given(st.floats(1e-9, 1.0), st.integers(1, 2**50))
 def test_shares_are_written_without_loss(value, reserve):
     """Any share of memory survives being written as text, and so does one less a reserve."""
-    assert v.memory_budget(v.to_text(value)) == value
-    assert v.memory_budget(v.to_text(v.Share(value, reserve))) == v.Share(value, reserve)
+    assert v.memory_budget(to_text(value)) == value
+    assert v.memory_budget(to_text(Share(value, reserve))) == Share(value, reserve)
 
 
 def test_log_format_is_a_word():
