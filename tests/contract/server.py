@@ -22,6 +22,7 @@ from typing import Any, Self
 import psutil
 
 from tests.metric_text import families_of
+from tests.processes import is_over
 from tests.waiting import PATIENCE, eventually
 
 SCRIPTS = Path(sys.executable).parent
@@ -303,14 +304,6 @@ def kill(server: Server) -> None:
     eventually(lambda: is_over(dead), "its end")
     eventually(lambda: alive(server), "another worker")
     assert server.worker.pid != dead.pid
-
-
-def is_over(process: psutil.Process) -> bool:
-    """Whether a process has ended, buried or not."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def alive(server: Server) -> bool:

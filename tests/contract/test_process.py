@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.contract import models, sequence_models
-from tests.contract.server import SCRIPTS, clean_environment, eventually, is_over, post
+from tests.contract.server import SCRIPTS, clean_environment, eventually, post
+from tests.processes import is_over
 
 # Executes in the server's own process, for as long as a file is not there.
 WAITS = """

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from tests.contract import models
-from tests.contract.server import PATIENCE, alive, eventually, is_over, kill
+from tests.contract.server import PATIENCE, alive, eventually, kill
+from tests.processes import is_over
 
 TARGET = "X_Amzn_SageMaker_Target_Model"
 

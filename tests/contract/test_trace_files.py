@@ -13,7 +13,8 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.contract import models
-from tests.contract.server import Server, alive, eventually, is_over, kill, post
+from tests.contract.server import Server, alive, eventually, kill, post
+from tests.processes import is_over
 
 X = {"inputs": [{"name": "X", "shape": [1, 4], "datatype": "FP32", "data": [0] * 4}]}
 BATCHED = "max_batch_size: 4\n"

@@ -3,12 +3,12 @@
 import asyncio
 import gc
 import threading
-import time
 import weakref
 
 import pytest
 
 from serve.threads import STARTER, ThreadPerTask, on_daemon
+from tests.waiting import eventually
 
 SECONDS = 60
 
@@ -109,10 +109,7 @@ def test_threads_are_started_one_after_another_for_those_who_cannot_wait():
     for thread in threads:
         STARTER.start(thread)
     gate.set()
-    until = time.monotonic() + SECONDS
-    while len(ran) < len(threads) and time.monotonic() < until:
-        time.sleep(0.001)
-    assert len(ran) == len(threads)
+    eventually(lambda: len(ran) == len(threads), "all to run")
     for thread in threads:
         thread.join(SECONDS)
 
@@ -133,9 +130,7 @@ def test_where_there_is_no_room_for_a_thread_it_is_tried_again(caplog):
     threads = [cls(target=ran.append, args=(cls.__name__,), name=cls.__name__) for cls in (Refused, threading.Thread)]
     for thread in threads:
         STARTER.start(thread)
-    until = time.monotonic() + SECONDS
-    while len(ran) < 2 and time.monotonic() < until:
-        time.sleep(0.001)
+    eventually(lambda: len(ran) == 2, "both to run")
     assert sorted(ran) == ["Refused", "Thread"]
     assert caplog.messages == ["thread 'Refused' waits until there is room for it: can't start new thread"]
     for thread in threads:

@@ -7,7 +7,6 @@ import json
 import socket
 import struct
 import threading
-import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ import pytest
 import uvloop
 
 from container.http1 import Http1Server, Limits
+from tests.waiting import eventually
 
 PATIENCE = 60  # seconds until a test gives up on what should take milliseconds
 
@@ -139,10 +139,7 @@ class Running:
 
     def until(self, condition) -> None:
         """Wait until the condition holds on the loop."""
-        deadline = time.monotonic() + PATIENCE
-        while not self.call(condition):
-            assert time.monotonic() < deadline, "waited in vain"
-            time.sleep(0.001)
+        eventually(lambda: self.call(condition))
 
     def alone(self):
         """The one connection."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +11,7 @@ from botocore.exceptions import ClientError
 
 from container.local.residency import Resident, State, least_used, may_give_way
 from tests.container.local.conftest import PATIENCE
+from tests.waiting import eventually
 
 
 def ask(client, target, body=b"x", **options):
@@ -180,10 +180,10 @@ def test_without_a_model_cache_models_leave_when_they_were_used(start, contract,
     client = start(keep=False)
     for count in (1, 2):
         assert ask(client, "a.tar.gz") == "a"
-        deadline = time.monotonic() + PATIENCE
-        while contract.loaded or client.platform.resident() or list((tmp_path / "instance").iterdir()):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        eventually(
+            lambda: not (contract.loaded or client.platform.resident() or list((tmp_path / "instance").iterdir())),
+            "it to leave",
+        )
         assert contract.load_orders == ["a.tar.gz"] * count
 
 

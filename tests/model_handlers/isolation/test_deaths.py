@@ -4,8 +4,6 @@ import logging
 import os
 import resource
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -34,6 +32,8 @@ from model_handlers.isolation.fork_client import ForkClient
 from model_handlers.isolation.oom import LEDGER
 from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.restarts import LIMIT
+from tests.processes import ends_with_all_it_started, is_over
+from tests.waiting import eventually
 
 X = np.arange(4, dtype="f4")
 
@@ -42,23 +42,6 @@ def do(handler, deed):
     """Have the misbehaving model do one thing."""
     (result,) = handler.execute({"do": np.array([deed.encode()], object), "x": X}, ["y"])
     return result
-
-
-def still_alive(processes):
-    """Those that do not end, however long one waits. A dead process that its new parent has not yet noticed has ended."""
-    until = time.monotonic() + 60
-    while alive := [p for p in processes if psutil.pid_exists(p.pid) and _runs(p)]:
-        if time.monotonic() > until:
-            break
-        time.sleep(0.005)
-    return alive
-
-
-def _runs(process):
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def fails(handler, deed):
@@ -176,12 +159,9 @@ def test_orphans_that_end_leave_nothing(start, tmp_path):
     handler = start(Misbehaves)
     do(handler, "daemons")
     left = [int(pid) for pid in (tmp_path / "left").read_text().split()]
-    until = time.monotonic() + 60
-    while any(map(psutil.pid_exists, left)) and time.monotonic() < until:
-        time.sleep(0.005)
 
     assert len(left) == 5
-    assert not any(map(psutil.pid_exists, left))
+    eventually(lambda: not any(map(psutil.pid_exists, left)), "their end")
     assert np.array_equal(do(handler, "nothing"), X)
 
 
@@ -190,9 +170,7 @@ def test_death_between_batches(start):
     handler = start(Misbehaves)
     first = handler._child.pid
     os.kill(first, signal.SIGKILL)
-    until = time.monotonic() + 60
-    while not handler._child.has_died() and time.monotonic() < until:
-        time.sleep(0.001)
+    eventually(handler._child.has_died, "news of the death")
 
     assert np.array_equal(do(handler, "nothing"), X)
     assert handler._child.pid != first
@@ -206,9 +184,7 @@ def test_death_between_batches_that_is_told_late(start, monkeypatch):
     child = psutil.Process(handler._child.pid)
     os.kill(forks._server.pid, signal.SIGSTOP)
     child.kill()
-    until = time.monotonic() + 60
-    while child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
-        time.sleep(0.001)
+    eventually(lambda: is_over(child), "its end")
     going_on = threading.Timer(0.2, os.kill, (forks._server.pid, signal.SIGCONT))
     going_on.start()
 
@@ -226,7 +202,7 @@ def test_death_of_the_fork_server(start, monkeypatch):
     child = psutil.Process(handler._child.pid)
     os.kill(forks._server.pid, signal.SIGKILL)
 
-    assert not still_alive([child])
+    eventually(lambda: is_over(child), "its end")
     assert np.array_equal(do(handler, "nothing"), X)
     handler.close()
     forks.stop()
@@ -400,23 +376,7 @@ signal.pause()
 def test_death_of_the_serving_process(tmp_path, number):
     """However the serving process dies, its models' processes are gone within moments: idle, hanging, left behind."""
     (tmp_path / "parent.py").write_text(textwrap.dedent(PARENT))
-    command = [sys.executable, str(tmp_path / "parent.py"), str(Path(__file__).parent), str(tmp_path)]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    ) as parent:
-        assert parent.stdout.readline() == b"up\n"
-        children = psutil.Process(parent.pid).children(recursive=True)
-        assert len(children) == 1 + 3 + 1
-        parent.send_signal(number)
-        parent.wait(60)
-    alive = still_alive(children)
-    for left in alive:
-        left.kill()
-
-    assert not alive
+    assert ends_with_all_it_started(number, tmp_path / "parent.py", Path(__file__).parent, tmp_path) == 1 + 3 + 1
 
 
 def test_start_without_descriptors(start):

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,8 @@ from model_handlers.pbtxt import parse_config
 from model_handlers.python.handler import PythonHandler
 from model_handlers.python.script.handler import ScriptHandler
 from tests.environments import another_interpreter, facts_of, too_old, venv, version_of, write_model
+from tests.processes import ends_with_all_it_started
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -327,10 +328,7 @@ def test_output_is_logged_under_the_models_name(load, caplog, prefix):
     """Lines come one by one while the model runs, though its standard output is a pipe."""
     with caplog.at_level(logging.INFO, "mme.model"):
         handler = load()
-        until = time.monotonic() + 60
-        while not caplog.records:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        eventually(lambda: caplog.records, "its line")
         handler.close()
     [line] = [record for record in caplog.records if record.name == "mme.model"]
 
@@ -374,22 +372,7 @@ def test_death_of_the_serving_process(tmp_path, prefix, number):
     """However the serving process dies, its models' processes are gone within moments: idle, hanging, left behind."""
     folder = write_model(tmp_path / "m", DO, head=DEEDS)
     (tmp_path / "parent.py").write_text(PARENT)
-    with subprocess.Popen(
-        [sys.executable, tmp_path / "parent.py", folder, prefix],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    ) as parent:
-        assert parent.stdout.readline() == b"up\n"
-        children = psutil.Process(parent.pid).children(recursive=True)
-        assert len(children) == 1 + 3 + 1
-        parent.send_signal(number)
-        parent.wait()
-    _, alive = psutil.wait_procs(children, 60)
-    for left in alive:
-        left.kill()
-
-    assert not alive
+    assert ends_with_all_it_started(number, tmp_path / "parent.py", folder, prefix) == 1 + 3 + 1
 
 
 def test_the_package_is_found_where_it_lies_among_others(tmp_path, prefix):

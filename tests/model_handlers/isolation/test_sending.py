@@ -4,7 +4,6 @@ import errno
 import select
 import socket
 import threading
-import time
 
 import numpy as np
 import psutil
@@ -15,6 +14,7 @@ from model_handlers.base import ModelRequest
 from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.segments import Segment
+from tests.waiting import eventually
 
 X = np.arange(4, dtype="f4")
 
@@ -50,10 +50,7 @@ def request(deed="", x=X, **inputs):
 
 def heard(handler, ears, *requests):
     """Send a batch and wait until something is heard. A new process may have to wait for those who buried the last."""
-    until = time.monotonic() + 60
-    while not handler.send_requests(requests, ears):
-        assert time.monotonic() < until
-        time.sleep(0.001)
+    eventually(lambda: handler.send_requests(requests, ears), "a process that takes it")
     ears.hear()
 
 
