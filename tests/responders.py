@@ -2,7 +2,7 @@
 
 import threading
 
-SECONDS = 60  # a hang, not a measure of speed
+from tests.waiting import PATIENCE
 
 
 class Responses:
@@ -50,10 +50,10 @@ class Responses:
     def wait(self, count):
         """For so many responses."""
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.got) >= count, SECONDS)
+            assert self._changed.wait_for(lambda: len(self.got) >= count, PATIENCE)
 
     def end(self):
         """What came, up to the last: what a server does not hand on that comes behind it is not there."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self.ends, SECONDS), self.got
+            assert self._changed.wait_for(lambda: self.ends, PATIENCE), self.got
             return self.got[: self._last]

@@ -30,9 +30,7 @@ from container.service import Service
 from container.settings import Mode, PingMode, Settings
 from container.worker import _Front
 from tests.onnx_types import ONNX_TYPES
-
-PATIENCE = 60  # seconds until a test gives up on what should take milliseconds
-
+from tests.waiting import PATIENCE
 
 # -- models ----------------------------------------------------------------------------------------------------------
 

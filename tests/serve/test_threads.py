@@ -8,9 +8,7 @@ import weakref
 import pytest
 
 from serve.threads import STARTER, ThreadPerTask, on_daemon
-from tests.waiting import eventually
-
-SECONDS = 60
+from tests.waiting import PATIENCE, eventually
 
 
 def test_work_that_hangs_is_in_nobodys_way():
@@ -35,7 +33,7 @@ def test_nobody_waits_at_the_end_for_who_never_answers():
 
     def ask():
         came.set()
-        go.wait(SECONDS)
+        go.wait(PATIENCE)
 
     def refuse():
         raise ValueError("no")
@@ -46,13 +44,13 @@ def test_nobody_waits_at_the_end_for_who_never_answers():
             await on_daemon("quick", refuse)
         asking = asyncio.get_running_loop().create_task(on_daemon("slow", ask))
         await asyncio.sleep(0)
-        assert await on_daemon("quick", lambda: came.wait(SECONDS))
+        assert await on_daemon("quick", lambda: came.wait(PATIENCE))
         asking.cancel()
 
     asyncio.run(main())
     (slow,) = [thread for thread in threading.enumerate() if thread.name == "slow"]
     go.set()
-    slow.join(SECONDS)
+    slow.join(PATIENCE)
 
 
 def test_what_is_raised_is_the_futures():
@@ -105,13 +103,13 @@ def test_a_shutdown_waits_for_what_runs_and_takes_nothing_on():
 def test_threads_are_started_one_after_another_for_those_who_cannot_wait():
     """Each runs, named as it was, and whoever asked went on at once."""
     gate, ran = threading.Event(), []
-    threads = [threading.Thread(target=lambda: (gate.wait(SECONDS), ran.append(1)), name=f"t{n}") for n in range(20)]
+    threads = [threading.Thread(target=lambda: (gate.wait(PATIENCE), ran.append(1)), name=f"t{n}") for n in range(20)]
     for thread in threads:
         STARTER.start(thread)
     gate.set()
     eventually(lambda: len(ran) == len(threads), "all to run")
     for thread in threads:
-        thread.join(SECONDS)
+        thread.join(PATIENCE)
 
 
 def test_where_there_is_no_room_for_a_thread_it_is_tried_again(caplog):
@@ -134,7 +132,7 @@ def test_where_there_is_no_room_for_a_thread_it_is_tried_again(caplog):
     assert sorted(ran) == ["Refused", "Thread"]
     assert caplog.messages == ["thread 'Refused' waits until there is room for it: can't start new thread"]
     for thread in threads:
-        thread.join(SECONDS)
+        thread.join(PATIENCE)
 
 
 def test_a_shutdown_waits_for_threads_that_have_yet_to_start():

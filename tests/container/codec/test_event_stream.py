@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from container.codec import event_stream as module
 from container.codec.event_stream import exception, payload_part
-
-PATIENCE = 60  # seconds until a test gives up on what should take milliseconds
+from tests.waiting import PATIENCE
 
 
 def decoded(stream):

@@ -14,9 +14,7 @@ import pytest
 import uvloop
 
 from container.http1 import Http1Server, Limits
-from tests.waiting import eventually
-
-PATIENCE = 60  # seconds until a test gives up on what should take milliseconds
+from tests.waiting import PATIENCE, eventually
 
 
 @dataclass

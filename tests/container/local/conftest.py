@@ -25,8 +25,6 @@ from container.local.throttle import Throttle
 from container.local.upstream import Container
 from serve.sources.store import open_store
 
-PATIENCE = 60.0
-
 
 class Contract(http.server.BaseHTTPRequestHandler):
     """A model is a file called `says`, which is what it answers; the server has room for `room` of them."""

@@ -16,7 +16,7 @@ from container import cli
 from container.local.background import Background
 from container.local.faults import RuntimeApiError
 from container.local.throttle import Throttle
-from tests.container.local.conftest import PATIENCE
+from tests.waiting import PATIENCE
 
 LINES = b'{"n": 1}\n{"n": 2}\n'
 

@@ -10,8 +10,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from container.local.residency import Resident, State, least_used, may_give_way
-from tests.container.local.conftest import PATIENCE
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 
 def ask(client, target, body=b"x", **options):

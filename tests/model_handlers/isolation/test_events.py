@@ -10,8 +10,7 @@ from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.channel import Frame, FrameReader
 from model_handlers.isolation.events import Events
-
-SECONDS = 60  # a hang, not a measure of speed
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("nothing_held")
 
@@ -48,7 +47,7 @@ def sides():
     server.close()
     for thread in threading.enumerate():
         if thread.name == "mme events":
-            thread.join(SECONDS)
+            thread.join(PATIENCE)
     theirs.close()
 
 
@@ -86,7 +85,7 @@ def test_the_first_look_waits_for_what_the_server_knows(sides):
     server.tell({"cancelled": 99})
     server.tell({"hears": True})
     for thread in looking:
-        thread.join(SECONDS)
+        thread.join(PATIENCE)
 
     assert looked == [(True, False)] * 3
     events.forget([1])
@@ -104,7 +103,7 @@ def test_who_asked_to_be_told_is_told_once(sides):
     asking = aside(events.when_cancelled, 1, lambda: told.append(1))
     assert server.next() == {"hear": True}
     server.tell({"hears": True})
-    asking.join(SECONDS)
+    asking.join(PATIENCE)
     events.when_cancelled(2, lambda: told.append(2))
     events.forget([2])
     for number in (1, 2, 3, 1):
@@ -112,7 +111,7 @@ def test_who_asked_to_be_told_is_told_once(sides):
     done = threading.Event()
     events.expect(1, lambda *_: done.set())
     server.tell({"reply": 1, "final": True})
-    assert done.wait(SECONDS)
+    assert done.wait(PATIENCE)
     events.when_cancelled(3, lambda: told.append(3))
     events.when_cancelled(2, lambda: told.append("never"))
 
@@ -130,7 +129,7 @@ def test_replies_are_taken_until_the_last(sides):
     assert not events.expect_no_more(1)
     for number, final in ((1, False), (2, False), (3, True), (2, False), (2, True)):
         server.tell({"reply": number, "final": final})
-    assert over.wait(SECONDS)
+    assert over.wait(PATIENCE)
 
     assert took == [(2, False), (2, False)]
     assert not events._expected
@@ -145,7 +144,7 @@ def test_code_that_fails_when_it_is_told_keeps_nobody_from_being_told(sides, cap
     server.tell({"reply": 1, "final": True})
     server.tell({"reply": 2, "final": True})
 
-    assert over.wait(SECONDS)
+    assert over.wait(PATIENCE)
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
@@ -156,7 +155,7 @@ def test_the_servers_end_is_the_end_of_waiting(sides):
     looking = aside(events.is_cancelled, 1)
     assert server.next() == {"hear": True}
     server.close()
-    looking.join(SECONDS)
+    looking.join(PATIENCE)
 
     assert not looking.is_alive()
     events.send({"n": 1})
@@ -175,7 +174,7 @@ def test_sending_waits_while_nobody_reads(sides):
     sending.join(0.2)
     assert sending.is_alive()
     assert [server.next()["parameters"]["n"] for _ in range(300)] == list(range(300))
-    sending.join(SECONDS)
+    sending.join(PATIENCE)
 
     assert not sending.is_alive()
 

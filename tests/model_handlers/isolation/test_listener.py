@@ -11,9 +11,7 @@ from model_handlers.isolation import listener
 from model_handlers.isolation.channel import INLINE, Frame, FrameReader
 from model_handlers.isolation.framing import Packing, ProtocolError, encode_message
 from model_handlers.isolation.listener import LISTENER, Channel, DeafError
-from tests.waiting import eventually
-
-SECONDS = 60  # a hang, not a measure of speed
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.usefixtures("nothing_held")
 
@@ -148,7 +146,7 @@ def test_the_other_side_goes(owners, what):
     if what != "nothing":
         owner.say(*range(1000))
     owner.theirs.close()
-    assert owner.lost.wait(SECONDS)
+    assert owner.lost.wait(PATIENCE)
     owner.channel.post(large(1))
 
     assert owner.ends == [None]
@@ -186,7 +184,7 @@ def test_close_by_who_takes(owners):
 def test_drain_takes_what_came(owners, held):
     """To the end, or as far as it came where somebody else still holds the other side; then the channel is closed."""
     gate = threading.Event()
-    owner = owners(lambda _: gate.wait(SECONDS))
+    owner = owners(lambda _: gate.wait(PATIENCE))
     owner.say(*range(5000))
     keeps = owner.theirs.dup() if held else None
     owner.theirs.close()
@@ -209,8 +207,8 @@ def test_what_cannot_be_taken_ends_the_channel_alone(owners):
     refusing, garbled, other = owners(refuse), owners(), owners()
     refusing.say(1, 2)
     garbled.theirs.sendall(b"\xff\xff\xff\xff")
-    assert refusing.lost.wait(SECONDS)
-    assert garbled.lost.wait(SECONDS)
+    assert refusing.lost.wait(PATIENCE)
+    assert garbled.lost.wait(PATIENCE)
     other.say(3)
     eventually(lambda: other.came == [3])
 

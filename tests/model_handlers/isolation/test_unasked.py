@@ -19,9 +19,7 @@ from model_handlers.metrics import METRICS
 from model_handlers.outside import Override
 from model_handlers.tensor import FP32
 from tests.responders import Responses
-from tests.waiting import eventually
-
-SECONDS = 60  # a hang, not a measure of speed
+from tests.waiting import PATIENCE, eventually
 
 
 class Client(Responses):
@@ -245,7 +243,7 @@ def test_a_model_learns_that_a_client_left(start):
     flooding.start()
     flooded.wait(100)
     flooded.leave()
-    flooding.join(SECONDS)
+    flooding.join(PATIENCE)
     assert flooded.end() == list(range(len(flooded.got) - 1))
 
     _, [watched, other] = execute(handler, "watch", "watch")
@@ -482,7 +480,7 @@ def test_a_flood_keeps_nobody_waiting(start):
         _, [answered] = execute(other, "later 3")
         assert answered.end() == [0, 1, 2]
     client.leave()
-    thread.join(SECONDS)
+    thread.join(PATIENCE)
 
     assert client.end() == list(range(len(client.got) - 1))
 
@@ -632,15 +630,15 @@ def test_the_death_of_a_caller_cancels_its_calls(start):
 
     waiting = threading.Thread(target=execute_for, args=(handler, "call never", Client()))
     waiting.start()
-    assert server.came.acquire(timeout=SECONDS)
-    assert server.came.acquire(timeout=SECONDS)
+    assert server.came.acquire(timeout=PATIENCE)
+    assert server.came.acquire(timeout=PATIENCE)
     first.send(ModelResponse({"y": np.zeros(1, "f4")}), final=True)
     (_, second) = server.calls[1]
     assert (first.number, second.number) == (1, 1)
     assert not second.is_cancelled()
     assert handler._questions._calls == {1: second}
     second.send(ModelResponse({"y": np.zeros(1, "f4")}), final=True)
-    waiting.join(SECONDS)
+    waiting.join(PATIENCE)
 
     assert not waiting.is_alive()
 
@@ -664,10 +662,10 @@ def test_an_answer_that_cannot_be_handed_over_is_an_error(start):
     waiting = threading.Thread(target=lambda: told.append(calls(handler, "call never")))
     told = []
     waiting.start()
-    assert server.came.acquire(timeout=SECONDS)
+    assert server.came.acquire(timeout=PATIENCE)
     [(_, responder)] = server.calls
     responder.send(ModelResponse({"y": np.zeros(1, "c8")}), final=False)
-    waiting.join(SECONDS)
+    waiting.join(PATIENCE)
 
     assert "complex64" in told[0]
     assert responder.is_cancelled()

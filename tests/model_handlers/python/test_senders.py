@@ -16,8 +16,6 @@ from model_handlers.isolation.start import start_isolated
 from model_handlers.python.handler import PythonHandler
 from tests.responders import Responses
 
-SECONDS = 60  # a hang, not a measure of speed
-
 DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 CONFIG = """
 max_batch_size: 8

@@ -20,11 +20,11 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 import container
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(container.__file__).parents[1]
-SECONDS = 60  # a hang, not a measure of speed
 
 CONFIG = """
 backend: "python"
@@ -97,7 +97,7 @@ class Server:
             )
         wait_for(lambda: self.process.poll() is not None or self.ready(), self)
         self.client = tritonclient.http.InferenceServerClient(
-            f"127.0.0.1:{self.port}", concurrency=8, network_timeout=SECONDS
+            f"127.0.0.1:{self.port}", concurrency=8, network_timeout=PATIENCE
         )
 
     def ready(self):
@@ -118,7 +118,7 @@ class Server:
         if body is not None:
             request.add_header("Content-Type", "application/json")
         try:
-            with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -142,7 +142,7 @@ class Server:
         self.client.close()
         processes = self.processes()
         self.process.terminate()
-        assert self.process.wait(SECONDS) == 0
+        assert self.process.wait(PATIENCE) == 0
         wait_for(lambda: not any(psutil.pid_exists(pid) for pid in processes), self)
 
 
@@ -161,7 +161,7 @@ def columns(result):
 
 def wait_for(condition, server):
     """Until it holds."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, server.log.read_text()
         time.sleep(0.01)
@@ -346,7 +346,7 @@ def test_an_interrupt_does_not_wait_for_a_model(tmp_path):
     write(tmp_path / "models", "sleeper", "", source)
     server = Server(tmp_path, "--model-repository", str(tmp_path / "models"))
     try:
-        waiting = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
+        waiting = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
         request = {"inputs": [{"name": "A", "shape": [1, 2], "datatype": "FP32", "data": [1, 1]}]}
         waiting.request("POST", "/v2/models/sleeper/infer", json.dumps(request))
         wait_for(lambda: any(line["message"] == "executing" for line in server.lines("sleeper")), server)
@@ -354,7 +354,7 @@ def test_an_interrupt_does_not_wait_for_a_model(tmp_path):
 
         server.process.send_signal(signal.SIGINT)
 
-        assert server.process.wait(SECONDS) == 0
+        assert server.process.wait(PATIENCE) == 0
         wait_for(lambda: not any(psutil.pid_exists(pid) for pid in processes), server)
         with pytest.raises(ConnectionError):
             waiting.getresponse()

@@ -18,8 +18,7 @@ from serve.models.model import Model
 from serve.models.open_request import Posts
 from serve.request import InferenceResponse
 from serve.stats import ModelStats
-
-SECONDS = 60  # a hang, not a measure of speed
+from tests.waiting import PATIENCE
 
 
 class Talks(Handler):
@@ -152,7 +151,7 @@ class Stage:
 
     def _execute(self, _):
         self._entered.set()
-        assert self._leave.wait(SECONDS)
+        assert self._leave.wait(PATIENCE)
         answer = RETURNED[self._returned]()
         if self._returned == "raised":
             raise answer
@@ -161,7 +160,7 @@ class Stage:
     async def begin(self):
         """Have it executed."""
         self._model.submit(self.client.request)
-        assert await asyncio.to_thread(self._entered.wait, SECONDS)
+        assert await asyncio.to_thread(self._entered.wait, PATIENCE)
 
     async def happen(self, event):
         """One of the below."""
@@ -324,7 +323,7 @@ def test_a_response_that_is_none_is_an_error_and_keeps_nobody_from_theirs(run, t
                     await asyncio.sleep(0.001)
             for request, sent in zip(handler.requests, (ModelResponse({"y": [1.0]}), response()), strict=True):
                 request.responder.send(sent, final=True)
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(PATIENCE):
                 for client in clients:
                     await client.call.answer()
             audit(model, clients)
@@ -481,7 +480,7 @@ def test_random_models(toys, deeds, cancelled, lanes, decoupled, batched, unload
             if unloads:
                 await asyncio.sleep(0)
                 model.refuse_waiting()
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(PATIENCE):
                 await asyncio.gather(*(client.call.answer() for client in clients))
             for thread in script.threads:
                 await asyncio.to_thread(thread.join)
@@ -508,7 +507,7 @@ def test_posts_of_many_threads_keep_each_ones_order():
         threads = [threading.Thread(target=post, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(PATIENCE):
             while len(came) < 8000:
                 await asyncio.sleep(0)
                 turns += 1
