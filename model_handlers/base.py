@@ -224,6 +224,11 @@ class Handler(ABC):
         return cls.shared_on_gpu
 
     @classmethod
+    def preloads(cls, config: ModelConfig, model_file: Path, *, on_gpu: bool) -> str:  # noqa: ARG003 - for those that look
+        """What is called before this model's process is forked: see `preload`."""
+        return cls.preload
+
+    @classmethod
     def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:  # noqa: ARG003 - for those that look
         """The environment that the model asks for, for a process of its own; None where it is content with ours."""
         return None

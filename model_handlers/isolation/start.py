@@ -55,8 +55,8 @@ def start_isolated(
     if environment is not None:
         program = environment.program("-I", str(_EXEC_CHILD), lane, platform.python_version(), speaks=True)
     isolated = IsolatedRequestsHandler if handler_class.sees_requests else IsolatedHandler
-    preload = "" if program is not None else handler_class.preload
     on_gpu = device.kind == "gpu"
+    preload = "" if program is not None else handler_class.preloads(config, model_file, on_gpu=on_gpu)
     if shared is None:
         shared = (
             on_gpu

@@ -16,6 +16,7 @@ from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.outside import offered
 from model_handlers.python.environment import wanted
+from model_handlers.python.frameworks import preload_for
 from model_handlers.python.host import Host
 from model_handlers.python.imports import check_syntax
 from model_handlers.python.module import ModelFile
@@ -46,6 +47,14 @@ class PythonHandler(Handler):
     def gpu_capable(cls) -> bool:
         """Models choose their framework themselves; they are told which GPU is theirs."""
         return True
+
+    @classmethod
+    def preloads(cls, config: ModelConfig, model_file: Path, *, on_gpu: bool) -> str:
+        """The framework that its code imports; none on a GPU, which what imports might touch before the fork."""
+        if on_gpu:
+            return ""
+        file = ModelFile(config, model_file)
+        return preload_for(file.path, map(Path, file.directories()))
 
     @classmethod
     def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:

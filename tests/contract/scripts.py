@@ -25,6 +25,21 @@ def model_fn(model_dir):
     return joblib.load(os.path.join(model_dir, "model.joblib"))
 """
 
+# Tells with what its process began.
+BEGINS = """
+import os, sys
+THERE = "sklearn" in sys.modules
+# before
+import numpy as np
+import joblib
+
+def model_fn(model_dir):
+    return {"there": THERE, "draws": np.random.rand()}
+
+def predict_fn(data, model):
+    return model
+"""
+
 # Tells what it was given, and does as the body says.
 TELLS = """
 import json, logging, os, sys

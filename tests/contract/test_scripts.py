@@ -545,3 +545,14 @@ def test_a_single_script_that_fails_keeps_ping_unhealthy(serve, folders):
     eventually(lambda: "no weights here" in server.log, "the reason in the log")
     assert server.ask("GET", "/ping").status == 503
     assert server.ask("POST", "/invocations", b"1,2", Content_Type="text/csv").status == 400
+
+
+def test_models_of_one_framework_import_it_once(serve, tmp_path):
+    """Their processes begin with it, draw numbers of their own, and heed what variables a script sets before it."""
+    for name, before in {"a": "", "b": "", "alone": "os.environ['MME_TEST_OF_THREADS'] = '1'"}.items():
+        folder = scripts.lay_out(tmp_path / name, scripts.BEGINS.replace("# before", before))
+        models.pack(folder, tmp_path / f"{name}.tar.gz")
+    server = serve({"MME_MODEL_STORE": str(tmp_path)})
+    told = {name: ByHeader(server).ask(f"{name}", b"{}").json for name in ("a", "b", "alone")}
+    assert {name: each["there"] for name, each in told.items()} == {"a": True, "b": True, "alone": False}
+    assert len({each["draws"] for each in told.values()}) == 3

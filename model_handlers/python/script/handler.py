@@ -13,9 +13,11 @@ from model_handlers.base import Handler, Placement
 from model_handlers.body import BACKEND
 from model_handlers.config_checks import normalise
 from model_handlers.python.environment import wanted
+from model_handlers.python.frameworks import TRANSFORMERS, XGBOOST, preload_for
 from model_handlers.python.imports import check_syntax
 from model_handlers.python.script.completion import with_body
 from model_handlers.python.script.host import ScriptHost
+from model_handlers.python.script.no_script import BOOSTER, FOLDER, PIPELINE
 from model_handlers.python.script.script_file import ScriptFile
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
     from model_handlers.environments.wanted import Wanted
     from model_handlers.errors import MmeError
+
+_PRELOADS = {PIPELINE: TRANSFORMERS, BOOSTER: XGBOOST}
 
 
 class ScriptHandler(Handler):
@@ -45,6 +49,16 @@ class ScriptHandler(Handler):
     def gpu_capable(cls) -> bool:
         """Scripts choose their framework themselves; they are told which GPU is theirs."""
         return True
+
+    @classmethod
+    def preloads(cls, config: ModelConfig, model_file: Path, *, on_gpu: bool) -> str:
+        """The framework that the script imports; none on a GPU, which what imports might touch before the fork."""
+        if on_gpu:
+            return ""
+        file = ScriptFile(config, model_file)
+        if file.path.parent == FOLDER:
+            return _PRELOADS[file.path.name]
+        return preload_for(file.path, (file.path.parent, file.model_directory))
 
     @classmethod
     def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:

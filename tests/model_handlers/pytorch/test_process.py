@@ -26,6 +26,13 @@ pytestmark = pytest.mark.slow
 _MEGABYTES = 16
 
 
+class Noise(torch.nn.Module):
+    """Answers with random numbers."""
+
+    def forward(self, x):  # noqa: D102 - PyTorch's
+        return torch.rand_like(x)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def fork_servers():
     """They live as long as the process that serves: they are no leak of a test."""
@@ -96,6 +103,15 @@ def test_predictions_in_a_process(wide, start):
         (answer,) = handler.execute({"x": x}, ["y"])
 
         np.testing.assert_allclose(answer, module(torch.from_numpy(x)).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_processes_draw_different_numbers(save, start):
+    """Though all are forked from one that has imported PyTorch."""
+    path = save(Noise())
+    x = np.ones((1, _MEGABYTES * 256), "f4")
+    draws = [start(path, _MEGABYTES * 256).execute({"x": x}, ["y"])[0] for _ in range(2)]
+
+    assert not np.array_equal(*draws)
 
 
 def test_memory_comes_back_with_the_end_of_the_process(wide, start):

@@ -1,0 +1,151 @@
+"""Which framework a model's code imports, so that its process is forked from one that has imported it already.
+
+Importing scikit-learn takes a second and 80 MB, transformers with PyTorch three seconds and 280 MB: in each of hundreds
+of processes, unless they share it. `preload_for` only reads. It leaves alone whose code could tell the difference: what
+changes variables of the environment, or where modules are looked for, which frameworks heed when they are imported, and
+what brings a module of an installed one's name. The functions that import are called in fork servers: see
+`isolation/fork_client.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import importlib.util
+import os
+import warnings
+from typing import TYPE_CHECKING, NamedTuple
+
+from model_handlers.pytorch.runtime import PRELOAD as PYTORCH
+from model_handlers.pytorch.runtime import pytorch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+TRANSFORMERS = f"{__name__}:transformers"
+XGBOOST = f"{__name__}:xgboost"
+SCIKIT_LEARN = f"{__name__}:scikit_learn"
+_VARIABLES = {"environ", "environb", "putenv", "unsetenv"}  # of `os`
+_READS = {"get", "copy", "keys", "items", "values"}  # what changes nothing in `os.environ`
+_LARGEST = 1 << 20  # bytes of source
+_MOST_FILES = 64
+
+
+class _Preload(NamedTuple):
+    """A function that imports, what has to be installed for it, and for whom it is: code that imports one of these."""
+
+    function: str
+    needs: tuple[str, ...]
+    users: frozenset[str]
+
+
+_PRELOADS = (  # the larger one first, for code that imports of both
+    _Preload(TRANSFORMERS, ("transformers", "torch"), frozenset({"transformers", "sentence_transformers", "peft"})),
+    _Preload(PYTORCH, ("torch",), frozenset({"torch", "torchvision", "torchaudio", "timm"})),
+    _Preload(XGBOOST, ("xgboost",), frozenset({"xgboost"})),
+    _Preload(SCIKIT_LEARN, ("sklearn",), frozenset({"sklearn", "joblib", "imblearn"})),
+)
+
+
+def preload_for(file: Path, directories: Iterable[Path]) -> str:
+    """`module:function` to be called before the process of a model is forked, "" for nothing.
+
+    Args:
+        file: the model's code.
+        directories: where it imports modules of its own from.
+    """
+    places = list(directories)
+    files = [file, *(each for place in places for each in sorted(place.glob("*.py")) if each != file)]
+    if len(files) > _MOST_FILES:
+        return ""
+    imported = [_imported(each) for each in files]
+    names = {name for each in imported if each is not None for name in each}
+    wanted = next((each for each in _PRELOADS if names & each.users and _installed(each.needs)), None)
+    if wanted is None or None in imported:
+        return ""
+    packages = (each.parent for place in places for each in place.glob("*/__init__.py"))
+    hides = any(_installed([own.stem]) for own in (*files[1:], *packages))
+    return "" if hides else wanted.function
+
+
+def transformers() -> None:
+    """Import Hugging Face's library, and of it what nearly every model wants, which it leaves for later."""
+    pytorch()
+    library = importlib.import_module("transformers")
+    for name in ("pipeline", "AutoConfig", "AutoModel", "AutoTokenizer", "PreTrainedModel", "PreTrainedTokenizerFast"):
+        with contextlib.suppress(Exception):  # another version may call it otherwise: then models import it themselves
+            getattr(library, name)
+    _seed_after_forks()
+
+
+def xgboost() -> None:
+    """Import XGBoost, and scikit-learn where that is installed, as it does itself."""
+    importlib.import_module("xgboost")
+    with contextlib.suppress(ImportError):
+        scikit_learn()
+
+
+def scikit_learn() -> None:
+    """Import scikit-learn, and of it what most models are made of."""
+    for name in ("joblib", "sklearn.compose", "sklearn.ensemble", "sklearn.linear_model", "sklearn.pipeline"):
+        importlib.import_module(name)
+    _seed_after_forks()
+
+
+def _seed_after_forks() -> None:
+    """Let processes draw different random numbers, as those that import numpy themselves do."""
+    random = importlib.import_module("numpy.random")
+    os.register_at_fork(after_in_child=random.seed)
+
+
+def _installed(names: Sequence[str]) -> bool:
+    """Whether all of these can be imported from what is installed beside the server."""
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in names)
+    except ValueError:  # of a module that hides how it was found
+        return False
+
+
+def _imported(file: Path) -> set[str] | None:
+    """The names of the packages that a source file imports, None where it has to be left alone."""
+    try:
+        if file.stat().st_size > _LARGEST:
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # said when it is loaded
+        return None
+    reads: set[int] = set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names.add(str(node.module).partition(".")[0])
+        reads.update(map(id, _read(node)))
+    changes = any(id(node) not in reads and _is_setting(node) for node in ast.walk(tree))
+    return None if changes or "dotenv" in names else names
+
+
+def _read(node: ast.AST) -> Iterator[ast.AST]:
+    """`environ` where `node` only looks something up in it."""
+    match node:
+        case ast.Attribute(value, attr) if attr in _READS:
+            yield value
+        case ast.Subscript(value, ctx=ast.Load()):
+            yield value
+        case ast.Compare():
+            yield from node.comparators
+
+
+def _is_setting(node: ast.AST) -> bool:
+    """Whether it stands for the environment's variables, or for where modules are looked for."""
+    if isinstance(node, ast.Attribute):
+        in_sys = isinstance(node.value, ast.Name) and node.value.id == "sys"
+        return node.attr in _VARIABLES or (node.attr == "path" and in_sys)
+    return isinstance(node, ast.ImportFrom) and any(
+        (node.module, alias.name) in {("sys", "path"), *(("os", each) for each in _VARIABLES)} for alias in node.names
+    )

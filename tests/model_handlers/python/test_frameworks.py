@@ -1,0 +1,78 @@
+"""Which framework a model's processes are forked with: by what its code imports, and whether it could tell."""
+
+import textwrap
+
+import pytest
+
+from model_handlers.python import frameworks
+from tests.frameworks import framework
+
+pytest.importorskip("sklearn")
+SCIKIT_LEARN = frameworks.SCIKIT_LEARN
+
+CODE = {
+    "it is imported": ("import sklearn", SCIKIT_LEARN),
+    "a part of it is": ("from sklearn.svm import SVC", SCIKIT_LEARN),
+    "what unpickles it is": ("import joblib", SCIKIT_LEARN),
+    "it is imported late": ("def model_fn(model_dir):\n    import joblib", SCIKIT_LEARN),
+    "nothing is": ("import json", ""),
+    "a neighbour of that name is": ("from .sklearn import x", ""),
+    "variables are read": (
+        "import os, joblib\nX = os.environ.get('A'), os.environ['B'], 'C' in os.environ",
+        SCIKIT_LEARN,
+    ),
+    "paths are made": ("import os, joblib\nX = os.path.join('a', 'b')", SCIKIT_LEARN),
+    "a variable is set": ("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport sklearn", ""),
+    "one is set if it was not": ("import os\nos.environ.setdefault('A', '1')\nimport sklearn", ""),
+    "one is removed": ("import os\ndel os.environ['A']\nimport sklearn", ""),
+    "variables have another name": ("from os import environ as e\ne['A'] = '1'\nimport sklearn", ""),
+    "they are handed on": ("import os, sklearn\nf(os.environ)", ""),
+    "a file of variables is read": ("from dotenv import load_dotenv\nimport sklearn", ""),
+    "modules come from elsewhere": ("import sys\nsys.path.insert(0, '/opt/mine')\nimport sklearn", ""),
+    "from elsewhere by another name": ("from sys import path\nimport sklearn", ""),
+    "it is no Python": ("import sklearn\ndef", ""),
+}
+
+
+@pytest.mark.parametrize("what", CODE)
+def test_code_tells(tmp_path, what):
+    """What is imported, and nothing where the code might change how."""
+    source, expected = CODE[what]
+    file = tmp_path / "inference.py"
+    file.write_text(source)
+    assert frameworks.preload_for(file, [tmp_path]) == expected
+
+
+@pytest.mark.parametrize(
+    ("neighbour", "source", "expected"),
+    [
+        ("helper.py", "import sklearn", SCIKIT_LEARN),
+        ("helper.py", "import sys\nsys.path.append('/x')", ""),
+        ("numpy.py", "", ""),
+        ("packaging/__init__.py", "", ""),
+        ("numpy/weights.npy", "", SCIKIT_LEARN),
+    ],
+)
+def test_what_lies_beside_it_tells_too(tmp_path, neighbour, source, expected):
+    """A helper's imports count; what hides an installed package has to go on doing so."""
+    (tmp_path / "code").mkdir()
+    file = tmp_path / "code/inference.py"
+    file.write_text("import helper" if neighbour == "helper.py" else "import joblib")
+    (tmp_path / neighbour).parent.mkdir(exist_ok=True)
+    (tmp_path / neighbour).write_text(source)
+    assert frameworks.preload_for(file, [file.parent, tmp_path]) == expected
+
+
+def test_the_larger_one_is_chosen(tmp_path):
+    """Of several frameworks the first in the list brings most."""
+    framework("torch")
+    file = tmp_path / "model.py"
+    file.write_text("import sklearn\nimport torch")
+    assert frameworks.preload_for(file, [tmp_path]) == frameworks.PYTORCH
+
+
+def test_what_is_not_installed_is_left_to_the_model(tmp_path):
+    """Whose error says so."""
+    file = tmp_path / "model.py"
+    file.write_text(textwrap.dedent("import no_such_framework, joblib_of_another_name"))
+    assert not frameworks.preload_for(file, [tmp_path])
