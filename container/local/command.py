@@ -76,8 +76,19 @@ def run(arguments: argparse.Namespace) -> int:
         app = make_front(endpoint, Throttle(arguments.throttle, time.monotonic()), background)
         port = stack.enter_context(listening(app, arguments.host, arguments.port))
         _introduce(arguments, port, container)
+        if store is not None:
+            _look_at(store)
         _watch(ended, container, process, multi_model=single is None)
     return 0
+
+
+def _look_at(store: Store) -> None:
+    """Tell at once what the first client would be told: as on SageMaker, archives may come later."""
+    try:
+        if next(store.list(limit=1), None) is None:
+            tell(f"there is no archive (*.tar.gz) in {store.uri}: check its name, or put archives there")
+    except MmeError as error:
+        tell(f"no model can be loaded for now: {error}")
 
 
 def _watch(ended: threading.Event, container: Container, process: Popen[bytes] | None, *, multi_model: bool) -> None:
@@ -182,7 +193,7 @@ def _background(arguments: argparse.Namespace, endpoint: Endpoint) -> Background
 
 
 class _Handler(WSGIRequestHandler):
-    """Connections that stay, without a line of log for each request."""
+    """HTTP/1.1 for answers in chunks, without a line of log for each request."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # headers and body are two writes

@@ -89,6 +89,19 @@ def no_endpoint(name: str) -> RuntimeApiError:
     return RuntimeApiError("ValidationError", f"Endpoint {name} of account {_ACCOUNT} not found.")
 
 
+def no_operation(method: str, path: str, operation: str) -> RuntimeApiError:
+    """A request for something else; `operation` is what AWS's clients call it, "" where none says."""
+    service, _, name = operation.partition(".")
+    if service != "SageMaker":
+        return RuntimeApiError("ValidationError", f"{method} {path} is no operation of the Runtime API")
+    return RuntimeApiError(
+        "ValidationError",
+        f"{name} is for the client 'sagemaker', and `mme local` answers the client 'sagemaker-runtime' alone: there is "
+        "one endpoint here, which runs already; invoke that, and make models and endpoints on AWS",
+        __type="ValidationException",
+    )
+
+
 def no_target(request_id: str) -> RuntimeApiError:
     """A multi-model endpoint, and no TargetModel."""
     return RuntimeApiError(

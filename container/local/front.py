@@ -15,7 +15,7 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
 from container.codec.event_stream import exception, payload_part
-from container.local.faults import RuntimeApiError, throttled
+from container.local.faults import RuntimeApiError, no_operation, throttled
 from container.local.upstream import TARGET_MODEL, SilentError
 
 if TYPE_CHECKING:
@@ -101,9 +101,7 @@ def make_front(endpoint: Endpoint, throttle: Throttle, background: Background | 
 def _explained(error: Exception) -> Response:
     """Any error as boto3 reads it."""
     if isinstance(error, HTTPException):
-        error = RuntimeApiError(
-            "ValidationError", f"{request.method} {request.path} is no operation of the Runtime API"
-        )
+        error = no_operation(request.method, request.path, request.headers.get("X-Amz-Target", ""))
     if isinstance(error, SilentError):
         error = RuntimeApiError("ServiceUnavailable", str(error))
     if not isinstance(error, RuntimeApiError):

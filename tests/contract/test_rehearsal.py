@@ -157,6 +157,16 @@ def test_an_endpoint_of_one_model_streams_and_answers_asynchronously(environment
 
 
 @pytest.mark.parametrize(
+    ("prefix", "sentence"),
+    [("{}/empty", "there is no archive (*.tar.gz) in s3://"), ("{}-none", "does not exist: create it")],
+)
+def test_a_prefix_without_archives_is_told_at_once(environment, bucket, tmp_path, prefix, sentence):
+    """The endpoint is there all the same: archives may come later."""
+    with local(tmp_path, environment, f"s3://{prefix.format(bucket)}"):
+        eventually(lambda: sentence in (tmp_path / "local.log").read_text(), sentence)
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
         (("./none",), 2, "is not a directory"),

@@ -8,6 +8,7 @@ import json
 import queue
 import time
 
+import boto3
 import pytest
 from botocore.exceptions import ClientError, EventStreamError
 from werkzeug.datastructures import Headers
@@ -48,6 +49,18 @@ def test_sagemakers_own_checks(start, multi, parameters, sentence):
 
     assert code == "ValidationError"
     assert sentence in message
+
+
+def test_what_makes_endpoints_is_told_that_one_is_there(start):
+    """A client of SageMaker's control plane that was pointed here."""
+    url = start(name="mine", multi=True).meta.endpoint_url
+    keys = {"aws_access_key_id": "any", "aws_secret_access_key": "any"}
+    client = boto3.client("sagemaker", endpoint_url=url, region_name="us-east-1", **keys)
+    with contextlib.closing(client):
+        code, message = refusal(client.describe_endpoint, EndpointName="mine")
+
+    assert code == "ValidationException"
+    assert "DescribeEndpoint is for the client 'sagemaker'" in message
 
 
 def test_one_model_is_invoked_as_it_is(start, contract):
