@@ -233,9 +233,9 @@ def _reset_process(name: bytes, server: int) -> None:
     sys.stdout = _line_writer(1)  # the fork server's own may have been files
     sys.stderr = _line_writer(2)
     faulthandler.enable()  # a crash in native code leaves the Python stack on standard error
-    random = sys.modules.get("numpy.random")
-    if random is not None:  # else every child would draw the same numbers
-        random.seed()
+    drawing = (sys.modules.get("numpy.random"), getattr(sys.modules.get("torch"), "default_generator", None))
+    for generator in filter(None, drawing):  # else every child would draw the same numbers
+        generator.seed()
 
 
 def _line_writer(fd: int) -> TextIO:

@@ -13,7 +13,6 @@ import ast
 import contextlib
 import importlib
 import importlib.util
-import os
 import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-TRANSFORMERS = f"{__name__}:transformers"
-XGBOOST = f"{__name__}:xgboost"
 SCIKIT_LEARN = f"{__name__}:scikit_learn"
 _VARIABLES = {"environ", "environb", "putenv", "unsetenv"}  # of `os`
 _READS = {"get", "copy", "keys", "items", "values"}  # what changes nothing in `os.environ`
@@ -42,26 +39,31 @@ class _Preload(NamedTuple):
 
 
 _PRELOADS = (  # the larger one first, for code that imports of both
-    _Preload(TRANSFORMERS, ("transformers", "torch"), frozenset({"transformers", "sentence_transformers", "peft"})),
+    _Preload(
+        f"{__name__}:transformers",
+        ("transformers", "torch"),
+        frozenset({"transformers", "sentence_transformers", "peft"}),
+    ),
     _Preload(PYTORCH, ("torch",), frozenset({"torch", "torchvision", "torchaudio", "timm"})),
-    _Preload(XGBOOST, ("xgboost",), frozenset({"xgboost"})),
+    _Preload(f"{__name__}:xgboost", ("xgboost",), frozenset({"xgboost"})),
     _Preload(SCIKIT_LEARN, ("sklearn",), frozenset({"sklearn", "joblib", "imblearn"})),
 )
 
 
-def preload_for(file: Path, directories: Iterable[Path]) -> str:
+def preload_for(file: Path, directories: Iterable[Path], imports: str = "") -> str:
     """`module:function` to be called before the process of a model is forked, "" for nothing.
 
     Args:
         file: the model's code.
         directories: where it imports modules of its own from.
+        imports: what it is known to import, though it does not show.
     """
     places = list(directories)
     files = [file, *(each for place in places for each in sorted(place.glob("*.py")) if each != file)]
     if len(files) > _MOST_FILES:
         return ""
     imported = [_imported(each) for each in files]
-    names = {name for each in imported if each is not None for name in each}
+    names = {imports, *(name for each in imported if each is not None for name in each)}
     wanted = next((each for each in _PRELOADS if names & each.users and _installed(each.needs)), None)
     if wanted is None or None in imported:
         return ""
@@ -77,7 +79,6 @@ def transformers() -> None:
     for name in ("pipeline", "AutoConfig", "AutoModel", "AutoTokenizer", "PreTrainedModel", "PreTrainedTokenizerFast"):
         with contextlib.suppress(Exception):  # another version may call it otherwise: then models import it themselves
             getattr(library, name)
-    _seed_after_forks()
 
 
 def xgboost() -> None:
@@ -91,13 +92,6 @@ def scikit_learn() -> None:
     """Import scikit-learn, and of it what most models are made of."""
     for name in ("joblib", "sklearn.compose", "sklearn.ensemble", "sklearn.linear_model", "sklearn.pipeline"):
         importlib.import_module(name)
-    _seed_after_forks()
-
-
-def _seed_after_forks() -> None:
-    """Let processes draw different random numbers, as those that import numpy themselves do."""
-    random = importlib.import_module("numpy.random")
-    os.register_at_fork(after_in_child=random.seed)
 
 
 def _installed(names: Sequence[str]) -> bool:

@@ -53,7 +53,6 @@ def pytorch() -> Any:
     # Inputs lie in memory that numpy may not write to. Models that write into their inputs write into their own copy
     # of a request, which nobody reads again.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-    os.register_at_fork(after_in_child=torch.default_generator.seed)  # else all that are forked draw the same numbers
     return torch
 
 

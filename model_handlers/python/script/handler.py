@@ -13,7 +13,7 @@ from model_handlers.base import Handler, Placement
 from model_handlers.body import BACKEND
 from model_handlers.config_checks import normalise
 from model_handlers.python.environment import wanted
-from model_handlers.python.frameworks import TRANSFORMERS, XGBOOST, preload_for
+from model_handlers.python.frameworks import preload_for
 from model_handlers.python.imports import check_syntax
 from model_handlers.python.script.completion import with_body
 from model_handlers.python.script.host import ScriptHost
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from model_handlers.environments.wanted import Wanted
     from model_handlers.errors import MmeError
 
-_PRELOADS = {PIPELINE: TRANSFORMERS, BOOSTER: XGBOOST}
+_IMPORTS = {PIPELINE: "transformers", BOOSTER: "xgboost"}
 
 
 class ScriptHandler(Handler):
@@ -57,7 +57,7 @@ class ScriptHandler(Handler):
             return ""
         file = ScriptFile(config, model_file)
         if file.path.parent == FOLDER:
-            return _PRELOADS[file.path.name]
+            return preload_for(file.path, (file.model_directory,), _IMPORTS[file.path.name])
         return preload_for(file.path, (file.path.parent, file.model_directory))
 
     @classmethod

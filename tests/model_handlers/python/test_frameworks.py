@@ -1,6 +1,7 @@
 """Which framework a model's processes are forked with: by what its code imports, and whether it could tell."""
 
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,13 @@ def test_what_lies_beside_it_tells_too(tmp_path, neighbour, source, expected):
     (tmp_path / neighbour).parent.mkdir(exist_ok=True)
     (tmp_path / neighbour).write_text(source)
     assert frameworks.preload_for(file, [file.parent, tmp_path]) == expected
+
+
+@pytest.mark.parametrize(("neighbour", "expected"), [("config.json", SCIKIT_LEARN), ("sklearn.py", "")])
+def test_what_a_script_of_ours_imports_is_known(tmp_path, neighbour, expected):
+    """Unless the model brings its own."""
+    (tmp_path / neighbour).touch()
+    assert frameworks.preload_for(Path(frameworks.__file__), [tmp_path], "sklearn") == expected
 
 
 def test_the_larger_one_is_chosen(tmp_path):
