@@ -33,6 +33,10 @@ _TASKS = {
     "LMHeadModel": "text-generation",
     "ForConditionalGeneration": "text2text-generation",
 }
+_ENCODER = "Model"  # the end of the name of one without a head, whose answers are its features
+_NO_ENCODERS = ("HeadsModel", "EncoderDecoderModel")
+_OF_TEXT = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+_OF_OTHERS = ("preprocessor_config.json", "processor_config.json")  # of images and sounds
 _HEADERS = ("inputs", "question", "context")
 
 
@@ -138,10 +142,20 @@ def _task_of(model: str, config: Path) -> str:
         names = json.loads(config.read_text("utf-8")).get("architectures") or [""]
     except (ValueError, AttributeError) as error:
         raise invalid_model(f"model '{model}': {config.name} does not tell an architecture: {error}") from error
-    task = next((task for end, task in _TASKS.items() if str(names[0]).endswith(end)), "")
+    name = str(names[0])
+    task = next((task for end, task in _TASKS.items() if name.endswith(end)), "")
+    if not task and name.endswith(_ENCODER) and not name.endswith(_NO_ENCODERS) and _reads_text(config.parent):
+        task = "feature-extraction"
     if not task:
         raise invalid_model(
-            f"model '{model}': nothing says what an architecture '{names[0]}' of {config.name} is asked; name it by "
-            f"the variable {TASK}, such as {TASK}=text-classification"
+            f"model '{model}': nothing says what an architecture '{name}' of {config.name} is asked; name it by "
+            f"the variable {TASK}, such as {TASK}=text-classification, or for this model alone by such a parameter in "
+            "a config.pbtxt beside it"
         )
     return task
+
+
+def _reads_text(directory: Path) -> bool:
+    """Whether what was saved there has a tokenizer, and nothing but text to read."""
+    there = {path.name for path in directory.iterdir()}
+    return not there.isdisjoint(_OF_TEXT) and there.isdisjoint(_OF_OTHERS)

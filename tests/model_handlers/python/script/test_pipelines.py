@@ -52,6 +52,30 @@ def test_the_architecture_tells_the_task(scripts, architecture, task):
     assert answer == [{"task": task, "device": -1, "inputs": ["a", "b"], "top_k": 2}]
 
 
+@pytest.mark.parametrize("architecture", ["BertModel", "MPNetModel"])
+def test_an_encoder_of_text_answers_with_features(scripts, architecture):
+    """It was saved with a tokenizer, and without a head."""
+    loaded = scripts.load("", files=files(architecture, **{"tokenizer.json": "{}"}))
+
+    assert loaded.told('{"inputs": "hi"}')[0]["task"] == "feature-extraction"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "beside"),
+    [
+        ("CLIPModel", ("tokenizer.json", "preprocessor_config.json")),
+        ("ViTModel", ()),
+        ("EncoderDecoderModel", ("tokenizer.json",)),
+        ("GPT2DoubleHeadsModel", ("tokenizer.json",)),
+    ],
+)
+def test_other_models_without_a_head_are_not_guessed_at(scripts, architecture, beside):
+    """They read images as well, or nobody knows what."""
+    error = scripts.refused("", files=files(architecture, **dict.fromkeys(beside, "{}")))
+
+    assert f"an architecture '{architecture}' of config.json" in error.message
+
+
 def test_the_task_may_be_said(scripts):
     """By HF_TASK, whatever the architecture is."""
     loaded = scripts.load("", files=files("BertModel"), parameters={"HF_TASK": "feature-extraction"})
