@@ -12,6 +12,7 @@ process writes into another one.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import select
 import socket
@@ -59,6 +60,10 @@ _MAX_FDS = 8
 
 def main(control: socket.socket, events: socket.socket) -> int:
     """Serve one model, or as many as are sent, until the other side closes; returns the exit code."""
+    if (
+        logging.lastResort is not None
+    ):  # what nobody else handles goes to standard error, where levels are known by name
+        logging.lastResort.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     side = _Side(control)
     message = side.receive()
     if message is None or message["do"] == "close":

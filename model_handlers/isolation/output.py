@@ -1,8 +1,9 @@
 """What a model prints: read line by line from the pipes that are its standard output and standard error, and logged.
 
 One thread a child reads both, so that a model that prints a lot waits for the log and never for the event loop, and
-keeps the last lines of standard error for the obituary. A line without an end can't make us grow: it is cut. A line of
-standard error that begins with the name of a level, `WARNING: …`, has that level, as those of `pb_utils.Logger` have.
+keeps the last lines of standard error for the obituary. A line without an end can't make us grow: it is cut. Of one
+that is written over, as progress bars are, the last state counts. A line of standard error that begins with the name of
+a level, `WARNING: …`, has that level, as those of `pb_utils.Logger` have.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mme.model")
 MAX_LINE = 8 << 10  # bytes
 _LEVELS = {
-    logging.getLevelName(level): level for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
+    logging.getLevelName(level): level
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 }
 _LAST_LINES = 30  # the frames of a traceback are not all the model's
 _CHUNK = 64 << 10
@@ -54,6 +56,11 @@ class LineSplitter:
         self._cut = False
 
     def _grow(self, part: bytes) -> None:
+        written_over = part.rstrip(b"\r").rfind(b"\r") + 1
+        if written_over or (part.strip(b"\r") and self._rest.endswith(b"\r")):
+            part = part[written_over:]
+            self._rest.clear()
+            self._cut = False
         room = MAX_LINE - len(self._rest)
         self._rest += part[:room]
         self._cut = self._cut or len(part) > room

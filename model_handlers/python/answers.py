@@ -17,7 +17,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.python.failures import failed_batch, failed_execution, printable
 from model_handlers.python.pb_responses import KINDS, InferenceResponse, TritonError
 from model_handlers.sequence_config import hidden_outputs
-from model_handlers.tensor import BF16, BYTES, UINT16
+from model_handlers.tensor import BF16, BYTES, UINT16, shape_matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array, DataType, TensorSpec
 
 _log = logging.getLogger("mme.model")
+_MISSHAPEN: set[tuple[str, str]] = set()  # outputs, by their models, of which it was said
+_fits = functools.lru_cache(maxsize=1024)(shape_matches)
 
 
 def answers(
@@ -105,11 +107,17 @@ def _outputs(config: ModelConfig, request: ModelRequest, response: InferenceResp
     tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
     specs = {spec.name: spec for spec in config.outputs}
     outputs, expected = {}, 0
+    rows = _rows(config, request)
+    if rows is not None and config.decoupled:
+        rows = -1  # each response has as many as the model likes
     for name, tensor in tensors.items():
         if name in specs:
             expected += 1
             if name in request.outputs:
-                outputs[name] = _outside(config, specs[name], tensor, whole_numbers=True)
+                outputs[name] = array = _outside(config, specs[name], tensor, whole_numbers=True)
+                expected_shape = specs[name].dims if rows is None else (rows, *specs[name].dims)
+                if not _fits(array.shape, expected_shape):
+                    _warn_of_shape(config.name, name, array.shape, expected_shape)
     for spec in hidden_outputs(config.sequence_batching):
         returned = tensors.get(spec.name)
         if returned is not None:
@@ -129,6 +137,13 @@ def _name_unexpected(config: ModelConfig, tensors: Iterable[str], *, some: bool)
     if not some:
         raise _wrong(config, what)
     _warn_once(config.name, what)
+
+
+def _warn_of_shape(model: str, output: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Say of an output once that it is not as declared, whatever other shapes come; as in Triton it is handed on."""
+    if (model, output) not in _MISSHAPEN:
+        _MISSHAPEN.add((model, output))
+        _warn_once(model, f"returned output '{output}' with shape {list(shape)}, expected {list(expected)}")
 
 
 @functools.lru_cache(maxsize=256)

@@ -286,6 +286,25 @@ def test_a_load_that_goes_wrong(server, repository, name, deed):
     eventually(lambda: processes(server) == before, "the process to be gone")
 
 
+@pytest.mark.parametrize(
+    ("statement", "logged"),
+    [
+        ("import logging; logging.getLogger('mine').warning('beware of %s', 'dogs')", "beware of dogs"),
+        ("return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array([7], np.int32))])]", "with shape [1]"),
+    ],
+)
+def test_warnings_from_a_models_process_are_warnings(server, repository, name, statement, logged):
+    """Those of its author, and those of ours about it."""
+    write(repository, name, EXECUTE.format(body=f"        {statement}\n        return GOOD"))
+    assert ask(server, name, "bad").status == 200
+    lines = eventually(
+        lambda: [json.loads(line) for line in server.log.splitlines() if logged in line and f'"{name}"' in line],
+        "the line",
+    )
+    assert [line["level"] for line in lines] == ["warning"]
+    server.ask("POST", f"/v2/repository/models/{name}/unload", {})
+
+
 def test_a_dead_server_leaves_no_process(own_server, repository, name):
     """Kill -9 of everything that gunicorn started: the models' processes end by themselves."""
     write(repository, name, EXECUTE.format(body=" " * 8 + "time.sleep(10**6)"))

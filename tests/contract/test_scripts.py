@@ -556,3 +556,17 @@ def test_models_of_one_framework_import_it_once(serve, tmp_path):
     told = {name: ByHeader(server).ask(f"{name}", b"{}").json for name in ("a", "b", "alone")}
     assert {name: each["there"] for name, each in told.items()} == {"a": True, "b": True, "alone": False}
     assert len({each["draws"] for each in told.values()}) == 3
+
+
+def test_what_a_script_logs_keeps_its_level(serve, tmp_path):
+    """And its logger's name."""
+    source = "import logging\nlogging.getLogger('mine').warning('beware of %s', 'dogs')\nmodel_fn = print"
+    models.pack(scripts.lay_out(tmp_path / "warns", source), tmp_path / "warns.tar.gz")
+    server = serve({"MME_MODEL_STORE": str(tmp_path)})
+    assert ByHeader(server).ask("warns", b"[]").status != 404
+
+    def logged():
+        return [json.loads(line) for line in server.log.splitlines() if "beware of dogs" in line]
+
+    [line] = eventually(logged, "the line of the script")
+    assert (line["level"], line["message"], line["target_model"]) == ("warning", "mine: beware of dogs", "warns.tar.gz")

@@ -63,7 +63,7 @@ class ScriptHost:
         self._context = Context(config.name, str(file.model_directory), gpu, config.parameters)
         self._defaults = Defaults(config.name, file.path, device, self._default_accept, config.parameters.get(TASK, ""))
         # INFO and more, as Amazon's containers have it; no effect in a process that keeps a log of its own.
-        logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s: %(name)s: %(message)s")
         self._script = file.imported(config.name)
         try:
             self._functions = ScriptFunctions(self._script.module, file.path, config.name, self._context)

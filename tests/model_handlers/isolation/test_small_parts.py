@@ -217,6 +217,16 @@ def test_lines(size):
     assert list(lines.flush()) == []
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_of_a_line_that_is_written_over_the_last_state_counts(size):
+    """As a terminal would show it in the end, whatever pieces it comes in; lines of Windows are lines."""
+    data = b"\r 0%\r 50%\r100%\nlines\r\nof two\r\r\n\rdone\r\n"
+    lines = LineSplitter()
+    got = [line for i in range(0, len(data), size) for line in lines.feed(data[i : i + size])]
+
+    assert got == ["100%", "lines", "of two", "done"]
+
+
 def test_long_lines_are_cut():
     """A line without an end takes no more than its bound, and the next one is whole again."""
     lines = LineSplitter()

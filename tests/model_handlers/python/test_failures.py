@@ -100,6 +100,34 @@ def test_an_initialize_that_fails_is_the_models_error(models, statement, kind, w
     assert "model_handlers" not in error.message
 
 
+@pytest.mark.parametrize(
+    ("statement", "advice"),
+    [
+        ("np.load('weights.npy')", "write Path(__file__).parent / 'weights.npy'"),
+        ("open('data/labels.txt')", "write Path(__file__).parents[1] / 'data/labels.txt'"),
+        ("open('nowhere.txt')", "A relative path begins where the server runs: begin it with Path(__file__).parent"),
+    ],
+)
+def test_a_relative_path_is_told_where_its_file_lies(models, statement, advice):
+    """The model's files are not where the server runs."""
+    source = f"""
+        import numpy as np
+        class TritonPythonModel:
+            def initialize(self, args):
+                {statement}
+            def execute(self, requests):
+                return []
+    """
+    error = models.refused(source, files={"1/weights.npy": "", "data/labels.txt": ""})
+    assert advice in error.message.splitlines()[-1]
+
+
+def test_an_absolute_path_needs_no_advice(models):
+    """It says where the file should be."""
+    error = models.refused("open('/nowhere/at/all.txt')")
+    assert error.message.endswith("<module>\n")
+
+
 def test_a_load_that_failed_leaves_nothing_in_the_interpreter(models):
     """The next load of the same, mended model runs its new files."""
     import sys  # noqa: PLC0415 - beside what it looks at
@@ -329,6 +357,44 @@ def test_a_model_may_be_careless_where_it_may_in_triton(answers, what):
     for answer in answers(f"return pb_utils.InferenceResponse([{returned}])"):
         assert {name: array.tolist() for name, array in answer.outputs.items()} == outputs
         assert {array.dtype for array in answer.outputs.values()} <= {np.dtype(WHOLE.get(what, np.float32))}
+
+
+def test_a_recursion_is_told_in_few_lines(failure):
+    """Of a frame that comes again and again there are three, and how many more."""
+    source = """
+        class TritonPythonModel:
+            def execute(self, requests):
+                return self.execute(requests)
+    """
+    error = failure(source)
+    assert "RecursionError" in error.message
+    assert error.message.count(": execute") == 3
+    assert "times more)" in error.message
+
+
+@pytest.mark.parametrize(
+    ("statement", "advice"),
+    [
+        ("pb_utils.get_input_tensor_by_name(request, 'a').as_numpy()", "names are exact"),
+        ("import no_such_module_anywhere", "Install it into the image"),
+    ],
+)
+def test_mistakes_that_many_make_come_with_advice(failure, kit, statement, advice):
+    """In `execute` as well."""
+    error = failure(kit.each(statement))
+    assert advice in error.message.splitlines()[-1]
+
+
+def test_a_shape_that_was_not_declared_is_logged_once(models, kit, caplog):
+    """The response carries it all the same, as Triton's does."""
+    answer = 'return pb_utils.InferenceResponse([pb_utils.Tensor("SUM", np.zeros((rows, 2), np.float32))])'
+    handler = models.load(kit.each(f"rows = int(request.inputs()[0].as_numpy()[0, 0])\n{answer}"), name="misshapen")
+    responses = handler.execute_requests([kit.request(A=[[rows, 0]]) for rows in (1, 2, 3)])
+
+    assert [each.outputs["SUM"].shape for each in responses] == [(1, 2), (2, 2), (3, 2)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "model 'misshapen' returned output 'SUM' with shape [2, 2], expected [1, 2]"
+    ]
 
 
 def test_an_output_that_there_is_not_is_logged_once(answers, caplog):
