@@ -311,8 +311,8 @@ class Settings:
         """
         local_store = self.mode is Mode.STORE and not self.model_store.startswith("s3://")
         store = Path(self.model_store) if local_store else None
-        if store and not store.is_dir():
-            raise SettingsError(f"--model-store/MME_MODEL_STORE='{store}': there is no such folder")
+        if store:
+            _check_folder("--model-store/MME_MODEL_STORE", store)
         in_s3 = self.mode is Mode.REPOSITORY and self.repository_urls
         if (in_s3 or self.mode is Mode.STORE) and not _can_be_written(self.cache_dir):
             raise SettingsError(
@@ -328,8 +328,8 @@ class Settings:
         if script.startswith("/") and not Path(script, self.script_program).is_file():
             raise SettingsError(f"SAGEMAKER_SUBMIT_DIRECTORY='{script}': there is no {self.script_program} in it")
         for repository in self.repositories if self.mode is Mode.REPOSITORY else ():
-            if isinstance(repository, Path) and not repository.is_dir():
-                raise SettingsError(f"--model-repository/MME_MODEL_REPOSITORY='{repository}': there is no such folder")
+            if isinstance(repository, Path):
+                _check_folder("--model-repository/MME_MODEL_REPOSITORY", repository)
 
     def check_tracing(self) -> None:
         """Check that what sends traces is installed, if any are to be sent.
@@ -356,8 +356,25 @@ class Settings:
 
 def _can_be_written(directory: Path) -> bool:
     """Whether files can come to lie in a folder, which need not be there yet."""
-    there = next(path for path in (directory, *directory.parents) if path.exists())
+    try:
+        there = next(path for path in (directory, *directory.parents) if path.exists())
+    except PermissionError:
+        return False
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def _check_folder(name: str, folder: Path) -> None:
+    """Refuse what is none, or can't be read, under the name of the setting."""
+    try:
+        there = folder.is_dir()
+    except PermissionError:
+        there = True
+    if not there:
+        raise SettingsError(f"{name}='{folder}': there is no such folder")
+    if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
+        raise SettingsError(
+            f"{name}='{folder}': user {os.geteuid()}, as whom the server runs, may not read it; let it, or run as another"
+        )
 
 
 def _is_installed(module: str) -> bool:

@@ -1151,6 +1151,37 @@ def test_a_machine_that_may_write_nothing_has_settings_all_the_same(monkeypatch)
     assert settings_table()
 
 
+@pytest.fixture
+def closed(tmp_path):
+    """A folder below one that we may not enter, whoever we are."""
+    folder = tmp_path / "closed" / "folder"
+    folder.mkdir(parents=True)
+    folder.parent.chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    yield folder
+    os.seteuid(user)
+    folder.parent.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("MME_MODEL_STORE", "as whom the server runs, may not read it"),
+        ("MME_MODEL_REPOSITORY", "as whom the server runs, may not read it"),
+        ("MME_CACHE_DIR", "models are unpacked there, and it can't be written"),
+    ],
+)
+def test_folders_that_may_not_be_entered_are_named(closed, name, sentence):
+    """With the setting that names them, as a container's user finds them that was never thought of."""
+    store = {"MME_MODEL_STORE": "s3://bucket/a"} if name == "MME_CACHE_DIR" else {}
+    settings = Settings.from_environ({**store, name: str(closed)})
+    with pytest.raises(SettingsError, match=sentence) as caught:
+        settings.check_paths()
+    assert f"{name}='{closed}'" in str(caught.value)
+
+
 def test_archives_that_can_be_unpacked_nowhere_refuse_to_start(tmp_path):
     """A folder that can't be made or written is named before a worker dies of it, again and again."""
     (tmp_path / "file").touch()
