@@ -373,7 +373,7 @@ def _check_folder(name: str, folder: Path) -> None:
         raise SettingsError(f"{name}='{folder}': there is no such folder")
     if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
         raise SettingsError(
-            f"{name}='{folder}': user {os.geteuid()}, as whom the server runs, may not read it; let it, or run as another"
+            f"{name}='{folder}': user {os.geteuid()}, as whom the server runs, may not read it: let it, or be another"
         )
 
 

@@ -222,6 +222,7 @@ examples:
   mme pack repository/bert-0 -o bert-0.tar.gz     a Triton model directory: config.pbtxt and versions
   mme pack resnet.onnx --name resnet50            a bare file becomes resnet50/1/model.onnx, and gets a config.pbtxt
   mme pack traced.pt --config config.pbtxt        a file that does not tell its shapes, and what does
+  mme pack customers/*.json -o archives           an archive of each, in a folder that is there
   mme pack bert.onnx --copies 50                  bert-0.tar.gz to bert-49.tar.gz, a fleet to try things with
   mme pack search -o search.tar.gz                several models: the one with parameter MME_ENTRY calls the others
   mme pack pre bert.onnx post --ensemble pre,bert,post -o pipeline.tar.gz
@@ -232,7 +233,13 @@ examples:
 def _add_pack_flags(parser: argparse.ArgumentParser) -> None:
     sources = "model directories, a folder of several, or files of ONNX, PyTorch, TensorRT, TensorFlow, OpenVINO, trees"
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL", help=f"{sources}; model.py, inference.py")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the archive; NAME.tar.gz by default")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE|DIR",
+        help="the archive; NAME.tar.gz by default; into a folder goes an archive of each model",
+    )
     parser.add_argument("--name", help="the model's name; that of the directory or file by default")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the config.pbtxt of a bare file")
     parser.add_argument("--ensemble", metavar="MODEL,MODEL...", help="run these one behind the other, as one model")

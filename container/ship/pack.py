@@ -1,6 +1,6 @@
 """`mme pack`: from models as frameworks write them to a .tar.gz that an endpoint loads.
 
-The archive holds one directory named after the model, which suits a multi-model endpoint and a single-model one (that
+An archive holds one directory named after the model, which suits a multi-model endpoint and a single-model one (that
 wants the directory). Of several models, one of which requests are for, it holds each under its own name; of an ensemble
 in a repository, also the models that it consists of. A model of an inference script is packed as SageMaker's own
 containers want it, `code/` at the root. A bare file gets the configuration that the server would complete, in writing.
@@ -11,6 +11,7 @@ their configurations where the framework is installed.
 # ruff: noqa: T201 - a command talks to people
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,6 @@ from serve.sources.repository import open_model, open_target
 from serve.sources.store import ARCHIVE_SUFFIX
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Mapping
 
     from model_handlers.config import ModelConfig
@@ -39,11 +39,39 @@ _MOST_COPIES = 10_000
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, pack, and tell what was packed.
+    """Check, pack, and tell what was packed: one archive, or into a folder one of each model.
 
     Raises:
         MmeError: what is wrong with the model, by file or field; or with the arguments.
     """
+    if arguments.output is None or not arguments.output.is_dir():
+        return _pack(arguments)
+    for name, path in _named(arguments).items():
+        output = arguments.output / f"{name}{ARCHIVE_SUFFIX}"
+        each = argparse.Namespace(**vars(arguments) | {"models": [path], "output": output})
+        _pack(each, brief=len(arguments.models) > 1)
+    return 0
+
+
+def _named(arguments: argparse.Namespace) -> dict[str, Path]:
+    """The models that become an archive each, by their names.
+
+    Raises:
+        MmeError: two have one name, or they are asked to be one.
+    """
+    if arguments.ensemble:
+        raise invalid_argument(f"-o '{arguments.output}' is a folder: an ensemble is one archive, name it")
+    if arguments.name and len(arguments.models) > 1:
+        raise invalid_argument("--name is for one model: several in a folder are called after their files")
+    stems = [arguments.name or Origin.of(path, None).stem for path in arguments.models]
+    again = next((stem for stem in stems if stems.count(stem) > 1), None)
+    if again is not None:
+        raise invalid_argument(f"two models would be '{again}{ARCHIVE_SUFFIX}': pack them into folders of their own")
+    return dict(zip(stems, arguments.models, strict=True))
+
+
+def _pack(arguments: argparse.Namespace, *, brief: bool = False) -> int:
+    """Make one archive; `brief` tells no more than that."""
     sources = [Origin.of(path, arguments.config) for path in arguments.models]
     name = _name(arguments, sources)
     output: Path = arguments.output or Path(f"{name}{ARCHIVE_SUFFIX}")
@@ -57,19 +85,25 @@ def run(arguments: argparse.Namespace) -> int:
         total = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
         with progress(total, f"pack {output.name}") as advance:
             pack(staging, copies[0], level=arguments.level, progress=advance)
-        for folder in [*origins, *([name] if steps else [])]:
-            print(f"{folder}/")
-            for line in _tree(staging / folder):
-                print(f"  {line}")
-    for config in configs:
-        print(f"\nconfiguration in effect\n{_indented(config_text(config))}")
+        if not brief:
+            _describe(staging, [*origins, *([name] if steps else [])], configs)
     for copy in copies[1:]:
         copy.unlink(missing_ok=True)
         link_or_copy(copies[0], copy)
     for path in copies:
-        print(f"\n{path}: {_size(path.stat().st_size)}", end="")
-    print()
+        print(f"{path}: {_size(path.stat().st_size)}")
     return 0
+
+
+def _describe(staging: Path, folders: list[str], configs: list[ModelConfig]) -> None:
+    """Tell of each model its files and its configuration."""
+    for folder in folders:
+        print(f"{folder}/")
+        for line in _tree(staging / folder):
+            print(f"  {line}")
+    for config in configs:
+        print(f"\nconfiguration in effect\n{_indented(config_text(config))}")
+    print()
 
 
 def _name(arguments: argparse.Namespace, sources: list[Origin]) -> str:
@@ -81,7 +115,7 @@ def _name(arguments: argparse.Namespace, sources: list[Origin]) -> str:
     if arguments.output:
         return str(arguments.output.name).removesuffix(ARCHIVE_SUFFIX)
     raise invalid_argument(
-        "several models become one archive: name it with -o NAME.tar.gz; for one each, pack them one by one"
+        "several models become one archive: name it with -o NAME.tar.gz; for one each, name a folder that there is"
     )
 
 
@@ -89,7 +123,9 @@ def _check_arguments(arguments: argparse.Namespace, name: str, output: Path) -> 
     if "/" in name or name in {"", ".", ".."}:
         raise invalid_argument(f"--name '{name}' is not the name of a directory")
     if not output.name.endswith(ARCHIVE_SUFFIX):
-        raise invalid_argument(f"-o '{output}' must end in .tar.gz, because SageMaker takes no other archive")
+        raise invalid_argument(
+            f"-o '{output}' must end in .tar.gz, because SageMaker takes no other archive, or be a folder"
+        )
     if not output.parent.is_dir():
         raise invalid_argument(f"-o '{output}' lies in no folder that there is: make '{output.parent}' first")
     if not 1 <= arguments.copies <= _MOST_COPIES:

@@ -189,6 +189,9 @@ def test_an_ensemble_is_wired_and_packed(mme, plus, tmp_path):
         (("plus.onnx", "--ensemble", "plus", "-o", "plus.tar.gz"), "can't be called 'plus'"),
         (("plus.onnx", "plus.onnx", "-o", "a.tar.gz"), "two models have one name"),
         (("plus.onnx", "other.onnx"), "several models become one archive: name it"),
+        (("plus.onnx", "plus.onnx", "-o", "."), "two models would be 'plus.tar.gz'"),
+        (("plus.onnx", "other.onnx", "--name", "a", "-o", "."), "--name is for one model"),
+        (("plus.onnx", "other.onnx", "--ensemble", "plus,other", "-o", "."), "an ensemble is one archive"),
         (("plus.onnx", "other.onnx", "--config", "other.onnx", "-o", "a.tar.gz"), "--config is for one model"),
     ],
 )
@@ -201,6 +204,29 @@ def test_several_models_that_make_no_archive(mme, plus, tmp_path, monkeypatch, a
     assert said.code == 2
     (line,) = said.err.splitlines()
     assert sentence in line
+
+
+def test_into_a_folder_goes_an_archive_of_each(mme, plus, tmp_path):
+    """Called after the models; a line each, and no configuration."""
+    models.lay_out(tmp_path / "second", models.plus(2), "max_batch_size: 8\n")
+    (tmp_path / "archives").mkdir()
+    said = mme("pack", plus, tmp_path / "second", "-o", tmp_path / "archives")
+
+    assert said.code == 0, said.err
+    assert [line.rpartition(":")[0] for line in said.out.splitlines()] == [
+        str(tmp_path / "archives" / f"{name}.tar.gz") for name in ("plus", "second")
+    ]
+    assert unpacked(tmp_path / "archives" / "second.tar.gz", tmp_path).config.max_batch_size == 8
+
+
+def test_one_model_may_go_into_a_folder_as_well(mme, plus, tmp_path):
+    """Under another name, and told whole."""
+    (tmp_path / "archives").mkdir()
+    said = mme("pack", plus, "--name", "more", "-o", tmp_path / "archives")
+
+    assert said.code == 0, said.err
+    assert "configuration in effect" in said.out
+    assert (tmp_path / "archives" / "more.tar.gz").is_file()
 
 
 def step(name, inputs, outputs, batch=8):
