@@ -19,7 +19,7 @@ from model_handlers.python.environment import wanted
 from model_handlers.python.frameworks import preload_for
 from model_handlers.python.host import Host
 from model_handlers.python.imports import check_syntax
-from model_handlers.python.module import ModelFile
+from model_handlers.python.module import ModelFile, check_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,13 +68,13 @@ class PythonHandler(Handler):
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
-        """Check that the file is Python.
+        """Check that the file is Python, and has the class.
 
         Raises:
             MmeError: INVALID_MODEL, UNSUPPORTED. The latter also where only `auto_complete_config` knows the tensors.
         """
         file = ModelFile(config, model_file)
-        check_syntax(config.name, file.path)
+        check_class(config.name, file, check_syntax(config.name, file.path))
         named = bool(config.inputs) + bool(config.outputs)  # a model may do without either
         completes = named < 2 and b"auto_complete_config" in file.path.read_bytes()
         if named == 0 or completes or config.named_inputs or config.named_outputs:

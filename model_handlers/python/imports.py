@@ -69,8 +69,8 @@ def version_directory(config: ModelConfig, file: Path) -> Path:
     return file.parents[depth - 1]
 
 
-def check_syntax(model: str, path: Path) -> None:
-    """Refuse text that is not Python, without running it.
+def check_syntax(model: str, path: Path) -> ast.Module:
+    """What a file says, without running it.
 
     Raises:
         MmeError: INVALID_MODEL, naming file and line.
@@ -78,7 +78,7 @@ def check_syntax(model: str, path: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ast.parse(path.read_bytes(), str(path))
+            return ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as error:
         raise failed_load(f"{path} was read", error, model) from None
 

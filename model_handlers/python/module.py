@@ -8,6 +8,7 @@ again.
 
 from __future__ import annotations
 
+import ast
 import sys
 import sysconfig
 from types import ModuleType
@@ -18,9 +19,11 @@ from model_handlers.python import pb_utils
 from model_handlers.python.imports import ImportedFile, free_name, version_directory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from model_handlers.config import ModelConfig
+    from model_handlers.errors import MmeError
 
 _CLASS = "TritonPythonModel"
 
@@ -88,14 +91,53 @@ def _library() -> list[str]:
     return [place for place in (pure, platform, f"{platform}/lib-dynload") if place in sys.path]
 
 
+def check_class(model: str, file: ModelFile, source: ast.Module) -> None:
+    """Refuse a file that binds no such class in any way, without running it: what else a load may find is left to it.
+
+    Raises:
+        MmeError: INVALID_MODEL, as the load would.
+    """
+    bound = {name for node in ast.walk(source) for name in _bound(node)}
+    if bound.isdisjoint({_CLASS, "*"}):
+        raise _no_class(model, file, [node.name for node in source.body if isinstance(node, ast.ClassDef)])
+    if "execute" not in bound and any(_inherits_nothing(node) for node in source.body):
+        raise _no_execute(model, file)
+
+
+def _inherits_nothing(node: ast.stmt) -> bool:
+    """Whether it is the class, with all that it has in this file."""
+    if not isinstance(node, ast.ClassDef) or node.name != _CLASS:
+        return False
+    return not (node.bases or node.keywords or node.decorator_list)
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """Names that a node gives to something, `*` for any."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (alias.asname or alias.name for alias in node.names)
+    elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.id if isinstance(node, ast.Name) else node.attr
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # as `globals()` and `setattr` are given
+        yield node.value
+
+
 def _author_class(model: str, module: ModuleType, file: ModelFile) -> type[Any]:
     author_class: type[Any] | None = getattr(module, _CLASS, None)
     if not isinstance(author_class, type):
         classes = [name for name, value in vars(module).items() if isinstance(value, type)]
-        raise invalid_model(
-            f"model '{model}': {file.path} defines no class {_CLASS}; "
-            f"the classes in it are: {', '.join(classes) or 'none'}"
-        )
+        raise _no_class(model, file, classes)
     if not callable(getattr(author_class, "execute", None)):
-        raise invalid_model(f"Python model {file.path} of '{model}' does not implement `execute` method.")
+        raise _no_execute(model, file)
     return author_class
+
+
+def _no_class(model: str, file: ModelFile, classes: Iterable[str]) -> MmeError:
+    return invalid_model(
+        f"model '{model}': {file.path} defines no class {_CLASS}; the classes in it are: {', '.join(classes) or 'none'}"
+    )
+
+
+def _no_execute(model: str, file: ModelFile) -> MmeError:
+    return invalid_model(f"Python model {file.path} of '{model}' does not implement `execute` method.")

@@ -484,7 +484,7 @@ def test_repository_of_one_model_is_packed_as_that_model(model, tmp_path):
 def _several(model):
     """A folder of the model plus and of a Python model that calls it."""
     (model.parent / "caller" / "1").mkdir(parents=True)
-    (model.parent / "caller" / "1" / "model.py").write_text("class TritonPythonModel:\n    pass\n")
+    (model.parent / "caller" / "1" / "model.py").write_text("class TritonPythonModel:\n    execute = print\n")
     tensors = 'input { name: "X" data_type: TYPE_FP32 dims: 2 } output { name: "Y" data_type: TYPE_FP32 dims: 2 }'
     (model.parent / "caller" / "config.pbtxt").write_text(f'backend: "python" max_batch_size: 2 {tensors}')
     return model.parent

@@ -293,6 +293,13 @@ def test_autocomplete_runs_no_code_of_the_author(models, kit):
     ("source", "config", "kind", "words"),
     [
         ("class X:\n    def\n", None, Kind.INVALID_MODEL, "1/model.py line 2"),
+        (
+            "class Model:\n    pass\n",
+            None,
+            Kind.INVALID_MODEL,
+            "no class TritonPythonModel; the classes in it are: Model",
+        ),
+        ("class TritonPythonModel:\n    pass\n", None, Kind.INVALID_MODEL, "does not implement `execute` method"),
         (NOTHING, "", Kind.UNSUPPORTED, "auto_complete_config"),
         (
             NOTHING + "    def auto_complete_config(c): return c",
@@ -303,9 +310,29 @@ def test_autocomplete_runs_no_code_of_the_author(models, kit):
     ],
 )
 def test_autocomplete_refuses_what_a_reader_can_see(models, kit, source, config, kind, words):
-    """Syntax errors, and tensors that only a load could name."""
+    """Syntax errors, a class that is missing, and tensors that only a load could name."""
     parsed, file = models.write(source, kit.VECTORS if config is None else config)
     with pytest.raises(MmeError) as caught:
         PythonHandler.autocomplete(parsed, file)
     assert caught.value.kind is kind
     assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from base import TritonPythonModel",
+        "from base import Model as TritonPythonModel",
+        "from base import *",
+        "from base import Model\nTritonPythonModel = Model",
+        "if True:\n    class TritonPythonModel:\n        def execute(self, requests): return []",
+        "globals()['TritonPythonModel'] = type('T', (), {'execute': print})",
+        "from base import Model\nclass TritonPythonModel(Model):\n    pass",
+        "class TritonPythonModel:\n    pass\nTritonPythonModel.execute = print",
+        "class TritonPythonModel:\n    from base import execute",
+    ],
+)
+def test_autocomplete_leaves_to_the_load_what_it_can_not_see(models, source):
+    """A class may come from elsewhere, and so may its `execute`."""
+    config, file = models.write(source)
+    assert PythonHandler.autocomplete(config, file) == config

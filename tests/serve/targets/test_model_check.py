@@ -122,7 +122,7 @@ def test_a_script_and_a_python_model_are_not_run(tmp_path):
     script = looked_at(tmp_path / "s", Scripts())
     assert (script.problems, script.config.backend, list(script.versions)) == ([], "sagemaker", [1])
     (tmp_path / "p" / "1").mkdir(parents=True)
-    (tmp_path / "p" / "1" / "model.py").write_text("raise SystemExit('it was run')")
+    (tmp_path / "p" / "1" / "model.py").write_text("raise SystemExit('it was run')\nfrom base import TritonPythonModel")
     python = looked_at(tmp_path / "p")
     assert python.problems == []
     assert "not checked" in python.notes[-1].finding.sentence
@@ -132,7 +132,9 @@ def test_an_environment_that_a_model_brings_has_to_be_there(tmp_path):
     """One that somebody else puts where it looks may come later."""
     for name, path in (("brings", "$$TRITON_MODEL_DIRECTORY/env.tar.gz"), ("shares", str(tmp_path / "env.tar.gz"))):
         (tmp_path / name / "1").mkdir(parents=True)
-        (tmp_path / name / "1" / "model.py").write_text("raise SystemExit('it was run')")
+        (tmp_path / name / "1" / "model.py").write_text(
+            "raise SystemExit('it was run')\nfrom base import TritonPythonModel"
+        )
         parameter = f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{path}" }} }}'
         (tmp_path / name / "config.pbtxt").write_text(f'backend: "python" {parameter}')
 
