@@ -19,12 +19,13 @@ from model_handlers.errors import invalid_model
 from model_handlers.python.script import boosters, pipelines
 from model_handlers.python.script.accept import preferred
 from model_handlers.python.script.failures import not_acceptable
-from model_handlers.python.script.formats import CSV, JSON, WRITES, decode, media_type
+from model_handlers.python.script.formats import CSV, JSON, WRITES, MalformedBodyError, decode, media_type
 from model_handlers.python.script.no_script import BOOSTER_FILE, is_saved_pipeline
 
 if TYPE_CHECKING:
     from model_handlers.base import Device
     from model_handlers.errors import MmeError
+    from model_handlers.tensor import Array
 
 _TORCHSCRIPT = "model.pt"
 _TORCH_SUFFIXES = {".pt", ".pth"}
@@ -79,9 +80,9 @@ class Defaults:
         if not isinstance(data, np.ndarray):
             return data
         if torch is not None and isinstance(model, torch.nn.Module):
-            tensor = torch.from_numpy(data.astype(np.float32) if text else data)
+            tensor = torch.from_numpy(_floats(data) if text else data)
             return tensor.to(self._device)
-        return data.astype(np.float32) if text and _is_scikit(model) else data
+        return _floats(data) if text and _is_scikit(model) else data
 
     def predict_fn(self, data: Any, model: Any) -> Any:
         """What the model makes of it."""
@@ -136,6 +137,16 @@ class Defaults:
         return invalid_model(
             f"model '{self._model}': Please provide a {function} implementation in {self._script}: {reason}"
         )
+
+
+def _floats(data: Array) -> Array:
+    try:
+        return data.astype(np.float32)
+    except (ValueError, TypeError) as error:  # TypeError: columns of different types, or lists of different lengths
+        raise MalformedBodyError(
+            f"the body is not rows of as many numbers, without a header, as the default input_fn reads them: {error}; "
+            "implement input_fn for others"
+        ) from error
 
 
 def _is_scikit(model: Any) -> bool:

@@ -80,6 +80,23 @@ def test_one_row_is_a_batch_of_one(iris, content_type):
     assert json.loads(iris.body(body, content_type)) == [1]
 
 
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        ("sepal,length,petal,width\n5.1,3.5,1.4,0.2", "text/csv"),
+        ("5.1,3.5,1.4,long", "text/csv"),
+        ('[["5.1", "long"]]', "application/json"),
+    ],
+)
+def test_text_that_is_no_numbers_is_the_clients_fault(iris, body, content_type):
+    """A header as a rule; the sentence says what is read, and what to do about it."""
+    error = iris.refused(body, content_type)
+
+    assert error.kind is Kind.INVALID_ARGUMENT
+    assert "without a header" in error.message
+    assert error.message.endswith("implement input_fn for others")
+
+
 def test_text_of_numbers_becomes_floats(scripts):
     """Estimators get 32-bit floats of JSON and CSV, and of npy what it holds."""
     loaded = scripts.load("""
