@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -32,7 +33,8 @@ class ForkClient:
     """At most one fork server, for as long as this process lives.
 
     Args:
-        preload: `module:function`, called in the fork server before it forks; "" for nothing.
+        preload: `module:function`, called in the fork server before it forks; "" for nothing. One that ends the process
+            is not called again: then the models that want it may do so themselves, and tell what happens.
 
     Attributes:
         directory: where fork servers run, and models' processes with them, while it is there; None for where we do.
@@ -84,6 +86,8 @@ class ForkClient:
             self._server = self._command = None
             self._owner = os.getpid()
         if self._server is not None and self._server.poll() is not None:
+            if self._server.returncode != -signal.SIGKILL:  # which is somebody else's doing
+                self._preload = ""
             self._stop()
         if self._command is None:
             self._start()

@@ -424,3 +424,14 @@ class Tried(Model):
             np.ones(1 << 30)
         elif deed == "hang":
             time.sleep(600)
+
+
+def end_the_process():
+    """As a broken library does when it is imported."""
+    os._exit(3)
+
+
+class PreloadEnds(Echo):
+    """What its processes are to be forked with can't be imported."""
+
+    preload = "isolated_models:end_the_process"

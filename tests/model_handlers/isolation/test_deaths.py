@@ -24,11 +24,12 @@ from isolated_models import (
     LoadRefuses,
     LoadsOnce,
     Misbehaves,
+    PreloadEnds,
 )
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation import process
-from model_handlers.isolation.fork_client import ForkClient
+from model_handlers.isolation.fork_client import ForkClient, forks_with
 from model_handlers.isolation.oom import LEDGER
 from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.restarts import LIMIT
@@ -284,6 +285,17 @@ def test_a_load_that_the_fork_servers_death_ended_says_nothing_of_the_model(star
         start(LoadEndsAll).close()
     finally:
         forks.stop()
+
+
+def test_a_preload_that_ends_its_process_is_left_out_from_then_on(start):
+    """Models are loaded without it: what is wrong with it they tell themselves."""
+    try:
+        with pytest.raises(MmeError, match=r"ended together with the process that it was forked from.*load it again"):
+            start(PreloadEnds)
+
+        start(PreloadEnds).close()
+    finally:
+        forks_with(PreloadEnds.preload).stop()
 
 
 def test_close_lets_the_model_clean_up(start, tmp_path):
