@@ -60,9 +60,7 @@ _MAX_FDS = 8
 
 def main(control: socket.socket, events: socket.socket) -> int:
     """Serve one model, or as many as are sent, until the other side closes; returns the exit code."""
-    if (
-        logging.lastResort is not None
-    ):  # what nobody else handles goes to standard error, where levels are known by name
+    if logging.lastResort is not None:  # it writes to standard error, where levels are known by name: see `output`
         logging.lastResort.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     side = _Side(control)
     message = side.receive()
