@@ -19,8 +19,8 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, cast
 
 from container.http2 import frames
-from container.http2.frames import Code, ConnectionFault
-from container.http2.header_blocks import LARGEST, HeaderBlocks
+from container.http2.frames import Code, ConnectionFault, StreamFault
+from container.http2.header_blocks import LARGEST, LARGEST_READ, HeaderBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ WINDOW = 1 << 20  # bytes that a client may send on a stream before anybody has 
 _WIDE = 1 << 24  # and on the connection
 _FRAME = 1 << 18  # of the largest frame that we take
 _MOST_STREAMS = 1024
-_MOST_EMPTY = 1000  # frames in a row that bring nothing, while nothing of a call is sent either,
+_MOST_EMPTY = 4 * _MOST_STREAMS  # frames in a row that bring nothing, while nothing of a call is sent either,
 _EMPTY_SECONDS = 10.0  # within so short a time
 _MOST_RESETS = 2 * _MOST_STREAMS  # within the last seconds: a client may give up all that it has at once
 _RESET_SECONDS = 10.0
@@ -166,12 +166,6 @@ class Stream:
         if self._uncredited >= WINDOW // 2 and not self.got_end and not self.over:
             self._connection.put(frames.window_update(self.id, self._uncredited))
             self._uncredited = 0
-
-    def reset(self, code: Code) -> None:
-        """End it at once."""
-        if not self.over:
-            self._connection.put(frames.reset(self.id, code))
-            self.close()
 
     def close(self) -> None:
         """Nothing is sent any more."""
@@ -342,8 +336,16 @@ class Connection(asyncio.Protocol):
             self._continuation(flags, number, payload)
         elif kind == frames.PUSH_PROMISE:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "clients don't push")
-        else:  # GOAWAY: it opens no more streams, and ends those that it has; others are to be ignored
-            self._nothing_new()
+        else:
+            self._other(kind, number, len(payload))
+
+    def _other(self, kind: int, number: int, size: int) -> None:
+        """PRIORITY, which nobody heeds; GOAWAY, behind which streams go on; and what is unknown."""
+        if (kind == frames.PRIORITY and not number) or (kind == frames.GOAWAY and number):
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame of type {kind} for stream {number}")
+        if (kind == frames.PRIORITY and size != 5) or (kind == frames.GOAWAY and size < 8):
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of type {kind} of {size} bytes")
+        self._nothing_new()
 
     def _data(self, flags: int, number: int, payload: bytes) -> None:
         size = len(payload)
@@ -372,7 +374,7 @@ class Connection(asyncio.Protocol):
         if stream is None:
             self._late(number, size)
         elif stream.got_end:
-            self._closed_half(stream)
+            self._fault(number, Code.STREAM_CLOSED)
             stream = None
         return stream
 
@@ -383,11 +385,13 @@ class Connection(asyncio.Protocol):
         if not size:  # what it had sent of a long message may be any number of frames
             self._nothing_new()
 
-    def _closed_half(self, stream: Stream) -> None:
-        """Something came behind the end that the client itself has made."""
+    def _fault(self, number: int, code: Code) -> None:
+        """The client broke the protocol on one stream, which ends."""
         self._nothing_new()
-        self.put(frames.reset(stream.id, Code.STREAM_CLOSED))
-        self._give_up(stream)
+        self.put(frames.reset(number, code))
+        stream = self.streams.get(number)
+        if stream is not None:
+            self._give_up(stream)
 
     def _nothing_new(self) -> None:
         self._empty += 1
@@ -418,8 +422,8 @@ class Connection(asyncio.Protocol):
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a continuation of nothing")
         _, first, block = self._block
         block += payload
-        if len(block) > LARGEST:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers of more than 64 KiB")
+        if len(block) > LARGEST_READ:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers of more than 256 KiB")
         if not payload:
             self._nothing_new()
         if flags & frames.END_HEADERS:
@@ -427,9 +431,15 @@ class Connection(asyncio.Protocol):
             self._open(first, number, bytes(block))
 
     def _open(self, flags: int, number: int, block: bytes) -> None:
-        fields = self._blocks.read(block)
+        try:
+            fields = self._blocks.read(block)
+        except StreamFault as fault:
+            _log.info("a stream ends: %s", fault.why)
+            self._last = max(self._last, number)
+            self._fault(number, fault.code)
+            return
         if number <= self._last:
-            self._trailers(flags, number)
+            self._trailers(flags, number, fields)
             return
         self._last = number
         if len(self.streams) >= _MOST_STREAMS:
@@ -446,8 +456,10 @@ class Connection(asyncio.Protocol):
         if stream.got_end:
             receiver.ended()
 
-    def _trailers(self, flags: int, number: int) -> None:
+    def _trailers(self, flags: int, number: int, fields: Fields) -> None:
         """Headers behind data, which say nothing that we want to know; or of a stream that is over here."""
+        if fields and fields[0][0].startswith(b":"):
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"a request on stream {number}, which was opened before")
         stream = self._receiving(number)
         if stream is None:
             return

@@ -60,6 +60,15 @@ class ConnectionFault(Exception):  # noqa: N818 - the protocol's errors have cod
         self.why = why
 
 
+class StreamFault(Exception):  # noqa: N818 - as above
+    """The other side broke the protocol on one stream, which ends; the others go on."""
+
+    def __init__(self, code: Code, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+        self.why = why
+
+
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     """One frame."""
     return frame_head(len(payload), kind, flags, stream) + payload

@@ -2,23 +2,33 @@
 
 A block means what the table of headers makes of it that both sides keep. A block that leaves this table as it is means
 the same next time, unless another one changes the table in between.
+
+What breaks the rules of RFC 9113, sections 8.2 and 8.3, or says too much, ends the stream that it came on, since the
+table is what it should be. What can't be read, or is too large to be, ends the connection.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 
-from container.http2.frames import Code, ConnectionFault
+from container.http2.frames import Code, ConnectionFault, StreamFault
 
 if TYPE_CHECKING:
     from collections import deque
 
 Fields = tuple[tuple[bytes, bytes], ...]
 
-LARGEST = 64 << 10  # bytes of a block, and of all that it says
-_MOST = 128  # blocks that are remembered
+LARGEST = 64 << 10  # bytes of all that a block says, as RFC 9113 counts them: 32 beside those of each field
+LARGEST_READ = 4 * LARGEST  # and of what is read before it is refused
+_FIELD = 32
+_NAME = re.compile(rb"[!-9;-@\[-~]+")
+_REQUIRED = frozenset({b":method", b":scheme", b":path"})
+_PSEUDO = _REQUIRED | {b":authority"}
+_OF_CONNECTIONS = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
+_MOST = 128  # blocks that are remembered, and lists of names
 _LONGEST = 1 << 10  # bytes of one
 
 
@@ -26,14 +36,16 @@ class HeaderBlocks:
     """Those of one connection, in their order."""
 
     def __init__(self) -> None:
-        self._decoder = Decoder(LARGEST)
+        self._decoder = Decoder(LARGEST_READ)
         self._known: dict[bytes, Fields] = {}
+        self._good: set[tuple[bytes, ...]] = set()  # names in their order; values differ more often
 
     def read(self, block: bytes) -> Fields:
         """Its names and values.
 
         Raises:
-            ConnectionFault: it is none, or says too much; what comes after it can't be read.
+            StreamFault: it breaks the rules, or says more than is taken.
+            ConnectionFault: it is none, or says far too much; what comes after it can't be read.
         """
         fields = self._known.get(block)
         if fields is not None:
@@ -42,15 +54,39 @@ class HeaderBlocks:
         try:
             fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
         except OversizedHeaderListError as error:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers of more than 64 KiB") from error
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers of more than 256 KiB") from error
         except (HPACKError, ValueError, IndexError) as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, f"headers that can't be read: {error}") from error
         size_now, count_now, first_now = self._state()
-        if size_now != size or count_now != count or first_now is not first or len(self._known) >= _MOST:
+        changed = size_now != size or count_now != count or first_now is not first
+        if changed or len(self._known) >= _MOST:
             self._known.clear()
-        elif len(block) <= _LONGEST:
+        self._check(fields)
+        if not changed and len(block) <= _LONGEST:
             self._known[block] = fields
         return fields
+
+    def _check(self, fields: Fields) -> None:
+        """Refuse what no request and no trailers may say.
+
+        Raises:
+            StreamFault: they do.
+        """
+        names = tuple([name for name, _ in fields])
+        values = b" ".join([value for _, value in fields])
+        size = sum(map(len, names))
+        if size + len(values) + _FIELD * len(names) > LARGEST:
+            raise StreamFault(Code.ENHANCE_YOUR_CALM, "headers of more than 64 KiB")
+        if names not in self._good:
+            _check_names(names)
+            if len(self._good) >= _MOST:
+                self._good.clear()
+            if size <= _LONGEST:
+                self._good.add(names)
+        if b"\n" in values or b"\r" in values or b"\0" in values:
+            raise StreamFault(Code.PROTOCOL_ERROR, "a header with a line break or a NUL in it")
+        if (b":path", b"") in fields or (b"te" in names and (b"te", b"trailers") not in fields):
+            raise StreamFault(Code.PROTOCOL_ERROR, "an empty :path, or a te that is not 'trailers'")
 
     def _state(self) -> tuple[int, int, object]:
         """What changes with the table: whatever is added to it is another object, in front.
@@ -61,3 +97,22 @@ class HeaderBlocks:
         table = self._decoder.header_table
         entries: deque[Any] = table.dynamic_entries  # as a tuple, compiled code would give another one each time
         return table.maxsize, len(entries), entries[0] if entries else None
+
+
+def _check_names(names: tuple[bytes, ...]) -> None:
+    """Refuse names that no request and no trailers have, or not in this order.
+
+    Raises:
+        StreamFault: they do.
+    """
+    first = 0
+    while first < len(names) and names[first].startswith(b":"):
+        first += 1
+    pseudo = frozenset(names[:first])
+    if len(pseudo) < first or not pseudo <= _PSEUDO:
+        raise StreamFault(Code.PROTOCOL_ERROR, "a pseudo-header that comes twice, or that there is not")
+    if first and not pseudo >= _REQUIRED:
+        raise StreamFault(Code.PROTOCOL_ERROR, "a request without :method, :scheme or :path")
+    for name in names[first:]:
+        if not _NAME.fullmatch(name) or name in _OF_CONNECTIONS:
+            raise StreamFault(Code.PROTOCOL_ERROR, f"a header that HTTP/2 does not have: {name[:32]!r}")

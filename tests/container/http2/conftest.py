@@ -9,7 +9,8 @@ from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
 
 OPENING = frames.PREFACE + frames.settings({})
-REQUEST = frames.header_block([(b":method", b"POST"), (b":path", b"/service/Method")])
+FIELDS = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/service/Method"))
+REQUEST = frames.header_block(FIELDS)
 
 
 class Wire:

@@ -55,16 +55,25 @@ def test_frames_come_in_any_pieces(live, step):
         (frames.frame(frames.DATA, frames.PADDED, 1), Code.PROTOCOL_ERROR),
         (frames.frame(frames.HEADERS, BOTH, 2, REQUEST), Code.PROTOCOL_ERROR),
         (frames.frame(frames.HEADERS, BOTH, 0, REQUEST), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.HEADERS, frames.END_HEADERS, 1, REQUEST), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.HEADERS, frames.END_HEADERS, 1, TRAILERS), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.HEADERS, BOTH, 1, REQUEST), Code.PROTOCOL_ERROR),
+        (
+            frames.frame(frames.HEADERS, BOTH, 5, REQUEST) + frames.frame(frames.HEADERS, BOTH, 3, REQUEST),
+            Code.PROTOCOL_ERROR,
+        ),
         (frames.frame(frames.HEADERS, 0, 3, REQUEST) + frames.frame(frames.PING, 0, 0, bytes(8)), Code.PROTOCOL_ERROR),
         (frames.frame(frames.HEADERS, 0, 3) + frames.frame(frames.CONTINUATION, 0, 5), Code.PROTOCOL_ERROR),
         (frames.frame(frames.CONTINUATION, frames.END_HEADERS, 1, REQUEST), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.HEADERS, 0, 3) + frames.frame(frames.CONTINUATION, 0, 3) * 2000, Code.ENHANCE_YOUR_CALM),
+        (frames.frame(frames.HEADERS, 0, 3) + frames.frame(frames.CONTINUATION, 0, 3) * 5000, Code.ENHANCE_YOUR_CALM),
         (
-            frames.frame(frames.HEADERS, 0, 3) + frames.frame(frames.CONTINUATION, 0, 3, bytes(1000)) * 70,
+            frames.frame(frames.HEADERS, 0, 3) + frames.frame(frames.CONTINUATION, 0, 3, bytes(1000)) * 300,
             Code.ENHANCE_YOUR_CALM,
         ),
         (frames.frame(frames.HEADERS, BOTH, 3, b"\xff\xff\xff"), Code.COMPRESSION_ERROR),
+        (frames.frame(frames.PRIORITY, 0, 0, bytes(5)), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.PRIORITY, 0, 1, bytes(4)), Code.FRAME_SIZE_ERROR),
+        (frames.frame(frames.GOAWAY, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.GOAWAY, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
         (frames.frame(frames.PUSH_PROMISE, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
         (frames.frame(frames.RST_STREAM, 0, 1, bytes(3)), Code.FRAME_SIZE_ERROR),
         (frames.frame(frames.RST_STREAM, 0, 9, bytes(4)), Code.PROTOCOL_ERROR),
@@ -83,11 +92,11 @@ def test_frames_come_in_any_pieces(live, step):
         (_window(1, 0), Code.PROTOCOL_ERROR),
         (_window(7, 1), Code.PROTOCOL_ERROR),
         (frames.frame_head(1 << 20, frames.DATA, 0, 1), Code.FRAME_SIZE_ERROR),
-        (frames.settings({}) * 2000, Code.ENHANCE_YOUR_CALM),
-        (frames.frame(frames.PRIORITY, 0, 1, bytes(5)) * 2000, Code.ENHANCE_YOUR_CALM),
-        (frames.frame(99, 0, 1) * 2000, Code.ENHANCE_YOUR_CALM),
-        (frames.frame(frames.PING, frames.ACK, 0, bytes(8)) * 2000, Code.ENHANCE_YOUR_CALM),
-        (frames.frame(frames.DATA, 0, 1) * 2000, Code.ENHANCE_YOUR_CALM),
+        (frames.settings({}) * 5000, Code.ENHANCE_YOUR_CALM),
+        (frames.frame(frames.PRIORITY, 0, 1, bytes(5)) * 5000, Code.ENHANCE_YOUR_CALM),
+        (frames.frame(99, 0, 1) * 5000, Code.ENHANCE_YOUR_CALM),
+        (frames.frame(frames.PING, frames.ACK, 0, bytes(8)) * 5000, Code.ENHANCE_YOUR_CALM),
+        (frames.frame(frames.DATA, 0, 1) * 5000, Code.ENHANCE_YOUR_CALM),
         (frames.frame(frames.DATA, 0, 1, bytes(1 << 16)) * 17, Code.FLOW_CONTROL_ERROR),
     ],
 )
@@ -267,7 +276,7 @@ def test_data_of_a_stream_that_was_given_up_is_no_flood(live):
     async def run(life):
         life.send(OPENING)
         life.open(1)
-        life.told[1].stream.reset(Code.CANCEL)
+        life.told[1].stream.end(TRAILERS)
         life.send(frames.frame(frames.DATA, 0, 1, b"x") * 5000)
         assert await life.fault() is None
 
@@ -282,10 +291,49 @@ def test_what_comes_behind_the_end_ends_the_stream(live, kind):
         life.send(OPENING)
         life.open(1, 3, flags=BOTH)
         await life.sent()
-        life.send(frames.frame(kind, BOTH, 1, REQUEST))
+        life.send(frames.frame(kind, BOTH, 1, TRAILERS))
         assert await life.sent() == [(frames.RST_STREAM, 0, 1, Code.STREAM_CLOSED.to_bytes(4, "big"))]
         assert life.told[1].gone
         assert not life.told[3].gone
+
+    live(run)
+
+
+@pytest.mark.parametrize("block", [REQUEST + frames.header_block([(b"Name", b"v")]), REQUEST + REQUEST])
+def test_headers_against_the_rules_end_their_stream(live, block):
+    """Before anybody is told of it, or behind data; and no other."""
+
+    async def run(life):
+        life.send(OPENING)
+        life.open(1, 3)
+        await life.sent()
+        life.send(frames.frame(frames.HEADERS, BOTH, 5, block) + frames.frame(frames.HEADERS, BOTH, 1, block))
+        refused = Code.PROTOCOL_ERROR.to_bytes(4, "big")
+        assert await life.sent() == [(frames.RST_STREAM, 0, 5, refused), (frames.RST_STREAM, 0, 1, refused)]
+        assert list(life.told) == [1, 3]
+        assert life.told[1].gone
+        life.send(frames.frame(frames.DATA, frames.END_STREAM, 5, b"x"))
+        life.open(7)
+        assert await life.fault() is None
+        assert life.told[7]
+
+    live(run)
+
+
+def test_a_client_gives_up_all_streams_that_end_at_once(live):
+    """And says so of each, and opens its window, as it does not know yet that it is over."""
+
+    async def run(life):
+        life.send(OPENING)
+        numbers = range(1, 2 * module._MOST_STREAMS, 2)
+        life.open(*numbers)
+        for number in numbers:
+            life.told[number].stream.end(TRAILERS)
+        await life.sent()
+        for number in numbers:
+            life.send(_window(number, 1) + frames.frame(frames.HEADERS, BOTH, number, TRAILERS))
+            life.send(frames.reset(number, Code.CANCEL))
+        assert await life.fault() is None
 
     live(run)
 

@@ -5,8 +5,9 @@ from hpack import Decoder, HPACKError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from container.http2.frames import Code, ConnectionFault, header_block
+from container.http2.frames import Code, ConnectionFault, StreamFault, header_block
 from container.http2.header_blocks import LARGEST, HeaderBlocks
+from tests.container.http2.conftest import FIELDS
 
 
 def _literal(name, value, kind=0x40):
@@ -28,7 +29,7 @@ _words = st.sampled_from([b"a", b"b", b"x" * 30, b"y" * 100])
 _resizes = st.sampled_from([0, 40, 80, 200, 4096]).map(lambda size: _integer(size, 5, 0x20))
 _parts = st.one_of(
     st.builds(_literal, _words, _words, st.sampled_from([0x40, 0x40, 0x00, 0x10])),
-    st.integers(1, 66).map(lambda index: _integer(index, 7, 0x80)),
+    st.sampled_from([*range(15, 57), *range(58, 67)]).map(lambda index: _integer(index, 7, 0x80)),
 )
 _blocks = st.builds(
     lambda resizes, parts: b"".join((*resizes, *parts)), st.lists(_resizes, max_size=2), st.lists(_parts, max_size=4)
@@ -98,8 +99,8 @@ def test_many_blocks_are_not_all_remembered():
         (b"\xbe", Code.COMPRESSION_ERROR),
         (b"\x00\x05ab", Code.COMPRESSION_ERROR),
         (b"\x80", Code.COMPRESSION_ERROR),
-        (header_block([(b"n", b"v" * 60_000)] * 2), Code.ENHANCE_YOUR_CALM),
-        (b"\x40\x01n\x7f\xd1\x0e" + b"v" * 2000 + b"\xbe" * 60, Code.ENHANCE_YOUR_CALM),
+        (header_block([(b"n", b"v" * 60_000)] * 5), Code.ENHANCE_YOUR_CALM),
+        (b"\x40\x01n\x7f\xd1\x0e" + b"v" * 2000 + b"\xbe" * 150, Code.ENHANCE_YOUR_CALM),
     ],
 )
 def test_what_cannot_be_read_ends_the_connection(block, code):
@@ -107,3 +108,76 @@ def test_what_cannot_be_read_ends_the_connection(block, code):
     with pytest.raises(ConnectionFault) as fault:
         HeaderBlocks().read(block)
     assert fault.value.code is code
+
+
+_METHOD, _SCHEME, _PATH = FIELDS
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [*FIELDS, (b"X-Capital", b"v")],
+        [*FIELDS, (b"x y", b"v")],
+        [*FIELDS, (b"x:y", b"v")],
+        [*FIELDS, ("grö".encode(), b"v")],
+        [*FIELDS, (b"", b"v")],
+        [*FIELDS, (b"n", b"a\0b")],
+        [*FIELDS, (b"n", b"a\r\nforged: b")],
+        [(b"n", b"a\nb")],
+        [*FIELDS, (b"connection", b"keep-alive")],
+        [*FIELDS, (b"transfer-encoding", b"chunked")],
+        [*FIELDS, (b"te", b"trailers, deflate")],
+        [*FIELDS, (b":unknown", b"v")],
+        [(b":status", b"200")],
+        [_METHOD, _SCHEME, (b"n", b"v"), _PATH],
+        [_METHOD, *FIELDS],
+        [_SCHEME, _PATH],
+        [_METHOD, _PATH],
+        [_METHOD, _SCHEME],
+        [_METHOD, _SCHEME, (b":path", b"")],
+        [(b":method", b"CONNECT"), (b":authority", b"a:1")],
+    ],
+)
+def test_what_no_client_may_say_ends_its_stream_alone(fields):
+    """Each time that it is said; and what it adds to the table stays there."""
+    blocks = HeaderBlocks()
+    for _ in range(2):
+        with pytest.raises(StreamFault) as fault:
+            blocks.read(header_block(fields))
+        assert fault.value.code is Code.PROTOCOL_ERROR
+    with pytest.raises(StreamFault):
+        blocks.read(header_block(fields) + _literal(b"n", b"1") + _literal(b"Big", b"2"))
+    assert blocks.read(b"\xbf") == ((b"n", b"1"),)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        FIELDS,
+        [_PATH, _SCHEME, (b":authority", b"a"), _METHOD, (b"te", b"trailers"), (b"n", "grün".encode()), (b"n", b" ")],
+        [(b"grpc-status", b"0")],
+        [],
+    ],
+)
+def test_what_clients_may_say(fields):
+    """In any order of the pseudo-headers; trailers have none."""
+    assert HeaderBlocks().read(header_block(fields)) == tuple(fields)
+
+
+def test_many_names_are_not_all_remembered():
+    """Nor are long ones."""
+    blocks = HeaderBlocks()
+    for number in range(1000):
+        blocks.read(header_block([(b"n%d" % number, b"v")]))
+    blocks.read(header_block([(b"n" * 2000, b"v")]))
+    assert len(blocks._good) <= 128
+    assert max(len(each) for names in blocks._good for each in names) <= 1024
+
+
+def test_who_says_too_much_loses_its_stream_alone():
+    """The table is what it would be."""
+    blocks = HeaderBlocks()
+    with pytest.raises(StreamFault) as fault:
+        blocks.read(header_block([*FIELDS, (b"n", b"v" * LARGEST)]) + _literal(b"n", b"1"))
+    assert fault.value.code is Code.ENHANCE_YOUR_CALM
+    assert blocks.read(b"\xbe") == ((b"n", b"1"),)
