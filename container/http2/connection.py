@@ -7,13 +7,17 @@ Both sides send no more than the other side's windows allow. Ours are opened aga
 came (`Stream.credit`); the connection's own is opened at once, since streams hold back what belongs to them.
 
 A client that breaks the protocol, or makes us work for nothing (frames without content, pings, resets without end),
-loses its connection with a word of why.
+loses its connection with a word of why; one that breaks it on a stream alone loses the stream.
+
+The end is said, and nothing is sent behind it. What comes is read and forgotten until the client ends it as well:
+whoever closes a socket that holds something unread takes back what he has sent (RFC 9112, section 9.6).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, cast
@@ -42,7 +46,14 @@ _MOST_RESETS = 2 * _MOST_STREAMS  # within the last seconds: a client may give u
 _RESET_SECONDS = 10.0
 _MOST_UNREAD = 1 << 20  # bytes that a client leaves unread while we listen to it
 _GREETING_SECONDS = 20.0  # that a client has for its first words
-_GOODBYE_SECONDS = 5.0  # for what is written to leave
+_NOTICE_SECONDS = 2.0  # for word that it has heard of the end that is near
+_GOODBYE_SECONDS = 5.0  # in which something has to leave, or to come, once all is said
+_NEAR_THE_END = b"mme-ends"
+_OF_HTTP1 = re.compile(rb"[A-Z]{3,7} ")
+_NO_HTTP1 = (
+    b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
+    b"this port speaks gRPC, by HTTP/2 from the first byte on; ask for anything else at the server's port for HTTP\n"
+)
 
 
 class Stream:
@@ -198,7 +209,7 @@ class Connection(asyncio.Protocol):
         self._connections = connections
         self._transport: asyncio.Transport
         self._buffer = bytearray()
-        self._needs = len(frames.PREFACE)
+        self._needs = 0
         self._greeted = False
         self._blocks = HeaderBlocks()
         self._block: tuple[int, int, bytearray] | None = None  # stream and flags of headers that are not complete
@@ -216,7 +227,10 @@ class Connection(asyncio.Protocol):
         self._empty_since = 0.0
         self._resets: deque[float] = deque(maxlen=_MOST_RESETS)
         self._draining = False
+        self._final: int | None = None  # the highest stream that is served
         self._ended = False
+        self._came = 0  # pieces, of which only the change counts
+        self._written = 0  # bytes
         self.paused = False
         self._deaf = False
         self._patience: asyncio.TimerHandle | None = None  # with a client that does not begin, or does not go
@@ -231,22 +245,11 @@ class Connection(asyncio.Protocol):
         """It begins."""
         self._transport = cast("asyncio.Transport", transport)  # as a stream's is, though uvloop's is no instance of it
         self._connections.add(self)
-        self.put(
-            frames.settings(
-                {
-                    frames.MAX_CONCURRENT_STREAMS: _MOST_STREAMS,
-                    frames.INITIAL_WINDOW_SIZE: WINDOW,
-                    frames.MAX_FRAME_SIZE: _FRAME,
-                    frames.MAX_HEADER_LIST_SIZE: LARGEST,
-                }
-            ),
-            frames.window_update(0, _WIDE - frames.DEFAULT_WINDOW),
-        )
         self._patience = self._loop.call_later(_GREETING_SECONDS, self.abort)
-        self.watch.begin()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
+        self._came += 1
         if self._ended:
             return
         buffer: bytes | bytearray = data
@@ -270,11 +273,14 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """It does again."""
         self.paused = False
+        self._listen()
+        for stream in list(self.streams.values()):
+            stream.tell_drained()
+
+    def _listen(self) -> None:
         if self._deaf:
             self._deaf = False
             self._transport.resume_reading()
-        for stream in list(self.streams.values()):
-            stream.tell_drained()
 
     def connection_lost(self, _error: Exception | None) -> None:
         """It is over."""
@@ -297,12 +303,9 @@ class Connection(asyncio.Protocol):
         """Take whole frames; returns how far."""
         at, size = 0, len(data)
         if not self._greeted:
-            if not data.startswith(frames.PREFACE[:size]):
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "this is no HTTP/2")
-            if size < len(frames.PREFACE):
+            at = self._greet(data)
+            if not at:
                 return 0
-            self._greeted, at = True, len(frames.PREFACE)
-            self._wait_no_more()
         while size - at >= frames.HEAD and not self._ended:
             length = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
             if length > _FRAME:
@@ -316,6 +319,33 @@ class Connection(asyncio.Protocol):
             self._take(data[start - 6], data[start - 5], stream, data[start:at])
         self._needs = frames.HEAD
         return size if self._ended else at
+
+    def _greet(self, data: bytes) -> int:
+        """Answer the client's first words by ours; returns how far they go, 0 while they are not complete."""
+        first = len(frames.PREFACE)
+        if not data.startswith(frames.PREFACE[: len(data)]):
+            if _OF_HTTP1.match(data):
+                self._out.append(_NO_HTTP1)
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "this is no HTTP/2")
+        if len(data) < first + frames.HEAD:
+            return 0
+        self._greeted = True
+        self._wait_no_more()
+        self.put(
+            frames.settings(
+                {
+                    frames.MAX_CONCURRENT_STREAMS: _MOST_STREAMS,
+                    frames.INITIAL_WINDOW_SIZE: WINDOW,
+                    frames.MAX_FRAME_SIZE: _FRAME,
+                    frames.MAX_HEADER_LIST_SIZE: LARGEST,
+                }
+            ),
+            frames.window_update(0, _WIDE - frames.DEFAULT_WINDOW),
+        )
+        if data[first + 3] != frames.SETTINGS or data[first + 4] & frames.ACK:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "no SETTINGS in front")
+        self.watch.begin()
+        return first
 
     def _take(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if self._block is not None and kind != frames.CONTINUATION:
@@ -442,7 +472,7 @@ class Connection(asyncio.Protocol):
             self._trailers(flags, number, fields)
             return
         self._last = number
-        if len(self.streams) >= _MOST_STREAMS:
+        if len(self.streams) >= _MOST_STREAMS or self._final is not None:
             self.put(frames.reset(number, Code.REFUSED_STREAM))
             return
         self._empty = 0
@@ -510,6 +540,8 @@ class Connection(asyncio.Protocol):
         if flags & frames.ACK:
             self._nothing_new()
             self.watch.answered()
+            if payload == _NEAR_THE_END:
+                self._take_no_more()
             return
         self.watch.pinged()
         self._reply(frames.frame(frames.PING, frames.ACK, 0, payload))
@@ -570,7 +602,7 @@ class Connection(asyncio.Protocol):
         self.streams.pop(stream.id, None)
         if self._waiting:
             self._waiting.pop(stream, None)
-        if self._draining and not self.streams:
+        if self._final is not None and not self.streams:
             self.end(Code.NO_ERROR)
 
     def put(self, *parts: bytes | memoryview) -> None:
@@ -590,8 +622,9 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> None:
         self._flushes = False
         if self._out and not self._transport.is_closing():
-            out, self._out = self._out, []
-            self._transport.write(b"".join(out))
+            out, self._out = b"".join(self._out), []
+            self._written += len(out)
+            self._transport.write(out)
             if self.paused and not self._deaf and self._transport.get_write_buffer_size() > _MOST_UNREAD:
                 self._deaf = True  # or its windows, as wide as it likes, have us keep the answers to all that it asks
                 self._transport.pause_reading()
@@ -600,12 +633,32 @@ class Connection(asyncio.Protocol):
                 self._empty = 0
                 self.watch.sent()
 
+    def signs(self) -> tuple[int, int]:
+        """What changes while the client lives: it sends something, or takes some of what waits for it."""
+        waits = self._transport.get_write_buffer_size()
+        return self._came, self._written - waits if waits else -1
+
     def drain(self) -> None:
-        """Ask the client to open no more streams; end when those that there are have ended."""
+        """Ask the client to open no more streams; end when those that there are have ended.
+
+        Those count as well that it opens before it has heard of it.
+        """
         if self._draining or self._ended:
             return
         self._draining = True
-        self.put(frames.go_away(frames.LARGEST_WINDOW, Code.NO_ERROR))
+        if not self._greeted:
+            self.abort()
+            return
+        self.put(frames.go_away(frames.LARGEST_WINDOW, Code.NO_ERROR), frames.frame(frames.PING, 0, 0, _NEAR_THE_END))
+        self._patience = self._loop.call_later(_NOTICE_SECONDS, self._take_no_more)
+
+    def _take_no_more(self) -> None:
+        """The client has heard of the end, or had its time to: what it opens from now on is refused."""
+        if not self._draining or self._final is not None:
+            return
+        self._wait_no_more()
+        self._final = self._last
+        self.put(frames.go_away(self._final, Code.NO_ERROR))
         if not self.streams:
             self.end(Code.NO_ERROR)
 
@@ -616,13 +669,26 @@ class Connection(asyncio.Protocol):
         self._ended = True
         if why:
             _log.info("a connection ends: %s", why)
-        self._out.append(frames.go_away(self._last, code, why))
+        if self._greeted and (why or self._final is None):
+            self._out.append(frames.go_away(self._last if self._final is None else self._final, code, why))
         self._flush()
-        self._transport.close()
+        self._listen()
+        if self._transport.can_write_eof() and not self._transport.is_closing():
+            self._transport.write_eof()
+        else:
+            self._transport.close()  # TLS has a goodbye of its own
         self._wait_no_more()
-        self._patience = self._loop.call_later(_GOODBYE_SECONDS, self.abort)
+        self._linger(None)
         for stream in list(self.streams.values()):
             self._give_up(stream)
+
+    def _linger(self, signs: tuple[int, int] | None) -> None:
+        """Wait for the client's end, as long as there are signs of it."""
+        now = self.signs()
+        if now == signs:
+            self.abort()
+        else:
+            self._patience = self._loop.call_later(_GOODBYE_SECONDS, self._linger, now)
 
     def abort(self) -> None:
         """End now, whatever is under way."""

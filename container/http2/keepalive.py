@@ -1,7 +1,7 @@
 """Pings and ages of connections, by the rules and names of gRPC's settings. On the event loop.
 
-A client is pinged now and then, and a connection that does not answer is ended; a client that pings too often is told
-off; and old connections end, so that clients look for a server anew.
+A client is pinged now and then, and a connection that neither answers nor shows another sign of life is ended; a client
+that pings too often is told off; and old connections end, so that clients look for a server anew.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Keepalive:
 class Watch:
     """Looks after one connection."""
 
-    __slots__ = ("_age", "_connection", "_pinged", "_pings", "_rules", "_strikes", "_timer")
+    __slots__ = ("_age", "_connection", "_pinged", "_pings", "_rules", "_signs", "_strikes", "_timer")
 
     def __init__(self, rules: Keepalive, connection: Connection) -> None:
         self._rules = rules
@@ -66,6 +66,7 @@ class Watch:
         self._pings = 0  # of ours since anything else was sent
         self._strikes = 0
         self._pinged = float("-inf")
+        self._signs = (0, 0)  # of the client, when it was pinged
 
     def begin(self) -> None:
         """It has been made."""
@@ -94,6 +95,7 @@ class Watch:
         if (self._connection.streams or rules.permit_without_calls) and not (limit and self._pings >= limit):
             self._pings += 1
             self._connection.put(frames.frame(frames.PING, 0, 0, _PAYLOAD))
+            self._signs = self._connection.signs()
             self._timer = rules.loop.call_later(rules.timeout, self._silent)
         else:
             self._timer = rules.loop.call_later(rules.time, self._ping)
@@ -105,7 +107,13 @@ class Watch:
             self._timer = self._rules.loop.call_later(self._rules.time, self._ping)
 
     def _silent(self) -> None:
-        self._connection.abort()
+        """Our ping was not answered: it may lie behind much that a slow client has yet to read."""
+        signs = self._connection.signs()
+        if signs == self._signs:
+            self._connection.abort()
+            return
+        self._signs = signs
+        self._timer = self._rules.loop.call_later(self._rules.timeout, self._silent)
 
     def pinged(self) -> None:
         """The client has sent a ping.

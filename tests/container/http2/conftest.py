@@ -28,7 +28,11 @@ class Wire:
         """Whether it ends."""
         return self.closed
 
-    def close(self):
+    def can_write_eof(self):
+        """As TCP can."""
+        return True
+
+    def write_eof(self):
         """End behind what is written."""
         self.closed = True
 

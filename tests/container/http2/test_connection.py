@@ -5,13 +5,15 @@ import gc
 import weakref
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from container.http2 import connection as module
 from container.http2 import frames
-from container.http2.connection import WINDOW
+from container.http2.connection import WINDOW, Connection
 from container.http2.frames import Code
+from container.http2.keepalive import Keepalive
 from tests.container.http2.conftest import OPENING, REQUEST, Life
 
 BOTH = frames.END_HEADERS | frames.END_STREAM
@@ -400,14 +402,52 @@ def test_no_http2(live):
     """The first bytes may tell."""
 
     async def run(life):
-        life.send(b"GET / HTTP/1.1\r\n\r\n")
-        assert await life.fault() is Code.PROTOCOL_ERROR
+        life.send(b"\x16\x03\x01\x02\x00\x01")
+        assert await life.sent() == []
+        assert life.wire.closed
 
     live(run)
 
 
+@pytest.mark.parametrize("pieces", [[b"GET / HTTP/1.1\r\n\r\n"], [b"P", b"OST / HTTP/1.0\r\n\r\n"]])
+def test_http1_is_told_where_it_is(live, pieces):
+    """In its own words, and nothing else."""
+
+    async def run(life):
+        for piece in pieces:
+            life.send(piece)
+        await asyncio.sleep(0)
+        assert life.wire.written.startswith(b"HTTP/1.1 505 ")
+        assert b"HTTP/2" in life.wire.written.partition(b"\r\n\r\n")[2]
+        assert life.wire.closed
+
+    live(run)
+
+
+@pytest.mark.parametrize("first", [frames.frame(frames.PING, 0, 0, bytes(8)), frames.frame(frames.SETTINGS, 1, 0)])
+def test_settings_come_first(live, first):
+    """Whatever else does is no HTTP/2; and ours come in front of the word of that."""
+
+    async def run(life):
+        life.send(frames.PREFACE + first)
+        sent = await life.sent()
+        assert [sent[0][0], sent[-1][0]] == [frames.SETTINGS, frames.GOAWAY]
+        assert life.wire.closed
+
+    live(run)
+
+
+_ENDS = frames.frame(frames.PING, frames.ACK, 0, module._NEAR_THE_END)
+
+
+def _lasts(sent):
+    """The last streams that were told to be served, and the code."""
+    found = [payload for kind, _, _, payload in sent if kind == frames.GOAWAY]
+    return [(int.from_bytes(each[:4], "big"), int.from_bytes(each[4:8], "big")) for each in found]
+
+
 def test_draining(live):
-    """Streams that there are come to their end; an idle connection ends at once."""
+    """Streams come to their end that there are, or that were opened before the client had heard of it."""
 
     async def run(life):
         life.send(OPENING)
@@ -415,17 +455,98 @@ def test_draining(live):
         await life.sent()
         life.connection.drain()
         life.connection.drain()
-        assert [kind for kind, *_ in await life.sent()] == [frames.GOAWAY]
-        assert not life.wire.closed
+        sent = await life.sent()
+        assert [kind for kind, *_ in sent] == [frames.GOAWAY, frames.PING]
+        assert _lasts(sent) == [(2**31 - 1, 0)]
         life.told[1].stream.end(TRAILERS)
-        assert await life.fault() is Code.NO_ERROR
+        life.open(3, flags=BOTH)
+        assert not life.wire.closed
+        life.send(_ENDS)
+        assert _lasts(await life.sent()) == [(3, 0)]
+        life.send(frames.frame(frames.HEADERS, frames.END_HEADERS, 5, REQUEST) + frames.frame(frames.DATA, 1, 5, b"x"))
+        assert await life.sent() == [(frames.RST_STREAM, 0, 5, Code.REFUSED_STREAM.to_bytes(4, "big"))]
+        assert not life.wire.closed
+        life.told[3].stream.end(TRAILERS)
+        assert life.wire.closed
+        assert _lasts(await life.sent()) == []
 
     async def idle(life):
+        life.send(OPENING)
         life.connection.drain()
+        await life.sent()
+        assert not life.wire.closed
+        life.send(_ENDS)
         assert await life.fault() is Code.NO_ERROR
 
+    async def not_begun(life):
+        life.send(OPENING[:5])
+        life.connection.drain()
+        assert life.wire.aborted
+
+    async def breaks(life):
+        life.send(OPENING)
+        life.open(1)
+        life.connection.drain()
+        life.send(_ENDS)
+        life.open(3)
+        await life.sent()
+        life.send(_window(0, 0))
+        assert _lasts(await life.sent()) == [(1, Code.PROTOCOL_ERROR)]
+
+    for each in (run, idle, not_begun, breaks):
+        live(each)
+
+
+def test_a_client_that_does_not_say_that_it_has_heard(live, monkeypatch):
+    """Has its time to."""
+    monkeypatch.setattr(module, "_NOTICE_SECONDS", 0.0)
+
+    async def run(life):
+        life.send(OPENING)
+        life.connection.drain()
+        async with asyncio.timeout(30):
+            while not life.wire.closed:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.001)
+
     live(run)
-    live(idle)
+
+
+def test_pings_of_a_client_end_nothing(live):
+    """Nor does an answer to a ping that was not sent."""
+
+    async def run(life):
+        life.send(OPENING + _ENDS)
+        life.open(1)
+        assert await life.fault() is None
+
+    live(run)
+
+
+@pytest.mark.parametrize("signs", ["words", "reading", "none"])
+def test_what_was_said_last_may_be_read(live, monkeypatch, signs):
+    """As long as the client says or reads anything; nothing is made of what it says."""
+    monkeypatch.setattr(module, "_GOODBYE_SECONDS", 0.0)
+
+    async def run(life):
+        life.send(OPENING)
+        life.open(1)
+        life.wire.unread = 1000 * (signs == "reading")
+        life.connection.end(Code.NO_ERROR)
+        assert life.wire.closed
+        assert life.told[1].gone
+        for _ in range(100 * (signs != "none")):
+            if signs == "words":
+                life.open(3)
+            else:
+                life.wire.unread -= 1
+            await asyncio.sleep(0)
+            assert not life.wire.aborted
+        async with asyncio.timeout(30):
+            while not life.wire.aborted:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.001)
+        assert list(life.told) == [1]
+
+    live(run)
 
 
 def test_nothing_is_left_of_a_connection():
@@ -448,3 +569,47 @@ def test_nothing_is_left_of_a_connection():
         assert weak() is None
 
     asyncio.run(run())
+
+
+class _Answers:
+    """A receiver that has answered as soon as it was made."""
+
+    def __init__(self, stream, size):
+        stream.headers(TRAILERS)
+        stream.data(bytes(size))
+        stream.end(TRAILERS)
+
+    def cancelled(self):
+        """It is over by then."""
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_an_end_takes_back_nothing_that_was_said(loop_factory):
+    """A client that still speaks when the connection ends reads the answer before it, and the goodbye."""
+    size = 8 << 20
+
+    async def run():
+        loop, all_ = asyncio.get_running_loop(), set()
+        keepalive = Keepalive(loop)
+        server = await loop.create_server(
+            lambda: Connection(loop, lambda stream, _: _Answers(stream, size), all_, keepalive), "127.0.0.1", 0
+        )
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), limit=1 << 14)
+        wide = frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 28, frames.MAX_FRAME_SIZE: 1 << 23})
+        writer.write(OPENING + wide + _window(0, 1 << 28) + frames.frame(frames.HEADERS, BOTH, 1, REQUEST))
+        got = await reader.readexactly(1 << 20)
+        (connection,) = all_
+        connection.end(Code.NO_ERROR)
+        while piece := await reader.read(1 << 14):
+            got += piece
+            writer.write(_window(0, 1))
+            await writer.drain()
+        assert len(got) > size
+        assert frames.go_away(1, Code.NO_ERROR) in got[size:]
+        writer.close()
+        server.close()
+        while all_:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(asyncio.wait_for(run(), 60))

@@ -48,6 +48,26 @@ def test_a_client_that_does_not_answer_is_left(live):
     live(answers, time=0.001, timeout=30, permit_without_calls=True, max_pings_without_data=0)
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_client_that_answers_late_but_lives(live, reads):
+    """It sends something else, or reads what lies before the ping."""
+
+    async def run(life):
+        life.send(OPENING)
+        life.wire.unread = 1000 * reads
+        life.connection.watch._ping()
+        for _ in range(100):
+            if reads:
+                life.wire.unread -= 1
+            else:
+                life.send(frames.frame(frames.PRIORITY, 0, 1, bytes(5)))
+            await asyncio.sleep(0)
+            assert not life.wire.aborted
+        await _until_aborted(life)
+
+    live(run, timeout=0.0, permit_without_calls=True)
+
+
 def test_nobody_is_asked_without_calls_or_too_often(live):
     """Unless that is permitted."""
 
@@ -102,7 +122,8 @@ def test_old_connections_end(live):
 
     async def idle(life):
         life.send(OPENING)
-        await _until(life, frames.GOAWAY)
+        (*_, (*_, payload)) = await _until(life, frames.PING)
+        life.send(frames.frame(frames.PING, frames.ACK, 0, payload))
         assert life.wire.closed
         assert not life.wire.aborted
 
