@@ -44,6 +44,9 @@ _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _INTERNAL = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"})
 _TYPE = (b"content-type", b"application/grpc")
+_TYPES = (b"application/grpc+", b"application/grpc;")
+_NO_CALL = "this port speaks gRPC, whose calls are POSTs; ask for anything else at the port for HTTP"
+_NO_TYPE = "the content-type of a call of gRPC is application/grpc or application/grpc+proto"
 _FIELDS = ((b":status", b"200"), _TYPE, (b"grpc-accept-encoding", b"identity,deflate,gzip"))
 _HEAD = frames.header_block(_FIELDS)
 _GOOD = frames.header_block([(b"grpc-status", b"0")])
@@ -98,10 +101,10 @@ class Calls:
             elif name == b"content-type":
                 kind = value
         if method != b"POST":
-            _refuse_stream(stream, 405)
+            _refuse_stream(stream, 405, _NO_CALL)
             return None
-        if not kind.startswith(b"application/grpc"):
-            _refuse_stream(stream, 415)
+        if kind != _TYPE[1] and not kind.startswith(_TYPES):
+            _refuse_stream(stream, 415, _NO_TYPE)
             return None
         found = self._methods.get(path)
         call = Rpc(stream, fields, found or _NOT_THERE, self._largest, self._compression, self.tasks)
@@ -280,12 +283,20 @@ class Rpc:
     # -- its handler's -----------------------------------------------------------------------------------------------
 
     def metadata(self) -> list[tuple[str, str | bytes]]:
-        """What the client sent of it: bytes under keys that end in -bin, text under others."""
-        return [
-            (name.decode("latin-1"), _binary(value) if name.endswith(b"-bin") else value.decode("latin-1"))
-            for name, value in self._fields
-            if not name.startswith(b":") and name not in _INTERNAL
-        ]
+        """What the client sent of it: bytes under keys that end in -bin, text under others.
+
+        Several values of bytes may have come as one, with commas between them, as whoever is in between may write them.
+        """
+        found: list[tuple[str, str | bytes]] = []
+        for name, value in self._fields:
+            if name.startswith(b":") or name in _INTERNAL:
+                continue
+            key = name.decode("latin-1")
+            if name.endswith(b"-bin"):
+                found += [(key, _binary(each)) for each in value.split(b",")]
+            else:
+                found.append((key, value.decode("latin-1")))
+        return found
 
     async def read(self) -> bytes | None:
         """The next message; None behind the last one, or where the call has failed: one could not be inflated, say."""
@@ -388,14 +399,14 @@ class Rpc:
         if self._failed:
             return
         self._failed = True
-        fields = [(b"grpc-status", b"%d" % status), (b"grpc-message", _percent_encoded(words))]
+        fields = _status(status, words)
         stream = self._stream
         self._leave()
         self._over()
         if stream.over:
             return
         stream.receiver = None  # what comes now is of no use, while what was sent before may have to wait
-        stream.end(frames.header_block(fields if self._sent else [(b":status", b"200"), _TYPE, *fields]))
+        stream.end(frames.header_block(fields if self._sent else [*_FIELDS, *fields]))
 
     def _leave(self) -> None:
         """Whoever works for an answer may stop."""
@@ -423,9 +434,14 @@ class Rpc:
         self._messages.clear()
 
 
-def _refuse_stream(stream: Stream, http_status: int) -> None:
-    """Answer what is no call of gRPC."""
-    stream.end(frames.header_block([(b":status", b"%d" % http_status)]))
+def _refuse_stream(stream: Stream, http_status: int, words: str) -> None:
+    """Answer what is no call of gRPC, and say why where both its clients and others look."""
+    fields = [(b":status", b"%d" % http_status), _TYPE, *_status(Status.INTERNAL, words)]
+    stream.end(frames.header_block(fields))
+
+
+def _status(status: Status, words: str) -> list[tuple[bytes, bytes]]:
+    return [(b"grpc-status", b"%d" % status), (b"grpc-message", _percent_encoded(words))]
 
 
 async def _reckoned(work: Callable[..., bytes], data: bytes, *args: Any) -> bytes:

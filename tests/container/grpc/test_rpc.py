@@ -139,6 +139,17 @@ def test_nothing_is_made_of_what_comes_behind_a_failure():
     asyncio.run(run())
 
 
+def test_metadata_of_bytes():
+    """With padding and without it, several in one as well; text is text."""
+    fields = [(b"a-bin", b"AAH/"), (b"a-bin", b"AA==,AQ,"), (b"b", b"AA==,AQ"), (b"te", b"trailers"), (b":path", b"/")]
+
+    async def run():
+        found = _call(Fake(), Method(unary=_echo), fields).metadata()
+        assert found == [("a-bin", b"\0\1\xff"), ("a-bin", b"\0"), ("a-bin", b"\1"), ("a-bin", b""), ("b", "AA==,AQ")]
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("values", [[b"99999999H"] * 3, [b"99999999H", b"1S"]])
 def test_one_deadline_of_a_call(values):
     """The timers of others would outlast it."""
@@ -274,6 +285,7 @@ def test_messages_that_are_none(raw, encoding, status):
             await asyncio.sleep(0)
         (block,) = stream.blocks
         assert frames.header_block([(b"grpc-status", b"%d" % status)]) in block
+        assert frames.header_block([(b"grpc-accept-encoding", b"identity,deflate,gzip")]) in block
         assert len(block) < 1000
         await asyncio.sleep(0)
 
