@@ -47,6 +47,7 @@ _RESET_SECONDS = 10.0
 _MOST_UNREAD = 1 << 20  # bytes that a client leaves unread while we listen to it
 _GREETING_SECONDS = 20.0  # that a client has for its first words
 _NOTICE_SECONDS = 2.0  # for word that it has heard of the end that is near
+_PARTING_SECONDS = 1.0  # for the client to end the connection itself
 _GOODBYE_SECONDS = 5.0  # in which something has to leave, or to come, once all is said
 _NEAR_THE_END = b"mme-ends"
 _OF_HTTP1 = re.compile(rb"[A-Z]{3,7} ")
@@ -603,7 +604,7 @@ class Connection(asyncio.Protocol):
         if self._waiting:
             self._waiting.pop(stream, None)
         if self._final is not None and not self.streams:
-            self.end(Code.NO_ERROR)
+            self._part()
 
     def put(self, *parts: bytes | memoryview) -> None:
         """Have something sent at the end of this turn of the loop."""
@@ -660,7 +661,12 @@ class Connection(asyncio.Protocol):
         self._final = self._last
         self.put(frames.go_away(self._final, Code.NO_ERROR))
         if not self.streams:
-            self.end(Code.NO_ERROR)
+            self._part()
+
+    def _part(self) -> None:
+        """All is answered: the client ends the connection, as calls may be on their way that are refused; or we do."""
+        if self._patience is None and not self._ended:
+            self._patience = self._loop.call_later(_PARTING_SECONDS, self.end, Code.NO_ERROR)
 
     def end(self, code: Code, why: str = "") -> None:
         """Say why, and end."""

@@ -8,6 +8,7 @@ import pytest
 
 from container.grpc.rpc import Calls, Method, Rpc
 from container.grpc.server import GrpcServer
+from container.http2 import connection as http2
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
 from model_handlers.errors import Kind, MmeError
@@ -56,8 +57,10 @@ class _NoStreams:
         """There are none."""
 
 
-def test_a_drain_meets_connections_that_were_being_made():
+def test_a_drain_meets_connections_that_were_being_made(monkeypatch):
     """They end, and it does."""
+    monkeypatch.setattr(http2, "_NOTICE_SECONDS", 0.0)
+    monkeypatch.setattr(http2, "_PARTING_SECONDS", 0.0)
 
     async def run():
         server = GrpcServer.__new__(GrpcServer)

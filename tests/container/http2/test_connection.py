@@ -440,14 +440,21 @@ def test_settings_come_first(live, first):
 _ENDS = frames.frame(frames.PING, frames.ACK, 0, module._NEAR_THE_END)
 
 
+async def _until_closed(life):
+    async with asyncio.timeout(30):
+        while not life.wire.closed:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+
+
 def _lasts(sent):
     """The last streams that were told to be served, and the code."""
     found = [payload for kind, _, _, payload in sent if kind == frames.GOAWAY]
     return [(int.from_bytes(each[:4], "big"), int.from_bytes(each[4:8], "big")) for each in found]
 
 
-def test_draining(live):
+def test_draining(live, monkeypatch):
     """Streams come to their end that there are, or that were opened before the client had heard of it."""
+    monkeypatch.setattr(module, "_PARTING_SECONDS", 0.001)
 
     async def run(life):
         life.send(OPENING)
@@ -465,10 +472,12 @@ def test_draining(live):
         assert _lasts(await life.sent()) == [(3, 0)]
         life.send(frames.frame(frames.HEADERS, frames.END_HEADERS, 5, REQUEST) + frames.frame(frames.DATA, 1, 5, b"x"))
         assert await life.sent() == [(frames.RST_STREAM, 0, 5, Code.REFUSED_STREAM.to_bytes(4, "big"))]
-        assert not life.wire.closed
         life.told[3].stream.end(TRAILERS)
-        assert life.wire.closed
-        assert _lasts(await life.sent()) == []
+        life.open(7)
+        sent = await life.sent()
+        assert sent[-1] == (frames.RST_STREAM, 0, 7, Code.REFUSED_STREAM.to_bytes(4, "big"))
+        await _until_closed(life)
+        assert _lasts(sent + await life.sent()) == []
 
     async def idle(life):
         life.send(OPENING)
@@ -476,7 +485,8 @@ def test_draining(live):
         await life.sent()
         assert not life.wire.closed
         life.send(_ENDS)
-        assert await life.fault() is Code.NO_ERROR
+        assert _lasts(await life.sent()) == [(0, 0)]
+        await _until_closed(life)
 
     async def not_begun(life):
         life.send(OPENING[:5])
@@ -500,13 +510,12 @@ def test_draining(live):
 def test_a_client_that_does_not_say_that_it_has_heard(live, monkeypatch):
     """Has its time to."""
     monkeypatch.setattr(module, "_NOTICE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_PARTING_SECONDS", 0.0)
 
     async def run(life):
         life.send(OPENING)
         life.connection.drain()
-        async with asyncio.timeout(30):
-            while not life.wire.closed:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.001)
+        await _until_closed(life)
 
     live(run)
 
