@@ -42,7 +42,7 @@ _FRAME = 1 << 18  # of the largest frame that we take
 _MOST_STREAMS = 1024
 _MOST_EMPTY = 4 * _MOST_STREAMS  # frames in a row that bring nothing, while nothing of a call is sent either,
 _EMPTY_SECONDS = 10.0  # within so short a time
-_MOST_RESETS = 2 * _MOST_STREAMS  # within the last seconds: a client may give up all that it has at once
+_MOST_RESETS = 10 * _MOST_STREAMS  # within the last seconds: all calls of a busy proxy may be past their deadlines
 _RESET_SECONDS = 10.0
 _MOST_UNREAD = 1 << 20  # bytes that a client leaves unread while we listen to it
 _GREETING_SECONDS = 20.0  # that a client has for its first words
@@ -417,10 +417,12 @@ class Connection(asyncio.Protocol):
             self._nothing_new()
 
     def _fault(self, number: int, code: Code) -> None:
-        """The client broke the protocol on one stream, which ends."""
+        """The client broke the protocol on one stream, which ends, unless it has."""
         self._nothing_new()
-        self.put(frames.reset(number, code))
         stream = self.streams.get(number)
+        if stream is not None or number > self._last:
+            self.put(frames.reset(number, code))
+        self._last = max(self._last, number)
         if stream is not None:
             self._give_up(stream)
 
@@ -466,7 +468,6 @@ class Connection(asyncio.Protocol):
             fields = self._blocks.read(block)
         except StreamFault as fault:
             _log.info("a stream ends: %s", fault.why)
-            self._last = max(self._last, number)
             self._fault(number, fault.code)
             return
         if number <= self._last:

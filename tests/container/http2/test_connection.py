@@ -314,7 +314,8 @@ def test_headers_against_the_rules_end_their_stream(live, block):
         assert await life.sent() == [(frames.RST_STREAM, 0, 5, refused), (frames.RST_STREAM, 0, 1, refused)]
         assert list(life.told) == [1, 3]
         assert life.told[1].gone
-        life.send(frames.frame(frames.DATA, frames.END_STREAM, 5, b"x"))
+        life.send(frames.frame(frames.HEADERS, BOTH, 5, block) + frames.frame(frames.DATA, frames.END_STREAM, 5, b"x"))
+        assert not await life.sent()
         life.open(7)
         assert await life.fault() is None
         assert life.told[7]
@@ -353,7 +354,7 @@ def test_as_many_streams_as_were_agreed(live):
         for number in numbers:
             life.send(frames.reset(number, Code.CANCEL))
         assert await life.fault() is None
-        for number in range(6001, 6001 + 4 * module._MOST_STREAMS, 2):
+        for number in range(6001, 6001 + 2 * module._MOST_RESETS, 2):
             life.open(number)
             life.send(frames.reset(number, Code.CANCEL))
         assert await life.fault() is Code.ENHANCE_YOUR_CALM
