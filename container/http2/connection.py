@@ -83,7 +83,10 @@ class Stream:
         """Send headers in front of all data."""
         if self.over:
             return
-        self._connection.say(frames.frame(frames.HEADERS, frames.END_HEADERS, self.id, block))
+        connection = self._connection
+        if connection.shrinks:
+            block = connection.shrunk(block)
+        connection.say(frames.frame(frames.HEADERS, frames.END_HEADERS, self.id, block))
 
     def data(self, payload: bytes) -> None:
         """Send data, as soon as the client takes it."""
@@ -109,7 +112,7 @@ class Stream:
         if self.over:
             return
         size = sum(map(len, payload))
-        if self._queue or size > self.window or not self._connection.takes(size):
+        if self._queue or size > self.window or self._connection.shrinks or not self._connection.takes(size):
             self.headers(head)
             self.data(b"".join(payload))
             self.end(tail)
@@ -123,6 +126,8 @@ class Stream:
 
     def _finish(self, block: bytes | memoryview) -> None:
         flags = frames.END_HEADERS | frames.END_STREAM
+        if self._connection.shrinks:
+            block = self._connection.shrunk(block)
         self._connection.say(frames.frame(frames.HEADERS, flags, self.id, bytes(block)))
         if not self.got_end:
             self._connection.put(frames.reset(self.id, Code.NO_ERROR))
@@ -219,6 +224,7 @@ class Connection(asyncio.Protocol):
         self._window = frames.DEFAULT_WINDOW
         self._stream_window = frames.DEFAULT_WINDOW
         self._frame_size = frames.SMALLEST_FRAME_SIZE
+        self.shrinks = False  # the table of headers, which has to be said once
         self._uncredited = 0
         self._waiting: OrderedDict[Stream, None] = OrderedDict()  # for the connection's window, which is closed then
         self._out: list[bytes | memoryview] = []
@@ -531,6 +537,8 @@ class Connection(asyncio.Protocol):
             self._stream_window += more
             for stream in list(self.streams.values()):
                 stream.window = _opened(stream.window, more)
+        if wanted.get(frames.HEADER_TABLE_SIZE, frames.DEFAULT_TABLE) < frames.DEFAULT_TABLE:
+            self.shrinks = True
         self._frame_size = wanted.get(frames.MAX_FRAME_SIZE, self._frame_size)
         self._reply(frames.frame(frames.SETTINGS, frames.ACK, 0))
         for stream in list(self.streams.values()):
@@ -606,6 +614,11 @@ class Connection(asyncio.Protocol):
             self._waiting.pop(stream, None)
         if self._final is not None and not self.streams:
             self._part()
+
+    def shrunk(self, block: bytes | memoryview) -> bytes:
+        """A header block that says that the table is smaller, as the client wants it (RFC 7541, section 4.2)."""
+        self.shrinks = False
+        return frames.NO_TABLE + block
 
     def put(self, *parts: bytes | memoryview) -> None:
         """Have something sent at the end of this turn of the loop."""

@@ -29,6 +29,8 @@ HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX
     range(1, 7)
 )
 
+DEFAULT_TABLE = 4_096  # bytes of what headers of before say
+NO_TABLE = b"\x20"  # in front of a header block: none is used from here on
 DEFAULT_WINDOW = 65_535
 LARGEST_WINDOW = 2**31 - 1
 SMALLEST_FRAME_SIZE, LARGEST_FRAME_SIZE = 1 << 14, (1 << 24) - 1

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import uvloop
+from hpack import Decoder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -337,6 +338,33 @@ def test_a_client_gives_up_all_streams_that_end_at_once(live):
             life.send(_window(number, 1) + frames.frame(frames.HEADERS, BOTH, number, TRAILERS))
             life.send(frames.reset(number, Code.CANCEL))
         assert await life.fault() is None
+
+    live(run)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("size", [0, 100, 4095, 4096, 1 << 16])
+def test_a_client_whose_table_of_headers_is_small(live, size, whole):
+    """Is told once that no more of it is used, without which it takes no headers; also where these end the stream."""
+
+    async def run(life):
+        decoder = Decoder()
+        decoder.max_allowed_table_size = size
+        life.send(OPENING + frames.settings({frames.HEADER_TABLE_SIZE: size}))
+        life.open(1, 3, 5, flags=BOTH)
+        await life.sent()
+        if whole:
+            life.told[1].stream.whole(TRAILERS, (b"x",), TRAILERS)
+        else:
+            life.told[1].stream.end(TRAILERS)
+        life.told[3].stream.headers(TRAILERS)
+        first, *others = [payload for kind, *_, payload in await life.sent() if kind == frames.HEADERS]
+        assert (len(first) > len(TRAILERS)) == (size < 4096)
+        assert others == [TRAILERS] * (1 + whole)
+        assert [decoder.decode(block) for block in (first, *others)] == [[("grpc-status", "0")]] * (2 + whole)
+        life.send(frames.settings({frames.HEADER_TABLE_SIZE: size}))
+        life.told[5].stream.headers(TRAILERS)
+        assert decoder.decode((await life.sent())[-1][3]) == [("grpc-status", "0")]
 
     live(run)
 
