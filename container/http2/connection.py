@@ -567,16 +567,18 @@ class Connection(asyncio.Protocol):
         if len(payload) != 4:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE of another length than 4")
         more = int.from_bytes(payload, "big") & frames.LARGEST_WINDOW
-        if not more:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a window that opens by nothing")
         if number:
             stream = self.streams.get(number)
             if stream is None:
                 self._late(number)
-                return
-            stream.window = _opened(stream.window, more)
-            stream.pump()
+            elif not more or stream.window + more > frames.LARGEST_WINDOW:
+                self._fault(number, Code.FLOW_CONTROL_ERROR if more else Code.PROTOCOL_ERROR)
+            else:
+                stream.window += more
+                stream.pump()
             return
+        if not more:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a window that opens by nothing")
         self._window = _opened(self._window, more)
         self._pump()
 

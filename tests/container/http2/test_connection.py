@@ -91,8 +91,7 @@ def test_frames_come_in_any_pieces(live, step):
         (frames.settings({frames.ENABLE_PUSH: 2}), Code.PROTOCOL_ERROR),
         (_window(1, 10) + frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31 - 1}), Code.FLOW_CONTROL_ERROR),
         (_window(0, 2**31 - 1), Code.FLOW_CONTROL_ERROR),
-        (_window(1, 2**31 - 1), Code.FLOW_CONTROL_ERROR),
-        (_window(1, 0), Code.PROTOCOL_ERROR),
+        (_window(0, 0), Code.PROTOCOL_ERROR),
         (_window(7, 1), Code.PROTOCOL_ERROR),
         (frames.frame_head(1 << 20, frames.DATA, 0, 1), Code.FRAME_SIZE_ERROR),
         (frames.settings({}) * 5000, Code.ENHANCE_YOUR_CALM),
@@ -320,6 +319,22 @@ def test_headers_against_the_rules_end_their_stream(live, block):
         life.open(7)
         assert await life.fault() is None
         assert life.told[7]
+
+    live(run)
+
+
+@pytest.mark.parametrize(("more", "code"), [(0, Code.PROTOCOL_ERROR), (2**31 - 1, Code.FLOW_CONTROL_ERROR)])
+def test_windows_that_there_are_not_end_their_stream(live, more, code):
+    """And no other."""
+
+    async def run(life):
+        life.send(OPENING)
+        life.open(1, 3)
+        await life.sent()
+        life.send(_window(1, more) + _window(1, more))
+        assert await life.sent() == [(frames.RST_STREAM, 0, 1, code.to_bytes(4, "big"))]
+        assert life.told[1].gone
+        assert not life.told[3].gone
 
     live(run)
 
