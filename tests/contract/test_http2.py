@@ -18,7 +18,8 @@ from tritonclient.grpc import service_pb2 as pb
 from container.http2 import frames
 from container.http2.frames import Code
 from tests.contract import models
-from tests.contract.server import PATIENCE, Server
+from tests.contract.server import Server
+from tests.waiting import PATIENCE
 
 INFER = b"/inference.GRPCInferenceService/ModelInfer"
 WATCH = b"/grpc.health.v1.Health/Watch"

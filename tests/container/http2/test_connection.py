@@ -16,6 +16,7 @@ from container.http2.connection import WINDOW, Connection
 from container.http2.frames import Code
 from container.http2.keepalive import Keepalive
 from tests.container.http2.conftest import OPENING, REQUEST, Life
+from tests.waiting import PATIENCE, until
 
 BOTH = frames.END_HEADERS | frames.END_STREAM
 TRAILERS = frames.header_block([(b"grpc-status", b"0")])
@@ -485,9 +486,8 @@ _ENDS = frames.frame(frames.PING, frames.ACK, 0, module._NEAR_THE_END)
 
 
 async def _until_closed(life):
-    async with asyncio.timeout(30):
-        while not life.wire.closed:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.001)
+    async with asyncio.timeout(PATIENCE):
+        await until(lambda: life.wire.closed)
 
 
 def _lasts(sent):
@@ -594,9 +594,8 @@ def test_what_was_said_last_may_be_read(live, monkeypatch, signs):
                 life.wire.unread -= 1
             await asyncio.sleep(0)
             assert not life.wire.aborted
-        async with asyncio.timeout(30):
-            while not life.wire.aborted:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.001)
+        async with asyncio.timeout(PATIENCE):
+            await until(lambda: life.wire.aborted)
         assert list(life.told) == [1]
 
     live(run)
@@ -661,8 +660,7 @@ def test_an_end_takes_back_nothing_that_was_said(loop_factory):
         assert frames.go_away(1, Code.NO_ERROR) in got[size:]
         writer.close()
         server.close()
-        while all_:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.001)
+        await until(lambda: not all_)
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(asyncio.wait_for(run(), 60))
+        runner.run(asyncio.wait_for(run(), PATIENCE))

@@ -7,6 +7,7 @@ import pytest
 from container.http2 import connection, frames
 from container.http2.frames import Code
 from tests.container.http2.conftest import OPENING
+from tests.waiting import PATIENCE, until
 
 PING = frames.frame(frames.PING, 0, 0, b"whatever")
 ANSWER = frames.frame(frames.PING, frames.ACK, 0, b"mme-ping")
@@ -125,9 +126,8 @@ def test_old_connections_end(live, monkeypatch):
         life.send(OPENING)
         (*_, (*_, payload)) = await _until(life, frames.PING)
         life.send(frames.frame(frames.PING, frames.ACK, 0, payload))
-        async with asyncio.timeout(30):
-            while not life.wire.closed:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.001)
+        async with asyncio.timeout(PATIENCE):
+            await until(lambda: life.wire.closed)
         assert not life.wire.aborted
 
     async def busy(life):
