@@ -34,8 +34,8 @@ from container.service import Service
 from container.settings import Settings
 from container.targets import Work, work_of
 from container.wsgi import call_application
-from model_handlers.devices import return_large_blocks
 from model_handlers.errors import MmeError
+from model_handlers.heap import return_large_blocks
 from serve.life import life_of
 
 if TYPE_CHECKING:

@@ -5,8 +5,6 @@ Every number is bytes. GPUs are the business of `gpus`.
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import logging
 import mmap
 from dataclasses import replace
@@ -21,15 +19,13 @@ from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.gpus import Gpu, gpu_count, gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from model_handlers.config import InstanceGroup, ModelConfig
 
 __all__ = ["Gpu", "gpu_count", "gpus"]
 _log = logging.getLogger("mme.devices")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-_M_MMAP_THRESHOLD = -3  # glibc's malloc.h
-_LARGE_BLOCK = 1 << 20
 
 
 def host_memory() -> int:
@@ -66,30 +62,6 @@ def private_memory() -> int:
     """Bytes of this process that no other shares: resident pages less file-backed and shared ones."""
     fields = Path("/proc/self/statm").read_text().split()
     return (int(fields[1]) - int(fields[2])) * mmap.PAGESIZE
-
-
-def return_large_blocks() -> None:
-    """Have the C library give every large block back to the system as soon as it is freed. Called once a process.
-
-    By default glibc does so only until the first is freed; from then on blocks of that size, up to 32 MiB, come from
-    heaps of the threads, whose free ends not even `malloc_trim` gives back. Then a model that a thread loaded takes
-    twice its size, and goes on taking most of it after it was closed.
-    """
-    option = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it; musl always gives large blocks back
-    if option is not None:
-        option(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
-
-
-def trim_host_memory() -> None:
-    """Hand freed heap pages back to the system, so that what a model gave back is seen by everybody."""
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
 
 
 def file_for(device: Device, config: ModelConfig, version_directory: Path) -> Path:

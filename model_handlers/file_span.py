@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Bytes read at a time. Below it system calls count; from a megabyte on, the C library asks the system for every buffer
-# anew (see `devices.return_large_blocks`), which then costs more than what is read into it.
+# anew (see `heap.return_large_blocks`), which then costs more than what is read into it.
 PIECE = 1 << 19
 
 # What changes when a file does: device, inode, size, time of the last change in nanoseconds.

@@ -22,6 +22,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from model_handlers import heap
 from model_handlers.base import PUT_BACK, Device
 from model_handlers.busy_poll import BusyPoll
 from model_handlers.errors import Kind, MmeError, out_of_memory
@@ -46,7 +47,7 @@ from model_handlers.outside import offering
 from model_handlers.priority import standing_back
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from model_handlers.base import Handler, ModelRequest
     from model_handlers.isolation.batches import Answer
@@ -75,28 +76,24 @@ def main(control: socket.socket, events: socket.socket) -> int:
 
 def _host(side: _Side) -> int:
     """Be the process of several models: see `hosts`. What one of them held goes back to the system with it."""
-    from model_handlers import devices  # noqa: PLC0415 - needs packages that environments of models may lack
-
-    devices.return_large_blocks()
+    heap.return_large_blocks()
     side.send({"hosts": True})
     while (asked := side.receive()) is not None and asked["do"] == "guest":
         sockets = [socket.socket(fileno=fd) for fd in side.fds]
         side.fds = []
-        threading.Thread(
-            target=_guest, args=(*sockets, devices.trim_host_memory), name=asked["lane"], daemon=True
-        ).start()
+        threading.Thread(target=_guest, args=sockets, name=asked["lane"], daemon=True).start()
         side.send({"hosts": True})
     return 0
 
 
-def _guest(control: socket.socket, events: socket.socket, life: socket.socket, trim: Callable[[], None]) -> None:
+def _guest(control: socket.socket, events: socket.socket, life: socket.socket) -> None:
     """Serve one of them. `life` tells the other side by its end that this has ended."""
     with life, control, events:
         side = _Side(control)
         message = side.receive()
         if message is not None and message["do"] == "load":
             _serve(message, side, events)
-        trim()
+        heap.trim()
 
 
 def _serve(message: Message, side: _Side, events: socket.socket) -> int:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers import devices
+from model_handlers import devices, heap
 from model_handlers.mapped import Trial
 from model_handlers.onnx.external import SMALLEST, take_weights_out
 from model_handlers.onnx.options import graph_level, session_options
@@ -90,7 +90,7 @@ def try_out(config: ModelConfig, form: Path) -> Trial:
 
 def _try(config: ModelConfig, form: Path, *, packed: bool) -> tuple[list[Array], int, int, tuple[str, ...]]:
     """What it answers to zeros, its private bytes, the shortest execution in ns, and the names of what it maps."""
-    devices.trim_host_memory()
+    heap.trim()
     before = devices.private_memory()
     session = load(config, form, refined=True, packed=packed)
     zeros = _zeros(session, config.name)
@@ -102,7 +102,7 @@ def _try(config: ModelConfig, form: Path, *, packed: bool) -> tuple[list[Array],
         except Exception as error:  # of any of a dozen classes
             raise translated(error, config.name, loading=True) from error
         took.append(time.perf_counter_ns() - began)
-    devices.trim_host_memory()
+    heap.trim()
     names = tuple(sorted({path.name for path in _mapped_files() if path.parent == form.parent}))
     return answers, max(devices.private_memory() - before, 0), min(took), names
 

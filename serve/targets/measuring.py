@@ -10,7 +10,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
-from model_handlers import devices
+from model_handlers import devices, heap
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.priority import threads, usual_priority
@@ -90,7 +90,7 @@ class Others:
 
 def _memory_taken() -> Footprint:
     """By this process on the host, by anybody on the GPUs."""
-    devices.trim_host_memory()  # what loading took for a while is not the model's
+    heap.trim()  # what loading took for a while is not the model's
     return Footprint(devices.private_memory(), devices.device_memory_used())
 
 

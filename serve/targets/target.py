@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from model_handlers import devices
+from model_handlers import heap
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve.models.ensemble import EnsembleModel
@@ -107,6 +107,6 @@ class Target:
     def close(self) -> None:
         """Give all memory back to the system."""
         with contextlib.ExitStack() as versions:  # each is closed, though another raises
-            versions.callback(devices.trim_host_memory)
+            versions.callback(heap.trim)
             for model in self.models():
                 versions.callback(model.close)

@@ -16,7 +16,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from model_handlers import devices
+from model_handlers import heap
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
 from serve.cache.lifecycle import State
@@ -272,4 +272,4 @@ def _busy_seconds(target: Target) -> float:
 def _close_all(closing: Sequence[Handler | Retired]) -> None:
     for one in closing:
         one.close()
-    devices.trim_host_memory()
+    heap.trim()

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from model_handlers import devices
+from model_handlers import devices, heap
 from model_handlers.base import CPU, Device
 from model_handlers.config import InstanceGroup, InstanceKind
 from model_handlers.errors import Kind, MmeError
@@ -223,7 +223,7 @@ def test_a_machine_without_a_gpu_has_none():
 def settle():
     """What tests before have left for the garbage collection is given back now, not while we measure."""
     gc.collect()
-    devices.trim_host_memory()
+    heap.trim()
 
 
 def test_private_memory_follows_what_this_process_takes():
@@ -252,9 +252,9 @@ def test_mapped_files_are_not_private(tmp_path):
 
 FREED_BLOCKS = """
 import threading
-from model_handlers import devices
+from model_handlers import devices, heap
 
-devices.return_large_blocks()
+heap.return_large_blocks()
 before = devices.private_memory()
 together = threading.Barrier(8)
 
@@ -269,7 +269,7 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-devices.trim_host_memory()
+heap.trim()
 print(devices.private_memory() - before)
 """
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from model_handlers import devices, threads
+from model_handlers import devices, heap, threads
 from model_handlers.base import CPU
 from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
@@ -675,19 +675,19 @@ def test_closing_frees_the_session(save):
 
 def test_closing_gives_the_weights_back(save):
     """The memory that loading took, at least the weights, is the system's again after `close`."""
-    devices.return_large_blocks()
+    heap.return_large_blocks()
     weights = np.full((4096, 2304), 0.5, "f4")  # larger than any block that the C library would keep
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     x, y = (("x", TensorProto.FLOAT, ["batch", 4096]), ("y", TensorProto.FLOAT, ["batch", 2304]))
     path = save(graph(nodes, [x], [y], [("w", weights)]))
     gc.collect()
-    devices.trim_host_memory()
+    heap.trim()
     before = devices.private_memory()
 
     handler = OnnxHandler.load(ModelConfig("m"), path, CPU)
     loaded = devices.private_memory() - before
     handler.close()
-    devices.trim_host_memory()
+    heap.trim()
     left = devices.private_memory() - before
 
     assert loaded > weights.nbytes * 0.9

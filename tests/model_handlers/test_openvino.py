@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
-from model_handlers import devices
+from model_handlers import devices, heap
 from model_handlers.base import CPU
 from model_handlers.config import InstanceGroup, ModelConfig
 from model_handlers.errors import Kind, MmeError
@@ -175,7 +175,7 @@ def test_memory_is_given_back(load, save_model):
         taken = devices.private_memory()
         handler.close()
         del handler
-        devices.trim_host_memory()
+        heap.trim()
         return taken
 
     loaded_and_closed()  # what OpenVINO keeps for itself it has now

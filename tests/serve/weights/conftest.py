@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from model_handlers import devices
+from model_handlers import heap
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
 from model_handlers.onnx.runtime import onnx_runtime
@@ -120,7 +120,7 @@ def run():
 @pytest.fixture
 def serving(tmp_path):
     """An engine over the models below `tmp_path`/models; closed and audited afterwards."""
-    devices.return_large_blocks()  # as the server does
+    heap.return_large_blocks()  # as the server does
     onnx_runtime()  # is no model's memory
 
     @contextlib.asynccontextmanager
