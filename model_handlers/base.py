@@ -184,6 +184,7 @@ class Handler(ABC):
             the serving one: what reads it may die of a damaged one. See `try_load`, and `isolation/trial.py`.
         shared_on_gpu: whether models of the backend on one GPU share a process, so that they share what the framework
             keeps there; it has to give back what a model took when that is closed.
+        apart: whether its model lives outside the serving process: then `memory` tells what that takes.
         ahead: whether `begin` may be called before the batch begun last is finished.
         patience: seconds that a batch sent by `send_requests` may take; 0 where batches can't be sent.
         tells_ready: whether its model has a say in whether it is ready: see `ask_ready`.
@@ -201,6 +202,7 @@ class Handler(ABC):
     preload: ClassVar[str] = ""
     tried_first: ClassVar[bool] = False
     shared_on_gpu: ClassVar[bool] = False
+    apart: ClassVar[bool] = False
     ahead: ClassVar[bool] = False
     patience: float = 0.0
     tells_ready: bool = False
@@ -366,6 +368,17 @@ class Handler(ABC):
     def is_down(self) -> bool:
         """Whether it refuses what it is asked for a while, since what executes it ended too often. On any thread."""
         return False
+
+    def give_back(self, *, idle: bool) -> bool:  # noqa: ARG002 - for those that keep anything
+        """Give back memory that executions took and none of late needed; called now and then, on any thread.
+
+        Args:
+            idle: whether nothing was executed since the last time.
+
+        Returns:
+            whether an idle one has given back all that it can.
+        """
+        return True
 
     def memory(self) -> Footprint:
         """What it takes outside the serving process, whose own growth is measured from outside."""

@@ -45,6 +45,7 @@ from serve.state_file import LazyFile, StateFile
 from serve.targets import proofs
 from serve.targets.proofs import Proofs
 from serve.targets.target_loader import ModelLoader
+from serve.targets.upkeep import Upkeep
 from serve.threads import ThreadPerTask
 from serve.weights.store import WeightStore
 from serve.weights.tiering import Tiering
@@ -100,6 +101,7 @@ class Engine:
         loader = self._loader(known)
         self.cache = self._cache(loader)
         self._tiering = Tiering(self._store, self.cache, loader.scales, loop, lower_priority)
+        self._upkeep = Upkeep(self.cache, loop, lower_priority)
         self.register = Register(
             self.cache,
             self._origins,
@@ -165,6 +167,7 @@ class Engine:
 
     def _begins_to_serve(self, target: Target) -> None:
         self._tiering.watch(target)
+        self._upkeep.watch(target)
 
     # -- inference -----------------------------------------------------------------------------------------------
 
@@ -385,6 +388,7 @@ class Engine:
         """Unload everything and end the threads."""
         self.register.leave_overrides()
         await self._tiering.close()
+        await self._upkeep.close()
         await self.cache.close()
         self._loads.shutdown(wait=True)
         self._unloads.shutdown(wait=True)

@@ -110,7 +110,10 @@ def _serve(message: Message, side: _Side, events: socket.socket) -> int:
             reports.tell()
             worker.close()
             return 0
-        worker.run(asked)
+        if asked["do"] == "rest":
+            heap.trim()
+        else:
+            worker.run(asked)
     return 0  # the serving process is gone, and nobody waits for a clean end
 
 

@@ -20,8 +20,8 @@ tensor at a multiple of 64 bytes:
 A message names each tensor by `[datatype, offset, bytes, shape]`. An output that is an input, untouched, is not
 written again: its place is that of the input. BYTES tensors lie in their wire form and are taken apart by the reader.
 
-    serving process → child        {"do": "load", …}   {"do": "run", "batch": n, …}   {"do": "close"}
-    child → serving process        {"loaded": …}       {"ran": n, …}                  (ends)
+    serving process → child        {"do": "load", …}   {"do": "run", "batch": n, …}   {"do": "rest"}   {"do": "close"}
+    child → serving process        {"loaded": …}       {"ran": n, …}                  (nothing)        (ends)
 
 What a `run` holds of the requests, and `ran` of their answers, is told in `batches`.
 

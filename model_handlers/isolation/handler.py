@@ -81,6 +81,7 @@ class IsolatedHandler(Handler):
 
     backend: ClassVar[str] = ""
     default_filename: ClassVar[str] = ""
+    apart: ClassVar[bool] = True
     ahead: ClassVar[bool] = True
 
     def __init__(
@@ -110,6 +111,7 @@ class IsolatedHandler(Handler):
         self._buried_child = False
         self._last_death = ""
         self._taken = Footprint()
+        self._shared_taken = 0  # bytes of its segments, when they could be looked at last
         super().__init__(config)
         before = devices.device_memory_used() if uses_gpu else 0
         with self._lock:
@@ -210,11 +212,30 @@ class IsolatedHandler(Handler):
         return 0.0
 
     def memory(self) -> Footprint:
-        """What the process takes for itself alone, and what its load took on a GPU."""
+        """What the process takes for itself alone, with the memory shared with it, and what its load took on a GPU."""
         private = self._child.private_memory()
         if private is not None:
             self._taken = Footprint(private, self._taken.device)
-        return self._taken
+        if self._lock.acquire(blocking=False):  # else a batch executes
+            try:
+                self._shared_taken = self._segments.taken
+            finally:
+                self._lock.release()
+        return self._taken + Footprint(self._shared_taken)
+
+    def give_back(self, *, idle: bool) -> bool:
+        """Give shared memory back, and have an idle process trim its heap. See `Handler`."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if idle and not self._unfinished and self._child.alive:
+                self._child.begin({"do": "rest"}, (), self._deadlines.execution)
+            holes, complete = self._segments.rest(idle=idle)
+        finally:
+            self._lock.release()
+        for hole in holes:
+            hole.make()
+        return complete
 
     def is_down(self) -> bool:
         """Whether the process died too often. See `Handler`."""

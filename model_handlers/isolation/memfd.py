@@ -14,6 +14,7 @@ from model_handlers.errors import Kind, MmeError, out_of_memory
 
 _CLOEXEC, _ALLOW_SEALING = 1, 2
 _ADD_SEALS, _GET_SEALS = 1033, 1034
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _SEAL, _SHRINK, _GROW, _WRITE = 1, 2, 4, 8
 
 
@@ -33,6 +34,19 @@ def create(name: str) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return fd
+
+
+def punch(fd: int, start: int, size: int) -> None:
+    """Give the pages of a part of the file back to the system: they read as zeros. Other threads run meanwhile.
+
+    Raises:
+        OSError: the system can't.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    offset = ctypes.c_int64
+    if library.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset(start), offset(size)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def refusal(error: OSError, sentence: str) -> MmeError:

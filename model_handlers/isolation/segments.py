@@ -9,11 +9,15 @@ A segment grows by both sides mapping it anew, larger; who still reads the old m
 segment is busy for as long as the lent array lives, and no longer: a weak reference tells. When the process gives a
 segment up meanwhile, the mapping goes with the last view.
 
+Pages that a large batch touched stay until somebody gives them back: `SegmentPool.rest`, called now and then, makes
+holes behind what batches needed of late. Both sides keep their mappings, and touch new pages when they need them.
+
 Used by one thread at a time in each process; views may be dropped on any thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import weakref
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 _SPARE = 2  # free segments kept beside the one that is taken
 _WINDOW = 64  # batches over which a need counts as recent
 _KEPT = 1 << 20  # a segment of this size is no burden
+_RESTING = 64 << 10  # bytes that each segment keeps while nobody uses it: a small batch finds its pages
+_BLOCK = 512  # what fstat counts in
 _EXCESS = 4  # times the recent need: growth doubles, so twice is usual
 
 
@@ -58,6 +64,7 @@ class Segment:
         size: bytes mapped.
         batch: the number of the last batch in it.
         out: whether that is on its way.
+        resting: whether pages of it are being given back.
     """
 
     __deletable__ = ("_mapping",)  # which compiled classes have to say
@@ -68,6 +75,7 @@ class Segment:
         self.size = size
         self.batch = 0
         self.out = False
+        self.resting = False
         self._mapping = mmap.mmap(fd, size)
         self._lent: weakref.ref[Array] | None = None
 
@@ -116,9 +124,24 @@ class Segment:
         return array
 
     @property
+    def taken(self) -> int:
+        """Bytes of memory that it takes, whoever touched them."""
+        return os.fstat(self.fd).st_blocks * _BLOCK
+
+    def hole(self, beyond: int) -> Hole:
+        """What gives back the pages behind its first bytes, of whole pages; until it was made nobody takes the segment.
+
+        Raises:
+            OSError: the system has no descriptor for it.
+        """
+        hole = Hole(self, os.dup(self.fd), beyond, self.size - beyond)
+        self.resting = True
+        return hole
+
+    @property
     def busy(self) -> bool:
-        """Whether a batch is on its way in it, or anybody still looks at what was lent."""
-        return self.out or (self._lent is not None and self._lent() is not None)
+        """Whether a batch is on its way in it, pages are given back, or anybody still looks at what was lent."""
+        return self.out or self.resting or (self._lent is not None and self._lent() is not None)
 
     def close(self) -> None:
         """Give it up; views that still live keep their mapping until they go."""
@@ -126,6 +149,29 @@ class Segment:
             os.close(self.fd)
             self.fd = -1
             del self._mapping
+
+
+class Hole:
+    """Pages of a segment that are to be given back to the system, on both sides. To be made once, on any thread.
+
+    It takes a quarter of a millisecond for each megabyte, so nobody waits for it: the descriptor is its own, and the
+    segment may be closed meanwhile.
+    """
+
+    def __init__(self, segment: Segment, fd: int, start: int, size: int) -> None:
+        self._segment = segment
+        self._fd = fd
+        self._start = start
+        self._size = size
+
+    def make(self) -> None:
+        """Give them back; they read as zeros from now on."""
+        try:
+            with contextlib.suppress(OSError):  # a system that can't do that keeps them
+                memfd.punch(self._fd, self._start, self._size)
+        finally:
+            os.close(self._fd)
+            self._segment.resting = False
 
 
 class SegmentPool:
@@ -169,6 +215,25 @@ class SegmentPool:
             for segment in [each for each in self._segments if each.size > enough and not each.out]:
                 self.retire(segment)
             self._recent_need, self._need, self._batches = self._need, 0, 0
+
+    def rest(self, *, idle: bool) -> tuple[list[Hole], bool]:
+        """What gives back pages that no batch of late needed: none since the last time but one, or none if `idle`.
+
+        Returns:
+            the holes to be made, and whether every segment could be looked at: nobody used one, or held views of it.
+        """
+        enough = _page_rounded(max(_RESTING, 0 if idle else max(self._need, self._recent_need)))
+        self._recent_need, self._need, self._batches = self._need, 0, 0
+        free = [segment for segment in self._segments if not segment.busy]
+        holes: list[Hole] = []
+        with contextlib.suppress(OSError):
+            holes += (segment.hole(enough) for segment in free if segment.taken > enough)
+        return holes, len(free) == len(self._segments)
+
+    @property
+    def taken(self) -> int:
+        """Bytes of memory that all of them take."""
+        return sum([segment.taken for segment in self._segments])
 
     def retire(self, segment: Segment) -> None:
         """Use it no more; `retired` tells the child with the next message."""

@@ -149,6 +149,11 @@ class ModelCache(Generic[P, T]):
             entry.stats.hits += 1
         return entry
 
+    def serves(self, name: str, resident: T) -> bool:
+        """Whether this is what requests for that name are answered by, and is to stay."""
+        entry = self._ready.get(name)
+        return entry is not None and entry.resident is resident
+
     async def acquire(self, entry: Entry[T]) -> LoadReport:
         """Lease a model, loading it first if need be; whoever asks while it loads waits for the same load.
 
@@ -352,9 +357,12 @@ class ModelCache(Generic[P, T]):
             self._retiring.add(before)
 
     def remeasured(self, entry: Entry[T], footprint: Footprint) -> None:
-        """A resident takes more or less than before."""
+        """A resident takes more or less than before; if that is more than there is, others leave for it."""
+        before = entry.footprint
         self._charges.discharge(entry)
         self._charges.charge(entry, footprint)
+        if not entry.footprint.fits(before):
+            self.room.regain(entry.name)
         self.room.settle()
 
     def _failed(self, entry: Entry[T], error: MmeError) -> None:

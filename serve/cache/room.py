@@ -167,6 +167,17 @@ class Room:
             self._evict(plan, name, reason)
         return plan.victims
 
+    def regain(self, name: str) -> None:
+        """Model `name` grew while it was in memory: if all take more than there is, others leave, if that is enough."""
+        if not self._evicts or self.used().fits(self.budget):
+            return
+        residents = list(self._residents())
+        staying = sum((each.footprint for each in residents if each.name == name), self.reserved)
+        others = [each for each in residents if each.name != name]
+        plan = eviction.plan(others, staying, Footprint(), self.budget, self._policy, time.monotonic())
+        if plan.victims:
+            self._evict(plan, name, "growth")
+
     def give_back(self, bytes_promised: Footprint) -> None:
         """End a reservation: the bytes are free, or counted as a resident's from now on."""
         self.reserved -= bytes_promised

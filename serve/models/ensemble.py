@@ -157,9 +157,15 @@ class EnsembleModel:
                 MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again")
             )
 
+    apart = False  # whatever its models are
+
     def memory(self) -> Footprint:
         """Nothing beside its models."""
         return Footprint()
+
+    def give_back(self, *, idle: bool) -> bool:  # noqa: ARG002 - as models do
+        """It has nothing."""
+        return True
 
     def close(self) -> None:
         """Drop the responses that were kept."""

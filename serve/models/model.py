@@ -458,6 +458,16 @@ class Model:
         """What its processes take together; nothing for a model that executes in this one."""
         return sum((handler.memory() for handler in self._handlers.values()), Footprint())
 
+    @property
+    def apart(self) -> bool:
+        """Whether it executes in processes of its own."""
+        return all(handler.apart for handler in self._handlers.values())
+
+    def give_back(self, *, idle: bool) -> bool:
+        """Give back memory that executions took: see `Handler`."""
+        given_back = [handler.give_back(idle=idle) for handler in self._handlers.values()]
+        return all(given_back)
+
     def close(self) -> None:
         """Stop the lanes and give the memory back. On a load thread, when nothing is queued or executing."""
         for lane in self._lanes:

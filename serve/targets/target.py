@@ -80,6 +80,15 @@ class Target:
         if self._started is not None:
             self._started(self)
 
+    @property
+    def apart(self) -> bool:
+        """Whether it lives in processes of its own, without its members."""
+        return any(model.apart for model in self.versions.values())
+
+    def memory(self) -> Footprint:
+        """What its processes take now, without its members."""
+        return sum((model.memory() for model in self.versions.values()), Footprint())
+
     def is_down(self) -> bool:
         """Whether any version, or a member, will execute nothing for a while."""
         return any(model.readiness.is_down() for model in self.models())

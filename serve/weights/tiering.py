@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from model_handlers import heap
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
-from serve.cache.lifecycle import State
 from serve.cache.room import megabytes
 from serve.models.model import Model
 from serve.weights.heat import Heat
@@ -241,8 +240,7 @@ class Tiering:
 
     def _serves(self, watched: _Watched) -> bool:
         """Whether it is in memory, and is to stay."""
-        entry = self._cache.entries.get(watched.root.name)
-        return not self._closed and entry is not None and entry.resident is watched.root and entry.state is State.READY
+        return not self._closed and self._cache.serves(watched.root.name, watched.root)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work, name="weights")

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import socket
 import sys
 import threading
 import time
@@ -14,10 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # so that children, too, find is
 
 from model_handlers.base import CPU
 from model_handlers.config import ModelConfig
-from model_handlers.isolation.fork_client import FORKS
-from model_handlers.isolation.listener import Channel
-from model_handlers.isolation.questions import WRITER
 from model_handlers.isolation.start import start_isolated
+from tests.forks import fork_server
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,21 +26,11 @@ def old_objects_aside():
     gc.unfreeze()
 
 
-@pytest.fixture(scope="module")
-def fork_server():
-    """It and the threads of all channels live as long as the process that serves: they are no leak of a test.
-
-    Of each module: the tests of others, which may run in between, stop it.
-    """
-    FORKS.ensure_running()
-    ours, theirs = socket.socketpair()
-    with theirs:
-        channel = Channel(ours, lambda *_: None, lambda _: None)
-        channel.start()
-        channel.close()
-    WRITER.do(lambda: None)
-    yield FORKS
-    FORKS.stop()
+@pytest.fixture(scope="module", name="fork_server")
+def _fork_server():
+    """Of each module: the tests of others, which may run in between, stop it."""
+    with fork_server() as forks:
+        yield forks
 
 
 def held():

@@ -262,6 +262,7 @@ DEEDS = {
     ],
     "segments": lambda model, inputs: [np.array([Path("/proc/self/maps").read_text().count("mme-segment")], "i8")],
     "grab": lambda model, inputs: setattr(model, "grabbed", np.ones(32 << 20, "u1")),
+    "fragment": lambda model, inputs: setattr(model, "last", [bytearray(b"1") * 100_000 for _ in range(400)][-1]),
     "thread": lambda model, inputs: threading.Thread(target=signal.pause).start() or None,
     "subprocess": lambda model, inputs: [
         np.array([subprocess.run(["/bin/cat"], capture_output=True, check=True).stdout], object)

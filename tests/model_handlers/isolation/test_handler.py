@@ -273,6 +273,33 @@ def test_memory_grows_with_the_model(start):
     assert handler.memory().host >= before + 32 * MIB
 
 
+def test_memory_shared_with_the_process_counts_and_is_given_back(start):
+    """What a large batch took is the model's until it is given back; the process goes on with its next batch."""
+    handler = start(Echo)
+    x = np.ones(32 * MIB, "u1")
+    before = handler.memory().host
+    copy = handler.execute({"x": x}, ["copy"])
+    assert handler.memory().host >= before + 64 * MIB
+    assert not handler.give_back(idle=True)  # somebody has the answer
+    assert int(copy[0].sum()) == x.size
+    del copy
+
+    assert handler.give_back(idle=True)
+    assert handler.memory().host < before + 8 * MIB
+    assert np.array_equal(handler.execute({"x": x}, ["copy"])[0], x)
+
+
+def test_an_idle_process_gives_back_what_its_model_freed(start):
+    """The C library keeps freed memory for later; of a model that nobody uses it is given back."""
+    handler = start(Misbehaves)
+    do(handler, "fragment")
+    before = handler.memory().host
+    assert handler.give_back(idle=True)
+    do(handler, "where")  # behind it
+
+    assert handler.memory().host < before - 16 * MIB
+
+
 def test_surroundings(start):
     """A process is no child of ours but of the fork server, has normal priority, and /dev/null for standard input."""
     handler = start(Misbehaves)

@@ -230,6 +230,31 @@ def test_the_policy_decides_and_the_reason_is_told(run, idle):
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("sizes", "evicts", "expected"),
+    [
+        ([40, 30, 30], True, []),
+        ([40, 30, 50], True, ["r0"]),
+        ([10, 30, 80], True, ["r1"]),
+        ([30, 30, 95], True, ["r0", "r1"]),
+        ([30, 30, 101], True, []),
+        ([40, 30, 50], False, []),
+    ],
+)
+def test_who_grew_in_memory_stays_and_others_leave_if_that_is_enough(run, sizes, evicts, expected):
+    """As many as it takes, least recently used first; nobody in vain, and nobody where the platform decides."""
+
+    async def main():
+        house = House(*sizes, evicts=evicts)
+        house.room.regain("r2")
+        assert [victim for victim, _ in house.evicted] == expected
+        assert set(house.reasons) <= {"growth"}
+        house.room.regain("r2")  # those bytes are on their way
+        assert [victim for victim, _ in house.evicted] == expected
+
+    run(main())
+
+
 @pytest.mark.parametrize("evicts", [True, False])
 def test_what_can_never_fit_is_out_of_memory_and_costs_nobody(run, idle, evicts):
     """More than the whole budget is refused at once, with nobody evicted and nothing reserved."""

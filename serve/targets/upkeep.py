@@ -1,0 +1,135 @@
+"""What models in processes of their own take while they serve: given back where it is not needed, and counted.
+
+A model's process, and the memory that it shares with the serving one, grow with what it executes. So those in use are
+looked at every few seconds, and once more when they are idle: what no batch of late needed goes back to the system, and
+what is left is what the cache counts from then on. Who has been idle since costs nothing. Nothing here is on the way
+of a request: the looking is done on a thread of low priority, which passes by whoever executes. On the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from model_handlers.base import Footprint
+    from serve.cache.model_cache import ModelCache
+    from serve.targets.prepared import PreparedTarget
+    from serve.targets.target import Target
+
+_log = logging.getLogger("mme.cache")
+_SECONDS = 10.0
+
+
+class _Watched:
+    """A target in memory that has processes.
+
+    Attributes:
+        root: the target.
+        parts: itself and its members, as far as they live in processes.
+        idle: whether nobody used it since the last look.
+        rests: whether it was idle then, and has given back all that it can.
+    """
+
+    __slots__ = ("_last_used", "idle", "parts", "rests", "root")
+
+    def __init__(self, root: Target, parts: Sequence[Target]) -> None:
+        self.root = root
+        self.parts = parts
+        self.idle = False
+        self.rests = False
+        self._last_used = 0.0
+
+    def is_due(self, leases: int, last_used: float) -> bool:
+        """Whether there is anything to look at; asked once a look."""
+        self.idle = not leases and last_used == self._last_used
+        self._last_used = last_used
+        return not (self.idle and self.rests)
+
+    def look(self) -> list[Footprint]:
+        """Have it give back what it can; what its parts take now. On any thread."""
+        given_back = [model.give_back(idle=self.idle) for part in self.parts for model in part.versions.values()]
+        self.rests = self.idle and all(given_back)
+        return [replace(part.footprint, host=part.memory().host) for part in self.parts]
+
+
+class Upkeep:
+    """Looks after everybody in memory that has processes of its own.
+
+    Args:
+        cache: who is in memory.
+        loop: the event loop.
+        lower_priority: called on the thread that looks.
+    """
+
+    def __init__(
+        self,
+        cache: ModelCache[PreparedTarget, Target],
+        loop: asyncio.AbstractEventLoop,
+        lower_priority: Callable[[], None],
+    ) -> None:
+        self._cache = cache
+        self._loop = loop
+        self._thread = ThreadPoolExecutor(1, "upkeep", initializer=lower_priority)
+        self._watched: list[_Watched] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Upkeep of {len(self._watched)} models>"
+
+    def watch(self, target: Target) -> None:
+        """A target begins to serve."""
+        parts = [part for part in target.parts() if part.apart]
+        if not parts or self._closed:
+            return
+        self._watched.append(_Watched(target, parts))
+        if self._timer is None:
+            self._timer = self._loop.call_later(_SECONDS, self._tick)
+
+    async def close(self) -> None:
+        """Look at nobody any more."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._looking is not None:
+            await asyncio.wait([self._looking])
+        self._thread.shutdown(wait=True)
+
+    def _tick(self) -> None:
+        self._watched = [watched for watched in self._watched if self._serves(watched)]
+        self._timer = self._loop.call_later(_SECONDS, self._tick) if self._watched else None
+        if self._looking is not None:
+            return
+        due = [watched for watched in self._watched if self._is_due(watched)]
+        if due:
+            self._looking = self._loop.create_task(self._look(due), name="upkeep")
+
+    async def _look(self, due: Sequence[_Watched]) -> None:
+        try:
+            for watched in due:
+                footprints = await self._loop.run_in_executor(self._thread, watched.look)
+                if self._serves(watched):
+                    self._count(watched, footprints)
+        except Exception:  # noqa: BLE001 - nobody awaits it, and the next look is as good
+            _log.exception("what models take could not be looked at")
+        finally:
+            self._looking = None
+
+    def _count(self, watched: _Watched, footprints: Sequence[Footprint]) -> None:
+        for part, footprint in zip(watched.parts, footprints, strict=True):
+            part.footprint = footprint
+        self._cache.remeasured(self._cache.entries[watched.root.name], watched.root.takes())
+
+    def _is_due(self, watched: _Watched) -> bool:
+        entry = self._cache.entries[watched.root.name]
+        return watched.is_due(entry.leases, entry.last_used)
+
+    def _serves(self, watched: _Watched) -> bool:
+        return not self._closed and self._cache.serves(watched.root.name, watched.root)

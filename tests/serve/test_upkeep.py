@@ -1,0 +1,95 @@
+"""What models' processes take while they serve is counted, and given back when nobody needs it: over real processes."""
+
+import asyncio
+
+import pytest
+
+from serve.cache.lifecycle import State
+from serve.targets import upkeep
+from tests.forks import fork_server
+from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks():
+    """It is there for all models here."""
+    with fork_server():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def short_intervals(monkeypatch):
+    """A test need not wait for ten seconds."""
+    monkeypatch.setattr(upkeep, "_SECONDS", 0.05)
+
+
+async def until(condition):
+    """Let time pass until what somebody does now and then has come about."""
+    while not condition():  # noqa: ASYNC110 - a timer's doing, which sets no event
+        await asyncio.sleep(0.01)
+
+
+def test_memory_of_a_large_request_is_counted_and_given_back(run, tmp_path):
+    """While the answer is looked at its memory is the model's; a while later the model takes what it took before."""
+    write_hungry(tmp_path / "models", "a")
+
+    async def main():
+        async with engine_of(tmp_path, 1000) as engine:
+            await ask(engine, "a")
+            light = host_bytes(engine, "a")
+            response = await ask(engine, "a", size=50 * MB)
+            await until(lambda: host_bytes(engine, "a") > light + 90 * MB)
+            del response
+            await until(lambda: host_bytes(engine, "a") < light + 10 * MB)
+            await ask(engine, "a", size=50 * MB)  # pages that went come again
+
+    run(main())
+
+
+def test_what_a_model_takes_while_it_serves_is_counted_and_others_leave_for_it(run, tmp_path):
+    """A model that grew out of the budget puts out who was used least recently, never itself."""
+    for name in "abc":
+        write_hungry(tmp_path / "models", name)
+
+    async def main():
+        async with engine_of(tmp_path, 160) as engine:
+            for name in "abc":
+                await ask(engine, name)
+            await ask(engine, "c", keep=150)
+            await until(lambda: host_bytes(engine, "c") > 150 * MB)
+            assert engine.cache.entries["a"].state is not State.READY
+            assert engine.target_stats["a"].evictions["growth"] == 1
+            assert engine.cache.entries["c"].state is State.READY
+            engine.cache.check_integrity()
+
+    run(main())
+
+
+def test_a_model_too_large_for_all_to_leave_puts_out_nobody(run, tmp_path):
+    """Nobody is evicted in vain."""
+    for name in "ab":
+        write_hungry(tmp_path / "models", name)
+
+    async def main():
+        async with engine_of(tmp_path, 100) as engine:
+            await ask(engine, "a")
+            await ask(engine, "b", keep=120)
+            await until(lambda: host_bytes(engine, "b") > 120 * MB)
+            assert engine.cache.entries["a"].state is State.READY
+
+    run(main())
+
+
+def test_platform_mode_counts_growth_and_puts_out_nobody(run, tmp_path):
+    """The platform learns of it by its next load."""
+    for name in "ab":
+        write_hungry(tmp_path / "models", name)
+
+    async def main():
+        async with engine_of(tmp_path, 160, evicts=False) as engine:
+            await ask(engine, "a")
+            await ask(engine, "b", keep=155)
+            await until(lambda: host_bytes(engine, "b") > 155 * MB)
+            assert engine.cache.entries["a"].state is State.READY
+
+    run(main())
