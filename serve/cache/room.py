@@ -31,9 +31,10 @@ class _Claim:
     """A load that waits for room. `patient` ones wait for models in use, the others ask for more than they have.
 
     `give_way` has the model of that name leave that is in memory, if there is one and it has not been told yet.
+    `awaits_own` tells whether anybody leaves for this claim, whose bytes nobody else is to take.
     """
 
-    __slots__ = ("evicted", "give_way", "granted", "name", "need", "patient")
+    __slots__ = ("awaits_own", "evicted", "give_way", "granted", "name", "need", "patient")
 
     def __init__(
         self, name: str, need: Footprint, *, patient: bool, give_way: Callable[[], None] | None = None
@@ -44,6 +45,7 @@ class _Claim:
         self.give_way = give_way
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.evicted: list[str] = []
+        self.awaits_own = False
 
 
 class _NotNowError(Exception):
@@ -198,13 +200,14 @@ class Room:
         """Look at every claim again, first come first: grant it, evict for it, or refuse it."""
         if not self._claims:
             return
-        set_aside = Footprint()
+        set_aside = ahead = Footprint()
         again_at = eviction.FOR_EVER
         for claim in list(self._claims):
             if not claim.granted.done():
-                again_at = min(again_at, self._attempt(claim, set_aside) or again_at)
-            if not claim.granted.done() and claim.evicted:
-                set_aside += claim.need
+                again_at = min(again_at, self._attempt(claim, set_aside, ahead) or again_at)
+            if not claim.granted.done():
+                set_aside += claim.need if claim.awaits_own else Footprint()
+                ahead += claim.need
         self._claims = [claim for claim in self._claims if not claim.granted.done()]
         self._settle_again(again_at)
 
@@ -224,35 +227,45 @@ class Room:
                 claim.granted.set_exception(error)
         self.settle()
 
-    def _attempt(self, claim: _Claim, set_aside: Footprint) -> float:
-        """Grant a claim, evict for it or refuse it; else when to try again, 0 if time alone changes nothing."""
+    def _attempt(self, claim: _Claim, set_aside: Footprint, ahead: Footprint) -> float:
+        """Grant a claim, evict for it or refuse it; else when to try again, 0 if time alone changes nothing.
+
+        Of what those claims need that came before, `set_aside` is theirs alone, and `ahead` is all of it.
+        """
         if claim.need.fits(self.budget - self.used() - set_aside):
             self.reserved += claim.need
             claim.granted.set_result(None)
             return 0.0
-        if claim.give_way is not None and self._only_instead(claim):
+        if claim.give_way is not None and self._only_instead(claim, ahead):
             claim.give_way()
             claim.give_way = None
+            claim.awaits_own = True
         residents = list(self._residents())
         self._crowd = len(residents)
         plan = eviction.plan(
             residents, self.reserved + set_aside, claim.need, self.budget, self._policy, time.monotonic()
         )
-        if not self._evicts and (plan.victims or not plan.fits):
+        full = not plan.fits or (bool(plan.victims) and not self._evicts)
+        if full and claim.patient and not self._evicts:
             claim.granted.set_exception(out_of_memory(self._full(claim)))
         elif not plan.possible:
             claim.granted.set_exception(out_of_memory(self._pinned(claim)))
-        elif not plan.fits and not claim.patient:
+        elif full and not claim.patient:
             claim.granted.set_exception(_NotNowError())
         elif plan.victims:
             claim.evicted += plan.victims
+            claim.awaits_own = True
             self._evict(plan, claim.name, "load" if claim.patient else "growth")
         return plan.again_at
 
-    def _only_instead(self, claim: _Claim) -> bool:
-        """Whether there can be room for a model, but not while the one stays whose place it takes."""
+    def _only_instead(self, claim: _Claim, ahead: Footprint) -> bool:
+        """Whether there can be room for a model, but not while the one stays whose place it takes.
+
+        Where nobody is evicted, who waits in front of it waits for bytes that are on their way, and will have them.
+        """
         staying = [resident for resident in self._residents() if not resident.leaving]
         instead = self.budget - self._kept(resident for resident in staying if resident.name != claim.name)
+        instead -= Footprint() if self._evicts else ahead
         beside = instead - sum((one.footprint for one in staying if one.name == claim.name), Footprint())
         if not claim.need.fits(instead):
             return False

@@ -870,6 +870,64 @@ def test_the_old_one_goes_after_all_when_a_platform_loads_what_leaves_no_room_fo
     play(scene, evicts=False)
 
 
+def test_the_bytes_of_an_old_one_that_went_first_are_its_successors_on_a_platform(play):
+    """What comes meanwhile finds memory full, and does not take the place of a model that serves no more for it."""
+
+    async def scene(world):
+        world.press.sizes = {"a": (mb(50), mb(50)), "small": (mb(40), mb(40))}
+        await world.resident("a")
+        world.press.measured["a"] = mb(70)
+        lease = world.cache.lease("a")
+        reload = await world.begin("a", "reload")
+        await world.do("prepare a")
+        small = await world.begin("small", "load")
+        await world.do("prepare small")
+        assert failure(small) is Kind.OUT_OF_MEMORY
+        lease.release()
+        await world.do_all()
+        await reload
+
+    play(scene, evicts=False)
+
+
+def test_no_old_one_goes_for_bytes_that_another_waits_for_on_a_platform(play):
+    """It would be out of memory, and its successor could not be loaded all the same."""
+
+    async def scene(world):
+        world.press.sizes = {"a": (mb(30), mb(30)), "b": (mb(60), mb(60)), "early": (mb(40), mb(40))}
+        await world.resident("a", "b")
+        lease = world.cache.lease("b")
+        unload = await world.begin("b", "unload")
+        early = await world.begin("early", "load")
+        await world.do("prepare early")
+        world.press.measured["a"] = mb(90)
+        reload = await world.begin("a", "reload")
+        await world.do("prepare a")
+        assert failure(reload) is Kind.OUT_OF_MEMORY
+        assert world.entry("a").state is State.READY
+        lease.release()
+        await world.do_all()
+        await asyncio.gather(unload, early)
+
+    play(scene, evicts=False)
+
+
+def test_a_successor_larger_than_estimated_takes_the_place_of_the_old_one_on_a_platform(play):
+    """It was loaded beside the old one, and there is no room for what it takes more: the old one leaves after all."""
+
+    async def scene(world):
+        world.press.sizes = {"a": (mb(40), mb(40)), "b": (mb(40), mb(40))}
+        await world.resident("a", "b")
+        world.press.measured["a"] = mb(20)
+        world.press.sizes["a"] = (mb(20), mb(50))
+        reload = await world.begin("a", "reload")
+        await world.do_all()
+        await reload
+        assert world.cache.room.used() == mb(90)
+
+    play(scene, evicts=False)
+
+
 @pytest.mark.parametrize("names", ["ab", "abc"])
 def test_models_loaded_anew_at_once_do_not_wait_for_each_other(play, names):
     """Each has room beside its old one if another's goes, which waits for the same: the first to ask lets its own go."""
