@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from model_handlers import control_groups
 from model_handlers.base import CPU, Device
 from model_handlers.config import InstanceKind
 from model_handlers.errors import Kind, MmeError, invalid_model
@@ -25,20 +26,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Gpu", "gpu_count", "gpus"]
 _log = logging.getLogger("mme.devices")
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def host_memory() -> int:
-    """Bytes of memory that this process may use: the machine's, or the control group's limit where it is lower."""
+    """Bytes of memory that this process may use: the machine's, or its control groups' limit where that is lower."""
     total: int = psutil.virtual_memory().total
-    for path in _CGROUP_LIMITS:
-        try:
-            text = path.read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            total = min(total, int(text))
-    return total
+    limit = control_groups.limit()
+    return total if limit is None else min(total, limit)
+
+
+def free_memory() -> int:
+    """Bytes of memory that are free for this process, those of files that nobody maps among them."""
+    available: int = psutil.virtual_memory().available
+    free = control_groups.free()
+    return available if free is None else min(available, free)
 
 
 def machine_memory() -> tuple[int, int]:

@@ -10,21 +10,15 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+from model_handlers.control_groups import folders
+
+_FILES = ("memory.events", "memory.oom_control")  # as version 2 calls them, and version 1
 _WORD = "oom_kill"
 
 
 def counters(membership: str) -> list[Path]:
     """Where the kernel may count, the nearest first. `membership` is the text of /proc/self/cgroup."""
-    paths = []
-    for line in membership.splitlines():
-        number, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if number == "0" and not controllers:
-            paths.append(_CGROUP / path.lstrip("/") / "memory.events")
-        elif "memory" in controllers.split(","):
-            paths.append(_CGROUP / "memory" / path.lstrip("/") / "memory.oom_control")
-    inside = [_CGROUP / "memory.events", _CGROUP / "memory/memory.oom_control"]  # as a container sees its own group
-    return [*paths, *inside, Path("/proc/vmstat")]
+    return [*(folder / name for folder in folders(membership) for name in _FILES), Path("/proc/vmstat")]
 
 
 def read_count(paths: list[Path]) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model_handlers.config import WarmupData
-from model_handlers.devices import host_memory, machine_memory
+from model_handlers.devices import free_memory, host_memory
 from model_handlers.disk import disk_errors
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.sequence_config import ControlKind, hidden_inputs
@@ -173,9 +173,9 @@ def _check_room(sample: WarmupSample, together: int) -> None:
     need = made + together * (made + _REQUEST_BYTES)  # once by itself, and once for each request of a batch
     if need > host_memory():
         raise invalid_model(f"its requests take {need} bytes, more than this machine has: make it smaller")
-    total, used = machine_memory()
-    if need > total - used:
-        raise out_of_memory(f"its requests take {need} bytes, and {total - used} are free")
+    free = free_memory()
+    if need > free:
+        raise out_of_memory(f"its requests take {need} bytes, and {free} are free")
 
 
 def _failed(sample: str, whose: str, error: MmeError) -> MmeError:

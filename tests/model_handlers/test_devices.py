@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 
 import numpy as np
-import psutil
 import pytest
 
 from model_handlers import devices, heap
@@ -172,44 +171,6 @@ def test_a_framework_for_cpus_is_named_as_the_reason(machine):
 
 
 # -- the machine -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def limits(monkeypatch, tmp_path):
-    """Lays down the control group's files."""
-
-    def limits(*texts):
-        paths = [tmp_path / str(index) for index in range(len(texts))]
-        for path, text in zip(paths, texts, strict=True):
-            if text is not None:
-                path.write_text(text)
-        monkeypatch.setattr(devices, "_CGROUP_LIMITS", paths)
-
-    return limits
-
-
-TOTAL = psutil.virtual_memory().total
-
-
-@pytest.mark.parametrize(
-    ("texts", "expected"),
-    [
-        (("1073741824\n", None), 1 << 30),
-        ((None, "1073741824\n"), 1 << 30),
-        (("max\n", None), TOTAL),
-        ((None, "9223372036854771712\n"), TOTAL),
-        ((None, None), TOTAL),
-        (("", None), TOTAL),
-        (("nonsense\n", "536870912\n"), 1 << 29),
-        ((f"{TOTAL * 2}\n", None), TOTAL),
-    ],
-    ids=["v2", "v1", "v2 unlimited", "v1 unlimited", "none", "empty", "nonsense", "more than there is"],
-)
-def test_host_memory_is_what_the_control_group_allows(limits, texts, expected):
-    """The lower one of the machine's memory and the control group's limit, of either version; no limit, no matter."""
-    limits(*texts)
-
-    assert devices.host_memory() == expected
 
 
 @pytest.mark.skipif(bool(devices.gpus()), reason="this machine has a GPU")

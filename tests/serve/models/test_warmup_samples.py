@@ -1,6 +1,8 @@
 """The samples of a model's configuration are executed as its author wrote them, or say what is wrong with them."""
 
 import logging
+import subprocess
+import sys
 from types import MappingProxyType
 
 import numpy as np
@@ -12,6 +14,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.sequence_config import Control, ControlInput, ControlKind, SequenceBatching, SequenceState
 from model_handlers.tensor import BYTES, DATA_TYPES, FP32, INT64, TensorSpec, encode_bytes_elements
 from serve.models.warmup_samples import Warmup
+from tests.cgroups import small_group
 
 
 def sample(given=None, *, name="s", batch_size=1, count=1, **inputs):
@@ -183,6 +186,33 @@ def test_a_sample_that_no_memory_holds_is_not_even_made(given, batch_size, data,
     message = refused(toys, tmp_path, too_large, max_batch_size=2**32, inputs=(spec,))
 
     assert "failed to run warmup sample 's': its requests take " in message
+
+
+IN_A_GROUP = """
+import sys
+from pathlib import Path
+from model_handlers.config import ModelConfig, WarmupData, WarmupInput, WarmupSample
+from model_handlers.errors import MmeError
+from model_handlers.tensor import FP32, TensorSpec
+from serve.models.warmup_samples import Warmup
+
+Path(sys.argv[1], "cgroup.procs").write_text("0")
+held = bytearray(b"x") * (128 << 20)
+given = {"x": WarmupInput(FP32, (16 << 20,), WarmupData.ZERO)}
+config = ModelConfig("m", inputs=(TensorSpec("x", FP32, (-1,)),), warmup=(WarmupSample("s", 1, 1, given),))
+try:
+    Warmup(config, Path())
+except MmeError as error:
+    print(error.kind.name, error.message)
+"""
+
+
+def test_a_sample_finds_the_memory_that_its_control_group_has():
+    """Whatever the machine has beside that: the kernel would kill who takes it."""
+    with small_group(200 << 20) as folder:
+        told = subprocess.check_output([sys.executable, "-c", IN_A_GROUP, str(folder)], text=True, timeout=100)
+
+    assert told.startswith("OUT_OF_MEMORY model 'm': failed to run warmup sample 's': its requests take 134218")
 
 
 def test_each_sample_is_logged(toys, tmp_path, caplog):

@@ -1,0 +1,84 @@
+"""The control groups that this process is in: what they may take of the machine's memory, and what of that is free.
+
+The limits of all levels hold: of the group that the process is in, and of those around it. Where their folders can't be
+seen, as in most containers, there is the one that is mounted, which is the container's own. Every number is bytes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_MEMBERSHIP = Path("/proc/self/cgroup")
+_MOUNT = Path("/sys/fs/cgroup")
+# As version 2 calls them, and version 1.
+_LIMIT = ("memory.max", "memory.limit_in_bytes")
+_TAKEN = ("memory.current", "memory.usage_in_bytes")
+_UNUSED_FILES = (
+    "total_inactive_file",
+    "inactive_file",
+)  # version 1 tells both: with the groups inside, and without
+
+
+def folders(membership: str, mount: Path = _MOUNT) -> list[Path]:
+    """Where the kernel may tell of memory, the nearest first. `membership` is the text of /proc/self/cgroup."""
+    found: list[Path] = []
+    for line in membership.splitlines():
+        number, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if number == "0" and not controllers:
+            found += _upwards(mount, path)
+        elif "memory" in controllers.split(","):
+            found += _upwards(mount / "memory", path)
+    return list(dict.fromkeys([*found, mount, mount / "memory"]))
+
+
+def own_folders() -> list[Path]:
+    """Those of this process."""
+    try:
+        return folders(_MEMBERSHIP.read_text(), _MOUNT)
+    except OSError:  # a system without any
+        return []
+
+
+def limit() -> int | None:
+    """What all processes of the groups may take together; None without a limit."""
+    return min((size for folder in own_folders() if (size := _number(folder, _LIMIT)) is not None), default=None)
+
+
+def free() -> int | None:
+    """What they may take beyond what they take now; None without a limit.
+
+    Files that were read and nobody maps are as good as free.
+    """
+    return min((size for folder in own_folders() if (size := _free_of(folder)) is not None), default=None)
+
+
+def _upwards(root: Path, path: str) -> list[Path]:
+    own = root / path.lstrip("/")
+    return [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
+
+
+def _free_of(folder: Path) -> int | None:
+    most, taken = _number(folder, _LIMIT), _number(folder, _TAKEN)
+    if most is None or taken is None:
+        return None
+    return most - max(taken - _unused_files(folder), 0)
+
+
+def _number(folder: Path, names: tuple[str, ...]) -> int | None:
+    for name in names:
+        text = _text(folder / name).strip()
+        if text.isdigit():
+            return int(text)
+    return None
+
+
+def _unused_files(folder: Path) -> int:
+    told = dict(line.split(maxsplit=1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
+    return next((int(told[name]) for name in _UNUSED_FILES if name in told), 0)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,128 @@
+"""What control groups leave of the machine's memory: by files as either version has them, and in a real group."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from model_handlers import control_groups, devices
+from tests.cgroups import small_group
+
+MIB = 1 << 20
+TOTAL = psutil.virtual_memory().total
+
+
+@pytest.fixture
+def groups(monkeypatch, tmp_path):
+    """Lays down the files of control groups, by their paths, and says which one the process is in."""
+
+    def groups(membership, **files):
+        for path, text in files.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text)
+        (tmp_path / "membership").write_text(membership)
+        monkeypatch.setattr(control_groups, "_MEMBERSHIP", tmp_path / "membership")
+        monkeypatch.setattr(control_groups, "_MOUNT", tmp_path)
+
+    return groups
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        ("0::/", {"memory.max": "1073741824\n"}, 1 << 30),
+        ("0::/a/b", {"a/b/memory.max": "max\n", "a/memory.max": "536870912\n", "memory.max": "max\n"}, 1 << 29),
+        ("0::/a/b", {"a/b/memory.max": "536870912\n", "a/memory.max": "1073741824\n"}, 1 << 29),
+        ("0::/not/seen", {"memory.max": "536870912\n"}, 1 << 29),
+        ("0::/../a", {"memory.max": "536870912\n"}, 1 << 29),
+        ("4:memory:/a\n0::/", {"memory/a/memory.limit_in_bytes": "1073741824\n"}, 1 << 30),
+        ("4:memory:/a\n0::/", {"memory/memory.limit_in_bytes": "1073741824\n"}, 1 << 30),
+        ("4:memory:/\n0::/", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, TOTAL),
+        ("0::/", {}, TOTAL),
+        ("", {}, TOTAL),
+        ("0::/", {"memory.max": ""}, TOTAL),
+        ("0::/", {"memory.max": f"{TOTAL * 2}\n"}, TOTAL),
+        ("0::/", {"memory.max": "nonsense\n", "memory/memory.limit_in_bytes": "536870912\n"}, 1 << 29),
+    ],
+)
+def test_the_lowest_limit_holds(groups, membership, files, expected):
+    """Of the machine, the process's own group and all around it; no limit, no matter."""
+    groups(membership, **files)
+
+    assert devices.host_memory() == expected
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        ("0::/", {"memory.max": f"{64 * MIB}", "memory.current": f"{40 * MIB}"}, 24 * MIB),
+        (
+            "0::/",
+            {
+                "memory.max": f"{64 * MIB}",
+                "memory.current": f"{40 * MIB}",
+                "memory.stat": f"anon {20 * MIB}\ninactive_file {8 * MIB}\n",
+            },
+            32 * MIB,
+        ),
+        (
+            "4:memory:/a",
+            {
+                "memory/a/memory.limit_in_bytes": f"{64 * MIB}",
+                "memory/a/memory.usage_in_bytes": f"{40 * MIB}",
+                "memory/a/memory.stat": f"inactive_file 0\ntotal_inactive_file {8 * MIB}\n",
+            },
+            32 * MIB,
+        ),
+        (
+            "0::/a",
+            {
+                "a/memory.max": f"{64 * MIB}",
+                "a/memory.current": f"{10 * MIB}",
+                "memory.max": f"{100 * MIB}",
+                "memory.current": f"{90 * MIB}",
+            },
+            10 * MIB,
+        ),
+        ("0::/", {"memory.max": f"{64 * MIB}", "memory.current": f"{65 * MIB}"}, -MIB),
+    ],
+)
+def test_the_least_that_is_free_is_free(groups, membership, files, expected):
+    """Others of the same groups take from it as well; files that were only read are as good as free."""
+    groups(membership, **files)
+
+    assert devices.free_memory() == expected
+
+
+def test_without_a_limit_all_is_free_that_the_machine_has(groups):
+    """Or the group's limit is larger than that."""
+    groups("0::/", **{"memory.max": "max", "memory.current": "4096"})
+    assert control_groups.free() is None
+
+    assert 0 < devices.free_memory() < TOTAL
+
+
+JOINS = """
+import sys
+from pathlib import Path
+from model_handlers import devices
+
+Path(sys.argv[1], "cgroup.procs").write_text("0")
+before = devices.free_memory()
+held = bytearray(b"x") * (64 << 20)
+print(devices.host_memory(), before, devices.free_memory())
+"""
+
+
+def test_a_real_group_is_seen():
+    """Its limit, and what a process in it takes of that."""
+    with small_group(256 * MIB) as folder:
+        command = [sys.executable, "-c", JOINS, str(folder)]
+        limit, before, after = map(int, subprocess.check_output(command, text=True, timeout=100).split())
+
+    assert limit == 256 * MIB
+    assert before <= limit
+    assert 60 * MIB < before - after < 80 * MIB
+    assert not Path(folder).exists()
