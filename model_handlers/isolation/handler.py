@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from model_handlers import devices
+from model_handlers.allowance import allowed
 from model_handlers.base import Footprint, Handler
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation import memfd
@@ -20,6 +21,7 @@ from model_handlers.isolation.config_fields import config_from
 from model_handlers.isolation.framing import Packing, ProtocolError, error_from, unpack
 from model_handlers.isolation.hosts import admit, leave
 from model_handlers.isolation.leash import ChildDiedError
+from model_handlers.isolation.load_watch import LoadWatch
 from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.process import Child
 from model_handlers.isolation.restarts import LIMIT, WINDOW, RestartBudget
@@ -118,6 +120,9 @@ class IsolatedHandler(Handler):
             self._child, self.config = self._begin()
         if uses_gpu:
             self._taken = Footprint(self._taken.host, max(devices.device_memory_used() - before, 0))
+        allowance = allowed()
+        if allowance is not None:
+            allowance.settle(self.memory().host)
 
     def __repr__(self) -> str:
         return f"<IsolatedHandler {self._lane} in {self._child!r}>"
@@ -342,7 +347,9 @@ class IsolatedHandler(Handler):
             ) from error
         try:
             self._met(child)
-            reply = child.call(self._load, (), self._deadlines.load, _LOADING)
+            allowance = allowed() if child.host is None else None
+            look = LoadWatch(child, allowance) if allowance is not None else None
+            reply = child.call(self._load, (), self._deadlines.load, _LOADING, look)
             if "loaded" in reply:
                 if child.host is not None:  # what it takes is what its host takes more
                     self._taken = Footprint(max(child.host.private_memory() - hosted, 0), self._taken.device)

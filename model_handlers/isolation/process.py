@@ -13,6 +13,7 @@ Called by one thread at a time; `memory` by any.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import select
 import signal
 import socket
@@ -41,6 +42,7 @@ _FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _AT_ONCE = 64 << 10  # bytes that go into an empty socket, whose buffer is three times as large
 _END_SECONDS = 2.0  # for the fork server to tell the exit code of a process that closed its socket
 _WORDS = 3000  # characters of standard error in an error message
+_LOOK_MILLISECONDS = 20  # between two looks at a process that is waited for
 _OUT_OF_MEMORY_CODE = 137  # 128 + SIGKILL: what shells and containers make of a kill
 
 
@@ -117,7 +119,14 @@ class Child:
         self._leash.drop()
         self.alive = False
 
-    def call(self, message: Message, fds: Sequence[int], seconds: float, doing: str) -> Message:
+    def call(
+        self,
+        message: Message,
+        fds: Sequence[int],
+        seconds: float,
+        doing: str,
+        look: Callable[[], None] | None = None,
+    ) -> Message:
         """Send a message and wait for the answer.
 
         Args:
@@ -125,13 +134,14 @@ class Child:
             fds: descriptors that go with it.
             seconds: how long the answer may take.
             doing: what the process does meanwhile, for the error: "while it …".
+            look: called every now and then until the answer is there; what it raises ends the process.
 
         Raises:
             ChildDiedError: there will be no answer. EXECUTION_FAILED; OUT_OF_MEMORY where the system ended it for that.
             MmeError: the message can't be sent; the process is as it was.
         """
         self.prepare(message, fds, seconds)
-        return self.answer(doing)
+        return self.answer(doing, look=look)
 
     def prepare(self, message: Message, fds: Sequence[int], seconds: float) -> None:
         """Have a message sent when its answer is waited for, which then may take so long.
@@ -166,19 +176,26 @@ class Child:
         except (OSError, ProtocolError):
             return None
 
-    def answer(self, doing: str, seconds: float = 0.0, more: Callable[[], float] | None = None) -> Message:
+    def answer(
+        self,
+        doing: str,
+        seconds: float = 0.0,
+        more: Callable[[], float] | None = None,
+        look: Callable[[], None] | None = None,
+    ) -> Message:
         """Wait for the answer to what was begun.
 
         Args:
             doing: as for `call`, as are the errors.
             seconds: how long it may take; 0 for what is left of the time that it was given when it was begun.
             more: asked for how many seconds it may take yet whenever its time is over; None for none.
+            look: as for `call`.
         """
         if seconds:
             self._seconds, self._deadline = seconds, time.monotonic() + seconds
         try:
             self._send()
-            return self._receive(more)
+            return self._receive(more, look)
         except TimeoutError:
             self._leash.let_go()
             what = f"was ended, since it gave no answer within {self._seconds:g} s,"
@@ -241,6 +258,20 @@ class Child:
             int(line.split()[1]) << 10 for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:"))
         )
 
+    def mapped_memory(self) -> tuple[int, int] | None:
+        """Bytes that the process has touched, and those of them that are of no file, whoever shares them; cheap to ask.
+
+        None when it is not there.
+        """
+        if not (self.alive and self.pid):
+            return None
+        try:
+            fields = Path(f"/proc/{self.pid}/statm").read_text().split()
+        except OSError:
+            return None
+        resident, of_files = int(fields[1]), int(fields[2])
+        return resident * mmap.PAGESIZE, (resident - of_files) * mmap.PAGESIZE
+
     def _send_some(self) -> None:
         if self._unsent_fds:
             rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", self._unsent_fds)
@@ -259,9 +290,13 @@ class Child:
                 if not ready.poll(milliseconds(self._deadline)):
                     raise TimeoutError from None
 
-    def _receive(self, more: Callable[[], float] | None) -> Message:
+    def _receive(self, more: Callable[[], float] | None, look: Callable[[], None] | None) -> Message:
         while (message := self._messages.next()) is None:
-            ready = dict(self._poll.poll(milliseconds(self._deadline)))
+            left_ms = milliseconds(self._deadline)
+            ready = dict(self._poll.poll(left_ms if look is None else min(left_ms, _LOOK_MILLISECONDS)))
+            if look is not None and left_ms and not ready:
+                look()
+                continue
             if not ready:
                 left = 0.0 if more is None else more()
                 if left <= 0:

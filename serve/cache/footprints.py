@@ -70,6 +70,12 @@ class Footprints:
                 if learned is not None:
                     self._ratios.setdefault(f"{backend} {kind}", deque(maxlen=REMEMBERED)).append(learned)
 
+    def takes_at_least(self, identity: str, taken: Footprint) -> None:
+        """Remember what an artifact took when its load was stopped."""
+        with self._lock:
+            before = self._seen.get(identity, taken)
+            self._remember(identity, Footprint(max(before.host, taken.host), max(before.device, taken.device)))
+
     def _remember(self, identity: str, footprint: Footprint) -> None:
         self._seen.pop(identity, None)
         self._seen[identity] = footprint

@@ -66,8 +66,12 @@ class Loader(Protocol[P, T_co]):
     def try_files(self, prepared: P, cancelled: Callable[[], bool]) -> None:
         """Have its files loaded, where this is not known to go well, by processes that may die of them."""
 
-    def load(self, prepared: P, cancelled: Callable[[], bool]) -> tuple[T_co, Footprint]:
-        """Load it; return what was loaded and what it takes, measured."""
+    def load(self, prepared: P, cancelled: Callable[[], bool], more: Callable[[int], int]) -> tuple[T_co, Footprint]:
+        """Load it; return what was loaded and what it takes, measured.
+
+        `more` may be called while it goes on, with the bytes of the host that have to be promised to it by now: see
+        `Allowance`.
+        """
 
     def overrule(self) -> None:
         """A load was given up and may never end, or waits for another: that need not wait for it to be measured.

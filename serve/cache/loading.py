@@ -18,8 +18,10 @@ import contextlib
 import functools
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic
 
+from model_handlers.allowance import OutgrownError
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve.cache.loader import P, T
@@ -40,7 +42,39 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.cache")
 _now = time.perf_counter_ns
+_HEADROOM = 16 << 20  # bytes at least, of memory that is free, for a load that asks for more
+_HEADROOM_PART = 8  # of what it takes
+_POLL_SECONDS = 0.05
 _ATTEMPTS = 3  # at a load whose model turns out larger than was reserved for it
+
+
+class _Promise:
+    """Bytes of a room that are promised to a load, until it ends.
+
+    Attributes:
+        size: how many.
+        orphaned: whether the load was given up; it ends when its thread comes back.
+    """
+
+    __slots__ = ("_over", "_room", "orphaned", "size")
+
+    def __init__(self, room: Room, size: Footprint) -> None:
+        self.size = size
+        self.orphaned = False
+        self._room = room
+        self._over = False
+
+    def grow(self, more: Footprint) -> None:
+        """So many more were promised by the room."""
+        if self._over:
+            self._room.give_back(more)
+        else:
+            self.size += more
+
+    def end(self) -> None:
+        """The bytes are free, or counted as a resident's from now on."""
+        self._over = True
+        self._room.give_back(self.size)
 
 
 class Loading(Generic[P, T]):
@@ -188,7 +222,12 @@ class Loading(Generic[P, T]):
             claimed = self._charges.counted(need)
             give_way = None if entry.predecessor is None else functools.partial(self._give_way, entry)
             evicted += await self._room.reserve(entry.name, claimed, give_way)
-            taken = await self._load_reserved(entry, prepared, claimed, left, evicted)
+            try:
+                taken = await self._load_reserved(entry, prepared, claimed, left, evicted)
+            except OutgrownError as error:
+                if error.final:
+                    raise
+                taken = replace(need, host=min(error.taken, self._room.budget.host))
             if taken is None:
                 return
             need = taken
@@ -201,13 +240,12 @@ class Loading(Generic[P, T]):
         self, entry: Entry[T], prepared: P, need: Footprint, left: float, evicted: list[str]
     ) -> Footprint | None:
         """Load within a reservation; commit, or give everything back. What it takes, when that was too small."""
-        reserved = need
+        promise = _Promise(self._room, need)
 
         def late(loading: asyncio.Future[tuple[T, Footprint]]) -> None:
-            nonlocal reserved
-            orphan = self._await_orphan(entry, prepared, loading, reserved)
+            promise.orphaned = True
+            orphan = self._await_orphan(entry, prepared, loading, promise)
             entry.orphan = asyncio.get_running_loop().create_task(orphan, name=f"orphan {entry.name}")
-            reserved = Footprint()
             self._loader.overrule()
 
         footprint: Footprint
@@ -217,15 +255,15 @@ class Loading(Generic[P, T]):
             async with self._turn(entry, prepared):
                 must_go_on(entry)
                 began = _now()
-                load = functools.partial(self._loader.load, prepared)
+                load = functools.partial(self._loader.load, prepared, more=self._asking(entry, promise, evicted))
                 resident, footprint = await self._in_time(entry, left, self._on_thread(entry, late, load))
                 entry.reload_ns = _now() - began
             try:
                 must_go_on(entry)
                 whole = self._charges.counted(footprint)
-                more = await self._room.extend(entry.name, need, whole)
+                more = await self._room.extend(entry.name, promise.size, whole)
                 if more is not None:
-                    reserved = need + whole.beyond(need)
+                    promise.grow(whole.beyond(promise.size))
                     resident.start()
             except BaseException:
                 await self.close(entry, resident)
@@ -239,7 +277,45 @@ class Loading(Generic[P, T]):
             entry.pinned = prepared.pinned or self._rules.pins_name(entry.name)
             return None
         finally:
-            self._room.give_back(reserved)
+            if not promise.orphaned:
+                promise.end()
+
+    def _asking(self, entry: Entry[T], promise: _Promise, evicted: list[str]) -> Callable[[int], int]:
+        """What a load asks on its thread for as many bytes of the host as it has to have: see `Allowance`."""
+        loop = asyncio.get_running_loop()
+
+        def more(host: int) -> int:
+            asked = asyncio.run_coroutine_threadsafe(self._grow(entry, promise, Footprint(host), evicted), loop)
+            while True:
+                try:
+                    return asked.result(_POLL_SECONDS)
+                except TimeoutError:
+                    if promise.orphaned:
+                        asked.cancel()
+                        raise MmeError(Kind.CANCELLED, f"the load of model '{entry.name}' was given up") from None
+
+        return more
+
+    async def _grow(self, entry: Entry[T], promise: _Promise, whole: Footprint, evicted: list[str]) -> int:
+        """Have so many bytes promised to a load that goes on; where they are free, some more. How many that are."""
+        headroom = max(_HEADROOM, whole.host // _HEADROOM_PART)
+        ample = Footprint(whole.host + headroom).beyond(promise.size)
+        if self._room.spare(ample):
+            promise.grow(ample)
+            return promise.size.host
+        more = whole.beyond(promise.size)
+        try:
+            victims = await self._room.extend(entry.name, promise.size, whole)
+        except MmeError as error:
+            if error.kind is not Kind.OUT_OF_MEMORY:
+                raise
+            raise OutgrownError(error.message, whole.host, final=True) from None
+        if victims is None:
+            sentence = f"model '{entry.name}' needs {whole.host / 1e6:.1f} MB, which are not free"
+            raise OutgrownError(sentence, whole.host, final=False)
+        evicted += victims
+        promise.grow(more)
+        return promise.size.host
 
     async def _try_files(self, entry: Entry[T], prepared: P, left: float) -> None:
         """Within the reservation, since it takes the memory that is reserved, but in nobody's way who loads."""
@@ -267,7 +343,7 @@ class Loading(Generic[P, T]):
             del work  # whose error knows this frame, and the thread's
 
     async def _await_orphan(
-        self, entry: Entry[T], prepared: P, loading: asyncio.Future[tuple[T, Footprint]], reserved: Footprint
+        self, entry: Entry[T], prepared: P, loading: asyncio.Future[tuple[T, Footprint]], promise: _Promise
     ) -> None:
         """What a load that was given up took is given back when it ends."""
         _log.warning("a load was given up and has not ended", extra={"target_model": entry.name})
@@ -280,7 +356,7 @@ class Loading(Generic[P, T]):
             _log.exception("a load that was given up ended", extra={"target_model": entry.name})
         finally:
             prepared.release()
-            self._room.give_back(reserved)
+            promise.end()
             entry.orphan = None
             self._room.settle()
 

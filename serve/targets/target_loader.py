@@ -6,9 +6,11 @@ All of it runs on load threads; what it makes lives on the event loop.
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from model_handlers.allowance import Allowance, OutgrownError, allowed, allowing
 from model_handlers.base import CPU, Footprint, Handler, Placement
 from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
@@ -133,11 +135,18 @@ class ModelLoader:
                     with _of_version(version):
                         self._proofs.provide(*_to_prove(each, version))
 
-    def load(self, prepared: PreparedTarget, cancelled: Callable[[], bool] = lambda: False) -> tuple[Target, Footprint]:
+    def load(
+        self,
+        prepared: PreparedTarget,
+        cancelled: Callable[[], bool] = lambda: False,
+        more: Callable[[int], int] | None = None,
+    ) -> tuple[Target, Footprint]:
         """Load every selected version on its devices, members first, warm it up, measure, and remember."""
         members: dict[str, Target] = {}
+        must_go_on = functools.partial(_must_go_on, prepared, cancelled)
+        allowance = Allowance(more, must_go_on) if more is not None else None
         try:
-            with made_of_parts(prepared.directory.config):
+            with made_of_parts(prepared.directory.config), allowing(allowance):
                 for member in in_order(prepared):
                     with _blamed(member, prepared):
                         members[member.directory.path.name] = self._load(member, members, {}, cancelled)
@@ -162,10 +171,28 @@ class ModelLoader:
             versions = self._ensembles(prepared, parts)
             labels = ensemble_labels(config, labels, {part: target.labels for part, target in parts.items()})
             return Target(name, versions, members, labels=labels, started=self._started)
-        models, taken = self._load_measured(prepared, cancelled)
+        models, taken = self._load_allowed(prepared, cancelled)
         self._footprints.measured(prepared.identity, prepared.handler.backend, prepared.on_disk, taken.whole())
         forms = forms if forms is not None and forms.known else None
         return Target(name, models, members, forms=forms, footprint=taken, labels=labels, started=self._started)
+
+    def _load_allowed(
+        self, prepared: PreparedTarget, cancelled: Callable[[], bool]
+    ) -> tuple[dict[int, AnyModel], Footprint]:
+        """Of what the whole load may take: one that is stopped for it is known to take that the next time."""
+        allowance = allowed()
+        if allowance is None:
+            return self._load_measured(prepared, cancelled)
+        before = allowance.settled
+        try:
+            models, taken = self._load_measured(prepared, cancelled)
+        except OutgrownError as error:
+            least = Footprint(error.need - before, prepared.estimate.device)
+            self._footprints.takes_at_least(prepared.identity, least)
+            raise
+        if prepared.placement is Placement.INLINE:
+            allowance.settle(taken.host)
+        return models, taken
 
     def _load_measured(
         self, prepared: PreparedTarget, cancelled: Callable[[], bool]

@@ -83,9 +83,9 @@ def held_loads(engine):
     loader, go = engine.cache._loading._loader, threading.Event()
     load = loader.load
 
-    def held(*args):
+    def held(*args, **kwargs):
         assert go.wait(60)
-        return load(*args)
+        return load(*args, **kwargs)
 
     loader.load = held
     try:

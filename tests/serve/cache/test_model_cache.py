@@ -201,7 +201,7 @@ class Press:
         """See `Loader`."""
         self.overruled += 1
 
-    def load(self, prepared, cancelled):  # noqa: ARG002 - inside a framework nobody looks
+    def load(self, prepared, cancelled, more):  # noqa: ARG002 - inside a framework nobody looks
         """See `Loader`."""
         self.fail("load", prepared.name)
         _, footprint = self.sizes.get(prepared.name, (mb(60), mb(60)))
@@ -405,7 +405,7 @@ def test_what_a_failed_load_made_is_not_kept(play, what):
     """
     made = []
 
-    def load(press, prepared, _cancelled):
+    def load(press, prepared, _cancelled, **_more):
         weights = Held(press, prepared.name, mb(0))  # as a framework's loader holds a file's bytes
         made.append(weakref.ref(weights))
         raise MmeError(Kind.INVALID_MODEL, "no such graph")
@@ -1697,9 +1697,9 @@ def test_a_load_is_told_that_nobody_wants_it_any_more(play):
         prepare, load = world.press.prepare, world.press.load
 
         def asking(step):
-            def run(*args):
+            def run(*args, **more):
                 unwanted.append((step.__name__, args[-1]()))
-                return step(*args)
+                return step(*args, **more)
 
             run.__name__, run.__self__ = step.__name__, world.press
             return run

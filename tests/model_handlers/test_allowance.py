@@ -1,0 +1,119 @@
+"""What a load may take while it goes on: what is promised to it, and for a moment twice that of what is really free."""
+
+import pytest
+
+from model_handlers import allowance
+from model_handlers.allowance import Allowance, OutgrownError, allowed, allowing
+from model_handlers.errors import Kind, MmeError
+
+
+class Room:
+    """Promises what it is asked for and some headroom, up to a budget. `asked` is what it was asked for."""
+
+    def __init__(self, budget, headroom=0):
+        self.budget = budget
+        self.headroom = headroom
+        self.asked = []
+
+    def more(self, need):
+        """See `Allowance`."""
+        self.asked.append(need)
+        if need > self.budget:
+            raise OutgrownError("model 'm' needs too much", need, final=True)
+        return min(need + self.headroom, self.budget)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine of 1,000 bytes, of which so many are free."""
+    monkeypatch.setattr(allowance, "_OTHERS_LEAST", 0)
+
+    def machine(free):
+        monkeypatch.setattr(allowance.devices, "host_memory", lambda: 1000)
+        monkeypatch.setattr(allowance.devices, "free_memory", lambda: free)
+
+    return machine
+
+
+def must_go_on():
+    """Somebody waits for the load."""
+
+
+@pytest.mark.parametrize(
+    ("free", "headroom", "taken", "asked", "may_take"),
+    [
+        (0, 0, 100, 100, 100),
+        (0, 50, 100, 100, 150),
+        (50, 0, 100, 100, 100),  # the last of it is for others
+        (1000, 0, 100, 50, 100),
+        (1000, 50, 100, 50, 200),
+        (90, 50, 100, 50, 110),  # a part of what is free: others may take some as well
+    ],
+)
+def test_twice_the_promise_is_allowed_where_it_is_really_free(machine, free, headroom, taken, asked, may_take):
+    """Else no more than was promised; what it has taken by then it may take."""
+    machine(free)
+    room = Room(500, headroom)
+
+    assert Allowance(room.more, must_go_on).may_take(taken) == may_take
+    assert room.asked == [asked]
+
+
+def test_nothing_is_asked_for_within_what_is_allowed(machine):
+    """The promise covers it, or twice the promise does."""
+    machine(1000)
+    room = Room(500, headroom=50)
+    load = Allowance(room.more, must_go_on)
+    assert load.may_take(100) == 200
+    assert load.may_take(150) == 200
+    assert len(room.asked) == 1
+    machine(0)
+    assert load.may_take(100) == 100
+    assert load.may_take(101) == 151
+
+    assert room.asked == [50, 101]
+
+
+def test_what_other_processes_of_the_load_take_counts(machine):
+    """Once they are loaded; a process is told what it may take itself."""
+    machine(0)
+    room = Room(500)
+    load = Allowance(room.more, must_go_on)
+    assert load.may_take(100) == 100
+    load.settle(80)
+    assert load.may_take(20) == 20
+    assert load.may_take(30) == 30
+
+    assert room.asked == [100, 110]
+
+
+def test_a_refusal_says_what_it_took(machine):
+    """Whether it is final is the room's to know."""
+    machine(1000)
+    load = Allowance(Room(50).more, must_go_on)
+    assert load.may_take(100) == 100
+    with pytest.raises(OutgrownError, match=r"model 'm' needs too much; it took 0.0 MB when it was stopped") as caught:
+        load.may_take(102)
+
+    assert caught.value.kind is Kind.OUT_OF_MEMORY
+    assert (caught.value.need, caught.value.taken, caught.value.final) == (51, 102, True)
+
+
+def test_other_errors_are_left_as_they_are(machine):
+    """A load that was given up is not out of memory."""
+    machine(0)
+
+    def gone(_need):
+        raise MmeError(Kind.CANCELLED, "gone")
+
+    with pytest.raises(MmeError, match="gone"):
+        Allowance(gone, must_go_on).may_take(1)
+
+
+def test_it_holds_for_what_is_loaded_inside():
+    """And for nothing else."""
+    load = Allowance(Room(1).more, must_go_on)
+    with allowing(load):
+        assert allowed() is load
+
+    assert allowed() is None

@@ -1,0 +1,146 @@
+"""Loads that take more than was promised to them: room is made as they grow, or they are stopped. Real processes."""
+
+import asyncio
+
+import psutil
+import pytest
+
+from model_handlers import allowance
+from model_handlers.errors import Kind, MmeError
+from serve.cache.lifecycle import State
+from tests.forks import fork_server
+from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks():
+    """It is there for all models here."""
+    with fork_server():
+        yield
+
+
+@pytest.fixture
+def no_memory_to_spare(monkeypatch):
+    """The machine has none that is free but for models' budget: a load takes no more than is promised to it."""
+    monkeypatch.setattr(allowance.devices, "free_memory", lambda: 0)
+
+
+async def refused(engine, name):
+    """Why a request finds no model."""
+    with pytest.raises(MmeError) as caught:
+        await ask(engine, name)
+    return caught.value
+
+
+def largest_process():
+    """Bytes of the largest of our children and theirs."""
+    children = psutil.Process().children(recursive=True)
+    return max((child.memory_info().rss for child in children if child.is_running()), default=0)
+
+
+async def largest_while(task):
+    """The largest that any process was until a task was done."""
+    largest = 0
+    while not task.done():
+        largest = max(largest, largest_process())
+        await asyncio.sleep(0.005)
+    return largest
+
+
+@pytest.mark.parametrize("evicts", [True, False])
+def test_a_load_that_outgrows_the_budget_is_stopped_long_before_its_end(run, tmp_path, evicts):
+    """It took no more than twice the budget, and the next request is refused before anything is loaded."""
+    write_hungry(tmp_path / "models", "huge", load=2000, pause=0.01)
+
+    async def main():
+        async with engine_of(tmp_path, 100, evicts=evicts) as engine:
+            asking = asyncio.create_task(refused(engine, "huge"))
+            assert await largest_while(asking) < 400 * MB
+            error = await asking
+            assert error.kind is Kind.OUT_OF_MEMORY
+            assert "model 'huge' needs" in error.message
+            assert "MB when it was stopped, and was still loading" in error.message
+            assert engine.cache.room.reserved.host == 0
+            again = await refused(engine, "huge")
+            assert again.kind is Kind.OUT_OF_MEMORY
+            assert "stopped" not in again.message
+
+    run(main())
+
+
+def test_others_leave_while_it_grows(run, tmp_path, no_memory_to_spare):
+    """As many as it takes, least recently used first."""
+    for name in "ab":
+        write_hungry(tmp_path / "models", name, load=60)
+    write_hungry(tmp_path / "models", "grows", load=120, pause=0.02)
+
+    async def main():
+        async with engine_of(tmp_path, 210) as engine:
+            for name in "ab":
+                await ask(engine, name)
+            asking = asyncio.create_task(ask(engine, "grows"))
+            while engine.cache.entries["a"].state is State.READY:  # noqa: ASYNC110 - a process's doing
+                await asyncio.sleep(0.005)
+            assert not asking.done()  # the first of them left in the middle of the load
+            await asking
+            assert host_bytes(engine, "grows") > 120 * MB
+            assert engine.target_stats["a"].evictions["growth"] == 1
+            assert engine.cache.entries["b"].state is State.READY
+
+    run(main())
+
+
+def test_nobody_leaves_for_what_a_load_takes_for_a_moment(run, tmp_path):
+    """As long as the machine has it; what the model keeps is what is counted."""
+    write_hungry(tmp_path / "models", "a", load=60)
+    write_hungry(tmp_path / "models", "peaks", load=100, spare=60, pause=0.01)
+
+    async def main():
+        async with engine_of(tmp_path, 140) as engine:
+            await ask(engine, "a")
+            await ask(engine, "peaks")
+            assert engine.cache.entries["a"].state is State.READY
+            assert host_bytes(engine, "peaks") < 70 * MB
+
+    run(main())
+
+
+@pytest.mark.parametrize("evicts", [True, False])
+def test_memory_that_others_use_is_waited_for_or_the_platforms_to_free(run, tmp_path, no_memory_to_spare, evicts):
+    """Where requests hold the rest it is loaded again once they have ended; a platform is told that memory is full."""
+    write_hungry(tmp_path / "models", "a", load=60)
+    write_hungry(tmp_path / "models", "grows", load=100, pause=0.01)
+
+    async def main():
+        async with engine_of(tmp_path, 130, evicts=evicts) as engine:
+            await ask(engine, "a")
+            lease = engine.cache.lease("a")
+            asking = asyncio.create_task(ask(engine, "grows"))
+            if not evicts:
+                with pytest.raises(MmeError, match="are taken: unload a model first"):
+                    await asking
+                lease.release()
+                return
+            await asyncio.sleep(1)
+            assert not asking.done()
+            lease.release()
+            await asking
+            assert engine.cache.entries["a"].state is not State.READY
+
+    run(main())
+
+
+def test_an_unload_ends_a_load_in_a_process(run, tmp_path):
+    """Whatever its code does: nobody waits for its end, and nothing of it is left."""
+    write_hungry(tmp_path / "models", "slow", load=4, pause=3600)
+
+    async def main():
+        async with engine_of(tmp_path, 100) as engine:
+            asking = asyncio.create_task(refused(engine, "slow"))
+            while largest_process() == 0 or engine.cache.room.reserved.host < 4 * MB:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.005)
+            await engine.unload("slow")
+            assert (await asking).kind is Kind.UNAVAILABLE
+            assert engine.cache.room.reserved.host == 0
+
+    run(main())
