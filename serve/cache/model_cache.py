@@ -357,12 +357,9 @@ class ModelCache(Generic[P, T]):
             self._retiring.add(before)
 
     def remeasured(self, entry: Entry[T], footprint: Footprint) -> None:
-        """A resident takes more or less than before; if that is more than there is, others leave for it."""
-        before = entry.footprint
+        """A resident takes more or less than before."""
         self._charges.discharge(entry)
         self._charges.charge(entry, footprint)
-        if not entry.footprint.fits(before):
-            self.room.regain(entry.name)
         self.room.settle()
 
     def _failed(self, entry: Entry[T], error: MmeError) -> None:

@@ -455,17 +455,17 @@ class Model:
         return Retired(retired, self._lanes)
 
     def memory(self) -> Footprint:
-        """What its processes take together; nothing for a model that executes in this one."""
-        return sum((handler.memory() for handler in self._handlers.values()), Footprint())
+        """What its processes take together; nothing for a model that executes in this one. On any thread."""
+        return sum((handler.memory() for handler in list(self._handlers.values())), Footprint())
 
     @property
     def apart(self) -> bool:
         """Whether it executes in processes of its own."""
-        return all(handler.apart for handler in self._handlers.values())
+        return all(handler.apart for handler in list(self._handlers.values()))
 
     def give_back(self, *, idle: bool) -> bool:
-        """Give back memory that executions took: see `Handler`."""
-        given_back = [handler.give_back(idle=idle) for handler in self._handlers.values()]
+        """Give back memory that executions took: see `Handler`. It may be closed meanwhile."""
+        given_back = [handler.give_back(idle=idle) for handler in list(self._handlers.values())]
         return all(given_back)
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.cache")
 _SECONDS = 10.0
+_NOTABLE = 1 << 20  # bytes that a model grows by before others leave for it
 
 
 class _Watched:
@@ -34,15 +35,16 @@ class _Watched:
         parts: itself and its members, as far as they live in processes.
         idle: whether nobody used it since the last look.
         rests: whether it was idle then, and has given back all that it can.
+        ousts: whether others may leave for what it grew by: a batch that is executed just then is no reason yet.
     """
 
-    __slots__ = ("_last_used", "idle", "parts", "rests", "root")
+    __slots__ = ("_complete", "_grew", "_last_used", "idle", "ousts", "parts", "rests", "root")
 
     def __init__(self, root: Target, parts: Sequence[Target]) -> None:
         self.root = root
         self.parts = parts
-        self.idle = False
-        self.rests = False
+        self.idle = self.rests = self.ousts = self._grew = False
+        self._complete = True
         self._last_used = 0.0
 
     def is_due(self, leases: int, last_used: float) -> bool:
@@ -51,11 +53,33 @@ class _Watched:
         self._last_used = last_used
         return not (self.idle and self.rests)
 
-    def look(self) -> list[Footprint]:
-        """Have it give back what it can; what its parts take now. On any thread."""
-        given_back = [model.give_back(idle=self.idle) for part in self.parts for model in part.versions.values()]
-        self.rests = self.idle and all(given_back)
+    def look(self, room: int) -> list[Footprint]:
+        """Have it give back what it needs no more; what its parts take then. On any thread.
+
+        If it grew by more than `room` bytes, it gives back all that no batch needs just now: it may need that again,
+        but a model that left would have to be loaded again.
+        """
+        complete = self._give_back(idle=self.idle)
+        footprints = self._measured()
+        if self._growth(footprints) > max(room, 0) and not self.idle:
+            complete = self._give_back(idle=True)
+            footprints = self._measured()
+        self._grew |= self._growth(footprints) > _NOTABLE
+        lasts, self._complete = complete or not self._complete, complete
+        self.ousts = self._grew and lasts
+        self._grew &= not lasts
+        self.rests = self.idle and complete
+        return footprints
+
+    def _give_back(self, *, idle: bool) -> bool:
+        given_back = [model.give_back(idle=idle) for part in self.parts for model in part.versions.values()]
+        return all(given_back)
+
+    def _measured(self) -> list[Footprint]:
         return [replace(part.footprint, host=part.memory().host) for part in self.parts]
+
+    def _growth(self, footprints: Sequence[Footprint]) -> int:
+        return sum(now.host - part.footprint.host for now, part in zip(footprints, self.parts, strict=True))
 
 
 class Upkeep:
@@ -114,7 +138,8 @@ class Upkeep:
     async def _look(self, due: Sequence[_Watched]) -> None:
         try:
             for watched in due:
-                footprints = await self._loop.run_in_executor(self._thread, watched.look)
+                room = self._cache.room.budget - self._cache.room.used()
+                footprints = await self._loop.run_in_executor(self._thread, watched.look, room.host)
                 if self._serves(watched):
                     self._count(watched, footprints)
         except Exception:  # noqa: BLE001 - nobody awaits it, and the next look is as good
@@ -126,6 +151,8 @@ class Upkeep:
         for part, footprint in zip(watched.parts, footprints, strict=True):
             part.footprint = footprint
         self._cache.remeasured(self._cache.entries[watched.root.name], watched.root.takes())
+        if watched.ousts:
+            self._cache.room.regain(watched.root.name)
 
     def _is_due(self, watched: _Watched) -> bool:
         entry = self._cache.entries[watched.root.name]

@@ -23,10 +23,22 @@ def short_intervals(monkeypatch):
     monkeypatch.setattr(upkeep, "_SECONDS", 0.05)
 
 
+@pytest.fixture
+def by_hand(short_intervals, monkeypatch):
+    """Models are looked at when the test says so."""
+    monkeypatch.setattr(upkeep, "_SECONDS", 3600.0)
+
+
 async def until(condition):
     """Let time pass until what somebody does now and then has come about."""
     while not condition():  # noqa: ASYNC110 - a timer's doing, which sets no event
         await asyncio.sleep(0.01)
+
+
+async def look(engine):
+    """Have everybody looked at now."""
+    engine._upkeep._tick()
+    await until(lambda: engine._upkeep._looking is None)
 
 
 def test_memory_of_a_large_request_is_counted_and_given_back(run, tmp_path):
@@ -65,7 +77,42 @@ def test_what_a_model_takes_while_it_serves_is_counted_and_others_leave_for_it(r
     run(main())
 
 
-def test_a_model_too_large_for_all_to_leave_puts_out_nobody(run, tmp_path):
+def test_memory_of_a_large_request_is_given_back_before_anybody_leaves_for_it(run, tmp_path, by_hand):
+    """It may be needed again soon, but a model that left would have to be loaded again."""
+    write_hungry(tmp_path / "models", "a", load=100)
+    write_hungry(tmp_path / "models", "b")
+
+    async def main():
+        async with engine_of(tmp_path, 180) as engine:
+            await ask(engine, "a")
+            await ask(engine, "b", size=50 * MB)
+            await look(engine)
+            assert engine.cache.entries["a"].state is State.READY
+            assert host_bytes(engine, "b") < 20 * MB
+
+    run(main())
+
+
+def test_others_leave_for_memory_that_is_in_use_for_long(run, tmp_path, by_hand):
+    """What a batch holds just now is no reason yet; the next time it is."""
+    write_hungry(tmp_path / "models", "a", load=100)
+    write_hungry(tmp_path / "models", "b")
+
+    async def main():
+        async with engine_of(tmp_path, 180) as engine:
+            await ask(engine, "a")
+            response = await ask(engine, "b", size=50 * MB)
+            await look(engine)
+            assert host_bytes(engine, "b") > 100 * MB
+            assert engine.cache.entries["a"].state is State.READY
+            await look(engine)
+            assert engine.cache.entries["a"].state is not State.READY
+            del response
+
+    run(main())
+
+
+def test_a_model_too_large_for_all_to_leave_puts_out_nobody(run, tmp_path, by_hand):
     """Nobody is evicted in vain."""
     for name in "ab":
         write_hungry(tmp_path / "models", name)
@@ -74,7 +121,8 @@ def test_a_model_too_large_for_all_to_leave_puts_out_nobody(run, tmp_path):
         async with engine_of(tmp_path, 100) as engine:
             await ask(engine, "a")
             await ask(engine, "b", keep=120)
-            await until(lambda: host_bytes(engine, "b") > 120 * MB)
+            await look(engine)
+            assert host_bytes(engine, "b") > 120 * MB
             assert engine.cache.entries["a"].state is State.READY
 
     run(main())
