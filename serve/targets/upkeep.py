@@ -34,16 +34,16 @@ class _Watched:
         root: the target.
         parts: itself and its members, as far as they live in processes.
         idle: whether nobody used it since the last look.
-        rests: whether it was idle then, and has given back all that it can.
+        rests: whether it was idle then too, and has given back all that it can: its process trims its heap behind one.
         ousts: whether others may leave for what it grew by: a batch that is executed just then is no reason yet.
     """
 
-    __slots__ = ("_complete", "_grew", "_last_used", "idle", "ousts", "parts", "rests", "root")
+    __slots__ = ("_complete", "_grew", "_last_used", "_trimmed", "idle", "ousts", "parts", "rests", "root")
 
     def __init__(self, root: Target, parts: Sequence[Target]) -> None:
         self.root = root
         self.parts = parts
-        self.idle = self.rests = self.ousts = self._grew = False
+        self.idle = self.rests = self.ousts = self._grew = self._trimmed = False
         self._complete = True
         self._last_used = 0.0
 
@@ -68,7 +68,7 @@ class _Watched:
         lasts, self._complete = complete or not self._complete, complete
         self.ousts = self._grew and lasts
         self._grew &= not lasts
-        self.rests = self.idle and complete
+        self.rests, self._trimmed = self._trimmed and self.idle and complete, self.idle
         return footprints
 
     def _give_back(self, *, idle: bool) -> bool:

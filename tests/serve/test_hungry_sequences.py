@@ -1,0 +1,139 @@
+"""Random lives of an engine over Python models of different sizes, in real processes: the books are true all the time."""
+
+import asyncio
+import contextlib
+import random
+
+import psutil
+import pytest
+
+from model_handlers.errors import Kind, MmeError
+from serve.cache.lifecycle import State
+from serve.targets import upkeep
+from tests.forks import fork_server
+from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
+
+BUDGET = 200  # megabytes
+SIZES = {  # what each takes while it loads, and what of that it gives back then
+    "light": (0, 0),
+    "small": (20, 0),
+    "middle": (60, 0),
+    "peaks": (100, 60),
+    "large": (160, 0),
+    "huge": (2000, 0),
+}
+STEPS = ["ask"] * 5 + ["grow"] * 2 + ["send much"] * 2 + ["reload", "change", "unload", "leave", "kill"]
+AT_ONCE = 4
+# What may befall a request or a load when others take memory, unload what it asks for, or kill its process.
+USUAL = {Kind.OUT_OF_MEMORY, Kind.UNAVAILABLE, Kind.UNKNOWN_MODEL, Kind.EXECUTION_FAILED, Kind.INVALID_MODEL}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks():
+    """It is there for all models here."""
+    with fork_server():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def short_intervals(monkeypatch):
+    """Models are looked at all the time."""
+    monkeypatch.setattr(upkeep, "_SECONDS", 0.1)
+
+
+class Life:
+    """One engine, and what befalls it."""
+
+    def __init__(self, folder, engine, seed):
+        self.folder = folder
+        self.engine = engine
+        self.random = random.Random(seed)
+
+    async def step(self):
+        """Something at random to somebody at random; every error is one that may be."""
+        name, deed = self.random.choice(list(SIZES)), self.random.choice(STEPS)
+        try:
+            await self.do(deed, name)
+        except MmeError as error:
+            if error.kind not in USUAL:
+                raise
+
+    async def do(self, deed, name):
+        """One step."""
+        if deed == "ask":
+            await ask(self.engine, name)
+        elif deed == "grow":
+            await ask(self.engine, name, keep=self.random.choice([5, 40]))
+        elif deed == "send much":
+            await ask(self.engine, name, size=self.random.choice([1, 20]) * MB)
+        elif deed == "unload":
+            await self.engine.unload(name)
+        elif deed == "leave":
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.engine.reload(name), self.random.random() / 5)
+        elif deed == "kill":
+            self.kill(name)
+        else:
+            if deed == "change":
+                self.write(name)
+            await self.engine.reload(name)
+
+    def write(self, name):
+        """Its files anew, which is a change."""
+        load, spare = SIZES[name]
+        write_hungry(self.folder / "models", name, load, spare, pause=self.random.choice([0, 0.002]))
+
+    def kill(self, name):
+        """Its process, if it has one."""
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.name() == f"{name}_0":
+                    child.kill()
+
+
+@pytest.mark.parametrize("evicts", [True, False])
+@pytest.mark.parametrize("seed", range(2))
+def test_any_sequence_keeps_the_books(run, tmp_path, evicts, seed):
+    """After each step they add up; in the end nothing is promised, and what is counted is what processes take."""
+
+    async def main():
+        async with engine_of(tmp_path, BUDGET, evicts=evicts) as engine:
+            life = Life(tmp_path, engine, seed)
+            for name in SIZES:
+                life.write(name)
+            running = set()
+            for _ in range(60):
+                running.add(asyncio.create_task(life.step()))
+                done, running = await asyncio.wait(
+                    running,
+                    return_when=asyncio.FIRST_COMPLETED,
+                    timeout=None if len(running) == AT_ONCE else 0,
+                )
+                engine.cache.check_integrity()
+                assert [task.exception() for task in done if task.exception()] == []
+            await asyncio.gather(*running)
+            while loads := [task for entry in engine.cache.entries.values() for task in tasks(entry)]:
+                await asyncio.wait(loads)  # those go on whose callers left
+            assert engine.cache.room.reserved.host == 0
+            await until_counted(engine)
+            engine.cache.check_integrity()
+
+    run(main())
+
+
+async def until_counted(engine):
+    """Until every model's bytes are those of its processes, about."""
+    for name, entry in list(engine.cache.entries.items()):
+        while entry.state is State.READY and abs(takes(entry) - host_bytes(engine, name)) > MB:  # noqa: ASYNC110 - a timer's
+            await asyncio.sleep(0.02)
+
+
+def tasks(entry):
+    """The loads of a model that are under way."""
+    loading = entry.successor or entry
+    return [task for task in (loading.task, loading.orphan) if task is not None]
+
+
+def takes(entry):
+    """Bytes of a model's processes, now."""
+    return sum(model.memory().host for model in entry.resident.models())
