@@ -22,8 +22,10 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from model_handlers import heap
-from model_handlers.base import PUT_BACK, Device
+from model_handlers.base import PUT_BACK, Device, ModelResponse
 from model_handlers.busy_poll import BusyPoll
 from model_handlers.errors import Kind, MmeError, out_of_memory
 from model_handlers.isolation.batches import pack_answers, unpack_requests
@@ -154,10 +156,14 @@ class _Side:
             os.sched_yield()
         self._poll.missed()
 
-    def send(self, message: Message) -> None:
-        """Answer, unless the model forked and this is the copy that came back from its code: that ends here."""
+    def end_copy(self) -> None:
+        """End this process, if the model forked and this is the copy that came back from its code."""
         if os.getpid() != self._pid:
             os._exit(0)
+
+    def send(self, message: Message) -> None:
+        """Answer, unless this is such a copy."""
+        self.end_copy()
         try:
             data = encode_message(message)
         except MmeError as error:
@@ -319,18 +325,19 @@ class _Worker:
         fields["took"] = took
         return fields
 
-    def _execute_alone(self, request: ModelRequest, responder: ResponderInChild) -> Answer:
+    def _execute_alone(self, request: ModelRequest, responder: ResponderInChild, *, last: bool) -> Answer:
         """Execute one request, whose error is its own."""
         try:
             answers = self._handler.execute_requests([request])
             self._check_count(len(answers), 1)
+            answer = answers[0] if last else _of_its_own(answers[0])
         except BaseException as error:  # noqa: BLE001 - as for the load
-            failed = _as_error(error, self._model, Kind.INTERNAL, "while it executed")
-            if not responder.used:
-                return failed
-            responder.send(failed, final=True)  # behind the responses that it has got already
-            return None
-        return answers[0]
+            answer = _as_error(error, self._model, Kind.INTERNAL, "while it executed")
+            if responder.used:
+                responder.send(answer, final=True)  # behind the responses that it has got already
+                answer = None
+        self._side.end_copy()
+        return answer
 
     def _check_count(self, answers: int, requests: int) -> None:
         if answers != requests:
@@ -354,6 +361,14 @@ class _Worker:
 
     def _add(self, packing: Packing, name: str, array: Array) -> list[Any]:
         return packing.add(array, f"output '{name}' of model '{self._model}'")
+
+
+def _of_its_own(answer: Answer) -> Answer:
+    """An answer in arrays that the model does not have: it may write the next one into the same."""
+    if not isinstance(answer, ModelResponse):
+        return answer
+    outputs = {name: array.copy() if isinstance(array, np.ndarray) else array for name, array in answer.outputs.items()}
+    return ModelResponse(outputs, dict(answer.parameters), answer.data_types)
 
 
 def _as_error(error: BaseException, model: str, otherwise: Kind, when: str) -> MmeError:

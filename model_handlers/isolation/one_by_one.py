@@ -20,10 +20,10 @@ import time
 import traceback
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from model_handlers.base import ModelRequest
     from model_handlers.isolation.batches import Answer
@@ -36,14 +36,26 @@ _TICK_SECONDS = 0.01
 _QUIET_TICKS = 100  # then nobody looks any more, until requests cross together again
 
 
+class Execute(Protocol):
+    """Executes one request, and never raises."""
+
+    def __call__(self, request: ModelRequest, responder: ResponderInChild, *, last: bool) -> Answer:
+        """Execute it.
+
+        Args:
+            request: which.
+            responder: its.
+            last: whether the answer is written before the model executes anything else.
+
+        Returns:
+            None where the responder has got the answer, or will.
+        """
+
+
 class OneByOne:
-    """Executes them, on one thread.
+    """Executes them, on one thread."""
 
-    Args:
-        execute: executes one request, and never raises; None where its responder has got the answer, or will.
-    """
-
-    def __init__(self, execute: Callable[[ModelRequest, ResponderInChild], Answer]) -> None:
+    def __init__(self, execute: Execute) -> None:
         self._execute = execute
         self._unsent: deque[tuple[int, ResponderInChild, Answer]] = deque()
         self._rounds = 0
@@ -73,7 +85,7 @@ class OneByOne:
         for index, request in enumerate(requests):
             PROGRESS.pack_into(progress, 0, index + 1, time.monotonic_ns())
             responder = responders[index]
-            answer = self._execute(request, responder)
+            answer = self._execute(request, responder, last=index == len(requests) - 1)
             if answer is not None:
                 self._unsent.append((index, responder, answer))
         took = _now() - began

@@ -257,6 +257,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
             self._forget([number for number in list(self._open) if number >= first])
         self._pace.died(time.perf_counter_ns())
         super()._bury(death)
+        self._written = None  # whose memory is gone
 
     def _count_begun(self) -> int:
         """How many requests of the batch that is under way were begun, one at least."""

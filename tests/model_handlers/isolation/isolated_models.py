@@ -209,6 +209,11 @@ def _write_into_input(model, inputs):
     inputs["x"][0] = 1
 
 
+def _note(model, inputs):
+    with (model.file.parent / "noted").open("a") as file:
+        print(os.getpid(), file=file)
+
+
 def _exit_after_words(model, inputs):
     print("first words", file=sys.stderr)
     print("last words", file=sys.stderr)
@@ -239,6 +244,7 @@ DEEDS = {
     "typed": _raise_typed,
     "raise": _raise,
     "write": _write_into_input,
+    "note": _note,
     "complex": lambda model, inputs: [np.zeros(2, "c16")],
     "list": lambda model, inputs: [[1.0]],
     "none": lambda model, inputs: [],
@@ -297,6 +303,18 @@ class RequestsMisbehave(Requests):
     def execute_requests(self, requests):
         DEEDS.get(requests[0].id, DEEDS["nothing"])(self, requests[0].inputs)
         return super().execute_requests(requests)
+
+
+class OneArray(RequestsMisbehave):
+    """Has one array that all its answers are written into."""
+
+    def __init__(self, config, model_file):
+        super().__init__(config, model_file)
+        self.answer = np.zeros(4, "f4")
+
+    def _one(self, request):
+        np.add(self.answer, request.inputs["x"], out=self.answer)
+        return ModelResponse({"y": self.answer})
 
 
 class Texts(Requests):

@@ -1,11 +1,13 @@
 """Requests that cross together and are executed one by one: each for itself, and none the worse for its company."""
 
 import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from isolated_models import RequestsMisbehave, TooFewAnswers
+from isolated_models import OneArray, RequestsMisbehave, TooFewAnswers
 from unasked_models import Once
 
 from model_handlers.base import ModelRequest, ModelResponse
@@ -70,6 +72,11 @@ def test_a_death_costs_those_that_were_begun(start):
         handler.execute_requests(requests("a", "exit 137"))
 
 
+def handler_folder(handler):
+    """The folder that its model's file lies in."""
+    return Path(handler._load["model_file"]).parent
+
+
 def aside(handler, sent):
     """Execute on another thread; returns it, and what will be what came of it."""
     got = []
@@ -93,6 +100,39 @@ def test_who_is_answered_does_not_wait_for_a_slow_one(start):
         assert [type(answer) for answer in got] == [ChildDiedError] * 3 + [NotBegunError]
         assert [request.responder.ends for request in sent] == [1, 1, 1, 0]
         assert isinstance(first.responder.got[-1], ModelResponse)
+
+
+def test_answers_are_what_they_were_when_the_model_gave_them(start):
+    """Though it writes the next one into the same array, as it may once it has been asked for that."""
+    handler = start(OneArray)
+    answers = handler.execute_requests(requests("a", "b", "c"))
+    assert [answer.outputs["y"].tolist() for answer in answers] == [(X * count).tolist() for count in (1, 2, 3)]
+    sent = requests("d", "hang", "e")
+    thread, _ = aside(handler, sent)
+    [early] = sent[0].responder.end()
+    assert early.outputs["y"].tolist() == (X * 4).tolist()
+    psutil.Process(handler._child.pid).kill()
+    thread.join()
+
+
+def test_a_copy_that_the_model_made_executes_nobody_else(start):
+    """It came back from the model's code where that forked, and ends before the next request."""
+    handler = start(RequestsMisbehave)
+    assert len(handler.execute_requests(requests("note", "fork", "note", "note"))) == 4
+    assert set((handler_folder(handler) / "noted").read_text().split()) == {str(handler._child.pid)}
+
+
+def test_a_process_may_die_before_it_is_sent_anything(start):
+    """What the one before it died of is over."""
+    handler = start(RequestsMisbehave)
+    with pytest.raises(ChildDiedError):
+        handler.execute_requests(requests("exit 137"))
+    with handler._lock:
+        handler._revive()
+    psutil.Process(handler._child.pid).kill()
+    while handler._child.alive:
+        time.sleep(0.01)
+    assert [type(answer) for answer in handler.execute_requests(requests("a", "b"))] == [ModelResponse] * 2
 
 
 def test_who_is_answered_does_not_wait_for_what_a_model_asks(start):
