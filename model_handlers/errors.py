@@ -86,14 +86,18 @@ class ElsewhereError(MmeError):
 
 
 class NotBegunError(MmeError):
-    """A request whose execution never began, since the process that was to execute it ended. Kind UNAVAILABLE."""
+    """A request whose execution never began: what was to execute it has ended, or is busy. Kind UNAVAILABLE."""
 
     __slots__ = ()
 
     def __init__(self, model: str) -> None:
-        super().__init__(
-            Kind.UNAVAILABLE, f"model '{model}': its process ended before it began with this request; try again"
-        )
+        super().__init__(Kind.UNAVAILABLE, f"model '{model}': its process never began with this request; try again")
+
+
+class GivenBackError(NotBegunError):
+    """The same of a request of which that was told before, and which is none of those any more that were sent."""
+
+    __slots__ = ()
 
 
 def invalid_argument(message: str) -> MmeError:

@@ -203,7 +203,7 @@ class IsolatedHandler(Handler):
     def _answered(self, segment: Segment) -> tuple[Message, Array]:
         """Wait for the answer to the batch in a segment: the reply, and the bytes in which its places lie."""
         try:
-            reply = self._child.answer(EXECUTING, self._deadlines.execution, self._time_left)
+            reply = self._child.answer(EXECUTING, self._deadlines.execution)
         except ChildDiedError as death:
             self._bury(death)
             raise
@@ -211,10 +211,6 @@ class IsolatedHandler(Handler):
             return reply, self._accept(reply, segment)
         except NONSENSE as error:
             self._broke(error)
-
-    def _time_left(self) -> float:
-        """How many seconds a batch may take yet whose time is over."""
-        return 0.0
 
     def memory(self) -> Footprint:
         """What the process takes for itself alone, with the memory shared with it, and what its load took on a GPU."""

@@ -3,13 +3,15 @@
 Two messages cost more than many a model's execution. So where requests wait for a quick model that executes each for
 itself, several cross together, and so do their answers. None is the worse for it:
 
-- In front of their inputs lies how many were begun, and when the last one was. Should the process die, the other side
-  knows who never was begun; and each execution has all of the time that one may take.
+- In front of their inputs lies how many were begun. Should the process die, the other side knows who never was.
 - What is answered already does not wait for a slow one behind it: a thread looks every few milliseconds, as long as
   such requests come, and sends it as what a model says of its own accord.
 - Nor for anything that the model asks the server: that may be what somebody does who waits for one of these answers.
+- Those behind a slow one do not wait for it either: the thread gives them back, for whoever else can execute them. So
+  each execution has all of the time that one may take, but for a moment.
 
-The thread and the executing one share a deque, whose single operations need no lock: who takes an answer, sends it.
+The thread and the executing one share two deques, whose single operations need no lock: who takes an answer, sends it,
+and who takes a request, begins it or gives it back.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
+from model_handlers.base import PUT_BACK
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from model_handlers.isolation.events import ResponderInChild
     from model_handlers.tensor import Array
 
-PROGRESS = struct.Struct("<qq")  # how many were begun, and when by the system's monotonic clock, in nanoseconds
+PROGRESS = struct.Struct("<q")  # how many were begun
 _now = time.perf_counter_ns
 _TICK_SECONDS = 0.01
 _QUIET_TICKS = 100  # then nobody looks any more, until requests cross together again
@@ -57,6 +61,7 @@ class OneByOne:
 
     def __init__(self, execute: Execute) -> None:
         self._execute = execute
+        self._waiting: deque[tuple[int, ModelRequest, ResponderInChild]] = deque()
         self._unsent: deque[tuple[int, ResponderInChild, Answer]] = deque()
         self._rounds = 0
         self._executes = False
@@ -73,19 +78,26 @@ class OneByOne:
             shared: the memory that they came in, with room for PROGRESS in front.
 
         Returns:
-            the answer to each, None where it was sent or will be; and how long all of them took, in nanoseconds.
+            the answer to each, None where it was sent or will be, PUT_BACK for who was given back; and how long all of
+            them took, in nanoseconds.
         """
-        answers: list[Answer] = [None] * len(requests)
+        answers: list[Answer] = [PUT_BACK] * len(requests)
+        last = len(requests) - 1
+        self._waiting.extend(zip(range(len(requests)), requests, responders, strict=True))
         self._rounds += 1
         self._executes = True
         if len(requests) > 1 and not self._watched:
             self._watch()
         progress = shared.data
         began = _now()
-        for index, request in enumerate(requests):
-            PROGRESS.pack_into(progress, 0, index + 1, time.monotonic_ns())
-            responder = responders[index]
-            answer = self._execute(request, responder, last=index == len(requests) - 1)
+        while True:
+            try:
+                index, request, responder = self._waiting.popleft()
+            except IndexError:
+                break
+            PROGRESS.pack_into(progress, 0, index + 1)
+            answers[index] = None
+            answer = self._execute(request, responder, last=index == last)
             if answer is not None:
                 self._unsent.append((index, responder, answer))
         took = _now() - began
@@ -103,6 +115,13 @@ class OneByOne:
                 _, responder, answer = self._unsent.popleft()
                 responder.send(answer, final=True)
 
+    def _give_back(self) -> None:
+        """Give back those that are not begun, the last first."""
+        with suppress(IndexError):
+            while True:
+                _, _, responder = self._waiting.pop()
+                responder.put_back()
+
     def _watch(self) -> None:
         self._watched = True
         try:
@@ -118,7 +137,10 @@ class OneByOne:
             quiet = quiet + 1 if round_ == self._rounds and not self._executes else 0
             if round_ == self._rounds and self._executes:
                 try:
+                    self._give_back()
                     self.send_answered()
                 except Exception:  # noqa: BLE001 - whatever one answer is, the others are to be sent
                     traceback.print_exc()
         self._watched = False
+        if self._executes:  # some may have come in this very moment, and found it watched
+            self._watch()

@@ -176,26 +176,16 @@ class Child:
         except (OSError, ProtocolError):
             return None
 
-    def answer(
-        self,
-        doing: str,
-        seconds: float = 0.0,
-        more: Callable[[], float] | None = None,
-        look: Callable[[], None] | None = None,
-    ) -> Message:
-        """Wait for the answer to what was begun.
+    def answer(self, doing: str, seconds: float = 0.0, look: Callable[[], None] | None = None) -> Message:
+        """Wait for the answer to what was begun, for so long, 0 for what is left of the time that it was given then.
 
-        Args:
-            doing: as for `call`, as are the errors.
-            seconds: how long it may take; 0 for what is left of the time that it was given when it was begun.
-            more: asked for how many seconds it may take yet whenever its time is over; None for none.
-            look: as for `call`.
+        Errors, and `look`, are those of `call`.
         """
         if seconds:
             self._seconds, self._deadline = seconds, time.monotonic() + seconds
         try:
             self._send()
-            return self._receive(more, look)
+            return self._receive(look)
         except TimeoutError:
             self._leash.let_go()
             what = f"was ended, since it gave no answer within {self._seconds:g} s,"
@@ -290,7 +280,7 @@ class Child:
                 if not ready.poll(milliseconds(self._deadline)):
                     raise TimeoutError from None
 
-    def _receive(self, more: Callable[[], float] | None, look: Callable[[], None] | None) -> Message:
+    def _receive(self, look: Callable[[], None] | None) -> Message:
         while (message := self._messages.next()) is None:
             left_ms = milliseconds(self._deadline)
             ready = dict(self._poll.poll(left_ms if look is None else min(left_ms, _LOOK_MILLISECONDS)))
@@ -298,10 +288,7 @@ class Child:
                 look()
                 continue
             if not ready:
-                left = 0.0 if more is None else more()
-                if left <= 0:
-                    raise TimeoutError
-                self._deadline = time.monotonic() + left
+                raise TimeoutError
             if self._leash.fileno() in ready:
                 self._leash.read()
             if self._control.fileno() in ready:

@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import PUT_BACK
-from model_handlers.errors import Kind, MmeError, NotBegunError
+from model_handlers.errors import GivenBackError, Kind, MmeError, NotBegunError
 from model_handlers.isolation.batches import answer_from, pack_requests, unpack_answers
 from model_handlers.isolation.channel import Frame
 from model_handlers.isolation.counted import Counted
@@ -101,6 +101,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._input_bytes = 0  # of a request of the last batch
         self._written: Segment | None = None  # where that lies
         self._begun = 0  # requests of the batch that a process died of
+        self._given_back: set[int] = set()  # requests of the last batch that the process did not begin
         super().__init__(load, config, lane, uses_gpu=uses_gpu, program=program, preload=preload, host=host)
         self.patience = self._deadlines.execution
         self._alone = self.config.one_by_one
@@ -117,7 +118,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
             except NONSENSE as error:
                 self._broke(error)
             except ChildDiedError as death:
-                return self._outlived(death, len(requests))
+                return self._outlived(death, numbers)
             except BaseException:
                 self._forget(numbers)
                 raise
@@ -166,12 +167,12 @@ class IsolatedRequestsHandler(IsolatedHandler):
         """Wait for the answers, or for the end of the process. See `Handler`."""
         sent = self._batch_sent()
         try:
-            return self._received(sent, sent.reply or self._child.answer(EXECUTING, more=self._time_left))
+            return self._received(sent, sent.reply or self._child.answer(EXECUTING))
         except NONSENSE as error:
             self._broke(error)
         except ChildDiedError as death:
             self._bury(death)
-            return self._outlived(death, len(sent.requests))
+            return self._outlived(death, sent.numbers)
         except BaseException:
             self._forget(sent.numbers)
             raise
@@ -261,34 +262,29 @@ class IsolatedRequestsHandler(IsolatedHandler):
 
     def _count_begun(self) -> int:
         """How many requests of the batch that is under way were begun, one at least."""
-        return _ALL if self._written is None or not self._written.out else max(self._progress(self._written)[0], 1)
-
-    def _time_left(self) -> float:
-        """Each execution of those that are executed one by one has all of the time."""
         if self._written is None or not self._written.out:
-            return 0.0
-        begun, began = self._progress(self._written)
-        return self.patience - (time.monotonic_ns() - began) / 1e9 if begun else 0.0
+            return _ALL
+        begun: int = PROGRESS.unpack_from(self._written.memory())[0]
+        return max(begun, 1)
 
-    @staticmethod
-    def _progress(segment: Segment) -> tuple[int, int]:
-        begun, began = PROGRESS.unpack_from(segment.memory())
-        return begun, began
-
-    def _outlived(self, death: ChildDiedError, count: int) -> list[ModelResponse | MmeError | None]:
+    def _outlived(self, death: ChildDiedError, numbers: range) -> list[ModelResponse | MmeError | None]:
         """What becomes of a batch whose process died.
 
         Raises:
             ChildDiedError: all of it is over.
         """
-        if self._begun >= count:
+        if self._begun >= len(numbers):
             raise death
         begun: list[ModelResponse | MmeError | None] = [death.bare()] * self._begun
-        return [*begun, *[NotBegunError(self.config.name) for _ in range(count - self._begun)]]
+        return [*begun, *map(self._not_begun, numbers[self._begun :])]
+
+    def _not_begun(self, number: int) -> NotBegunError:
+        return (GivenBackError if number in self._given_back else NotBegunError)(self.config.name)
 
     def _open_requests(self, batch: int, requests: Sequence[ModelRequest]) -> range:
         """Call the requests of a batch by their numbers."""
         numbers = range(request_number(batch, 0), request_number(batch, len(requests)))
+        self._given_back.clear()
         for number, request in zip(numbers, requests, strict=True):
             if request.responder is not None:
                 self._open[number] = request
@@ -306,7 +302,9 @@ class IsolatedRequestsHandler(IsolatedHandler):
         """The batch's answers, without those of requests that had their last response before."""
         answers = unpack_answers(reply, shared, len(requests), self.config.name)
         if self._alone:
-            self._pace.learn(int(reply["took"]), len(requests), self._input_bytes)
+            executed = len([answer for answer in answers if answer is not PUT_BACK])
+            self._pace.learn(int(reply["took"]), max(executed, 1), self._input_bytes)
+            answers[executed:] = [GivenBackError(self.config.name) for _ in answers[executed:]]
         return [
             None if answer is not None and request.responder is not None and not self._ends(number, answer) else answer
             for number, request, answer in zip(numbers, requests, answers, strict=True)
@@ -317,7 +315,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
 
         What a decoupled model sent of its own accord may still be under way when its batch puts the request back.
         """
-        if answer is PUT_BACK and self.config.decoupled:
+        if (answer is PUT_BACK and self.config.decoupled) or isinstance(answer, GivenBackError):
             return True
         return self._open.pop(number, None) is not None
 
@@ -375,23 +373,32 @@ class IsolatedRequestsHandler(IsolatedHandler):
 
     def _callers(self) -> tuple[str, ...]:
         """Who waits for what the process does: for an answer to any of its requests."""
-        callers = dict.fromkeys(caller for request in list(self._open.values()) for caller in request.callers)
+        callers = dict.fromkeys(caller for request in self._under_way() for caller in request.callers)
         return (*callers, self.config.name)
 
     def _waiting(self) -> tuple[Responder, ...]:
         """The responders of those requests."""
-        return tuple(request.responder for request in list(self._open.values()) if request.responder is not None)
+        return tuple(request.responder for request in self._under_way() if request.responder is not None)
+
+    def _under_way(self) -> list[ModelRequest]:
+        """The open requests, without those of a batch that are executed one by one and not begun yet."""
+        begun = self._count_begun()
+        if begun == _ALL:
+            return list(self._open.values())
+        end = request_number(self._batch, begun)
+        return [request for number, request in list(self._open.items()) if number < end]
 
     def _responded(self, message: Message, shared: Array) -> None:
         says = "error" in message or "outputs" in message
         response = answer_from(message if says else None, shared, self.config.name)
         final = bool(message["final"]) or not self.config.decoupled
         number = message["respond"]
-        if "again" in message:
-            self._open.pop(number, None)
-            return
         request = self._open.pop(number, None) if final else self._open.get(number)
-        if request is not None:
+        if "again" in message:
+            if self._alone and request is not None:
+                self._given_back.add(number)
+                _respond(request, NotBegunError(self.config.name), final=True)
+        elif request is not None:
             _respond(request, response, final=final)
 
     def _hear(self) -> None:

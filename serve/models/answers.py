@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from model_handlers.errors import Kind, MmeError, NotBegunError
+from model_handlers.errors import GivenBackError, Kind, MmeError, NotBegunError
 from serve.models.execution import failure
 from serve.models.open_request import Posts
 from serve.request import InferenceResponse, Timings
@@ -45,7 +45,7 @@ class Answers:
         stats: where to count.
         loop: the event loop.
         expiry: what requests are told whose time in the queue is over.
-        requeue: takes back a request whose execution never began, though its batch was sent.
+        requeue: takes back a request whose execution never began, though its batch was sent; it is the next one.
         rescue: asked about a request that ran out of memory; True takes it back. None where nobody is asked.
         decoupled: whether requests get any number of responses.
         unasked: whether any answer may come unasked.
@@ -93,18 +93,22 @@ class Answers:
         answered = list(zip(batch, execution.results, strict=True))
         good, size = batch, execution.size
         if not execution.uniform or (self._unasked and any(request.answered for request in batch)):
-            answered = [pair for pair in answered if not pair[0].answered]
+            answered = [pair for pair in answered if not (pair[0].answered or isinstance(pair[1], GivenBackError))]
             again = self._signature.put_back(batch)
             for request in again:
                 self._put_back(request, timings)
             self._leave_open([request for request, result in answered if result is None and request not in again])
-            answered = [pair for pair in answered if pair[1] is not None]
+            unbegun = [request for request, result in answered if isinstance(result, NotBegunError)]
+            for request in reversed(unbegun):  # each goes before all others
+                self._requeue(request)
+            answered = [pair for pair in answered if not (pair[1] is None or isinstance(pair[1], NotBegunError))]
             good = [request for request, result in answered if not isinstance(result, MmeError)]
             size = sum([request.batch_size for request in good])
         self.outstanding -= len(answered)
         if execution.one_by_one:
-            for request in batch:
-                self._stats.executed(request.batch_size, timings)
+            for request, result in zip(batch, execution.results, strict=True):
+                if not isinstance(result, NotBegunError):
+                    self._stats.executed(request.batch_size, timings)
         else:
             self._stats.executed(execution.size, timings)
         if good:
@@ -120,10 +124,6 @@ class Answers:
                     self._stats.summarise(timings.start - _queued_since(request), done - request.arrival_ns, timings)
         for request, result in answered:
             if isinstance(result, MmeError):
-                if isinstance(result, NotBegunError):
-                    self.outstanding += 1
-                    self._requeue(request)
-                    continue
                 if result.kind is Kind.OUT_OF_MEMORY and self._is_rescued(request, result):
                     continue
                 self._stats.failed(result.kind, done - request.arrival_ns)
@@ -163,6 +163,9 @@ class Answers:
         """A model has answered unasked."""
         request = opened.request
         if request.answered:
+            return
+        if isinstance(response, NotBegunError):
+            self._requeue(request)
             return
         if self._decoupled:
             self._count_response(opened, response)

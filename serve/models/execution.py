@@ -11,7 +11,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from model_handlers.errors import Kind, MmeError, out_of_memory
+from model_handlers.errors import Kind, MmeError, NotBegunError, out_of_memory
 from serve.models.open_request import OpenRequest
 from serve.request import InferenceResponse, Timings
 
@@ -92,7 +92,7 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
     except Exception as error:  # noqa: BLE001 - a lane must survive whatever a framework throws, or its model stands still
         results = [failure(signature, error)] * len(batch)
     done = _now()
-    timings, several = timed(signature, batch, size, (start, collated, executed, done), calls)
+    timings, several = timed(signature, results, size, (start, collated, executed, done), calls)
     stamp(results, timings)
     took = done - start
     if took > _BRIEF_NS:
@@ -101,7 +101,11 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
 
 
 def timed(
-    signature: Signature, batch: Batch, size: int, times: tuple[int, int, int, int], calls: Sequence[Called] | None
+    signature: Signature,
+    results: Sequence[InferenceResponse | MmeError | None],
+    size: int,
+    times: tuple[int, int, int, int],
+    calls: Sequence[Called] | None,
 ) -> tuple[Timings, bool]:
     """Where the time of an execution went, and whether it was several of one request each, which share it alike.
 
@@ -109,9 +113,9 @@ def timed(
     and its answers made.
     """
     start, collated, executed, done = times
-    if len(batch) == 1 or not signature.one_by_one:
+    if len(results) == 1 or not signature.one_by_one:
         return Timings(start, collated - start, executed - collated, done - executed, size, calls=calls), False
-    count = len(batch)
+    count = sum([not isinstance(result, NotBegunError) for result in results]) or 1
     share = (collated - start) // count, (executed - collated) // count, (done - executed) // count
     return Timings(start, *share, calls=calls), True
 

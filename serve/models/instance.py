@@ -164,7 +164,7 @@ class Instance:
                 results = [failure(self._signature, error)] * len(batch)
         size = self._signature.rows(batch)
         times = start, sent, executed, _now()
-        timings, several = timed(self._signature, batch, size, times, calls_of(requests))
+        timings, several = timed(self._signature, results, size, times, calls_of(requests))
         stamp(results, timings)
         uniform = self._signature.whole(batch) and all_responses(results)
         return Execution(batch, results, size, timings, 0, uniform=uniform, one_by_one=several)

@@ -116,7 +116,7 @@ class Model:
             stats,
             loop,
             self._queue.expiry,
-            self._queue_late,
+            functools.partial(self._queue_late, first=True),
             # one that changes what comes after it is not executed again
             functools.partial(rescue, self) if rescue is not None and self._order is None else None,
             decoupled=self._decoupled,
@@ -216,13 +216,13 @@ class Model:
         for later in behind:
             self._queue_late(later)
 
-    def _queue_late(self, request: InferenceRequest) -> None:
-        """Queue a request that was accepted before."""
+    def _queue_late(self, request: InferenceRequest, *, first: bool = False) -> None:
+        """Queue a request that was accepted before, or put it back in front."""
         try:
             if self._answers.is_going:
                 raise self._answers.going()
             with self._lock:
-                self._queue.push(request)
+                self._queue.push(request, first=first)
         except MmeError as error:
             self._answers.refuse(request, error)
             return

@@ -94,13 +94,15 @@ class BatchQueue(Generic[R]):
         delayed = "+".join(str(len(level.delayed)) for level in self._levels)
         return f"<BatchQueue {self._model}: {waiting} waiting, {delayed} delayed>"
 
-    def push(self, request: R) -> None:
-        """Accept a request; its `arrival_ns` is set.
+    def push(self, request: R, *, first: bool = False) -> None:
+        """See `Queue`.
 
         Raises:
             MmeError: QUEUE_FULL when `max_queue_size` requests of its level wait already.
         """
-        if self._free is not None:
+        if first:
+            self._level_of(request).waiting.appendleft(request)
+        elif self._free is not None:
             request.deadline_ns = 0
             self._free.append(request)
         else:

@@ -36,8 +36,10 @@ class Queue(Protocol[R]):
     def __len__(self) -> int:
         """How many wait."""
 
-    def push(self, request: R) -> None:
+    def push(self, request: R, *, first: bool = False) -> None:
         """Accept a request; its `arrival_ns` is set.
+
+        One that was handed out already, and executed by nobody, is the `first` again, however many wait.
 
         Raises:
             MmeError: it can't be accepted.

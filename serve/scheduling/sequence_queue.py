@@ -98,7 +98,7 @@ class SequenceQueue(Generic[R]):
             f"{self._slots} slots, {len(self._backlog)} in the backlog>"
         )
 
-    def push(self, request: R) -> None:
+    def push(self, request: R, *, first: bool = False) -> None:  # noqa: ARG002 - its interface
         """Accept a request; its `arrival_ns` is set.
 
         Raises:

@@ -12,7 +12,7 @@ from unasked_models import Once
 
 from model_handlers.base import ModelRequest, ModelResponse
 from model_handlers.config import DynamicBatching, ModelConfig
-from model_handlers.errors import Kind, MmeError, NotBegunError
+from model_handlers.errors import GivenBackError, Kind, MmeError, NotBegunError
 from model_handlers.isolation.leash import ChildDiedError
 from model_handlers.sequence_config import SequenceBatching
 from tests.responders import Responses
@@ -97,9 +97,28 @@ def test_who_is_answered_does_not_wait_for_a_slow_one(start):
         assert slow.responder.got == got == []
         psutil.Process(handler._child.pid).kill()
         thread.join()
-        assert [type(answer) for answer in got] == [ChildDiedError] * 3 + [NotBegunError]
-        assert [request.responder.ends for request in sent] == [1, 1, 1, 0]
+        assert [type(answer) for answer in got] == [ChildDiedError] * 3 + [GivenBackError]
+        assert [request.responder.ends for request in sent] == [1, 1, 1, 1]
         assert isinstance(first.responder.got[-1], ModelResponse)
+
+
+def test_nobody_waits_behind_a_slow_one(start):
+    """Who is not begun yet is given back, the last first, and is not executed here; the slow one goes on."""
+    handler = start(RequestsMisbehave)
+    for _ in range(200):
+        handler._pace.learn(1000, 1, 16)
+    slow, *behind = requests("wait", "note", "note")
+    thread, got = aside(handler, [slow, *behind])
+    for request in behind:
+        assert [type(answer) for answer in request.responder.end()] == [NotBegunError]
+    assert slow.responder.got == got == []
+    (handler_folder(handler) / "go").touch()
+    thread.join()
+    assert [type(answer) for answer in got] == [ModelResponse, GivenBackError, GivenBackError]
+    assert [request.responder.ends for request in (slow, *behind)] == [0, 1, 1]
+    assert not (handler_folder(handler) / "noted").exists()
+    assert handler.together() == 1
+    assert [type(answer) for answer in handler.execute_requests(requests("note", "a"))] == [ModelResponse] * 2
 
 
 def test_answers_are_what_they_were_when_the_model_gave_them(start):
@@ -136,19 +155,22 @@ def test_a_process_may_die_before_it_is_sent_anything(start):
 
 
 def test_who_is_answered_does_not_wait_for_what_a_model_asks(start):
-    """It may be what somebody does who waits for that answer."""
+    """It may be what somebody does who waits for that answer. Nor is it asked for those behind, who are not begun."""
 
     class Outside:
-        def infer(self, _, responder):
-            self.ends_by_then = first.responder.ends
+        def infer(self, call, responder):
+            self.call, self.ends_by_then = call, first.responder.ends
             responder.send(None, final=True)
 
     handler = start(Once)
     handler.outside = Outside()
     first, calling, last = sent = requests("answer 1", "call other", "answer 3")
+    calling.callers, last.callers = ("ours",), ("theirs",)
     answers = handler.execute_requests(sent)
 
     assert handler.outside.ends_by_then == 1
+    assert handler.outside.call.callers == ("ours", "m")
+    assert handler.outside.call.waiting == (calling.responder,)
     assert answers[0] is None
     assert answers[1].outputs["told"].tolist() == [b'["end"]']
     assert answers[2].outputs["y"].tolist() == [3]

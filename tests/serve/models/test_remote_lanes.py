@@ -380,6 +380,31 @@ def test_who_was_never_begun_is_executed_by_the_next_process(run, toys, model_fi
             assert [result.tolist() for result in results[3:]] == [[2, 2]] * 3
             assert (model.stats.success.count, model.stats.fail.count) == (3, 3)
             assert model.stats.queue.count == 3
+            assert model.stats.execution_count == 6  # those that were begun
+
+    run(main())
+
+
+def test_who_waits_behind_a_slow_one_goes_to_another_lane(run, toys, model_file, together):
+    """Before all who came later, and is counted once; so it is though the process dies of the slow one."""
+
+    async def main():
+        async with serving(toys, model_file, lanes=2) as (model, handlers):
+            first = [asyncio.ensure_future(ask(model, deed)) for deed in ("hang", "dawdle", "", "")]
+            while len(model._remote._out) < 2:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0)
+            order, later = [], [asyncio.ensure_future(ask(model)) for _ in range(3)]
+            for number, asked in enumerate([*first[2:], *later]):
+                asked.add_done_callback(lambda _, number=number: order.append(number))
+            results = await asyncio.gather(*first[1:], *later)
+            assert [result.tolist() for result in results] == [[2, 2]] * 6
+            assert set(order[:2]) == {0, 1}
+            assert not first[0].done()
+            for handler in handlers:
+                psutil.Process(handler._child.pid).kill()
+            assert "SIGKILL" in (await first[0]).message
+            stats = model.stats
+            assert (stats.execution_count, stats.success.count, stats.fail.count) == (7, 6, 1)
 
     run(main())
 
@@ -406,12 +431,11 @@ def test_each_execution_has_its_own_time(run, toys, model_file, together):
     """Those that are sent together may take longer all together than one may; one that hangs behind them may not."""
 
     async def main():
-        async with serving(toys, model_file, MME_EXECUTION_TIMEOUT="3") as (model, [handler]):
+        async with serving(toys, model_file, MME_EXECUTION_TIMEOUT="3") as (model, _):
             results = await asyncio.gather(*[ask(model, deed) for deed in ("dawdle", "dawdle", "hang", "")])
             assert [getattr(result, "message", "")[-60:] for result in results[:2]] == ["", ""]
             assert "gave no answer within 3 s" in results[2].message
             assert results[3].tolist() == [2, 2]
-            assert handler._batch == 2
 
     run(main())
 

@@ -148,6 +148,22 @@ def test_requests_that_run_alone_may_be_handed_out_together(limited):
     assert (late.batch, late.expired) == (([], [fifth]) if limited else ([fifth], []))
 
 
+@pytest.mark.parametrize("limited", [False, True])
+def test_who_was_handed_out_in_vain_is_the_first_again(limited):
+    """However many wait, of those of its own priority, and with what is left of its time."""
+    policy = {"max_queue_size": 2, "default_timeout_us": 50} if limited else {}
+    clocked = Clocked(1, batch=limited, **policy)
+    first, second = clocked.push(*sized(1, 1))
+    assert clocked.queue.take(0, (0,), 2).batch == [first, second]
+    clocked.push(*sized(1, 1), at=20)
+    for request in (second, first):
+        clocked.queue.push(request, first=True)
+
+    assert clocked.queue.take(30 * US).batch == [first]
+    late = clocked.queue.take(60 * US, (0,), 3)
+    assert (len(late.batch), late.expired) == ((2, [second]) if limited else (3, []))
+
+
 def test_only_equal_signatures_share_a_batch():
     """A request of another shape ends the batch, and nobody overtakes it."""
     clocked = Clocked()
