@@ -148,10 +148,15 @@ class Elements:
         return all(lengths <= {1} for level, lengths in self._lengths.items() if level > 1)
 
     def array(self, data_type: DataType) -> Array | None:
-        """The elements, one behind the other; None where the type does not hold them. Of types that it takes, once."""
-        if self._array is None or self._array[0] is not data_type:
+        """The elements, one behind the other; None where the type does not hold them. Of one type: see `read_as`."""
+        if self._array is None:
             self._array = data_type, self._made(data_type)
         return self._array[1]
+
+    @property
+    def read_as(self) -> DataType | None:
+        """The type of whose array was asked, which is all that is left of them then."""
+        return None if self._array is None else self._array[0]
 
     def _made(self, data_type: DataType) -> Array | None:
         dtype = data_type.dtype

@@ -112,6 +112,11 @@ def _gathered(elements: Elements, data_type: DataType, what: str, *, uneven: boo
         raise _not_elements(data_type, what)
     if uneven:
         raise _uneven(what)
+    read_as = elements.read_as
+    if read_as is not None and read_as is not data_type:
+        raise MmeError(
+            Kind.UNAVAILABLE, f"{what} became {data_type.name} while it was read as {read_as.name}: send it again"
+        )
     array = elements.array(data_type)
     if array is None:
         raise _out_of_range(data_type, what)

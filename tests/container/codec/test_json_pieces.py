@@ -334,6 +334,15 @@ def test_what_is_nested_too_deep_is_read_as_a_whole(depth):
             check_same(infer_body("[[1],[2],[3]," + "[" * depth + "4" + "]" * depth + "]"))
 
 
+def test_a_model_whose_types_are_others_by_then_is_asked_again():
+    """What was read for the types that it had is theirs alone."""
+    with pieces_of(1):
+        read = read_generate({"X": BY_NAME["INT32"]}, b'{"X": [1, 2, 3, 4]}', ignore)
+    with pytest.raises(MmeError, match="input 'X' became FP32 while it was read as INT32: send it again") as told:
+        decode_generate(b"", MODEL, Layouts(), ignore, read)
+    assert told.value.kind is Kind.UNAVAILABLE
+
+
 def test_pieces_are_small(monkeypatch):
     """Of a body as large as they are: nothing that is read at a time is, and others have their turn between pieces."""
     sizes, turns = [], []
