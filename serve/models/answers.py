@@ -105,23 +105,25 @@ class Answers:
             good = [request for request, result in answered if not isinstance(result, MmeError)]
             size = sum([request.batch_size for request in good])
         self.outstanding -= len(answered)
+        start = timings.start
         if execution.one_by_one:
-            for request, result in zip(batch, execution.results, strict=True):
-                if not isinstance(result, NotBegunError):
-                    self._stats.executed(request.batch_size, timings)
+            begun = execution.begun
+            for request in begun:
+                self._stats.executed(request.batch_size, timings)
+            start += (len(begun) - 1) * _computing(timings) // 2  # until those in front of it were done, in the mean
         else:
             self._stats.executed(execution.size, timings)
         if good:
             arrivals = sum([request.arrival_ns for request in good])
             count = len(good)
             since = sum([_queued_since(request) for request in good]) if self._unasked else arrivals
-            self._stats.succeeded(count, size, timings.start * count - since, done * count - arrivals, timings)
+            self._stats.succeeded(count, size, start * count - since, done * count - arrivals, timings)
             if self._stats.first_response is not None:
                 for request in good:
                     self._stats.began_to_answer(done - request.arrival_ns)
             if self._stats.summaries is not None and count > 1:
                 for request in good:
-                    self._stats.summarise(timings.start - _queued_since(request), done - request.arrival_ns, timings)
+                    self._stats.summarise(start - _queued_since(request), done - request.arrival_ns, timings)
         for request, result in answered:
             if isinstance(result, MmeError):
                 if result.kind is Kind.OUT_OF_MEMORY and self._is_rescued(request, result):
@@ -140,8 +142,7 @@ class Answers:
     def _put_back(self, request: InferenceRequest, timings: Timings) -> None:
         """Count an execution of a request that waits for the next one now, by the clock of whoever executed."""
         self._stats.computed(1, request.batch_size, timings.start - _queued_since(request), timings)
-        executing = timings.compute_input + timings.compute_infer + timings.compute_output
-        request.put_back_ns = timings.start + executing
+        request.put_back_ns = timings.start + _computing(timings)
 
     def _is_rescued(self, request: InferenceRequest, error: MmeError) -> bool:
         """Whether somebody takes the request back, to submit it again; one that changes what comes after it stays."""
@@ -257,6 +258,10 @@ class Answers:
             request = self.open.pop()
             request.cancel()
             self.refuse(request, self.going())
+
+
+def _computing(timings: Timings) -> int:
+    return timings.compute_input + timings.compute_infer + timings.compute_output
 
 
 def _queued_since(request: InferenceRequest) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from model_handlers.errors import Kind, MmeError, NotBegunError, out_of_memory
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array
     from serve.models.open_request import Post
     from serve.models.signature import Batch, Signature
-    from serve.request import Called
+    from serve.request import Called, InferenceRequest
 
 _log = logging.getLogger("mme.instance")
 _now = time.perf_counter_ns
@@ -64,6 +65,12 @@ class Execution:
         self.uniform = uniform
         self.one_by_one = one_by_one
 
+    @property
+    def begun(self) -> list[InferenceRequest]:
+        """The requests, without those of several executions that never came to theirs."""
+        pairs = zip(self.batch, self.results, strict=True)
+        return [request for request, result in pairs if not isinstance(result, NotBegunError)]
+
 
 def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Post | None = None) -> Execution:
     """Run one batch. Never raises: what goes wrong becomes the error of every request in the batch."""
@@ -71,7 +78,7 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
     processor = time.thread_time_ns()
     size = signature.rows(batch)
     uniform = False
-    calls: Sequence[Called] | None = None
+    requests: Sequence[ModelRequest] = ()
     try:
         results: Sequence[InferenceResponse | MmeError | None]
         if handler.sees_requests:
@@ -79,7 +86,6 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
             collated = executed = _now()
             answers = handler.execute_requests(requests)
             executed = _now()
-            calls = calls_of(requests)
             results = signature.collect(batch, answers)
             uniform = signature.whole(batch) and all_responses(results)
         else:
@@ -92,8 +98,8 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
     except Exception as error:  # noqa: BLE001 - a lane must survive whatever a framework throws, or its model stands still
         results = [failure(signature, error)] * len(batch)
     done = _now()
-    timings, several = timed(signature, results, size, (start, collated, executed, done), calls)
-    stamp(results, timings)
+    timings, several = timed(signature, results, size, (start, collated, executed, done))
+    stamp(results, timings, requests, apart=several)
     took = done - start
     if took > _BRIEF_NS:
         took = time.thread_time_ns() - processor
@@ -105,7 +111,6 @@ def timed(
     results: Sequence[InferenceResponse | MmeError | None],
     size: int,
     times: tuple[int, int, int, int],
-    calls: Sequence[Called] | None,
 ) -> tuple[Timings, bool]:
     """Where the time of an execution went, and whether it was several of one request each, which share it alike.
 
@@ -114,16 +119,10 @@ def timed(
     """
     start, collated, executed, done = times
     if len(results) == 1 or not signature.one_by_one:
-        return Timings(start, collated - start, executed - collated, done - executed, size, calls=calls), False
+        return Timings(start, collated - start, executed - collated, done - executed, size), False
     count = sum([not isinstance(result, NotBegunError) for result in results]) or 1
     share = (collated - start) // count, (executed - collated) // count, (done - executed) // count
-    return Timings(start, *share, calls=calls), True
-
-
-def calls_of(requests: Sequence[ModelRequest]) -> Sequence[Called] | None:
-    """What the model called while it executed them: noted with each of them, of whatever it was for."""
-    opened = (request.responder for request in requests)
-    return next((each.calls for each in opened if isinstance(each, OpenRequest)), None)
+    return Timings(start, *share), True
 
 
 class BegunBatch:
@@ -189,11 +188,32 @@ def all_responses(results: Sequence[InferenceResponse | MmeError | None]) -> boo
     return all(isinstance(result, InferenceResponse) for result in results)
 
 
-def stamp(results: Sequence[InferenceResponse | MmeError | None], timings: Timings) -> None:
-    """Say in each response where the time went."""
+def stamp(
+    results: Sequence[InferenceResponse | MmeError | None],
+    timings: Timings,
+    requests: Sequence[ModelRequest] = (),
+    *,
+    apart: bool = False,
+) -> None:
+    """Say in each response where the time went, and what other models its model called meanwhile.
+
+    Calls are noted with each request of a batch, whichever of them it was for; those that are executed `apart` have
+    their own.
+    """
+    if not apart:
+        timings.calls = _calls_of(requests)
     for result in results:
         if isinstance(result, InferenceResponse):
             result.timings = timings
+    if apart and requests:
+        for request, result in zip(requests, results, strict=True):
+            if isinstance(result, InferenceResponse) and (calls := _calls_of([request])):
+                result.timings = replace(timings, calls=calls)
+
+
+def _calls_of(requests: Sequence[ModelRequest]) -> Sequence[Called] | None:
+    opened = (request.responder for request in requests)
+    return next((each.calls for each in opened if isinstance(each, OpenRequest)), None)
 
 
 class Named(Protocol):

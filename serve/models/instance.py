@@ -15,7 +15,6 @@ from serve.models.execution import (
     Execution,
     all_responses,
     begin_batch,
-    calls_of,
     execute_batch,
     failure,
     finish_batch,
@@ -164,8 +163,8 @@ class Instance:
                 results = [failure(self._signature, error)] * len(batch)
         size = self._signature.rows(batch)
         times = start, sent, executed, _now()
-        timings, several = timed(self._signature, results, size, times, calls_of(requests))
-        stamp(results, timings)
+        timings, several = timed(self._signature, results, size, times)
+        stamp(results, timings, requests, apart=several)
         uniform = self._signature.whole(batch) and all_responses(results)
         return Execution(batch, results, size, timings, 0, uniform=uniform, one_by_one=several)
 

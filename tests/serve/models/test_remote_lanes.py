@@ -22,7 +22,7 @@ from model_handlers.python.handler import PythonHandler
 from model_handlers.tensor import FP32, TensorSpec
 from serve.models.limited_lanes import Limits
 from serve.models.model import Model
-from serve.request import InferenceRequest, Layout
+from serve.request import Called, InferenceRequest, Layout
 from serve.stats import ModelStats
 
 CODE = """
@@ -45,6 +45,8 @@ class TritonPythonModel:
             time.sleep(1.6)
         if deed == "raise":
             raise ValueError("not this one")
+        if deed.startswith("call"):
+            pb_utils.InferenceRequest(model_name=deed, requested_output_names=[], inputs=[]).exec()
         if deed == "overtake":
             sender = request.get_response_sender()
             sender.send(self.answered(x, count), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -135,12 +137,17 @@ async def serving(toys, model_file, *, lanes=1, batches=False, limited=False, **
 
 async def ask(model, deed="", shape=(2,), output=0):
     """One request's first output, or another one, or the error that it got."""
+    result = await respond(model, deed, shape)
+    return result if isinstance(result, MmeError) else result.outputs[output][2].copy()
+
+
+async def respond(model, deed="", shape=(2,)):
+    """The response to one request, or its error."""
     answered = asyncio.get_running_loop().create_future()
     x = np.ones(shape, np.float32)
     layout = Layout((("x", FP32, x.shape),), ())
     model.submit(InferenceRequest(layout, [x], lambda _, result: answered.set_result(result), deed))
-    result = await answered
-    return result if isinstance(result, MmeError) else result.outputs[output][2].copy()
+    return await answered
 
 
 def forbid_threads(handler, monkeypatch):
@@ -354,6 +361,42 @@ def test_requests_that_wait_are_sent_together_and_executed_alone(run, toys, mode
             assert (stats.execution_count, stats.inference_count, stats.success.count) == (9, 9, 9)
             assert {size: batch.compute_infer.count for size, batch in stats.batches.items()} == {1: 9}
             assert stats.compute_infer.ns == stats.batches[1].compute_infer.ns <= stats.success.ns
+
+    run(main())
+
+
+def test_who_is_executed_behind_others_waits_for_them(run, toys, model_file, together):
+    """That counts as its time in the queue, though all of them were sent at once."""
+
+    async def main():
+        async with serving(toys, model_file) as (model, [handler]):
+            await asyncio.gather(*[ask(model) for _ in range(8)])
+            assert handler._batch == 1
+            stats = model.stats
+            computing = stats.compute_input.ns + stats.compute_infer.ns + stats.compute_output.ns
+            assert stats.queue.ns >= computing * 7 // 2
+            assert stats.queue.ns + computing <= stats.success.ns
+
+    run(main())
+
+
+def test_calls_are_those_of_the_request_that_they_were_made_for(run, toys, model_file, together):
+    """Of none that is executed in front of it, or behind, by the same process."""
+
+    class Outside:
+        def infer(self, call, responder):
+            for each in call.waiting:
+                each.called(Called(call.model, 0, 0))
+            responder.send(MmeError(Kind.UNAVAILABLE, "not now"), final=True)
+
+    async def main():
+        async with serving(toys, model_file) as (model, [handler]):
+            handler.outside = Outside()
+            deeds = ["", "call 1", "", "call 2", ""]
+            timings = [result.timings for result in await asyncio.gather(*[respond(model, deed) for deed in deeds])]
+            calls = [[call.model for call in each.calls or ()] for each in timings]
+            assert calls == [[], ["call 1"], [], ["call 2"], []]
+            assert handler._batch == 1
 
     run(main())
 
