@@ -354,8 +354,9 @@ class ModelConfig:
     @property
     def one_by_one(self) -> bool:
         """Whether each request is executed for itself, has nothing to do with another, and gets one answer."""
-        batches = self.dynamic_batching is not None and self.max_batch_size > 1
-        return not (batches or self.decoupled or self.sequence_batching is not None)
+        batching = self.dynamic_batching
+        related = batching is not None and (self.max_batch_size > 1 or batching.preserve_ordering)
+        return not (related or self.decoupled or self.sequence_batching is not None)
 
     def own(self, name: str) -> str:
         """The name of the model, or of an instance of it, as its author knows it, who is not told whose part it is."""

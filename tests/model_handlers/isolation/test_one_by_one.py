@@ -184,5 +184,6 @@ def test_one_by_one_is_what_neither_batches_nor_belongs_together():
     assert ModelConfig("m", max_batch_size=8).one_by_one
     assert ModelConfig("m", max_batch_size=1, dynamic_batching=batching).one_by_one
     assert not ModelConfig("m", max_batch_size=8, dynamic_batching=batching).one_by_one
+    assert not ModelConfig("m", dynamic_batching=DynamicBatching((1,), preserve_ordering=True)).one_by_one
     assert not ModelConfig("m", decoupled=True).one_by_one
     assert not ModelConfig("m", sequence_batching=SequenceBatching()).one_by_one

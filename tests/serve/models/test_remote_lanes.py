@@ -114,11 +114,12 @@ def sockets():
 
 
 @contextlib.asynccontextmanager
-async def serving(toys, model_file, *, lanes=1, batches=False, limited=False, **parameters):
+async def serving(toys, model_file, *, lanes=1, batches=False, limited=False, ordered=False, **parameters):
     """A started model whose lanes have processes; closed afterwards, with nothing left on the loop."""
+    size = 8 if batches else int(ordered)
     config = toys.config(
-        max_batch_size=8 if batches else 0,
-        dynamic_batching=DynamicBatching((8,)) if batches else None,
+        max_batch_size=size,
+        dynamic_batching=DynamicBatching((size,), preserve_ordering=ordered) if size else None,
         parameters=parameters,
         inputs=(TensorSpec("x", FP32, (-1,)),),
         outputs=(TensorSpec("y", FP32, (-1,)), TensorSpec("batch", FP32, (-1,))),
@@ -446,6 +447,21 @@ def test_who_waits_behind_a_slow_one_goes_to_another_lane(run, toys, model_file,
             assert "SIGKILL" in (await hanging).message
             stats = model.stats
             assert (stats.execution_count, stats.success.count, stats.fail.count) == (4, 3, 1)
+
+    run(main())
+
+
+def test_who_is_answered_in_order_waits_for_a_slow_one(run, toys, model_file, together):
+    """Where a configuration asks for that, nobody is sent in company, to be answered before or executed elsewhere."""
+
+    async def main():
+        async with serving(toys, model_file, lanes=2, ordered=True) as (model, _):
+            order, deeds = [], ["", "dawdle", "", "", "", ""]
+            asked = [asyncio.ensure_future(ask(model, deed, (1, 2))) for deed in deeds]
+            for number, each in enumerate(asked):
+                each.add_done_callback(lambda _, number=number: order.append(number))
+            await asyncio.gather(*asked)
+            assert order == list(range(len(deeds)))
 
     run(main())
 
