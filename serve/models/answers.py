@@ -17,7 +17,7 @@ from serve.stats import Outcome
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from model_handlers.base import ModelResponse
     from serve.models.execution import Execution
@@ -105,25 +105,9 @@ class Answers:
             good = [request for request, result in answered if not isinstance(result, MmeError)]
             size = sum([request.batch_size for request in good])
         self.outstanding -= len(answered)
-        start = timings.start
-        if execution.one_by_one:
-            begun = execution.begun
-            for request in begun:
-                self._stats.executed(request.batch_size, timings)
-            start += (len(begun) - 1) * _computing(timings) // 2  # until those in front of it were done, in the mean
-        else:
-            self._stats.executed(execution.size, timings)
+        start = self._count_executions(execution)
         if good:
-            arrivals = sum([request.arrival_ns for request in good])
-            count = len(good)
-            since = sum([_queued_since(request) for request in good]) if self._unasked else arrivals
-            self._stats.succeeded(count, size, start * count - since, done * count - arrivals, timings)
-            if self._stats.first_response is not None:
-                for request in good:
-                    self._stats.began_to_answer(done - request.arrival_ns)
-            if self._stats.summaries is not None and count > 1:
-                for request in good:
-                    self._stats.summarise(start - _queued_since(request), done - request.arrival_ns, timings)
+            self._count_answers(good, size, start, done, timings)
         for request, result in answered:
             if isinstance(result, MmeError):
                 if result.kind is Kind.OUT_OF_MEMORY and self._is_rescued(request, result):
@@ -138,6 +122,31 @@ class Answers:
                 request.resolve(None)
             else:
                 request.resolve(result)
+
+    def _count_executions(self, execution: Execution) -> int:
+        """Count what was executed; returns when that began of each request: where one follows another, in the mean."""
+        timings = execution.timings
+        if not execution.one_by_one:
+            self._stats.executed(execution.size, timings)
+            return timings.start
+        begun = execution.begun
+        for request in begun:
+            self._stats.executed(request.batch_size, timings)
+        return timings.start + (len(begun) - 1) * _computing(timings) // 2
+
+    def _count_answers(
+        self, good: Sequence[InferenceRequest], size: int, start: int, done: int, timings: Timings
+    ) -> None:
+        arrivals = sum([request.arrival_ns for request in good])
+        count = len(good)
+        since = sum([_queued_since(request) for request in good]) if self._unasked else arrivals
+        self._stats.succeeded(count, size, start * count - since, done * count - arrivals, timings)
+        if self._stats.first_response is not None:
+            for request in good:
+                self._stats.began_to_answer(done - request.arrival_ns)
+        if self._stats.summaries is not None and count > 1:
+            for request in good:
+                self._stats.summarise(start - _queued_since(request), done - request.arrival_ns, timings)
 
     def _put_back(self, request: InferenceRequest, timings: Timings) -> None:
         """Count an execution of a request that waits for the next one now, by the clock of whoever executed."""
