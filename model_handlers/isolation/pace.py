@@ -15,7 +15,7 @@ _TOGETHER_NS = 1_000_000
 _FAR_TOO_LONG_NS = 10_000_000  # it was no accident; and what a model is expected to take at first
 _WEIGHT = 1 / 16  # of the newest
 _ALONE_NS = 60_000_000_000  # after a death
-_BYTES = 64 << 10  # of all inputs together: more is copied by another thread, and company saves little
+_BYTES = 64 << 10  # of all inputs together, or all outputs: more is copied by another thread, and company saves little
 
 
 class Pace:
@@ -37,7 +37,7 @@ class Pace:
         return 1 if most < 2 or now < self._alone_until else most
 
     def learn(self, took: int, requests: int, size: int) -> None:
-        """So many requests were executed in so long all together; each of them had so many bytes."""
+        """So many requests were executed in so long all together; each had so many bytes of inputs, or of outputs."""
         self._bytes = max(size, 1)
         if took > _FAR_TOO_LONG_NS:
             self._mean = float(took)

@@ -302,8 +302,9 @@ class IsolatedRequestsHandler(IsolatedHandler):
         """The batch's answers, without those of requests that had their last response before."""
         answers = unpack_answers(reply, shared, len(requests), self.config.name)
         if self._alone:
-            executed = len([answer for answer in answers if answer is not PUT_BACK])
-            self._pace.learn(int(reply["took"]), max(executed, 1), self._input_bytes)
+            executed = len([answer for answer in answers if answer is not PUT_BACK]) or 1
+            outputs = reply["end"] // executed - self._input_bytes
+            self._pace.learn(int(reply["took"]), executed, max(self._input_bytes, outputs))
             answers[executed:] = [GivenBackError(self.config.name) for _ in answers[executed:]]
         return [
             None if answer is not None and request.responder is not None and not self._ends(number, answer) else answer

@@ -320,6 +320,17 @@ class OneArray(RequestsMisbehave):
         return ModelResponse({"y": self.answer})
 
 
+class Table(Requests):
+    """Answers with all that it has, at once."""
+
+    def __init__(self, config, model_file):
+        super().__init__(config, model_file)
+        self.rows = np.zeros(1 << 18, "f4")
+
+    def _one(self, request):
+        return ModelResponse({"y": self.rows})
+
+
 class Texts(Requests):
     """Answers with as many strings as its input says."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from isolated_models import OneArray, RequestsMisbehave, TooFewAnswers
+from isolated_models import OneArray, RequestsMisbehave, Table, TooFewAnswers
 from unasked_models import Once
 
 from model_handlers.base import ModelRequest, ModelResponse
@@ -70,6 +70,14 @@ def test_a_death_costs_those_that_were_begun(start):
     assert len(handler.execute_requests(requests("b", "c"))) == 2
     with pytest.raises(MmeError, match="exit code 137"):  # nobody is left
         handler.execute_requests(requests("a", "exit 137"))
+
+
+def test_few_have_company_whose_answers_are_large(start):
+    """The first would wait until all of them are written, which is no part of an execution."""
+    handler = start(Table)
+    for _ in range(100):
+        handler.execute_requests(requests("a"))
+    assert handler.together() == 1
 
 
 def handler_folder(handler):
