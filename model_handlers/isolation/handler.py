@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from model_handlers import devices
 from model_handlers.allowance import allowed
@@ -179,7 +179,7 @@ class IsolatedHandler(Handler):
             named = zip(begun.outputs, reply["outputs"], strict=True)
             return [self._unpack(shared, place, name) for name, place in named]
         except NONSENSE as error:
-            self._broke(error)
+            raise self._broken(error) from None
 
     def _packed_inputs(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> tuple[Message, Packing]:
         packing = Packing()
@@ -210,7 +210,7 @@ class IsolatedHandler(Handler):
         try:
             return reply, self._accept(reply, segment)
         except NONSENSE as error:
-            self._broke(error)
+            raise self._broken(error) from None
 
     def memory(self) -> Footprint:
         """What the process takes for itself alone, with the memory shared with it, and what its load took on a GPU."""
@@ -316,10 +316,11 @@ class IsolatedHandler(Handler):
             raise memfd.refusal(error, sentence) from error
         return segment, [segment.fd] if fresh else []
 
-    def _broke(self, error: Exception) -> NoReturn:
+    def _broken(self, error: Exception) -> ChildDiedError:
+        """End a process that answered what it can't have meant; returns what to raise."""
         death = self._child.broke(error, EXECUTING)
         self._bury(death)
-        raise death
+        return death
 
     def _bury(self, death: ChildDiedError) -> None:
         _log.error("%s", death, extra={"target_model": self.config.name})

@@ -116,9 +116,11 @@ class IsolatedRequestsHandler(IsolatedHandler):
             try:
                 return self._answers(numbers, requests, *self._run(message, packing))
             except NONSENSE as error:
-                self._broke(error)
+                return self._over(self._broken(error), numbers, self._begun)
             except ChildDiedError as death:
-                return self._outlived(death, numbers)
+                return self._over(death, numbers, self._begun)
+            except MmeError as error:
+                return self._over(error, numbers)
             except BaseException:
                 self._forget(numbers)
                 raise
@@ -169,10 +171,10 @@ class IsolatedRequestsHandler(IsolatedHandler):
         try:
             return self._received(sent, sent.reply or self._child.answer(EXECUTING))
         except NONSENSE as error:
-            self._broke(error)
+            return self._over(self._broken(error), sent.numbers, self._begun)
         except ChildDiedError as death:
             self._bury(death)
-            return self._outlived(death, sent.numbers)
+            return self._over(death, sent.numbers, self._begun)
         except BaseException:
             self._forget(sent.numbers)
             raise
@@ -220,7 +222,10 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._lock.release()
 
     def _received(self, sent: _Sent, reply: Message) -> list[ModelResponse | MmeError | None]:
-        return self._answers(sent.numbers, sent.requests, reply, self._accept(reply, sent.segment))
+        try:
+            return self._answers(sent.numbers, sent.requests, reply, self._accept(reply, sent.segment))
+        except MmeError as error:
+            return self._over(error, sent.numbers)
 
     def _takes_long(self, reply: Message) -> bool:
         """Whether an answer is not for the event loop to take: it would have to wait, or to take many strings apart."""
@@ -267,19 +272,23 @@ class IsolatedRequestsHandler(IsolatedHandler):
         begun: int = PROGRESS.unpack_from(self._written.memory())[0]
         return max(begun, 1)
 
-    def _outlived(self, death: ChildDiedError, numbers: range) -> list[ModelResponse | MmeError | None]:
-        """What becomes of a batch whose process died.
+    def _over(self, error: MmeError, numbers: range, begun: int = _ALL) -> list[ModelResponse | MmeError | None]:
+        """What becomes of a batch with which something goes wrong as a whole, of which so many were begun.
 
         Raises:
-            ChildDiedError: all of it is over.
+            MmeError: it is the error of everybody.
         """
-        if self._begun >= len(numbers):
-            raise death
-        begun: list[ModelResponse | MmeError | None] = [death.bare()] * self._begun
-        return [*begun, *map(self._not_begun, numbers[self._begun :])]
-
-    def _not_begun(self, number: int) -> NotBegunError:
-        return (GivenBackError if number in self._given_back else NotBegunError)(self.config.name)
+        owed = {number for number in numbers if self._open.pop(number, None) is not None}
+        given_back = self._given_back.intersection(numbers) - owed
+        if begun >= len(numbers) and not given_back:
+            raise error
+        error, name = error.bare(), self.config.name
+        never = [NotBegunError(name) for _ in numbers[begun:]]
+        answers: list[ModelResponse | MmeError | None] = [*[error] * (len(numbers) - len(never)), *never]
+        return [
+            GivenBackError(name) if number in given_back else answer
+            for number, answer in zip(numbers, answers, strict=True)
+        ]
 
     def _open_requests(self, batch: int, requests: Sequence[ModelRequest]) -> range:
         """Call the requests of a batch by their numbers."""
@@ -394,13 +403,22 @@ class IsolatedRequestsHandler(IsolatedHandler):
         response = answer_from(message if says else None, shared, self.config.name)
         final = bool(message["final"]) or not self.config.decoupled
         number = message["respond"]
-        request = self._open.pop(number, None) if final else self._open.get(number)
         if "again" in message:
-            if self._alone and request is not None:
-                self._given_back.add(number)
-                _respond(request, NotBegunError(self.config.name), final=True)
-        elif request is not None:
+            self._take_again(number)
+            return
+        request = self._open.pop(number, None) if final else self._open.get(number)
+        if request is not None:
             _respond(request, response, final=final)
+
+    def _take_again(self, number: int) -> None:
+        """A request is over here, and will be executed once more. If it was not begun, nobody else knows that yet."""
+        if self._alone:
+            self._given_back.add(number)  # first: who finds it taken finds out why
+        request = self._open.pop(number, None)
+        if request is None:
+            self._given_back.discard(number)
+        elif self._alone:
+            _respond(request, NotBegunError(self.config.name), final=True)
 
     def _hear(self) -> None:
         """From now on the process wants to be told of clients that leave, and now of those that have left."""

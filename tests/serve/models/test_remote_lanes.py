@@ -26,7 +26,7 @@ from serve.request import Called, InferenceRequest, Layout
 from serve.stats import ModelStats
 
 CODE = """
-import os, signal, time
+import os, resource, signal, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from model_handlers.isolation import one_by_one
@@ -50,6 +50,10 @@ class TritonPythonModel:
             time.sleep(1.6)
         if deed == "raise":
             raise ValueError("not this one")
+        if deed == "starve":  # such that what it answers finds no room
+            time.sleep(0.1)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
+            x = np.tile(x, 1 << 18)
         if deed.startswith("call"):
             pb_utils.InferenceRequest(model_name=deed, requested_output_names=[], inputs=[]).exec()
         if deed == "overtake":
@@ -447,6 +451,28 @@ def test_who_waits_behind_a_slow_one_goes_to_another_lane(run, toys, model_file,
             assert "SIGKILL" in (await hanging).message
             stats = model.stats
             assert (stats.execution_count, stats.success.count, stats.fail.count) == (4, 3, 1)
+
+    run(main())
+
+
+def test_what_goes_wrong_with_a_batch_is_nothing_to_who_was_given_back(run, toys, model_file, together):
+    """It is no more of that batch, whoever waits for its answers."""
+
+    async def main():
+        async with serving(toys, model_file) as (model, [handler]):
+            for await_answers in (False, True):
+                asked = [asyncio.ensure_future(ask(model, deed)) for deed in ("starve", "", "")]
+                while not model._remote._out:  # noqa: ASYNC110 - nothing tells
+                    await asyncio.sleep(0)
+                if await_answers:
+                    [lane] = model._remote._out
+                    model._remote._leave(lane)
+                starved, *others = await asyncio.gather(*asked)
+                assert "File too large" in starved.message
+                assert [result.tolist() for result in others] == [[2, 2]] * 2
+                psutil.Process(handler._child.pid).kill()
+                await ended(handler._child.pid)
+            assert (model.stats.success.count, model.stats.fail.count) == (4, 2)
 
     run(main())
 
