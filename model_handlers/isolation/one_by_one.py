@@ -83,7 +83,9 @@ class OneByOne:
         """
         answers: list[Answer] = [PUT_BACK] * len(requests)
         last = len(requests) - 1
-        self._waiting.extend(zip(range(len(requests)), requests, responders, strict=True))
+        following = zip(range(len(requests)), requests, responders, strict=True)
+        index, request, responder = next(following)  # which is begun here whatever happens
+        self._waiting.extend(following)
         self._rounds += 1
         self._executes = True
         if len(requests) > 1 and not self._watched:
@@ -91,15 +93,15 @@ class OneByOne:
         progress = shared.data
         began = _now()
         while True:
-            try:
-                index, request, responder = self._waiting.popleft()
-            except IndexError:
-                break
             PROGRESS.pack_into(progress, 0, index + 1)
             answers[index] = None
             answer = self._execute(request, responder, last=index == last)
             if answer is not None:
                 self._unsent.append((index, responder, answer))
+            try:
+                index, request, responder = self._waiting.popleft()
+            except IndexError:
+                break
         took = _now() - began
         self._executes = False
         with suppress(IndexError):

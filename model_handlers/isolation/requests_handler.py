@@ -311,10 +311,10 @@ class IsolatedRequestsHandler(IsolatedHandler):
         """The batch's answers, without those of requests that had their last response before."""
         answers = unpack_answers(reply, shared, len(requests), self.config.name)
         if self._alone:
-            executed = len([answer for answer in answers if answer is not PUT_BACK]) or 1
-            outputs = reply["end"] // executed - self._input_bytes
-            self._pace.learn(int(reply["took"]), executed, max(self._input_bytes, outputs))
+            executed = len([answer for answer in answers if answer is not PUT_BACK])  # the others are behind them
             answers[executed:] = [GivenBackError(self.config.name) for _ in answers[executed:]]
+            outputs = reply["end"] // max(executed, 1) - self._input_bytes
+            self._pace.learn(int(reply["took"]), max(executed, 1), max(self._input_bytes, outputs))
         return [
             None if answer is not None and request.responder is not None and not self._ends(number, answer) else answer
             for number, request, answer in zip(numbers, requests, answers, strict=True)

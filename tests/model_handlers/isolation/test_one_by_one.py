@@ -1,5 +1,6 @@
 """Requests that cross together and are executed one by one: each for itself, and none the worse for its company."""
 
+import inspect
 import threading
 import time
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 from isolated_models import OneArray, RequestsMisbehave, Table, TooFewAnswers
 from unasked_models import Once
 
-from model_handlers.base import ModelRequest, ModelResponse
+from model_handlers.base import PUT_BACK, ModelRequest, ModelResponse
 from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.errors import GivenBackError, Kind, MmeError, NotBegunError
 from model_handlers.isolation.leash import ChildDiedError
+from model_handlers.isolation.one_by_one import PROGRESS, OneByOne
 from model_handlers.sequence_config import SequenceBatching
 from tests.responders import Responses
 
@@ -127,6 +129,32 @@ def test_nobody_waits_behind_a_slow_one(start):
     assert not (handler_folder(handler) / "noted").exists()
     assert handler.together() == 1
     assert [type(answer) for answer in handler.execute_requests(requests("note", "a"))] == [ModelResponse] * 2
+
+
+def test_the_first_is_never_given_back(monkeypatch):
+    """However long the process takes to begin: it is to execute something, and is not asked in vain."""
+    if not inspect.isfunction(OneByOne.run):
+        pytest.skip("what is compiled takes no responder but a real one")
+    executed = []
+
+    class Responder:
+        def put_back(self):
+            executed.append("given back")
+
+    def execute(request, _, *, last):
+        executed.append((request, last))
+        return request
+
+    class Eager:
+        def __init__(self, **_):
+            self.start = process._give_back
+
+    process = OneByOne(execute)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Thread", Eager)
+        answers, _ = process.run("abc", [Responder()] * 3, np.zeros(PROGRESS.size, "u1"))
+    assert answers == ["a", PUT_BACK, PUT_BACK]
+    assert executed == ["given back", "given back", ("a", False)]
 
 
 def test_answers_are_what_they_were_when_the_model_gave_them(start):
