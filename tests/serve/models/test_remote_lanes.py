@@ -450,6 +450,8 @@ def test_who_waits_behind_a_slow_one_goes_to_another_lane(run, toys, model_file,
                 psutil.Process(handler._child.pid).kill()
             assert "SIGKILL" in (await hanging).message
             stats = model.stats
+            while stats.execution_count < 4:  # noqa: ASYNC110 - the end of a batch may come behind those of its requests
+                await asyncio.sleep(0)
             assert (stats.execution_count, stats.success.count, stats.fail.count) == (4, 3, 1)
 
     run(main())
@@ -459,8 +461,8 @@ def test_what_goes_wrong_with_a_batch_is_nothing_to_who_was_given_back(run, toys
     """It is no more of that batch, whoever waits for its answers."""
 
     async def main():
-        async with serving(toys, model_file) as (model, [handler]):
-            for await_answers in (False, True):
+        for await_answers in (False, True):
+            async with serving(toys, model_file) as (model, _):
                 asked = [asyncio.ensure_future(ask(model, deed)) for deed in ("starve", "", "")]
                 while not model._remote._out:  # noqa: ASYNC110 - nothing tells
                     await asyncio.sleep(0)
@@ -470,9 +472,7 @@ def test_what_goes_wrong_with_a_batch_is_nothing_to_who_was_given_back(run, toys
                 starved, *others = await asyncio.gather(*asked)
                 assert "File too large" in starved.message
                 assert [result.tolist() for result in others] == [[2, 2]] * 2
-                psutil.Process(handler._child.pid).kill()
-                await ended(handler._child.pid)
-            assert (model.stats.success.count, model.stats.fail.count) == (4, 2)
+                assert (model.stats.success.count, model.stats.fail.count) == (2, 1)
 
     run(main())
 
