@@ -62,6 +62,18 @@ def normalise(config: ModelConfig) -> ModelConfig:
     )
 
 
+def check_named(config: ModelConfig) -> None:
+    """Check, once the backend is known, that somebody completes the tensors that config.pbtxt only names.
+
+    Raises:
+        MmeError: INVALID_MODEL, naming the first one of a model that has no `auto_complete_config`.
+    """
+    for what, tensors in (("input", config.named_inputs), ("output", config.named_outputs)):
+        for tensor in tensors if config.backend != "python" else ():
+            lacking = "data_type" if tensor.data_type == "TYPE_INVALID" else "dims"
+            raise invalid_model(f"model {what} '{tensor.name}' must specify '{lacking}' for {config.name}")
+
+
 def checks(config: ModelConfig) -> Iterator[Check]:
     """Every rule by itself: the field that it is about, and a function that raises where it is broken."""
     yield "max_batch_size", partial(_check_batch_size, config)

@@ -96,9 +96,13 @@ def _says_not_decoupled(message: pb.ModelConfig) -> bool:
 
 
 def is_named_only(tensor: pb.ModelInput | pb.ModelOutput, message: pb.ModelConfig) -> bool:
-    """Whether a tensor lacks its type or its dims, which a Python model may give it in `auto_complete_config`."""
+    """Whether a tensor lacks its type or its dims, which a Python model may give it in `auto_complete_config`.
+
+    Where the text names no backend the model's file tells later whether it is one.
+    """
     whole = tensor.data_type in BY_NUMBER and tensor.dims
-    return message.backend == "python" and bool(tensor.name) and not whole
+    may_be_python = message.backend == "python" or not (message.backend or message.platform)
+    return may_be_python and bool(tensor.name) and not whole
 
 
 def _named(tensors: Sequence[pb.ModelInput | pb.ModelOutput], message: pb.ModelConfig) -> tuple[NamedTensor, ...]:

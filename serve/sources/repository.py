@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from model_handlers.body import BACKEND, SUBMIT_DIRECTORY
+from model_handlers.config_checks import check_named
 from model_handlers.disk import disk_errors
 from model_handlers.ensemble_checks import PLATFORM
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
@@ -239,6 +240,7 @@ def _open(path: Path, name: str, scripts: Scripts, *, strict_name: bool, overrid
     config, available = decided(path, replace(config, name=name), scripts)
     model = ModelDirectory(name, path, config, selected_versions(config, available, name, path))
     if config.platform != PLATFORM:
+        check_named(config)
         for error in (*missing_files(model), *checksum_errors(config, path)):
             raise error
     return model

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from model_handlers.config import ModelConfig
+from model_handlers.config_checks import check_named
 from model_handlers.ensemble_checks import PLATFORM
 from model_handlers.environments.wanted import Given
 from model_handlers.errors import Kind, MmeError
@@ -100,6 +101,7 @@ def examine(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> Ex
         for error in namespace_errors(found.config) if not strict_name else ():
             found.problems.append(Located(file.name, Finding("ensemble_scheduling.step", error.message)))
         return found
+    found.attempt(file.name, "", partial(check_named, found.config))
     for error in missing_files(ModelDirectory(name, path, found.config, found.versions)):
         found.problems.append(Located(file.name, Finding("default_model_filename", error.message)))
     _look_for_labels(found)

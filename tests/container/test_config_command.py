@@ -60,6 +60,14 @@ def test_a_repository_is_reported_model_by_model(repository, capsys):
     assert list(models["good"]["files"]) == ["1/model.onnx"]
 
 
+def test_tensors_that_nobody_completes_are_told_once_the_file_has_told_what_runs_it(repository, capsys):
+    """No backend is named; a model of Python may complete them, one of ONNX has no code that would."""
+    (repository / "bad" / "config.pbtxt").write_text('input { name: "X" }')
+    _, document = told(capsys, repository / "bad")
+    [problem] = document["reports"][0]["models"][0]["problems"]
+    assert problem["problem"] == "model input 'X' must specify 'data_type' for bad"
+
+
 def test_people_read_the_same(repository, capsys):
     """What is understood, the tree, the problems and how to mend them."""
     assert cli.main(["config", "check", str(repository)]) == 1

@@ -30,6 +30,21 @@ HASTY = FOURS.replace(
 )
 CROWDED = "max_batch_size: 16\ndynamic_batching { max_queue_delay_microseconds: 200000 }\n"
 
+# Its config.pbtxt leaves to the code what its tensors are, and to the file what runs it.
+COMPLETING = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [4]})
+        config.add_output({"name": "Y", "data_type": "TYPE_FP32", "dims": [4]})
+        return config
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
 
 def lay_out_echo(directory, datatype, dims):
     """A model that answers OUTPUT0 with INPUT0."""
@@ -54,6 +69,9 @@ def repository(tmp_path_factory):
     lay_out_echo(folder / "double", "FP64", [-1])
     labelled = models.lay_out(folder / "labelled", models.plus(1), LABELLED)
     (labelled / "labels.txt").write_text("ant\nbee\ncat\n")
+    (folder / "completing" / "1").mkdir(parents=True)
+    (folder / "completing" / "config.pbtxt").write_text('input { name: "X" } output { name: "Y" }')
+    (folder / "completing" / "1" / "model.py").write_text(COMPLETING)
     for name, config in {"fours": FOURS, "narrow": NARROW, "hasty": HASTY, "crowded": CROWDED}.items():
         models.lay_out(folder / name, models.plus(1), config)
     models.lay_out(folder / "versions", models.plus(1), "version_policy { specific { versions: [1, 3] } }\n")
@@ -115,6 +133,23 @@ def test_health_is_said_in_json_as_well(server):
     ):
         answer = server.ask("GET", f"/v2/{path}")
         assert (answer.status, answer.json) == (200, document)
+
+
+def test_code_completes_tensors_that_config_pbtxt_only_names(client):
+    """Whether the text names the backend or the file gives it away."""
+    x = np.array([1, 2, 3, 4], np.float32)
+
+    answer = client.infer("completing", [tensor("X", x)])
+
+    np.testing.assert_array_equal(answer.as_numpy("Y"), x)
+    assert client.get_model_metadata("completing")["inputs"] == [{"name": "X", "datatype": "FP32", "shape": [4]}]
+
+
+@pytest.mark.parametrize(("said", "lacking"), [({}, "data_type"), ({"data_type": "TYPE_FP32"}, "dims")])
+def test_nobody_completes_tensors_of_a_model_without_code(client, said, lacking):
+    """Once its file has told that it is no Python."""
+    with pytest.raises(InferenceServerException, match=f"model input 'X' must specify '{lacking}' for bare"):
+        client.load_model("bare", config=json.dumps({"input": [{"name": "X", **said}]}))
 
 
 def test_server_metadata(client):

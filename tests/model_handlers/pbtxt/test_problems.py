@@ -31,7 +31,7 @@ def test_what_is_right_is_understood_as_a_load_does():
 def test_all_that_is_wrong_is_told():
     """What can't be read, fields that are refused, tensors that lack something, and rules that are broken."""
     text = """
-        name: "other"
+        name: "other" platform: "tensorrt_plan"
         max_batchsize: 8
         max_batch_size: -2
         input { name: "a" data_type: TYPE_FLOAT32 dims: [ 4 ] }

@@ -212,9 +212,9 @@ def test_a_feature_that_is_not_honoured_is_refused_by_name(text, path):
         ("max_batch_size: -1", "'max_batch_size' must be non-negative value for bert"),
         ("input { data_type: TYPE_FP32 dims: 1 }", "model input must specify 'name' for bert"),
         ("output { dims: 1 }", "model output must specify 'name' for bert"),
-        ("input { name: 'I' dims: 1 }", "model input 'I' must specify 'data_type' for bert"),
-        ("output { name: 'O' data_type: TYPE_INVALID }", "model output 'O' must specify 'data_type' for bert"),
-        ("input { name: 'I' data_type: TYPE_FP32 }", "model input 'I' must specify 'dims' for bert"),
+        ("backend: 'fil' input { name: 'I' dims: 1 }", "model input 'I' must specify 'data_type' for bert"),
+        ("backend: 'fil' output { name: 'O' dims: 1 }", "model output 'O' must specify 'data_type' for bert"),
+        ("backend: 'fil' input { name: 'I' data_type: TYPE_FP32 }", "model input 'I' must specify 'dims' for bert"),
         (
             "model_warmup { inputs { key: 'I' value { data_type: TYPE_FP32 dims: 1 } } }",
             "warmup setting expects input 'I' to have input_data_type set for bert",
