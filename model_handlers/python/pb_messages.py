@@ -259,6 +259,10 @@ class ReceivedRequest(InferenceRequest):
         self._trace = InferenceTrace(request.trace) if request.trace else None
         self._parameters = request.parameters
 
+    def parameters(self) -> str:
+        """What the client sent beside tensors, as a JSON object in Triton's very words: no space between them."""
+        return json.dumps(dict(self._parameters), ensure_ascii=False, separators=(",", ":"))
+
 
 def _text(what: str, value: Any) -> str:
     return text(f"{what} of an InferenceRequest", value)
