@@ -313,6 +313,29 @@ def test_a_python_model_is_told_nothing_of_batches(server):
     assert "config.pbtxt field 'batch_input' is not honoured" in answer.error
 
 
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("batch_output", {"batch_output": [{"target_name": ["Y"], "source_input": ["X"]}]}),
+        (
+            "optimization.execution_accelerators",
+            {"optimization": {"execution_accelerators": {"cpu_execution_accelerator": [{"name": "openvino"}]}}},
+        ),
+        ("model_operations.op_library_filename", {"model_operations": {"op_library_filename": ["x.so"]}}),
+    ],
+)
+def test_what_a_python_model_makes_nothing_of_is_refused_by_name(server, field, said):
+    """Triton overlooks it."""
+    tensors = {
+        way: [{"name": name, "data_type": "TYPE_FP32", "dims": [4]}] for way, name in (("input", "X"), ("output", "Y"))
+    }
+    config = json.dumps({"backend": "python", **tensors, **said})
+
+    answer = server.ask("POST", "/v2/repository/models/told/load", {"parameters": {"config": config}})
+
+    assert f"config.pbtxt field '{field}' is not honoured" in answer.error
+
+
 def test_instances_wait_for_what_they_share(server):
     """Two instances that need all there is answer everybody, one after the other; one that needs more is not loaded."""
     with ThreadPoolExecutor(4) as pool:
