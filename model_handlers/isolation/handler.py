@@ -7,6 +7,7 @@ thread for them.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -345,8 +346,8 @@ class IsolatedHandler(Handler):
         try:
             self._met(child)
             allowance = allowed() if child.host is None else None
-            look = LoadWatch(child, allowance) if allowance is not None else None
-            reply = child.call(self._load, (), self._deadlines.load, _LOADING, look)
+            with LoadWatch(child, allowance) if allowance is not None else contextlib.nullcontext() as look:
+                reply = child.call(self._load, (), self._deadlines.load, _LOADING, look)
             if "loaded" in reply:
                 if child.host is not None:  # what it takes is what its host takes more
                     self._taken = Footprint(max(child.host.private_memory() - hosted, 0), self._taken.device)

@@ -13,7 +13,6 @@ Called by one thread at a time; `memory` by any.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import select
 import signal
 import socket
@@ -247,20 +246,6 @@ class Child:
         return sum(
             int(line.split()[1]) << 10 for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:"))
         )
-
-    def mapped_memory(self) -> tuple[int, int] | None:
-        """Bytes that the process has touched, and those of them that are of no file, whoever shares them; cheap to ask.
-
-        None when it is not there.
-        """
-        if not (self.alive and self.pid):
-            return None
-        try:
-            fields = Path(f"/proc/{self.pid}/statm").read_text().split()
-        except OSError:
-            return None
-        resident, of_files = int(fields[1]), int(fields[2])
-        return resident * mmap.PAGESIZE, (resident - of_files) * mmap.PAGESIZE
 
     def _send_some(self) -> None:
         if self._unsent_fds:
