@@ -40,7 +40,7 @@ from benchmarks import load, servers
 from benchmarks.fetch_triton import fetch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from benchmarks.fetch_triton import Triton
@@ -290,6 +290,15 @@ def as_json(rows: list[Row]) -> str:
     return json.dumps({"cores": os.cpu_count(), "rows": document}, indent=2)
 
 
+def show(measured: Iterable[Row], file: Path | None) -> None:
+    """Measure, and print a table; write it all into a file, if one is named."""
+    print(f"{load.setting()}\n")
+    rows = list(measured)
+    Console(width=None if sys.stdout.isatty() else 120).print(as_table(rows))
+    if file is not None:
+        file.write_text(as_json(rows))
+
+
 def find_peer(folder: Path | None) -> Triton | None:
     """The peer, None where there is none; why is told."""
     if folder is None:
@@ -318,11 +327,7 @@ def main() -> int:
         "large": lambda: measure_large(starters(peer), arguments.repeats),
         "light": lambda: measure_loads(starters(peer, empty=True)),
     }
-    print(f"{load.setting()}\n")
-    rows = [row for name, part in parts.items() if arguments.only in {None, name} for row in part()]
-    Console(width=None if sys.stdout.isatty() else 120).print(as_table(rows))
-    if arguments.json is not None:
-        arguments.json.write_text(as_json(rows))
+    show((row for name, part in parts.items() if arguments.only in {None, name} for row in part()), arguments.json)
     return 0
 
 

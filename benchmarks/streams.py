@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tritonclient.grpc
-from rich.console import Console
 
 from benchmarks import load
-from benchmarks.python_models import Row, as_json, as_table, find_peer, starters
+from benchmarks.python_models import Row, find_peer, show, starters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,11 +143,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5, help="turns, of which the median counts (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every turn's figures")
     arguments = parser.parse_args()
-    print(f"{load.setting()}\n")
-    rows = list(measure(starters(find_peer(arguments.peer), grpc=True), arguments.repeats))
-    Console(width=None if sys.stdout.isatty() else 120).print(as_table(rows))
-    if arguments.json is not None:
-        arguments.json.write_text(as_json(rows))
+    show(measure(starters(find_peer(arguments.peer), grpc=True), arguments.repeats), arguments.json)
     return 0
 
 

@@ -53,8 +53,8 @@ class Code(IntEnum):
     ENHANCE_YOUR_CALM = 11
 
 
-class ConnectionFault(Exception):  # noqa: N818 - the protocol's errors have codes; this is what the other side did
-    """The other side broke the protocol, and the connection ends."""
+class Fault(Exception):  # noqa: N818 - the protocol's errors have codes; this is what the other side did
+    """The other side broke the protocol."""
 
     def __init__(self, code: Code, why: str) -> None:
         super().__init__(why)
@@ -62,13 +62,12 @@ class ConnectionFault(Exception):  # noqa: N818 - the protocol's errors have cod
         self.why = why
 
 
-class StreamFault(Exception):  # noqa: N818 - as above
-    """The other side broke the protocol on one stream, which ends; the others go on."""
+class ConnectionFault(Fault):
+    """So that the connection ends."""
 
-    def __init__(self, code: Code, why: str) -> None:
-        super().__init__(why)
-        self.code = code
-        self.why = why
+
+class StreamFault(Fault):
+    """On one stream, which ends; the others go on."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
