@@ -36,6 +36,7 @@ from serve.models.loop_poll import LoopPoll
 from serve.models.rescue import Rescue
 from serve.outside import EngineOutside
 from serve.register import Register
+from serve.request import LoadReport
 from serve.scheduling.response_cache import ResponseCache
 from serve.sources.origins import Origins, unknown
 from serve.sources.shared_script import SharedScript
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from serve.cache.eviction import Rules
     from serve.engine_options import EngineOptions
     from serve.models.labels import Labels
-    from serve.request import InferenceRequest, InferenceResponse, LoadReport
+    from serve.request import InferenceRequest, InferenceResponse
     from serve.sources.disk_room import DiskRoom
     from serve.stats import ModelStats
     from serve.targets.prepared import PreparedTarget
@@ -224,7 +225,9 @@ class Engine:
         Raises:
             MmeError: as `submit_cold`, and what `make` raises; CANCELLED where the client left before that.
         """
-        entry, report = await self._admission.acquire(name, version)
+        entry, report = self.cache.lease(name), LoadReport()
+        if entry is None:
+            entry, report = await self._admission.acquire(name, version)
         try:
             model = entry.leased().version(version)
             request = make(model.config)

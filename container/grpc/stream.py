@@ -34,6 +34,7 @@ from model_handlers.errors import Kind, MmeError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from container.grpc.decode import Wanted
     from container.grpc.infer import Codec
     from container.grpc.rpc import Rpc
     from container.traced import Following, Tracing
@@ -221,32 +222,43 @@ class Stream:
             call.fail(known(error))
 
     async def _submit(self, call: Call, data: bytes) -> None:
-        message = parsed(pb.ModelInferRequest, data)
-        call.id = message.id
-        name, version = self.codec.target(message.model_name, message.model_version)
-        try:
-            if holds_many_strings(message, len(data)):
-                request, call.wanted = await self.codec.decode_aside(message, call.complete, self._metadata)
-            else:
-                request, call.wanted = self.codec.decode(message, call.complete, self._metadata)
-        except Unread as unread:
-            request, call.wanted = await self.codec.decode_later(message, call.complete, self._metadata, unread.place)
+        found = self.codec.remembered(data, call.complete, self._metadata)
+        if found is not None:
+            head, request = found
+            call.id, call.wanted, said = request.id, head.wanted, (head.model, head.version)
+            target = self.codec.target(*said)
+        else:
+            message = parsed(pb.ModelInferRequest, data)
+            call.id, said = message.id, (message.model_name, message.model_version)
+            target = self.codec.target(*said)
+            request, call.wanted = await self._decoded(call, message, data)
         request.on_response, request.on_error = call.respond, call.respond_error
         if call.following is not None:
             call.following.follow(request)
         call.request = request
 
         def make(config: ModelConfig) -> InferenceRequest:
-            call.model = (message.model_name, message.model_version)
+            call.model = said
             if config.decoupled:
                 call.ordered = False
                 self._order.remove(call)
                 self.write_in_order()
             return request
 
-        report = await self._engine.submit_made(name, version, make)
+        report = await self._engine.submit_made(*target, make)
         if call.following is not None:
             call.following.loaded(report)
+
+    async def _decoded(self, call: Call, message: pb.ModelInferRequest, data: bytes) -> tuple[InferenceRequest, Wanted]:
+        codec = self.codec
+        if holds_many_strings(message, len(data)):
+            return await codec.decode_aside(message, call.complete, self._metadata)
+        try:
+            request, wanted = codec.decode(message, call.complete, self._metadata)
+        except Unread as unread:
+            return await codec.decode_later(message, call.complete, self._metadata, unread.place)
+        codec.remember(data, message, request, wanted)
+        return request, wanted
 
     def _metadata(self) -> dict[str, str]:
         return self._headers

@@ -216,7 +216,7 @@ class SequenceSignature(Signature):
                     del answer.outputs[name]
 
     def _told(self, signal: _Signal, value: object) -> Array:
-        return np.full((1, 1) if self.batches else (1,), value, signal.data_type.dtype)
+        return np.array([[value]] if self.batches else [value], signal.data_type.dtype)
 
     def _nobody(self, like: ModelRequest) -> ModelRequest:
         """A row's request that is nobody's: what it is answered nobody hears."""

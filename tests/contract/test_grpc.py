@@ -543,6 +543,22 @@ def test_responses_of_models_that_answer_once_keep_their_order(server):
     assert "unknown model: 'nobody'" in error.message()
 
 
+def test_requests_that_look_alike_are_answered_each_for_itself(server):
+    """By its own id and tensor, though only the first of them is read as a whole; one that does not fit is told."""
+    with Stream(server) as stream:
+        for number in range(4):
+            stream.ask("plus", row(number, 0, 0, 0), request_id=str(number))
+            stream.ask("counter", count(1), request_id=f"c{number}")
+        responses = stream.responses(8)
+        stream.ask("plus", row(1, 2, 3), request_id="short")
+        _, error = stream.next()
+
+    sums = {each.id: np.frombuffer(each.raw_output_contents[0], np.float32)[0] for each in responses if each.id < "c"}
+    assert sums == {str(number): number + 1 for number in range(4)}
+    assert {each.id for each in responses if each.id >= "c"} == {f"c{number}" for number in range(4)}
+    assert "unexpected shape for input 'X'" in error.message()
+
+
 def test_an_error_is_one_message_of_a_stream(server):
     """The stream goes on."""
     with Stream(server) as stream:

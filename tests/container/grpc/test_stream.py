@@ -10,7 +10,7 @@ import pytest
 
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc import stream as module
-from container.grpc.decode import Wanted
+from container.grpc.decode import Remembered, Wanted
 from container.grpc.encode import Encoder
 from container.grpc.infer import Codec
 from container.grpc.stream import Call, Stream
@@ -79,7 +79,8 @@ class Message(bytes):
         Message.gone += 1
 
 
-def test_an_open_stream_keeps_nothing_of_what_is_answered(monkeypatch):
+@pytest.mark.parametrize("known", [False, True], ids=["the first of its kind", "remembered"])
+def test_an_open_stream_keeps_nothing_of_what_is_answered(monkeypatch, known):
     """Neither until its next request comes, which may be long, nor until the collector of garbage does."""
     monkeypatch.setattr(Message, "gone", 0)
     sent = [Message(pb.ModelInferRequest(model_name="m").SerializeToString()) for _ in range(3)]
@@ -90,6 +91,12 @@ def test_an_open_stream_keeps_nothing_of_what_is_answered(monkeypatch):
         tensors.append(weakref.ref(tensor))
         return InferenceRequest(Layout((), ()), [tensor], complete), Wanted({}, empty_final=False)
 
+    def remembered(data, complete, headers):
+        if not known:
+            return None
+        request, wanted = decode(data, complete, headers)
+        return Remembered("m", "", request.layout, wanted), request
+
     async def submit_made(_name, _version, make):
         make(SimpleNamespace(decoupled=False)).resolve(InferenceResponse("m", "1", []))
 
@@ -99,7 +106,11 @@ def test_an_open_stream_keeps_nothing_of_what_is_answered(monkeypatch):
 
     async def run():
         codec = SimpleNamespace(
-            target=lambda *_: ("m", None), decode=decode, encode=lambda response, *_, **__: response.id.encode()
+            target=lambda *_: ("m", None),
+            decode=decode,
+            remembered=remembered,
+            remember=lambda *_: None,
+            encode=lambda response, *_, **__: response.id.encode(),
         )
         await Stream(SimpleNamespace(submit_made=submit_made), codec, None, {}).serve(read, lambda _: asyncio.sleep(0))
 
