@@ -153,17 +153,20 @@ def perf_analyzer(  # noqa: D417 - the rest is perf_analyzer's own
     concurrency: int = 0,
     rate: int = 0,
     grpc: str = "",
+    stream: bool = False,
 ) -> Result:
     """Load by perf_analyzer with binary tensors, by so many clients or at so many requests a second.
 
     Args:
         data: its --input-data file. Its own random bytes are NaN and denormal floats, which slow some models.
         grpc: where the server takes gRPC, if requests are to go there; `address` is asked for its counters alone then.
+        stream: whether each client sends them on one stream of gRPC.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.csv")
-        command = [program, "-m", model, "-u", grpc or address, "--input-data", str(data), "-f", str(report), "-a"]
+        command = [program, "-m", model, "-u", grpc or address, "--input-data", str(data), "-f", str(report)]
         command += ["-i", "grpc"] if grpc else []
+        command += ["--streaming"] if stream else ["-a"]
         command += ["--request-rate-range", str(rate)] if rate else ["--concurrency-range", str(concurrency)]
         command += ["-p", str(seconds * 1000), "-s", "999", "-r", "3"]
         counter = Window(pid, address, model)

@@ -9,8 +9,9 @@ Needs perf_analyzer for the first part: `python -m benchmarks.fetch_perf_analyze
 into PERF_ANALYZER.
 
     adding    numpy's sum and difference of two FP32[16], by perf_analyzer with binary tensors over HTTP: batched, and
-              without (as in Triton's example, which says nothing of batches)
+              without (as in Triton's example, which says nothing of batches); and as steps of sequences
     grpc      the batched one over gRPC
+    stream    the batched one, and steps of sequences, on a stream of gRPC for each client
     large     16 MiB in and out of a model that returns its input, one client; a copy's worth is what copying them
               once takes in memory
     loading   from the request for a light model until its answer; the first, which starts the fork server, is left out
@@ -72,9 +73,22 @@ class TritonPythonModel:
         ]
 """
 _BATCHED = "max_batch_size: 64\ndynamic_batching {}\n"
+_SEQUENCES = """\
+max_batch_size: 64
+sequence_batching {
+  oldest { max_candidate_sequences: 64 }
+  control_input [{ name: "START" control [{ kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] }] }]
+}
+"""
 _LARGE = 16 << 20
 _LOADS = {"mme": 20, "Triton": 5}  # after the first; the peer takes a second and a half for each
 _CONCURRENCIES = (1, 8, 32)
+_NONE = ("", "", "")
+_AIMS = {  # by wire and model: at each concurrency
+    "": {"adding_batched": ("≥ 1.2", "≥ 1.3", "≥ 1.3"), "adding": _NONE, "adding_sequences": _NONE},
+    " over gRPC": {"adding_batched": _NONE},
+    " on gRPC streams": {"adding_batched": _NONE, "adding_sequences": _NONE},
+}
 
 
 @dataclass
@@ -125,8 +139,8 @@ def starters(peer: Triton | None, *, empty: bool = False, grpc: bool = False) ->
     return {**ours, "Triton": lambda repository: servers.triton(peer, repository, explicit=empty, grpc=grpc)}
 
 
-def measure_adding(start: Start, seconds: int, repeats: int, *, grpc: bool = False) -> Iterator[Row]:
-    """Throughput, latency and processor time under load, over HTTP or gRPC."""
+def measure_adding(start: Start, seconds: int, repeats: int, wire: str = "") -> Iterator[Row]:
+    """Throughput, latency and processor time under load, over HTTP or as one of `_AIMS` says."""
     program = load.find_perf_analyzer()
     if program is None:
         print("(perf_analyzer is not there: what a small batch costs is left out)", file=sys.stderr)
@@ -135,6 +149,7 @@ def measure_adding(start: Start, seconds: int, repeats: int, *, grpc: bool = Fal
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_model(folder / "models", "adding_batched", _ADDING, 2, [16], _BATCHED)
         write_model(folder / "models", "adding", _ADDING, 2, [16])
+        write_model(folder / "models", "adding_sequences", _ADDING, 2, [16], _SEQUENCES)
         data = folder / "data.json"
         content = {"content": [index + 0.5 for index in range(16)], "shape": [16]}
         data.write_text(json.dumps({"data": [{"INPUT0": content, "INPUT1": content}]}))
@@ -142,11 +157,9 @@ def measure_adding(start: Start, seconds: int, repeats: int, *, grpc: bool = Fal
         for name in ("adding_batched", "adding"):
             for server in running.values():
                 Client(server).time(_adding_request(name, batched=name != "adding"))  # it may have yet to be loaded
-        no_aims = ("", "", "")
-        over_http = {"adding_batched": ("≥ 1.2", "≥ 1.3", "≥ 1.3"), "adding": no_aims}
-        for model, aims in ({"adding_batched": no_aims} if grpc else over_http).items():
+        for model, aims in _AIMS[wire].items():
             for concurrency, aim in zip(_CONCURRENCIES, aims, strict=True):
-                part = f"{model}{' over gRPC' if grpc else ''}, {concurrency} at a time"
+                part = f"{model}{wire}, {concurrency} at a time"
                 rows = (
                     Row(part, "infer/s", "", aim),
                     Row(part, "p50", "ms"),
@@ -163,6 +176,7 @@ def measure_adding(start: Start, seconds: int, repeats: int, *, grpc: bool = Fal
                         concurrency=concurrency,
                         seconds=seconds,
                         grpc=server.grpc,
+                        stream="streams" in wire,
                     )
                     _append(rows, name, (result.rate, result.p50, result.p99, result.cpu))
                 yield from rows
@@ -318,12 +332,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=2, help="of each of perf_analyzer's windows (default 2)")
     parser.add_argument("--repeats", type=int, default=5, help="turns, of which the median counts (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every turn's figures")
-    parser.add_argument("--only", choices=("adding", "grpc", "large", "light"), help="one part")
+    parser.add_argument("--only", choices=("adding", "grpc", "stream", "large", "light"), help="one part")
     arguments = parser.parse_args()
     peer = find_peer(arguments.peer)
+    by_grpc = starters(peer, grpc=True)
     parts = {
         "adding": lambda: measure_adding(starters(peer), arguments.seconds, arguments.repeats),
-        "grpc": lambda: measure_adding(starters(peer, grpc=True), arguments.seconds, arguments.repeats, grpc=True),
+        "grpc": lambda: measure_adding(by_grpc, arguments.seconds, arguments.repeats, " over gRPC"),
+        "stream": lambda: measure_adding(by_grpc, arguments.seconds, arguments.repeats, " on gRPC streams"),
         "large": lambda: measure_large(starters(peer), arguments.repeats),
         "light": lambda: measure_loads(starters(peer, empty=True)),
     }
