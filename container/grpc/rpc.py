@@ -316,6 +316,13 @@ class Rpc:
             refuse(self, error)
             return None
 
+    def write_now(self, message: bytes) -> bool:
+        """Send one message if nothing has to be awaited for that; else False, and it is for `write`."""
+        if self._compression or not self._stream.free:
+            return False
+        self._put(b"\0", message)
+        return True
+
     async def write(self, message: bytes) -> None:
         """Send one message; returns when the client may be sent the next one."""
         await self._send(message)
@@ -384,14 +391,17 @@ class Rpc:
 
     async def _send(self, message: bytes) -> None:
         """Send one message, compressed where that was agreed and makes it smaller."""
-        if not self._sent:
-            self._sent = True
-            self._stream.headers(_HEADS.get(self._compression, _HEAD))
         flag = b"\0"
         if self._compression:
             smaller = await _reckoned(_deflated, message, _WINDOWS[self._compression])
             if len(smaller) < len(message):
                 flag, message = b"\1", smaller
+        self._put(flag, message)
+
+    def _put(self, flag: bytes, message: bytes) -> None:
+        if not self._sent:
+            self._sent = True
+            self._stream.headers(_HEADS.get(self._compression, _HEAD))
         self._stream.data(flag + len(message).to_bytes(4, "big") + message)
 
     def fail(self, status: Status, words: str) -> None:

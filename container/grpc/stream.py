@@ -49,6 +49,11 @@ _PAUSE = 1 << 20  # bytes not yet taken by the client at which its next request 
 _LIMIT = 64 << 20  # and at which it reads a decoupled model's responses too slowly
 
 
+def _never(_part: bytes) -> bool:
+    """For a stream that is not served yet."""
+    return False
+
+
 class Streams:
     """The method over an engine, and the streams that are open.
 
@@ -73,7 +78,7 @@ class Streams:
         stream = Stream(self._engine, self._codec, self._tracer, headers_of(context))
         self._open.add(stream)
         try:
-            await stream.serve(context.read, context.write)
+            await stream.serve(context.read, context.write, context.write_now)
         finally:
             self._open.discard(stream)
             stream.close()
@@ -108,6 +113,7 @@ class Stream:
         self._order: deque[Call] = deque()  # of calls that are answered once, those whose responses are not out yet
         self._parts: deque[bytes] = deque()
         self._unsent = 0
+        self._write_now: Callable[[bytes], bool] = _never
         self._changed = asyncio.Event()
         self._taken = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
@@ -118,17 +124,22 @@ class Stream:
     # -- to the client ---------------------------------------------------------------------------------------------
 
     async def serve(
-        self, read: Callable[[], Awaitable[bytes | None]], write: Callable[[bytes], Awaitable[None]]
+        self,
+        read: Callable[[], Awaitable[bytes | None]],
+        write: Callable[[bytes], Awaitable[None]],
+        write_now: Callable[[bytes], bool] = _never,
     ) -> None:
         """Answer requests until there are no more of them.
 
         Args:
             read: the next message, None behind the last one.
             write: takes one to the client, and its time with a client that does not read.
+            write_now: takes one if that takes no time; else False.
 
         Raises:
             MmeError: the status that ends the stream.
         """
+        self._write_now = write_now
         self._reader = asyncio.create_task(self._read(read))
         self._reader.add_done_callback(self._read_all)  # though it was cancelled before it began
         while True:
@@ -147,6 +158,8 @@ class Stream:
 
     def write(self, part: bytes) -> None:
         """Have one response sent."""
+        if not self._parts and self._end is None and self._write_now(part):
+            return
         self._parts.append(part)
         self._unsent += len(part)
         self._changed.set()
@@ -187,7 +200,8 @@ class Stream:
     def over(self, call: Call) -> None:
         """A call has got its last response."""
         self._calls.discard(call)
-        self._changed.set()
+        if not self._reads and not self._calls:
+            self._changed.set()
 
     # -- from the client -------------------------------------------------------------------------------------------
 

@@ -161,9 +161,14 @@ class Stream:
             self._finish(self._queue[0][0])  # which no window holds back
         return bool(self._queue)
 
+    @property
+    def free(self) -> bool:
+        """Whether all that was sent is under way."""
+        return not self._queue and not self._connection.paused
+
     async def drained(self) -> None:
         """Wait until all that was sent is under way."""
-        while not self.over and (self._queue or self._connection.paused):
+        while not self.over and not self.free:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
 

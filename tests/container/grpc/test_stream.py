@@ -56,6 +56,40 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
     assert len(taken) == 1
 
 
+def test_what_is_written_at_once_overtakes_nothing():
+    """A client that is not ready for one response gets the next ones behind it, though it is ready for those."""
+    taken, ready = [], [True, False, True]
+
+    async def run():
+        stream, reading, over = Stream(None, None, None, {}), asyncio.Event(), asyncio.Event()
+
+        async def write(part):
+            await reading.wait()
+            taken.append(part)
+            if len(taken) == 4:
+                over.set()
+
+        def write_now(part):
+            if ready.pop(0):
+                taken.append(part)
+                return True
+            return False
+
+        serving = asyncio.create_task(stream.serve(no_requests, write, write_now))
+        await asyncio.sleep(0)
+        for part in (b"1", b"2", b"3", b"4"):
+            stream.write(part)
+        reading.set()
+        async with asyncio.timeout(60):
+            await over.wait()
+        stream.write(b"5")
+        stream.close()
+        serving.cancel()
+
+    asyncio.run(run())
+    assert taken == [b"1", b"2", b"3", b"4", b"5"]
+
+
 def test_a_stream_that_is_drained_as_it_opens_ends(monkeypatch):
     """Though nothing of it was read yet: the server's end waits for no stream that has nothing to answer."""
 
