@@ -3,10 +3,10 @@
 history   the last minutes, a sample a second. PURE
 watcher   takes the samples and keeps the last events, on the event loop
 document  what the page shows, as plain data, from the engine's state, on the event loop
-drawing   the shapes of bars and charts, and numbers for people, for the page as the server writes it. PURE
+drawing   the shapes of bars and charts, and numbers for people. PURE
 routes    the page, its data, its two files. A Flask blueprint
 
 `templates/dashboard.html` is the page as the server writes it, complete without JavaScript; `static/dashboard.js`
-asks for the data once a second and draws the same again. Whatever a client can name (models, errors) goes through the
-template's escaping or into text nodes, never into markup.
+asks for it once a second and brings what is shown up to it. Whatever a client can name (models, errors) goes through
+the template's escaping.
 """

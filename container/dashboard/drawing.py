@@ -1,12 +1,10 @@
-"""Shapes and words of the page as the server writes it. PURE: numbers in, text out.
+"""Shapes and words of the page. PURE: numbers in, text out.
 
-`static/dashboard.js` draws the same when it has new data. Charts are 300 wide, a unit a second, and 100 high; bars are
-percentages of their budget.
+Charts are 300 wide, a unit a second, and 100 high; bars are percentages of their budget.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from container.dashboard.history import SECONDS
@@ -49,14 +47,14 @@ def size(number: int) -> str:
     while value >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
     digits = 0 if unit == 0 or value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{_fixed(value, digits)}{_SPACE}{_UNITS[unit]}"
+    return f"{value:.{digits}f}{_SPACE}{_UNITS[unit]}"
 
 
 def span(seconds: float) -> str:
     """How long something takes."""
     if seconds < 0.9995:
-        return f"{_fixed(seconds * 1000)}{_SPACE}ms"
-    return f"{_fixed(seconds, 1)}{_SPACE}s" if seconds < 9.95 else _whole(seconds)
+        return f"{seconds * 1000:.0f}{_SPACE}ms"
+    return f"{seconds:.1f}{_SPACE}s" if seconds < 9.95 else _whole(seconds)
 
 
 def ago(seconds: float | None) -> str:
@@ -69,8 +67,8 @@ def ago(seconds: float | None) -> str:
 def _whole(seconds: float) -> str:
     for unit, length, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 48)):
         if seconds < length * most:
-            return f"{_fixed(seconds / length)}{_SPACE}{unit}"
-    return f"{_fixed(seconds / 86400)}{_SPACE}d"
+            return f"{seconds / length:.0f}{_SPACE}{unit}"
+    return f"{seconds / 86400:.0f}{_SPACE}d"
 
 
 def heat(idle: float | None) -> int:
@@ -124,7 +122,7 @@ def area(history: History, columns: Sequence[str], top: float) -> str:
     if not any(values):
         return ""
     start = SECONDS - len(values)
-    steps = "".join(f"V{_rounded(HEIGHT - HEIGHT * value / top, 1):g}h1" for value in values)
+    steps = "".join(f"V{round(HEIGHT - HEIGHT * value / top, 1):g}h1" for value in values)
     return f"M{start} {HEIGHT}{steps}V{HEIGHT}z"
 
 
@@ -140,16 +138,12 @@ def reading(history: History, chart: Chart) -> str:
         hits, misses = sum(history["hits"]), sum(history["misses"])
         if not hits + misses:
             return "no requests"
-        return f"{_fixed(100 * hits / (hits + misses), 1)} % hits: {hits:,} hits, {misses:,} missed"
+        return f"{100 * hits / (hits + misses):.1f} % hits: {hits:,} hits, {misses:,} missed"
     if not history["queued"]:
         return "nothing yet"
     if chart.key == "latency":
         queue, compute = history["queue_ms"][-1], history["compute_ms"][-1]
-        return (
-            "no requests"
-            if compute is None
-            else f"{_fixed(queue + compute, 2)} ms, {_fixed(queue, 2)} ms of it in the queue"
-        )
+        return "no requests" if compute is None else f"{queue + compute:.2f} ms, {queue:.2f} ms of it in the queue"
     (first, first_name), (second, second_name) = chart.series
     return f"{history[first][-1]:,} {first_name}, {history[second][-1]:,} {second_name}"
 
@@ -246,7 +240,7 @@ def _note(model: Mapping[str, Any]) -> str:
 
 def cells(window: Mapping[str, Any]) -> list[str]:
     """A line of the table of the last minutes."""
-    latency = _NOTHING if window["latency_ms"] is None else _fixed(window["latency_ms"], 2)
+    latency = _NOTHING if window["latency_ms"] is None else f"{window['latency_ms']:.2f}"
     counts = [f"{window[key]:,}" for key in ("hits", "misses", "waiting", "evictions")]
     return [
         f"{window['from']}\N{EN DASH}{window['to']}",
@@ -258,17 +252,7 @@ def cells(window: Mapping[str, Any]) -> list[str]:
 
 
 def _percent(part: float, whole: float) -> str:
-    return f"{_rounded(100 * part / whole, 3):g}"
-
-
-def _rounded(number: float, digits: int) -> float:
-    """Halves up, as the script does it; Python itself would round them to the even side."""
-    scale = 10.0**digits
-    return math.floor(number * scale + 0.5) / scale
-
-
-def _fixed(number: float, digits: int = 0) -> str:
-    return f"{_rounded(number, digits):.{digits}f}"
+    return f"{round(100 * part / whole, 3):g}"
 
 
 def _counted(number: int, what: str) -> str:

@@ -8,11 +8,13 @@ EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 pytestmark = pytest.mark.slow
 
+ASKED = """return performance.getEntriesByType("resource").filter((each) => each.initiatorType === "fetch").length"""
+
 # Everything in the page but what depends on its width: tags, attributes that say something, and own text.
 DRAWN = """
 return [...document.querySelectorAll("main *")].filter((each) => each.tagName !== "text").map((each) => [
   each.tagName.toLowerCase(),
-  [...each.attributes].map(({name, value}) => [name, value.replace(/\\s+/g, " ").trim()]).sort(),
+  [...each.attributes].filter(({name}) => name !== "data-fresh").map(({name, value}) => [name, value.replace(/\\s+/g, " ").trim()]).sort(),
   [...each.childNodes].filter((node) => node.nodeType === 3).map((node) => node.data.trim()).filter(Boolean),
 ]);
 """
@@ -57,7 +59,7 @@ def test_a_load_and_an_eviction_appear_while_the_page_is_open(served, page, ask,
     assert happened[0].startswith("new loaded in ")
     assert happened[0].endswith(": 90.0 MB")
     assert (page.rows()["old"]["state"], page.rows()["old"]["note"]) == ("unavailable", "evicted for 'new'")
-    assert page.count("#events li.new") == 2
+    assert page.count("#events [data-fresh]") == 2
     until(
         lambda: page.run("return document.querySelector('[data-field=evictions]').getAttribute('d')"),
         "the mark of the eviction",
@@ -118,9 +120,11 @@ def test_without_scripts_it_shows_the_same(served, page, ask, until):
     assert page.driver.find_element("id", "filter").get_attribute("value") == "MAL"
 
 
-def test_what_the_script_draws_is_what_the_server_wrote(served, page, ask, tmp_path):
-    """From the same data both make the same page, so that nothing jumps when the first data come."""
+def test_an_open_page_becomes_what_the_server_writes_now(served, page, ask, until, tmp_path):
+    """Whatever came, left, changed or moved meanwhile: it ends as the page that is opened only then."""
     running = served({"big": 100, "small": 30, "next": 90}, "big", "small", device_budget=10**9, pins=("small",))
+    page.open(running)
+    assert set(page.widths(".segment")) == {"big", "small"}
     (tmp_path / "repository" / "bad" / "1").mkdir(parents=True)
     (tmp_path / "repository" / "bad" / "1" / "model.onnx").write_bytes(b"no model")
     watcher = running.service._watcher
@@ -128,13 +132,14 @@ def test_what_the_script_draws_is_what_the_server_wrote(served, page, ask, tmp_p
         ask(running, name)
         running.on_loop.call(watcher.sample)
     running.on_loop.call(watcher.close)  # from now on the data stay as they are
+    asked = page.run(ASKED)
+    until(lambda: page.run(ASKED) >= asked + 2, "a page that was asked for after that")
+    became = page.run(DRAWN)
 
     page.open(running, scripts=False)
     written = page.run(DRAWN)
-    page.open(running)
-    drawn = page.run(DRAWN)
 
-    assert drawn == written
+    assert became == written
     assert page.rows()["small"]["note"] == "pinned"
     assert len(written) > 150
 
@@ -188,7 +193,8 @@ def test_the_pointer_reads_one_second_of_every_chart(served, page, ask, until):
     box = plot.rect
     event = """arguments[0].dispatchEvent(new PointerEvent(arguments[1], {bubbles: true, clientX: arguments[2]}))"""
     page.run(event, plot, "pointermove", box["x"] + box["width"] * (1 - 2.5 / 300))
-    assert page.text('[data-chart="requests"] output') == "3 s ago: 2 answered, 0 failed"
+    told = "3 s ago: 2 answered, 0 failed"
+    until(lambda: page.text('[data-chart="requests"] output') == told, "the numbers of that second")
     assert page.text('[data-chart="cache"] output') == "3 s ago: 100.0 % hits: 2 hits, 0 missed"
     page.run(event, plot, "pointerleave", 0)
     assert page.text('[data-chart="requests"] output') == "0 answered, 0 failed"
@@ -222,7 +228,7 @@ def _luminance(rgb):
 
 
 def test_the_disk_is_told_of_where_archives_are_unpacked(served_from_store, page, ask, until):
-    """By the script and, without one, by the server, in the same words; elsewhere there is no word of it."""
+    """In an open page too; elsewhere there is no word of it."""
     running = served_from_store("a", "b")
     page.open(running)
     empty = page.text("#disk")
