@@ -14,15 +14,16 @@ import tarfile
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from isal import isal_zlib
 
 from model_handlers.disk import disk_errors
-from model_handlers.errors import MmeError, invalid_argument, invalid_model
+from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.inflate import GZIP_WINDOW, InflatedStream
+from model_handlers.untar import Unpacking, shown
 from serve.sources.disk import publish, staging_directory
-from serve.sources.inflate import GZIP_WINDOW, InflatedStream
-from serve.sources.tar_member import ExtractLimits, checked_path, is_mac_metadata, shown
+from serve.sources.tar_member import ExtractLimits, checked_path, is_mac_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,127 +61,69 @@ def extract(
         MmeError: INVALID_MODEL when the archive is refused, OUT_OF_MEMORY when the disk is full, ALREADY_EXISTS when
             the destination is there, CANCELLED, or what reading the stream raised.
     """
+
+    def check() -> None:
+        if cancelled():
+            raise MmeError(Kind.CANCELLED, f"the load of archive '{name}' was cancelled")
+
     with stream, disk_errors(f"archive '{name}' cannot be unpacked into {destination.parent}"):
         with staging_directory(destination.parent) as staging:
-            with InflatedStream(stream, name, cancelled) as source:
+            with InflatedStream(stream, f"archive '{name}'", check) as source:
                 unpacking = _Unpacking(name, staging, limits or ExtractLimits(), claim)
                 unpacking.run(source)
             publish(staging, unpacking.directories(), destination)
         return unpacking.bytes
 
 
-class _Unpacking:
-    """One archive on its way into one directory: what it may still hold and what it has put there."""
+class _Unpacking(Unpacking):
+    """One archive on its way into one directory."""
+
+    packer = "`mme pack`"
 
     def __init__(self, archive: str, root: Path, limits: ExtractLimits, claim: Callable[[int], None]) -> None:
-        self.root = root
+        super().__init__(f"archive '{archive}'", root, limits.max_files)
         self.bytes = 0
         self._empty = True
         self._archive = archive
         self._limits = limits
         self._claim = claim
-        self._members = 0
         self._claimed = 0  # bytes of all members, skipped ones too
-        self._made: dict[tuple[str, ...], bool] = {}  # path -> whether it is a directory
 
     def run(self, source: InflatedStream) -> None:
         """Take every member, then make sure that nothing follows."""
-        for member in self._headers(source):
+        for member in self.members(source):
             self._take(member, source)
         self._expect_end(source)
         if self._empty:
-            raise self._refused("holds no files: pack a model directory with `mme pack`")
+            raise self.refused("holds no files: pack a model directory with `mme pack`")
 
     def directories(self) -> list[Path]:
         """Every directory that was made, the deepest first."""
-        made = sorted((parts for parts, is_directory in self._made.items() if is_directory), key=len, reverse=True)
-        return [self.root.joinpath(*parts) for parts in made] + [self.root]
-
-    def _headers(self, source: InflatedStream) -> Iterator[tarfile.TarInfo]:
-        """The members as tarfile reads them. Their data is for the caller to read."""
-        archive: tarfile.TarFile | None = None
-        while True:
-            try:
-                if archive is None:
-                    file = cast("BinaryIO", source)  # tarfile wants read, tell and seek
-                    archive = tarfile.TarFile(fileobj=file, encoding="utf-8", errors="surrogateescape")
-                    if archive.firstmember is None:  # type: ignore[attr-defined]  # a header that it takes for the end
-                        break
-                member = archive.next()
-            except (MmeError, OSError):
-                raise
-            except Exception as error:
-                # tarfile documents TarError, and raises what its parsing meets besides: ValueError, RecursionError, ...
-                raise self._bad_header(source, archive is None) from error
-            if member is None:
-                break
-            yield member
-        # tarfile takes any broken header after the first one for the end; only a block of zeros is one
-        if len(source.last_read) != tarfile.BLOCKSIZE or any(source.last_read):
-            raise self._bad_header(source, first=False)
-
-    def _bad_header(self, source: InflatedStream, first: bool) -> MmeError:  # noqa: FBT001 - private, one word
-        if first and source.tell() == 0:
-            return self._refused("holds no files: its gzip data is empty")
-        if first:
-            return self._refused("holds no tar archive inside its gzip data: pack the directory with `mme pack`")
-        if len(source.last_read) < tarfile.BLOCKSIZE:
-            return self._refused("is truncated: its tar has no end; upload it again")
-        return self._refused(f"has a corrupt tar header behind member {self._members}")
+        made = sorted((parts for parts, is_directory in self.made.items() if is_directory), key=len, reverse=True)
+        return [self._root.joinpath(*parts) for parts in made]
 
     def _take(self, member: tarfile.TarInfo, source: InflatedStream) -> None:
-        self._count(member)
+        self._claimed += member.size
+        if self._claimed > self._limits.max_bytes:
+            raise self.refused(
+                f"unpacks to more than {self._limits.max_bytes} bytes, the limit, at member {shown(member.name)}"
+            )
         parts = checked_path(member, self._archive, self._limits)
         if is_mac_metadata(parts):
             return  # the next header skips its data
         if member.isdir():
-            self._make_directory(parts, member)
+            self.make_directory(parts)
             return
         if not parts:
-            raise self._refused(f"has a file without a name, {shown(member)}")
-        self._make_directory(parts[:-1], member)
-        if parts in self._made:
-            raise self._refused(f"has member {shown(member)} twice")
-        self._made[parts] = False
+            raise self.refused(f"has a file without a name, {shown(member.name)}")
+        path = self.place(parts)
         self._claim(member.size)
-        self._write(self.root.joinpath(*parts), member, source)
-
-    def _count(self, member: tarfile.TarInfo) -> None:
-        """Refuse what goes beyond the limits, before anything is read or written for it."""
-        self._members += 1
-        if self._members > self._limits.max_files:
-            raise self._refused(f"has more than {self._limits.max_files} members, the limit")
-        if member.size < 0:
-            raise self._refused(f"has a negative size at member {shown(member)}")
-        self._claimed += member.size
-        if self._claimed > self._limits.max_bytes:
-            raise self._refused(
-                f"unpacks to more than {self._limits.max_bytes} bytes, the limit, at member {shown(member)}"
-            )
-
-    def _make_directory(self, parts: tuple[str, ...], member: tarfile.TarInfo) -> None:
-        """Make the directory and those above it, where an archive does not list them."""
-        for depth in range(1, len(parts) + 1):
-            ancestor = parts[:depth]
-            is_directory = self._made.get(ancestor)
-            if is_directory is None:
-                path = self.root.joinpath(*ancestor)
-                path.mkdir()
-                path.chmod(0o755)  # whatever the umask says: other users of the host may serve it
-                self._made[ancestor] = True
-            elif not is_directory:
-                raise self._refused(f"has '{'/'.join(ancestor)}' both as a file and as a directory of {shown(member)}")
-
-    def _write(self, path: Path, member: tarfile.TarInfo, source: InflatedStream) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-            for block in source.blocks(member.size):
-                file.write(block)
-            file.flush()
-            os.fchmod(file.fileno(), 0o755 if member.mode & stat.S_IXUSR else 0o644)
-            os.fsync(file.fileno())
+        self.write(path, member, source)
         self._empty = False
         self.bytes += member.size
+
+    def complete(self, fd: int, member: tarfile.TarInfo) -> None:  # noqa: ARG002 - its time is nobody's
+        os.fsync(fd)
 
     def _expect_end(self, source: InflatedStream) -> None:
         """Read to the end, where gzip's checksum is; tools pad the last record with zeros."""
@@ -188,10 +131,7 @@ class _Unpacking:
         for block in source.remainder():
             room -= len(block)
             if room < 0 or any(block.tobytes().lstrip(b"\0")):
-                raise self._refused("has trailing garbage behind its tar data; pack it again")
-
-    def _refused(self, reason: str) -> MmeError:
-        return invalid_model(f"archive '{self._archive}' {reason}")
+                raise self.refused("has trailing garbage behind its tar data; pack it again")
 
 
 def pack(directory: Path, output: Path, *, level: int = 1, progress: Callable[[int], None] | None = None) -> None:

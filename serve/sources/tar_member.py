@@ -10,6 +10,7 @@ import tarfile
 from dataclasses import dataclass
 
 from model_handlers.errors import invalid_model
+from model_handlers.untar import shown
 
 _MAX_COMPONENT = 255  # bytes of one name between slashes, on every file system in use
 
@@ -53,7 +54,7 @@ def checked_path(member: tarfile.TarInfo, archive: str, limits: ExtractLimits) -
     parts = tuple(part for part in member.name.split("/") if part not in ("", "."))
     reason = reason or _wrong_names(parts, limits)
     if reason:
-        raise invalid_model(f"archive '{archive}' has {reason} (member {shown(member)})")
+        raise invalid_model(f"archive '{archive}' has {reason} (member {shown(member.name)})")
     return parts
 
 
@@ -79,12 +80,6 @@ def _wrong_names(parts: tuple[str, ...], limits: ExtractLimits) -> str:
     if len(parts) > limits.max_depth:
         return f"a path deeper than {limits.max_depth} directories, the limit"
     return ""
-
-
-def shown(member: tarfile.TarInfo) -> str:
-    """A member's name for a sentence: on one line, and not longer than it."""
-    name = member.name if len(member.name) <= 100 else f"{member.name[:60]}...{member.name[-30:]}"
-    return f"'{name}'" if name.isprintable() else ascii(name)
 
 
 def is_mac_metadata(parts: tuple[str, ...]) -> bool:

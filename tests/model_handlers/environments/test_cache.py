@@ -134,7 +134,7 @@ def test_a_broken_archive_leaves_nothing(folder, archive, patience):
     error = refused(folder, archive, patience)
 
     assert error.kind is Kind.INVALID_MODEL
-    assert error.message.startswith(f"model 'm': its environment {archive} is corrupt or truncated: ")
+    assert error.message.startswith(f"model 'm': its environment {archive} is truncated: ")
 
 
 def test_an_archive_without_an_interpreter_leaves_nothing(folder, archives, tmp_path, patience):

@@ -176,7 +176,7 @@ def test_no_member_comes_over_another(unpacked, archives, names):
     """Which of the two would count is nobody's to guess."""
     told = refused(unpacked, archives.packed(*((name, b"x") for name in names)))
 
-    assert told.startswith(("has 'a' twice", "has 'a' both as a file and as a folder"))
+    assert told.startswith(("has 'a' twice", "has 'a' both as a file and as a directory"))
 
 
 def broken(archives, what):
@@ -205,20 +205,20 @@ def broken(archives, what):
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("empty", "is not a gzip file: an environment is packed as .tar.gz"),
-        ("a tar", "is not a gzip file"),
+        ("empty", "is empty: a .tar.gz file is expected"),
+        ("a tar", "is a tar file that is not compressed: gzip it"),
         ("text", "is not a gzip file"),
-        ("no tar inside", "is corrupt or truncated: "),
-        ("nothing inside", "is corrupt or truncated: "),
-        ("cut in gzip", "is corrupt or truncated: "),
-        ("cut before its checksum", "is corrupt or truncated: "),
-        ("flipped", "is corrupt or truncated: "),
-        ("wrong checksum", "is corrupt or truncated: "),
-        ("cut in a member", "is corrupt or truncated: its tar ends inside a member"),
-        ("cut in a header", "is corrupt or truncated: "),
-        ("cut between members", "is corrupt or truncated: its tar has no end"),
-        ("bad header", "is corrupt or truncated: its tar has no end"),
-        ("huge header", "is corrupt or truncated: a header of 8589934592 bytes"),
+        ("no tar inside", "holds no tar archive inside its gzip data: pack the directory with conda-pack or venv-pack"),
+        ("nothing inside", "holds no files: its gzip data is empty"),
+        ("cut in gzip", "is truncated: its gzip data ends early"),
+        ("cut before its checksum", "is truncated: its gzip data ends early"),
+        ("flipped", "is corrupt: "),
+        ("wrong checksum", "is corrupt: "),
+        ("cut in a member", "is truncated: its tar ends inside a member"),
+        ("cut in a header", "is truncated: its tar has no end"),
+        ("cut between members", "is truncated: its tar has no end"),
+        ("bad header", "has a corrupt tar header behind member 1"),
+        ("huge header", "has a tar header of more than 1048576 bytes"),
     ],
 )
 def test_what_is_no_archive_is_refused(unpacked, archives, what, words):

@@ -295,6 +295,13 @@ def test_bomb_of_headers(tmp_path):
     refused(gzip.compress(record * 100_000), tmp_path)
 
 
+def test_many_directories_in_a_row(tmp_path, targz_bytes):
+    """Their headers follow one another without data, and are no header of a megabyte."""
+    directories = [header(f"d{number}", tarfile.DIRTYPE) for number in range(3000)]
+
+    assert unpack(targz_bytes(*directories, ("file", b"x")), tmp_path) == 1
+
+
 def test_bomb_behind_the_end(tmp_path, tar_bytes):
     """Padding is bounded as well."""
     data = gzip.compress(tar_bytes(("a", b"x"))) + gzip.compress(bytes(1 << 20)) * 4

@@ -37,20 +37,26 @@ class InflatedStream:
 
     Attributes:
         last_read: what the latest `read` returned; tells how the headers of an archive ended.
+        header_bytes: read since it was set to 0, which whoever wants the next member's header does.
+
+    Args:
+        stream: the compressed bytes, read on another thread. Closed with this.
+        subject: what errors call it: "archive 'a.tar.gz'".
+        check: called about twenty times a second, and for each megabyte; what it raises ends the reading.
     """
 
-    def __init__(self, stream: BinaryIO, archive: str, cancelled: Callable[[], bool]) -> None:
+    def __init__(self, stream: BinaryIO, subject: str, check: Callable[[], None]) -> None:
         self.last_read = b""
+        self.header_bytes = 0
         self._stream = stream
-        self._archive = archive
-        self._cancelled = cancelled
+        self._subject = subject
+        self._check = check
         self._blocks: queue.Queue[bytes | Exception] = queue.Queue(_BLOCKS_AHEAD)
         self._block = memoryview(b"")  # the rest of the block being read
         self._ended = False
         self._position = 0
-        self._header_bytes = 0  # read since the last call of `blocks`
         self._stopped = False
-        self._thread = threading.Thread(target=self._inflate, name=f"inflate {archive}", daemon=True)
+        self._thread = threading.Thread(target=self._inflate, name=f"inflate {subject}", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -80,16 +86,16 @@ class InflatedStream:
         Raises:
             MmeError: INVALID_MODEL when headers take more memory than any honest archive needs.
         """
-        self._header_bytes += size
-        if size < 0 or self._header_bytes > _HEADER_LIMIT:
-            raise invalid_model(f"archive '{self._archive}' has a tar header of more than {_HEADER_LIMIT} bytes")
+        self.header_bytes += size
+        if size < 0 or self.header_bytes > _HEADER_LIMIT:
+            raise invalid_model(f"{self._subject} has a tar header of more than {_HEADER_LIMIT} bytes")
         self.last_read = b"".join(self._take(size))
         return self.last_read
 
     def seek(self, position: int) -> None:
         """Skip forward to `position`."""
         if position < self._position:
-            raise invalid_model(f"archive '{self._archive}' has a tar header that points backwards")
+            raise invalid_model(f"{self._subject} has a tar header that points backwards")
         for _ in self.blocks(position - self._position):
             pass
 
@@ -99,13 +105,10 @@ class InflatedStream:
         Raises:
             MmeError: INVALID_MODEL when the stream ends before.
         """
-        self._header_bytes = 0
         end = self._position + size
         yield from self._take(size)
         if self._position < end:
-            raise invalid_model(
-                f"archive '{self._archive}' is truncated: its tar ends inside a member; upload it again"
-            )
+            raise invalid_model(f"{self._subject} is truncated: its tar ends inside a member; upload it again")
 
     def remainder(self) -> Iterator[memoryview]:
         """Everything up to the end of the stream, in pieces."""
@@ -132,8 +135,7 @@ class InflatedStream:
 
     def _next_block(self) -> bytes | Exception:
         while True:
-            if self._cancelled():
-                raise MmeError(Kind.CANCELLED, f"the load of archive '{self._archive}' was cancelled")
+            self._check()
             try:
                 return self._blocks.get(timeout=_POLL_SECONDS)
             except queue.Empty:
@@ -142,7 +144,7 @@ class InflatedStream:
     def _inflate(self) -> None:
         """The thread: hand over blocks, then an empty one, or the error that ended it."""
         try:
-            for block in gunzip(self._stream, self._archive):
+            for block in gunzip(self._stream, self._subject):
                 self._blocks.put(block)
                 if self._stopped:
                     return
@@ -151,30 +153,30 @@ class InflatedStream:
             self._blocks.put(error)
 
 
-def gunzip(stream: BinaryIO, archive: str) -> Iterator[bytes]:
+def gunzip(stream: BinaryIO, subject: str) -> Iterator[bytes]:
     """The inflated blocks of `stream`, of at most 1 MiB each. Gzip members that follow each other are one content.
 
     Raises:
         MmeError: INVALID_MODEL when the stream is not gzip, is truncated or corrupt, or has garbage behind it;
             UNAVAILABLE when the source fails.
     """
-    data = _head(stream, archive)
+    data = _head(stream, subject)
     while data:
-        unused = yield from _gunzip_member(stream, data, archive)
-        data = _behind_padding(stream, unused, archive)
+        unused = yield from _gunzip_member(stream, data, subject)
+        data = _behind_padding(stream, unused, subject)
         if data and not data.startswith(b"\x1f"):
-            raise invalid_model(f"archive '{archive}' has trailing garbage behind its gzip data; pack it again")
+            raise invalid_model(f"{subject} has trailing garbage behind its gzip data; pack it again")
 
 
-def _behind_padding(stream: BinaryIO, data: bytes, archive: str) -> bytes:
+def _behind_padding(stream: BinaryIO, data: bytes, subject: str) -> bytes:
     """What follows a gzip member and the zeros that some tools pad it with: b"" at the end."""
     data = data.lstrip(b"\0")
-    while not data and (more := _read(stream, archive)):
+    while not data and (more := _read(stream, subject)):
         data = more.lstrip(b"\0")
     return data
 
 
-def _gunzip_member(stream: BinaryIO, data: bytes, archive: str) -> Generator[bytes, None, bytes]:
+def _gunzip_member(stream: BinaryIO, data: bytes, subject: str) -> Generator[bytes, None, bytes]:
     """Yield the blocks of one gzip member that starts with `data`; return what was read beyond it."""
     inflater = isal_zlib.decompressobj(wbits=GZIP_WINDOW)
     try:
@@ -185,31 +187,31 @@ def _gunzip_member(stream: BinaryIO, data: bytes, archive: str) -> Generator[byt
             data = inflater.unconsumed_tail
             # a full block may leave more inside the inflater even when it has swallowed all of its input
             if not data and not inflater.eof and len(block) < _BLOCK_SIZE:
-                data = _read(stream, archive)
+                data = _read(stream, subject)
                 if not data:
-                    raise invalid_model(f"archive '{archive}' is truncated: its gzip data ends early; upload it again")
+                    raise invalid_model(f"{subject} is truncated: its gzip data ends early; upload it again")
     except _CORRUPT as error:
-        raise invalid_model(f"archive '{archive}' is corrupt: {error}") from error
+        raise invalid_model(f"{subject} is corrupt: {error}") from error
     unused: bytes = inflater.unused_data
     return unused
 
 
-def _head(stream: BinaryIO, archive: str) -> bytes:
+def _head(stream: BinaryIO, subject: str) -> bytes:
     """The first bytes of the stream, which must be gzip's."""
     head = b""
-    while len(head) < _HEAD_SIZE and (data := _read(stream, archive)):
+    while len(head) < _HEAD_SIZE and (data := _read(stream, subject)):
         head += data
     if head[:2] == b"\x1f\x8b":
         return head
     if not head:
-        raise invalid_model(f"archive '{archive}' is empty: a .tar.gz file is expected")
+        raise invalid_model(f"{subject} is empty: a .tar.gz file is expected")
     if head[257:262] == b"ustar":
-        raise invalid_model(f"archive '{archive}' is a tar file that is not compressed: gzip it")
-    raise invalid_model(f"archive '{archive}' is not a gzip file: a .tar.gz file is expected")
+        raise invalid_model(f"{subject} is a tar file that is not compressed: gzip it")
+    raise invalid_model(f"{subject} is not a gzip file: a .tar.gz file is expected")
 
 
-def _read(stream: BinaryIO, archive: str) -> bytes:
+def _read(stream: BinaryIO, subject: str) -> bytes:
     try:
         return stream.read(_READ_SIZE)
     except OSError as error:
-        raise MmeError(Kind.UNAVAILABLE, f"archive '{archive}' cannot be read: {error}") from error
+        raise MmeError(Kind.UNAVAILABLE, f"{subject} cannot be read: {error}") from error
