@@ -11,7 +11,7 @@ import pytest
 from isolated_models import Echo, HoldsMemory, LoadsAside, Misbehaves, Requests
 
 from model_handlers.base import CPU, ModelRequest, Placement
-from model_handlers.config import ModelConfig
+from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.start import start_isolated
 from model_handlers.onnx import OnnxHandler
@@ -404,13 +404,13 @@ class TritonPythonModel:
 
 
 @pytest.mark.parametrize(("count", "copied"), [(1, True), (64 << 10, False)])
-def test_a_python_model_works_on_large_tensors_where_they_lie(tmp_path, count, copied):
+def test_a_python_model_works_on_large_tensors_where_they_lie(fork_server, tmp_path, count, copied):
     """It may write to them and answer with them, and the caller's are as they were; small ones are copied."""
     file = tmp_path / "m/1/model.py"
     file.parent.mkdir(parents=True)
     file.write_text(IN_PLACE)
     tensors = {"inputs": (TensorSpec("x", FP32, (-1,)),), "outputs": (TensorSpec("y", FP32, (-1,)),)}
-    config = ModelConfig("m", max_batch_size=4, **tensors)
+    config = ModelConfig("m", max_batch_size=4, dynamic_batching=DynamicBatching((4,)), **tensors)
     handler = start_isolated(PythonHandler, config, file, CPU, "m_0_0")
     sent = [np.full((1, count), number, "f4") for number in (1, 2, 3)]
     try:
