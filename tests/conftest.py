@@ -7,6 +7,7 @@ has to end.
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 import threading
 import time
@@ -15,6 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+
+from model_handlers.isolation.fork_client import FORKS
+from model_handlers.isolation.listener import Channel
+from model_handlers.isolation.questions import WRITER
 
 # The machine may be busy: how long an example takes says nothing.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -40,6 +45,23 @@ def private_temporary_folder(tmp_path_factory: pytest.TempPathFactory):
     patch.setattr(tempfile, "tempdir", str(folder))
     yield folder
     patch.undo()
+
+
+@pytest.fixture(scope="module")
+def fork_server():
+    """The fork server of models' processes, which like the threads of all channels is no leak of a test.
+
+    Of each module: the tests of others, which may run in between, stop it.
+    """
+    FORKS.ensure_running()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        channel = Channel(ours, lambda *_: None, lambda _: None)
+        channel.start()
+        channel.close()
+    WRITER.do(lambda: None)
+    yield FORKS
+    FORKS.stop()
 
 
 @pytest.fixture(autouse=True)

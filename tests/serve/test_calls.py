@@ -12,7 +12,6 @@ import pytest
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation.fork_client import FORKS
 from model_handlers.tensor import BF16, BOOL, BYTES, DATA_TYPES, INT32
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
@@ -230,9 +229,8 @@ def nothing_left_behind():
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, write_repository_model):
+def server(tmp_path_factory, write_repository_model, fork_server):
     """One engine and all models for the tests here."""
-    FORKS.ensure_running()
     server = Server(tmp_path_factory.mktemp("calls"))
     source = Path(__file__).with_name("calling_model.py").read_text()
     for name in ("caller", "second", "third"):
@@ -250,7 +248,6 @@ def server(tmp_path_factory, write_repository_model):
     write_repository_model(server.repository / "double", policy, versions=(1, 2))
     yield server
     server.close()
-    FORKS.stop()
     assert [
         thread.name for thread in threading.enumerate() if thread.name.startswith(("load", "unload", "engine"))
     ] == []

@@ -10,9 +10,9 @@ import pytest
 from model_handlers.errors import Kind, MmeError
 from serve.cache.lifecycle import State
 from serve.targets import upkeep
-from tests.forks import fork_server
 from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
 
+pytestmark = pytest.mark.usefixtures("fork_server")
 BUDGET = 200  # megabytes
 SIZES = {  # what each takes while it loads, and what of that it gives back then
     "light": (0, 0),
@@ -26,13 +26,6 @@ STEPS = ["ask"] * 5 + ["grow"] * 2 + ["send much"] * 2 + ["reload", "change", "u
 AT_ONCE = 4
 # What may befall a request or a load when others take memory, unload what it asks for, or kill its process.
 USUAL = {Kind.OUT_OF_MEMORY, Kind.UNAVAILABLE, Kind.UNKNOWN_MODEL, Kind.EXECUTION_FAILED, Kind.INVALID_MODEL}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forks():
-    """It is there for all models here."""
-    with fork_server():
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""A fork server for all tests here, archives by their members, and patience."""
+"""Archives by their members, and patience."""
 
 import gzip
 import io
@@ -7,18 +7,6 @@ import tarfile
 import pytest
 
 from model_handlers.environments.patience import Patience
-from model_handlers.isolation.fork_client import FORKS
-
-
-@pytest.fixture(scope="module")
-def fork_server():
-    """It lives as long as the process that serves: what it takes is no leak of a test.
-
-    Of each module: the tests of others, which may run in between, stop it.
-    """
-    FORKS.ensure_running()
-    yield FORKS
-    FORKS.stop()
 
 
 @pytest.fixture

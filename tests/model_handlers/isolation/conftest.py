@@ -1,4 +1,4 @@
-"""A fork server for all tests here, a way to start models, and a look for descriptors, threads and memory left."""
+"""A way to start models, and a look for descriptors, threads and memory left."""
 
 import contextlib
 import gc
@@ -14,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # so that children, too, find is
 from model_handlers.base import CPU
 from model_handlers.config import ModelConfig
 from model_handlers.isolation.start import start_isolated
-from tests.forks import fork_server
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,13 +23,6 @@ def old_objects_aside():
     gc.freeze()
     yield
     gc.unfreeze()
-
-
-@pytest.fixture(scope="module", name="fork_server")
-def _fork_server():
-    """Of each module: the tests of others, which may run in between, stop it."""
-    with fork_server() as forks:
-        yield forks
 
 
 def held():

@@ -11,11 +11,11 @@ import pytest
 
 from model_handlers.base import CPU, ModelRequest, ModelResponse
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation.fork_client import FORKS
 from model_handlers.isolation.start import start_isolated
 from model_handlers.python.handler import PythonHandler
 from tests.responders import Responses
 
+pytestmark = pytest.mark.usefixtures("fork_server")
 DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 CONFIG = """
 max_batch_size: 8
@@ -72,14 +72,6 @@ class Placed:
         """What is left."""
         while self._started:
             self._started.pop().close()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fork_server():
-    """It lives as long as the tests here."""
-    FORKS.ensure_running()
-    yield
-    FORKS.stop()
 
 
 @pytest.fixture(params=["inline", "process"])

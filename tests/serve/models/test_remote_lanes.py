@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,6 @@ import uvloop
 from model_handlers.base import CPU
 from model_handlers.config import DynamicBatching, InstanceGroup, Resource
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation.fork_client import FORKS
-from model_handlers.isolation.listener import Channel
 from model_handlers.isolation.pace import Pace
 from model_handlers.isolation.start import start_isolated
 from model_handlers.onnx import OnnxHandler
@@ -25,6 +22,7 @@ from serve.models.model import Model
 from serve.request import Called, InferenceRequest, Layout
 from serve.stats import ModelStats
 
+pytestmark = pytest.mark.usefixtures("fork_server")
 CODE = """
 import os, resource, signal, time
 import numpy as np
@@ -67,17 +65,6 @@ class TritonPythonModel:
         batch = pb_utils.Tensor("batch", np.full_like(x, count))
         return pb_utils.InferenceResponse([pb_utils.Tensor("y", x * 2), batch])
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fork_server():
-    """It and the listening thread are there for all tests."""
-    FORKS.ensure_running()
-    ours, theirs = socket.socketpair()
-    with theirs:
-        Channel(ours, lambda *_: None, lambda _: None).close()
-    yield
-    FORKS.stop()
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])

@@ -13,22 +13,13 @@ import pytest
 from model_handlers.base import CPU, ModelRequest
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation.fork_client import FORKS
 from model_handlers.pbtxt import parse_config
 from model_handlers.python.handler import PythonHandler
 from serve.sources.source import InRepository
 from serve.targets.target_loader import ModelLoader
 from tests.environments import another_interpreter, facts_of, pack, too_old, venv, version_of, write_model
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fork_server():
-    """It lives as long as the process that serves."""
-    FORKS.ensure_running()
-    yield
-    FORKS.stop()
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fork_server")]
 
 
 @pytest.fixture(scope="module")

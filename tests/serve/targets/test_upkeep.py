@@ -6,15 +6,9 @@ import pytest
 
 from serve.cache.lifecycle import State
 from serve.targets import upkeep
-from tests.forks import fork_server
 from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
 
-
-@pytest.fixture(scope="module", autouse=True)
-def forks():
-    """It is there for all models here."""
-    with fork_server():
-        yield
+pytestmark = pytest.mark.usefixtures("fork_server")
 
 
 @pytest.fixture(autouse=True)

@@ -8,15 +8,9 @@ import pytest
 from model_handlers import allowance
 from model_handlers.errors import Kind, MmeError
 from serve.cache.lifecycle import State
-from tests.forks import fork_server
 from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
 
-
-@pytest.fixture(scope="module", autouse=True)
-def forks():
-    """It is there for all models here."""
-    with fork_server():
-        yield
+pytestmark = pytest.mark.usefixtures("fork_server")
 
 
 @pytest.fixture
