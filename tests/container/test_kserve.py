@@ -116,6 +116,8 @@ def test_statistics_add_up(own, json_inputs):
 
     (row,) = own.http("GET", "/v2/models/twice/stats").json["model_stats"]
 
+    fields = ("name", "version", "last_inference", "inference_count", "execution_count", "inference_stats")
+    assert tuple(row) == (*fields, "response_stats", "batch_stats", "memory_usage"), "in Triton's order"
     assert (row["name"], row["version"]) == ("twice", "1")
     assert (row["inference_count"], row["execution_count"]) == (5, 5)
     assert row["last_inference"] > 1_600_000_000_000

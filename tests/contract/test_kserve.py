@@ -124,17 +124,6 @@ def test_server_and_models_are_live_and_ready(client):
     assert not client.is_model_ready("nobody")
 
 
-def test_health_is_said_in_json_as_well(server):
-    """What KServe's client reads, which looks for more than the status."""
-    for path, document in (
-        ("health/live", {"live": True}),
-        ("health/ready", {"ready": True}),
-        ("models/versions/versions/3/ready", {"name": "versions", "ready": True}),
-    ):
-        answer = server.ask("GET", f"/v2/{path}")
-        assert (answer.status, answer.json) == (200, document)
-
-
 def test_code_completes_tensors_that_config_pbtxt_only_names(client):
     """Whether the text names the backend or the file gives it away."""
     x = np.array([1, 2, 3, 4], np.float32)
@@ -150,44 +139,6 @@ def test_nobody_completes_tensors_of_a_model_without_code(client, said, lacking)
     """Once its file has told that it is no Python."""
     with pytest.raises(InferenceServerException, match=f"model input 'X' must specify '{lacking}' for bare"):
         client.load_model("bare", config=json.dumps({"input": [{"name": "X", **said}]}))
-
-
-def test_server_metadata(client):
-    """Name, version and the extensions that are served."""
-    metadata = client.get_server_metadata()
-
-    assert metadata["name"] == "mme"
-    assert metadata["version"]
-    assert {"binary_tensor_data", "statistics", "model_repository", "model_configuration"} <= set(
-        metadata["extensions"]
-    )
-
-
-def test_model_metadata(client):
-    """Versions, platform, and tensors as a client sends them, the batch dimension included."""
-    assert client.get_model_metadata("plus") == {
-        "name": "plus",
-        "versions": ["1"],
-        "platform": "onnxruntime_onnx",
-        "inputs": [{"name": "X", "datatype": "FP32", "shape": [-1, 4]}],
-        "outputs": [{"name": "Y", "datatype": "FP32", "shape": [-1, 4]}],
-    }
-    assert client.get_model_metadata("versions")["versions"] == ["1", "3"]
-
-
-def test_model_config(client):
-    """The configuration in effect: what the file said, and what the model file completed."""
-    config = client.get_model_config("plus")
-    assert config["name"] == "plus"
-    assert config["backend"] == "onnxruntime"
-    assert config["max_batch_size"] == 8
-    assert [(spec["name"], spec["data_type"], spec["dims"]) for spec in config["input"]] == [
-        ("X", "TYPE_FP32", ["4"] if isinstance(config["input"][0]["dims"][0], str) else [4])
-    ]
-    bare = client.get_model_config("bare")
-    assert bare["max_batch_size"] == 4
-    assert bare["dynamic_batching"]["preferred_batch_size"] == [4]
-    assert client.get_model_config("fours")["dynamic_batching"]["max_queue_delay_microseconds"] == 600_000_000
 
 
 @pytest.mark.parametrize("binary_in", [True, False])
@@ -235,18 +186,6 @@ def test_every_data_type(client, binary):
         np.testing.assert_array_equal(came, sent, err_msg=name)
 
 
-def test_fp16_in_json_is_refused(server):
-    """FP16 has no JSON form: the refusal says to send it as binary data."""
-    inputs = [
-        {"name": f"IN_{name}", "shape": [1, 2], "datatype": name, "data": [0, 0]} for name in VALUES if name == "FP16"
-    ]
-    answer = server.ask("POST", "/v2/models/types/infer", {"inputs": inputs})
-
-    assert answer.status == 400
-    assert "binary" in answer.error
-    assert "IN_FP16" in answer.error
-
-
 def test_fp16_is_not_answered_in_json(client):
     """Nor has it one on the way back: asking for it is the client's mistake."""
     wanted = [triton.InferRequestedOutput("OUTPUT0", binary_data=False)]
@@ -271,15 +210,6 @@ def test_generate_takes_a_list_of_one_element_for_it(server):
     """As a client may nest a text that it would send to infer."""
     answer = server.ask("POST", "/v2/models/image/generate", {"INPUT0": [["a text"]]})
     assert answer.json["OUTPUT0"] == "a text"
-
-
-def test_only_the_requested_outputs_come(client):
-    """A request that names an output gets that one alone."""
-    result = client.infer(
-        "types", types_request(binary=True), outputs=[triton.InferRequestedOutput("OUT_INT8", binary_data=True)]
-    )
-
-    assert [output["name"] for output in result.get_response()["outputs"]] == ["OUT_INT8"]
 
 
 def test_versions(client):
@@ -314,41 +244,6 @@ def test_errors_reach_the_client_as_sentences(client, name, inputs, status, mess
     assert message in raised.value.message()
     assert raised.value.status() == status
     np.testing.assert_array_equal(client.infer("plus", row(1, 2, 3, 4)).as_numpy("Y"), [[2, 3, 4, 5]])
-
-
-def test_statistics_add_up(client):
-    """Each request is counted once, as a success or a failure, in queue and compute; batches add up to executions."""
-    before = statistics(client, "bare")
-    for size in (1, 2, 2, 4):
-        client.infer("bare", [tensor("X", np.zeros((size, 4), np.float32))])
-    with pytest.raises(InferenceServerException):
-        client.infer("bare", [tensor("X", np.zeros((1, 5), np.float32))])
-
-    after = statistics(client, "bare")
-    parts = after["inference_stats"]
-    fields = ("name", "version", "last_inference", "inference_count", "execution_count", "inference_stats")
-    assert tuple(after) == (*fields, "response_stats", "batch_stats", "memory_usage"), "in Triton's order"
-    assert (after["name"], after["version"]) == ("bare", "1")
-    assert after["inference_count"] - before["inference_count"] == 9
-    assert after["execution_count"] - before["execution_count"] == 4
-    assert parts["success"]["count"] - before["inference_stats"]["success"]["count"] == 4
-    assert parts["fail"]["count"] - before["inference_stats"]["fail"]["count"] == 1
-    for part in ("queue", "compute_input", "compute_infer", "compute_output"):
-        assert parts[part]["count"] == parts["success"]["count"], part
-    inside = sum(parts[part]["ns"] for part in ("queue", "compute_input", "compute_infer", "compute_output"))
-    assert 0 < inside <= parts["success"]["ns"]
-    sizes = {batch["batch_size"]: batch["compute_infer"]["count"] for batch in after["batch_stats"]}
-    assert sum(sizes.values()) == after["execution_count"]
-    assert sum(size * count for size, count in sizes.items()) == after["inference_count"]
-    assert after["last_inference"] > 0
-
-
-def test_statistics_of_everybody_and_of_nobody(client):
-    """Without a name statistics are of all models; an unknown one is refused by its name."""
-    names = {stats["name"] for stats in client.get_inference_statistics()["model_stats"]}
-    assert {"plus", "bare", "types", "versions"} <= names
-    with pytest.raises(InferenceServerException, match="requested model 'nobody' is not available"):
-        client.get_inference_statistics("nobody")
 
 
 def test_requests_that_wait_make_one_batch(client):
@@ -529,18 +424,6 @@ def test_a_load_may_bring_a_configuration_and_files_of_its_own(server, client):
     np.testing.assert_array_equal(client.infer("bare", row(1, 2, 3, 4)).as_numpy("Y"), [[9, 10, 11, 12]])
     client.load_model("bare")
     np.testing.assert_array_equal(client.infer("bare", row(1, 2, 3, 4)).as_numpy("Y"), [[3, 4, 5, 6]])
-
-
-def test_a_raw_request_is_the_data_of_the_only_input(server):
-    """With Inference-Header-Content-Length: 0 the body is the input; its shape follows from the configuration."""
-    x = np.array([1, 2, 3, 4], np.float32)
-
-    answer = server.ask("POST", "/v2/models/plus/infer", x.tobytes(), Inference_Header_Content_Length="0")
-
-    assert answer.status == 200
-    length = int(answer.headers["inference-header-content-length"])
-    assert json.loads(answer.body[:length])["outputs"][0]["shape"] == [1, 4]
-    np.testing.assert_array_equal(np.frombuffer(answer.body[length:], np.float32), x + 1)
 
 
 @pytest.mark.parametrize("body", [b"\xff\xd8\xff an image", b""])

@@ -95,15 +95,6 @@ def test_a_broken_model_is_never_healthy_and_the_log_says_why(serve, model_dir):
     assert (invoked.status, "can't load model 'broken'" in invoked.error) == (400, True)
 
 
-def test_ping_mode_live_is_healthy_without_the_model(serve, model_dir):
-    """With the ping mode `live` a server is healthy whatever becomes of its model."""
-    environ = model_dir(broken=b"not a model")
-    server = serve({**environ, "SAGEMAKER_TRITON_OVERRIDE_PING_MODE": "live"})
-
-    eventually(lambda: "did not load" in server.log, "the load to fail")
-    assert server.ask("GET", "/ping").status == 200
-
-
 @pytest.mark.parametrize(
     ("names", "default", "message"),
     [

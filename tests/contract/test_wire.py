@@ -1,9 +1,11 @@
-"""HTTP/1.1 on the real worker: what clients send over one connection, and what becomes of it."""
+"""HTTP/1.1 on the real worker: what clients send over one connection, and what becomes of it.
+
+What HTTP itself asks of any server is proven in `tests/container/http1`.
+"""
 
 from __future__ import annotations
 
 import json
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -78,25 +80,6 @@ def test_pipelined_requests_are_answered_in_order(connection):
         assert connection.answer().json["name"] == "plus"
 
 
-def test_a_chunked_body(connection):
-    """A body in chunks, however they are cut, is the same body."""
-    body = json.dumps(models.ONE).encode()
-    head = f"POST {INVOKE} HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-    for size in (1, 7, len(body)):
-        pieces = [body[at : at + size] for at in range(0, len(body), size)]
-        chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
-        assert models.y(connection.send(head, chunks, b"0\r\n\r\n").answer().json) == [2, 3, 4, 5]
-
-
-def test_expect_100_continue(connection):
-    """A client that asks first is told to go on, and then answered."""
-    body = json.dumps(models.ONE).encode()
-    head = f"POST {INVOKE} HTTP/1.1\r\nHost: t\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode()
-
-    assert connection.send(head).answer().status == 100
-    assert models.y(connection.send(body).answer().json) == [2, 3, 4, 5]
-
-
 @pytest.mark.parametrize("path", ["/ping", "/models", "/v2/models/plus", "/v2/health/live"])
 def test_head_is_get_without_the_body(connection, path):
     """HEAD has the status, type and length of GET, and no body; the connection goes on."""
@@ -143,46 +126,6 @@ def test_a_target_may_be_written_in_other_ways(connection, front):
     assert models.y(connection.send(post(target, models.ONE)).answer().json) == [2, 3, 4, 5]
 
 
-def test_connection_close_is_honoured(connection):
-    """After `Connection: close` the answer says so, and the connection ends."""
-    answer = connection.send(post(INVOKE, models.ONE, Connection="close")).answer()
-
-    assert models.y(answer.json) == [2, 3, 4, 5]
-    assert answer.headers["connection"] == "close"
-    assert connection.ended()
-
-
-def test_an_http_1_0_client(connection):
-    """HTTP/1.0 without keep-alive: one answer, then the end."""
-    assert connection.send(b"GET /ping HTTP/1.0\r\n\r\n").answer().status == 200
-    assert connection.ended()
-
-
-@pytest.mark.parametrize(
-    ("raw", "status"),
-    [
-        (b"nonsense\r\n\r\n", 400),
-        (b"GET /ping HTTP/1.1\r\n\r\n", 400),
-        (b"GET /ping HTTP/3.0\r\nHost: t\r\n\r\n", 505),
-        (b"POST /ping HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400),
-        (b"POST /ping HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
-        (b"POST /ping HTTP/1.1\r\nHost: t\r\nContent-Length: -1\r\n\r\n", 400),
-        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: t\r\n\r\n", 414),
-        (b"GET /ping HTTP/1.1\r\nHost: t\r\nX: " + b"x" * 200_000 + b"\r\n\r\n", 431),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", 400),
-    ],
-    ids=["nonsense", "no-host", "version", "two-lengths", "length-and-chunked", "negative", "line", "headers", "tls"],
-)
-def test_what_is_no_sound_request_is_refused(server, connection, raw, status):
-    """A request that is malformed, ambiguous or too large is refused with a sentence, and the connection ends."""
-    answer = connection.send(raw).answer()
-
-    assert answer.status == status
-    assert answer.error
-    assert connection.ended()
-    assert still_serves(server)
-
-
 def test_headers_that_take_too_long(impatient):
     """A client that does not finish its headers is told 408 and let go."""
     with impatient.connect() as connection:
@@ -226,15 +169,6 @@ def test_a_client_that_leaves_is_not_executed(server, name):
     assert server.metric("nv_inference_request_success", model=name) == 4
     assert server.metric("nv_inference_count", model=name) == 4
     assert server.metric("nv_inference_exec_count", model=name) == 1
-
-
-def test_a_client_that_only_stops_sending_is_answered(connection):
-    """A client that closes its sending direction after the request gets its answer, then the end."""
-    connection.send(post(INVOKE, models.ONE))
-    connection.socket.shutdown(socket.SHUT_WR)
-
-    assert models.y(connection.answer().json) == [2, 3, 4, 5]
-    assert connection.ended()
 
 
 def test_connections_leave_nothing_behind(server):

@@ -126,23 +126,6 @@ def test_a_request_loads_the_model_that_it_names(run, toys, tmp_path, repository
     run(main())
 
 
-def test_fifty_clients_of_a_cold_model_load_it_once(run, toys, tmp_path, store):
-    """A cold archive hit by fifty at once is fetched and loaded once, and all fifty are answered."""
-
-    async def main():
-        async with engine_of(tmp_path, store=str(store)) as engine:
-            calls = [toys.Call(number) for number in range(50)]
-            await asyncio.gather(*(ask(engine, call, "a.tar.gz") for call in calls))
-            for call in calls:
-                await call.answer()
-            assert [call.kind for call in calls] == [None] * 50
-            stats = engine.target_stats["a.tar.gz"]
-            assert (stats.loads, stats.misses, stats.download.count) == (1, 50, 1)
-            assert engine.cache.entries["a.tar.gz"].leases == 0
-
-    run(main())
-
-
 def test_a_version_that_is_not_served_is_unknown_and_holds_no_lease(run, toys, tmp_path, write_repository_model):
     """Requests and leases for an unknown version fail, cold and warm, and leave the model free to go."""
 
@@ -214,23 +197,6 @@ def test_a_client_that_leaves_while_its_model_loads_leaks_nothing(run, toys, tmp
             assert call.answers == []
             assert engine.cache.entries["a"].leases == 0
             assert engine.target_stats["a"].loads == 1
-
-    run(main())
-
-
-def test_a_load_whose_time_is_over_is_given_up(run, toys, tmp_path, repository):
-    """Whoever waits is told so; the next request begins anew, once what was stuck has come back."""
-
-    async def main():
-        async with engine_of(tmp_path, repository=repository, load_patience=0.05) as engine:
-            with held_loads(engine):
-                with pytest.raises(MmeError, match="did not load within 0 s") as caught:
-                    await ask(engine, toys.Call(1))
-                assert failure(caught) is Kind.UNAVAILABLE
-                assert not engine.is_ready("a")
-            await until(lambda: engine.cache.entries["a"].orphan is None)
-            engine.cache._loading._patience = 350.0
-            assert await answered(engine, toys) == 2
 
     run(main())
 
@@ -361,43 +327,6 @@ def test_pins_name_archives_with_and_without_the_suffix(run, toys, tmp_path, sto
             await answered(engine, toys, "b.tar.gz")
             pinned = {entry.name: entry.pinned for entry in engine.cache.entries.values()}
             assert pinned == {"a.tar.gz": True, "b.tar.gz": False}
-
-    run(main())
-
-
-def test_a_platform_is_told_that_memory_is_full_and_loses_nobody(run, toys, tmp_path, heavy):
-    """With `evicts=False` the second model is out of memory; after the platform unloads the first, it loads."""
-
-    async def main():
-        urls = {name: str(heavy / name) for name in "ab"}
-        async with engine_of(tmp_path, ROOM_FOR_ONE, evicts=False) as engine:
-            await engine.load("a", urls["a"])
-            with pytest.raises(MmeError, match="unload a model first") as caught:
-                await engine.load("b", urls["b"])
-            assert failure(caught) is Kind.OUT_OF_MEMORY
-            assert engine.registered() == [("a", urls["a"])]
-            assert await answered(engine, toys, "a") == 2
-            await engine.unload("a")
-            await engine.load("b", urls["b"])
-            assert engine.registered() == [("b", urls["b"])]
-
-    run(main())
-
-
-def test_a_model_larger_than_the_budget_is_refused_without_evicting(run, toys, tmp_path, repository):
-    """It says what it needs and what there is; the others stay."""
-
-    async def main():
-        with (repository / "b" / "1" / "hole").open("wb") as file:
-            file.truncate(HEAVY.host)
-        async with engine_of(tmp_path, Footprint(120_000_000), repository=repository) as engine:
-            await answered(engine, toys)
-            with pytest.raises(
-                MmeError, match=r"needs 130\.\d MB, more than the whole memory budget of 120\.0 MB"
-            ) as caught:
-                await ask(engine, toys.Call(1), "b")
-            assert failure(caught) is Kind.OUT_OF_MEMORY
-            assert engine.versions("a") == [1]
 
     run(main())
 

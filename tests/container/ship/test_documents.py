@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
-import pytest
-
-from container.cli import _parser
 from container.ship import watching
 
 ROOT = Path(__file__).parents[3]
 _CALL = re.compile(r'(?:call|Call)\(\s*(?:service|"([a-z-]+)"),\s*"([a-z_]+)"')
 _PAGES = re.compile(r'client\("([a-z]+)"\)\.get_paginator\("([a-z_]+)"\)')
-
-
-def commands(document):
-    """The command lines of a document's indented blocks; a backslash continues one."""
-    text = (ROOT / "docs" / document).read_text().replace("\\\n", " ")
-    return [line.strip() for line in text.splitlines() if line.startswith("    mme ")]
-
-
-@pytest.mark.parametrize("command", [*commands("deploy.md"), *commands("local.md")])
-def test_every_command_of_the_documents_is_one(command):
-    """Its flags are there, and take what is given."""
-    _, *words = shlex.split(command)
-
-    assert _parser().parse_args(words).command == words[0]
 
 
 def test_the_policy_allows_every_call():

@@ -1111,40 +1111,6 @@ def test_a_leased_model_is_no_victim(play):
     play(scene)
 
 
-def test_patience_with_leased_models_ends(play):
-    """A load that models in use leave no room for is UNAVAILABLE in the end; its claim is withdrawn."""
-
-    async def scene(world):
-        await world.resident("a")
-        entry = world.cache.lease("a")
-        task = await world.begin("b")
-        await world.do("prepare b")
-        with contextlib.suppress(MmeError):
-            await task
-        assert failure(task) is Kind.UNAVAILABLE
-        assert world.cache.room.used() == mb(60)
-        entry.release()
-        await world.turn()
-        assert entry.state is State.READY  # nobody is evicted for a load that gave up
-
-    play(scene, memory_patience=0.005)
-
-
-def test_what_can_never_fit_costs_nobody(play):
-    """A model larger than the budget is out of memory before anything is loaded, and nobody is evicted."""
-
-    async def scene(world):
-        world.press.sizes["huge"] = (mb(101), mb(101))
-        await world.resident("a")
-        task = await world.begin("huge")
-        await world.do_all()
-        assert failure(task) is Kind.OUT_OF_MEMORY
-        assert [held.name for held in world.press.made] == ["a"]
-        assert world.entry("a").state is State.READY
-
-    play(scene)
-
-
 def test_the_platform_chooses_its_victims_itself(play):
     """With `evicts=False` a full cache is out of memory at once, and after an unload the same model loads."""
 
