@@ -25,8 +25,6 @@ _WRITERS = ThreadPerTask("write")
 class InTurn:
     """The events of one request."""
 
-    __slots__ = ("_behind",)
-
     def __init__(self) -> None:
         self._behind: list[Callable[[], None]] | None = None  # while a thread works
 

@@ -138,8 +138,6 @@ class Visit:
         new: whether the request creates the session.
     """
 
-    __slots__ = ("_calls", "_ends", "_starts", "_state", "new", "session", "word")
-
     def __init__(self, calls: SessionCalls, session: Session, word: str, *, new: bool) -> None:
         self._calls = calls
         self.session = session

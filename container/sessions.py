@@ -31,8 +31,6 @@ class Session:
         begun: whether a request has begun the sequence that it is to its model.
     """
 
-    __slots__ = ("begun", "busy", "id", "last", "model")
-
     def __init__(self, session_id: str, model: str, now: float) -> None:
         self.id = session_id
         self.model = model

@@ -40,8 +40,6 @@ class Region:
         descriptor: of the object, which is now this one's to close.
     """
 
-    __slots__ = ("__weakref__", "_descriptor", "byte_size", "key", "name", "offset")
-
     def __init__(self, name: str, key: str, offset: int, byte_size: int, descriptor: int) -> None:
         self.name = name
         self.key = key

@@ -41,8 +41,6 @@ class Trace:
         ids: of the trace and of the request's span in it, where models were told of them; else zeros.
     """
 
-    __slots__ = ("began", "decided", "ids", "last", "origin", "report", "responses", "tensors")
-
     def __init__(self, origin: Origin | None, *, decided: bool) -> None:
         self.origin = origin
         self.decided = decided
@@ -62,8 +60,6 @@ class Following:
         trace: what it began.
         came: by which way the request came.
     """
-
-    __slots__ = ("_came", "_request", "_trace", "_tracer")
 
     def __init__(self, tracer: Tracing, trace: Trace, came: dict[str, Any]) -> None:
         self._tracer = tracer

@@ -33,8 +33,6 @@ class OutgrownError(MmeError):
         final: whether so much can't be promised whoever leaves.
     """
 
-    __slots__ = ("final", "need", "taken")
-
     def __init__(self, message: str, need: int, taken: int = 0, *, final: bool) -> None:
         super().__init__(Kind.OUT_OF_MEMORY, message)
         self.need = need

@@ -101,8 +101,6 @@ class ModelResponse:
 class PutBack(ModelResponse):
     """Stands for the response to a request that the model puts back, to be executed once more. There is one of it."""
 
-    __slots__ = ()
-
 
 PUT_BACK = PutBack({})
 

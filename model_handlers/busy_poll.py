@@ -27,8 +27,6 @@ class BusyPoll:
 
     longest: ClassVar[int] = 0
 
-    __slots__ = ("_misses", "_skips")
-
     def __init__(self) -> None:
         self._misses = 0
         self._skips = 0

@@ -50,8 +50,6 @@ class MmeError(Exception):
         parts: of a load, the models that the ensemble consists of that could not be loaded; none of any other model.
     """
 
-    __slots__ = ("kind", "parts", "said", "version")
-
     def __init__(self, kind: Kind, message: str, said: int = 0) -> None:
         super().__init__(message.encode(errors="backslashreplace").decode())
         self.kind = kind
@@ -79,8 +77,6 @@ class MmeError(Exception):
 class ElsewhereError(MmeError):
     """What a model lacks is no part of it, and may be there the next time. Kind INVALID_MODEL."""
 
-    __slots__ = ()
-
     def __init__(self, message: str) -> None:
         super().__init__(Kind.INVALID_MODEL, message)
 
@@ -88,16 +84,12 @@ class ElsewhereError(MmeError):
 class NotBegunError(MmeError):
     """A request whose execution never began: what was to execute it has ended, or is busy. Kind UNAVAILABLE."""
 
-    __slots__ = ()
-
     def __init__(self, model: str) -> None:
         super().__init__(Kind.UNAVAILABLE, f"model '{model}': its process never began with this request; try again")
 
 
 class GivenBackError(NotBegunError):
     """The same of a request of which that was told before, and which is none of those any more that were sent."""
-
-    __slots__ = ()
 
 
 def invalid_argument(message: str) -> MmeError:

@@ -48,20 +48,6 @@ class Metric:
         value: where a counter or gauge stands; the sum of a histogram's observations.
     """
 
-    __slots__ = (
-        "_added",
-        "_metrics",
-        "_number",
-        "_set",
-        "_shares",
-        "_told",
-        "buckets",
-        "counts",
-        "family",
-        "labels",
-        "value",
-    )
-
     def __init__(self, metrics: Metrics, family: Family, labels: Mapping[str, str], buckets: Sequence[float]) -> None:
         self._metrics = metrics
         self.family = family

@@ -12,8 +12,6 @@ class DecoupledError(MmeError):
         subject: the model.
     """
 
-    __slots__ = ()
-
     def __init__(self, subject: str) -> None:
         super().__init__(
             Kind.INVALID_ARGUMENT,

@@ -52,8 +52,6 @@ class Summary:
         count, ns: of all that ever were.
     """
 
-    __slots__ = ("_recent", "count", "ns")
-
     def __init__(self) -> None:
         self.count = 0
         self.ns = 0

@@ -36,8 +36,6 @@ class Layout:
         outputs: names of the requested outputs, () for all of them.
     """
 
-    __slots__ = ("inputs", "outputs")
-
     def __init__(self, inputs: tuple[tuple[str, DataType, tuple[int, ...]], ...], outputs: tuple[str, ...]) -> None:
         self.inputs = inputs
         self.outputs = outputs
@@ -94,33 +92,6 @@ class InferenceRequest:
         put_back_ns: when its last execution ended, of a request that its model puts back; 0 before.
         responses: how many it has had, from a decoupled model.
     """
-
-    __slots__ = (
-        "answered",
-        "arrival_ns",
-        "batch_size",
-        "callers",
-        "cancelled",
-        "correlation_id",
-        "deadline_ns",
-        "flags",
-        "id",
-        "inputs",
-        "layout",
-        "lease",
-        "on_cancel",
-        "on_complete",
-        "on_error",
-        "on_response",
-        "order",
-        "parameters",
-        "priority",
-        "put_back_ns",
-        "responses",
-        "signature",
-        "timeout_us",
-        "trace",
-    )
 
     def __init__(
         self,
@@ -201,8 +172,6 @@ class InferenceResponse:
         parameters: what the model sends beside tensors, None for nothing.
         final: whether a decoupled model said with it that it is the last of several.
     """
-
-    __slots__ = ("final", "id", "model_name", "model_version", "outputs", "parameters", "timings")
 
     def __init__(
         self,

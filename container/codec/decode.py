@@ -58,8 +58,6 @@ _ID = b'{"id":"'  # as tritonclient and perf_analyzer write it
 class _Tensor:
     """Where one binary input lies in the bytes behind the header."""
 
-    __slots__ = ("data_type", "end", "name", "shape", "start")
-
     def __init__(self, name: str, data_type: DataType, shape: tuple[int, ...], start: int, end: int) -> None:
         self.name = name
         self.data_type = data_type
@@ -74,8 +72,6 @@ class _Tensor:
 
 class _Plan:
     """What a header means; `lasts` says whether it means the same for another request."""
-
-    __slots__ = ("lasts", "layout", "own", "reply", "size", "tensors")
 
     def __init__(
         self,

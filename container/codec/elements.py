@@ -41,20 +41,6 @@ class Elements:
         depth: how many levels of lists there are, 1 for a flat one.
     """
 
-    __slots__ = (
-        "_array",
-        "_high",
-        "_leaves",
-        "_lengths",
-        "_low",
-        "_mixed",
-        "_open",
-        "_pieces",
-        "count",
-        "depth",
-        "types",
-    )
-
     def __init__(self) -> None:
         self.types: set[type] = set()
         self.count = 0

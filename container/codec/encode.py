@@ -40,8 +40,6 @@ class Reply:
         heads: ready response heads by what they depend on; None where requests of this form are not remembered.
     """
 
-    __slots__ = ("_accepting", "binary", "classes", "heads", "outputs", "places")
-
     def __init__(
         self,
         outputs: dict[str, bool],

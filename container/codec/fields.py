@@ -51,8 +51,6 @@ class RequestFields:
             that is too long to name a sequence.
     """
 
-    __slots__ = ("binary", "correlation_id", "flags", "id", "parameters", "priority", "timeout_us")
-
     def __init__(self, request_id: str, parameters: Mapping[str, Any], reserved: frozenset[str] = RESERVED) -> None:
         check_number(parameters, "parameters")
         for key, value in parameters.items():

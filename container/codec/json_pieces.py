@@ -223,8 +223,6 @@ class _Search:
         looks_on: where it is worth a look whether many strings can be skipped.
     """
 
-    __slots__ = ("_cuts", "_depth", "_last", "_text", "looks_on", "start")
-
     def __init__(self, text: bytes) -> None:
         self._text = text
         self.start = -1

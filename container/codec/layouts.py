@@ -17,8 +17,6 @@ _MAX_BYTES = 16 << 20  # that they may take
 class Layouts:
     """The layouts that have been seen, whatever the form of their requests."""
 
-    __slots__ = ("_known",)
-
     def __init__(self) -> None:
         self._known = Bounded(_MAX_LAYOUTS, _MAX_BYTES)
 

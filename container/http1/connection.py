@@ -28,8 +28,6 @@ _BUG = error_body("The server failed to handle the request: this is a bug in it,
 class HttpProtocol(EndingConnection, asyncio.Protocol):
     """One connection. `answer` and `begin` are for exchanges, `ended` and `hang_up` for streams, others for asyncio."""
 
-    __slots__ = ("_advancing", "_full", "_handler", "_heads", "_write_paused")
-
     def __init__(self, server: Http1Server) -> None:
         super().__init__(server)
         self._handler = server.handler

@@ -32,21 +32,6 @@ class EndingConnection(RequestReader):
         streamed: bytes that the parts of streamed answers took on the wire.
     """
 
-    __slots__ = (
-        "_behind",
-        "_current",
-        "_half_closed",
-        "_lingering",
-        "_patience",
-        "_pending_refusal",
-        "_probed",
-        "_taken",
-        "_transport",
-        "_until_close",
-        "_waiting",
-        "streamed",
-    )
-
     def __init__(self, server: Http1Server) -> None:
         super().__init__(server)
         self._transport: asyncio.Transport | None = None

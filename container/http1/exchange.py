@@ -42,18 +42,6 @@ class Exchange:
             the last exchange of its connection; an answer without any such speciality.
     """
 
-    __slots__ = (
-        "body",
-        "connection",
-        "final",
-        "headers",
-        "http10",
-        "method",
-        "on_disconnect",
-        "plain",
-        "target",
-    )
-
     def __init__(
         self,
         connection: Answerer,

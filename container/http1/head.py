@@ -29,8 +29,6 @@ class Headers(dict[str, str]):
         fields: as they were sent.
     """
 
-    __slots__ = ("fields",)
-
     def __init__(self, fields: Fields) -> None:
         super().__init__()
         self.fields = fields

@@ -41,30 +41,6 @@ class RequestReader:
     not seen to have begun before the next read: llhttp's call for that would cost every request.)
     """
 
-    __slots__ = (
-        "_arriving",
-        "_body_limit",
-        "_boundary",
-        "_buffer",
-        "_chunks",
-        "_discarded",
-        "_feed",
-        "_fields",
-        "_head_bound",
-        "_limits",
-        "_line_limit",
-        "_parser",
-        "_replay",
-        "_server",
-        "_since",
-        "_taking",
-        "_target",
-        "_usual_fields",
-        "_usual_headers",
-        "_wants_continue",
-        "_wire",
-    )
-
     def __init__(self, server: Http1Server) -> None:
         self._server = server
         self._limits: Limits = server.limits

@@ -60,8 +60,6 @@ class Stream:
         form: how the body travels.
     """
 
-    __slots__ = ("_asked", "_connection", "_form", "_limit", "_transport")
-
     def __init__(self, connection: HttpProtocol, transport: asyncio.Transport | None, limit: int, form: Form) -> None:
         self._connection = connection
         self._transport = transport

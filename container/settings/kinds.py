@@ -48,8 +48,6 @@ class SettingsError(MmeError):
         problems: one sentence for each, naming the variable and what it may be.
     """
 
-    __slots__ = ("problems",)
-
     def __init__(self, *problems: str) -> None:
         self.problems = problems
         super().__init__(Kind.INVALID_ARGUMENT, "\n".join(self.problems))

@@ -51,8 +51,6 @@ class _Kept:
         size: bytes of its elements.
     """
 
-    __slots__ = ("activity", "array", "data_type", "name", "size")
-
     def __init__(self, activity: str, name: str, data_type: DataType, array: Array) -> None:
         self.activity = activity
         self.name = name

@@ -47,8 +47,6 @@ class Frame:
         fd: the descriptor that goes with it, -1 for none. `close` it when the frame was sent, or never will be.
     """
 
-    __slots__ = ("data", "fd")
-
     def __init__(self, message: Message, packing: Packing | None = None) -> None:
         """Raises MmeError: as `encode_message`; OUT_OF_MEMORY, or UNAVAILABLE for want of descriptors."""
         size = packing.end if packing is not None else 0

@@ -233,8 +233,6 @@ class ResponderInChild:
         used: whether anything was sent.
     """
 
-    __slots__ = ("_events", "number", "used")
-
     def __init__(self, events: Events, number: int) -> None:
         self._events = events
         self.number = number

@@ -55,8 +55,6 @@ class _Begun:
         segment: where it lies; None where it could not be sent ahead.
     """
 
-    __slots__ = ("child", "inputs", "outputs", "segment")
-
     def __init__(
         self, inputs: Mapping[str, Array], outputs: Sequence[str], child: Child, segment: Segment | None
     ) -> None:

@@ -21,8 +21,6 @@ _REAP_SECONDS = 5.0  # for the fork server to tell the exit code of a process th
 class ChildDiedError(MmeError):
     """A process is no more, and this is why."""
 
-    __slots__ = ()
-
 
 class Leash:
     """One process's leash.

@@ -21,8 +21,6 @@ _BYTES = 64 << 10  # of all inputs together, or all outputs: more is copied by a
 class Pace:
     """Of one process."""
 
-    __slots__ = ("_alone_until", "_bytes", "_mean")
-
     def __init__(self) -> None:
         self._mean = float(_FAR_TOO_LONG_NS)
         self._bytes = 1

@@ -61,8 +61,6 @@ class _Sent:
         reply: an answer that came and is for a thread to take.
     """
 
-    __slots__ = ("numbers", "reply", "requests", "segment")
-
     def __init__(self, requests: Sequence[ModelRequest], numbers: range, segment: Segment) -> None:
         self.requests = requests
         self.numbers = numbers

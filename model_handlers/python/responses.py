@@ -38,20 +38,6 @@ class Responses:
         request: what is answered.
     """
 
-    __slots__ = (
-        "_closed",
-        "_config",
-        "_executed",
-        "_gone",
-        "_lane",
-        "_left",
-        "_lock",
-        "_request",
-        "_sent",
-        "again",
-        "taken",
-    )
-
     def __init__(self, config: ModelConfig, lane: str, request: ModelRequest) -> None:
         self._config = config
         self._lane = lane

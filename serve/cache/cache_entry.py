@@ -83,41 +83,6 @@ class Entry(Generic[T]):
         evicted: whether it left memory for another, and comes back with its next request.
     """
 
-    __slots__ = (
-        "_drained",
-        "_lease_ended",
-        "_used_before",
-        "abandoned",
-        "age",
-        "anyway",
-        "closing",
-        "cut_short",
-        "download_ns",
-        "evicted",
-        "failure",
-        "failures",
-        "footprint",
-        "keepers",
-        "last_used",
-        "leases",
-        "loaded_at",
-        "loading_since",
-        "name",
-        "orphan",
-        "pinned",
-        "predecessor",
-        "prepared",
-        "reason",
-        "reload_ns",
-        "resident",
-        "source",
-        "state",
-        "stats",
-        "successor",
-        "task",
-        "waiters",
-    )
-
     def __init__(self, name: str, source: Any, stats: TargetStats, lease_ended: Callable[[], None]) -> None:
         self._lease_ended = lease_ended
         self._drained: asyncio.Future[None] | None = None

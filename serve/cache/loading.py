@@ -56,8 +56,6 @@ class _Promise:
         orphaned: whether the load was given up; it ends when its thread comes back.
     """
 
-    __slots__ = ("_over", "_room", "orphaned", "size")
-
     def __init__(self, room: Room, size: Footprint) -> None:
         self.size = size
         self.orphaned = False

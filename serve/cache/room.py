@@ -34,8 +34,6 @@ class _Claim:
     `awaits_own` tells whether anybody leaves for this claim, whose bytes nobody else is to take.
     """
 
-    __slots__ = ("awaits_own", "evicted", "give_way", "granted", "name", "need", "patient")
-
     def __init__(
         self, name: str, need: Footprint, *, patient: bool, give_way: Callable[[], None] | None = None
     ) -> None:

@@ -170,8 +170,6 @@ def cached_responses(
 class _Keeping:
     """A request's completion that also has the response kept, once the client has it."""
 
-    __slots__ = ("_complete", "_key", "_lookup_ns", "_responses")
-
     def __init__(self, responses: CachedResponses, key: Hashable, complete: Completion, lookup_ns: int) -> None:
         self._responses = responses
         self._key = key

@@ -28,8 +28,6 @@ class Costs:
     for ever, so that the first execution of any size runs on a lane.
     """
 
-    __slots__ = ("_limit", "_ns")
-
     def __init__(self, limit_ns: int) -> None:
         self._limit = limit_ns
         self._ns: dict[int, float] = {}

@@ -183,8 +183,6 @@ class Part:
         submit: takes a request of it, as the model does.
     """
 
-    __slots__ = ("batches", "config", "decoupled", "model", "outputs", "step", "submit")
-
     def __init__(self, step: EnsembleStep, model: Model | EnsembleModel) -> None:
         self.model = model
         self.config = model.config

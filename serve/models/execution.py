@@ -44,8 +44,6 @@ class Execution:
         one_by_one: whether these are several executions of one request each, of which the timings tell the mean.
     """
 
-    __slots__ = ("batch", "one_by_one", "processor_ns", "results", "size", "timings", "uniform")
-
     def __init__(
         self,
         batch: Batch,
@@ -134,8 +132,6 @@ class BegunBatch:
         start, collated: when it was begun (ns), and when its arrays were made.
         begun: what the handler gave for it, or what went wrong.
     """
-
-    __slots__ = ("batch", "begun", "collated", "names", "start")
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch

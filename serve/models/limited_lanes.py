@@ -33,8 +33,6 @@ class Lane:
         busy: whether it is being used.
     """
 
-    __slots__ = ("busy", "has_turn", "model", "number")
-
     def __init__(self, model: LimitedLanes, number: int) -> None:
         self.model = model
         self.number = number

@@ -39,8 +39,6 @@ class OpenRequest:
         post: takes each response and whether it is the last; called on any thread.
     """
 
-    __slots__ = ("_post", "_tell", "began_ns", "calls", "request", "responded_ns")
-
     def __init__(self, request: InferenceRequest, post: Post) -> None:
         self.request = request
         self.began_ns = self.responded_ns = time.perf_counter_ns()

@@ -33,8 +33,6 @@ _SECONDS_IN_VAIN = 60.0
 class _SecondTry:
     """The lease of a request that runs once more, by which it is known."""
 
-    __slots__ = ("release",)
-
     def __init__(self, lease: Lease) -> None:
         self.release = lease.release
 

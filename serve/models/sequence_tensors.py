@@ -45,8 +45,6 @@ class _Signal:
         value: what it says of a request.
     """
 
-    __slots__ = ("data_type", "name", "nobody", "value")
-
     def __init__(
         self, name: str, data_type: DataType, nobody: object, value: Callable[[InferenceRequest], object]
     ) -> None:
@@ -228,8 +226,6 @@ class SequenceSignature(Signature):
 
 class _Unheard:
     """Takes the responses to a request that is nobody's. See `model_handlers.base.Responder`."""
-
-    __slots__ = ()
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
         """Nobody waits for it."""

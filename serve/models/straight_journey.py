@@ -78,20 +78,6 @@ class Route:
 class StraightJourney:
     """One request. See `ensemble`."""
 
-    __slots__ = (
-        "_belongs",
-        "_callers",
-        "_course",
-        "_ensemble",
-        "_error",
-        "_request",
-        "_route",
-        "_running",
-        "_timings",
-        "_told",
-        "_waited",
-    )
-
     def __init__(self, ensemble: EnsembleModel, request: InferenceRequest) -> None:
         self._ensemble = ensemble
         self._request = request

@@ -30,8 +30,6 @@ T = TypeVar("T")
 class _Place:
     """That of one request at its step; kept while `followers` of it wait for theirs."""
 
-    __slots__ = ("followers", "is_over", "turnstile")
-
     def __init__(self, turnstile: Turnstile) -> None:
         self.turnstile = turnstile
         self.followers = 0

@@ -49,8 +49,6 @@ class Take(Generic[R]):
         cancelled: requests that nobody waits for.
     """
 
-    __slots__ = ("batch", "cancelled", "expired", "lane", "wake_at")
-
     def __init__(self, lane: int = 0) -> None:
         self.batch: list[R] = []
         self.lane = lane

@@ -124,8 +124,6 @@ class Graph:
 class Scope(Generic[T]):
     """The tensors of one response of a decoupled step, or of the request: see above."""
 
-    __slots__ = ("lineage", "parent", "responded", "running", "started", "tensors")
-
     def __init__(self, parent: Scope[T] | None, lineage: Lineage, tensors: dict[str, T | Absent]) -> None:
         self.parent = parent
         self.lineage = lineage

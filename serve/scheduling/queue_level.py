@@ -50,8 +50,6 @@ class Level(Generic[R]):
         policy: the level's limits.
     """
 
-    __slots__ = ("_model", "delayed", "policy", "waiting")
-
     def __init__(self, model: str, policy: QueuePolicy) -> None:
         self._model = model
         self.policy = policy

@@ -39,20 +39,6 @@ class Sequence(Generic[R]):
             a sequence begins with. They belong to whoever executes.
     """
 
-    __slots__ = (
-        "ending",
-        "executing",
-        "expires_ns",
-        "form",
-        "id",
-        "kept",
-        "lane",
-        "last_ns",
-        "memory",
-        "slot",
-        "waiting",
-    )
-
     def __init__(self, correlation_id: int | str) -> None:
         self.id = correlation_id
         self.waiting: deque[R] = deque()
@@ -85,8 +71,6 @@ class SequenceBatch(list[R]):
         height: rows in all; those that are no request's are there for the others to keep their places.
         again: the places in this list of those that the model put back. Whoever executes fills it in.
     """
-
-    __slots__ = ("again", "height", "rows", "sequences")
 
     def __init__(self, sequences: list[Sequence[R]], rows: Iterable[int]) -> None:
         super().__init__([sequence.waiting.popleft() for sequence in sequences])

@@ -113,8 +113,6 @@ class OldestLane(Generic[R]):
 class _Step(Generic[R]):
     """The next request of a sequence, to the dynamic batcher. It waits from when it may execute on."""
 
-    __slots__ = ("arrival_ns", "batch_size", "deadline_ns", "priority", "sequence", "signature", "timeout_us")
-
     def __init__(self, sequence: Sequence[R], now: int) -> None:
         self.sequence = sequence
         self.batch_size = 1

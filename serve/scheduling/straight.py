@@ -28,8 +28,6 @@ class PlannedStep:
         outputs: output of its model → (place of the tensor, the steps that wait for it).
     """
 
-    __slots__ = ("index", "inputs", "outputs")
-
     def __init__(self, index: int, inputs: tuple[tuple[str, int], ...]) -> None:
         self.index = index
         self.inputs = inputs
@@ -48,8 +46,6 @@ class Plan:
         first: the steps that wait for no other.
         lacking: for each step of the ensemble, how many tensors of others it waits for.
     """
-
-    __slots__ = ("first", "lacking", "places", "wanted")
 
     def __init__(self, graph: Graph, inputs: Sequence[str], wanted: Sequence[str]) -> None:
         needed = sorted(graph.needed(wanted))
@@ -80,8 +76,6 @@ class Course(Generic[T]):
         plan: the way.
         given: the tensors that came with the request, in the order of the plan's inputs; `ABSENT` for one left out.
     """
-
-    __slots__ = ("_lacking", "tensors")
 
     def __init__(self, plan: Plan, given: Sequence[T | Absent]) -> None:
         self.tensors: list[T | Absent] = [*given, *[ABSENT] * (len(plan.places) - len(given))]

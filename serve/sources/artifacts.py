@@ -72,8 +72,6 @@ class Artifact:
 class _NameLock:
     """The lock of one name, and how many threads hold it or wait for it."""
 
-    __slots__ = ("lock", "users")
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.users = 0

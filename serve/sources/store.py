@@ -37,8 +37,6 @@ class StoredObject:
 class UntoldError(MmeError):
     """The store does not say whether there is such an archive. Kind UNAVAILABLE."""
 
-    __slots__ = ()
-
     def __init__(self, message: str) -> None:
         super().__init__(Kind.UNAVAILABLE, message)
 
@@ -46,16 +44,12 @@ class UntoldError(MmeError):
 class ReplacedError(MmeError):
     """What the store holds under a name is not what it was when it was looked up. Kind UNAVAILABLE."""
 
-    __slots__ = ()
-
     def __init__(self, name: str, uri: str) -> None:
         super().__init__(Kind.UNAVAILABLE, f"model '{name}' in {uri} was replaced while it was downloaded: try again")
 
 
 class UnreachableError(UntoldError):
     """The store can't be asked now; what it said before may hold still."""
-
-    __slots__ = ()
 
 
 class Store(Protocol):

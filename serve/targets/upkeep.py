@@ -38,8 +38,6 @@ class _Watched:
         ousts: whether others may leave for what it grew by: a batch that is executed just then is no reason yet.
     """
 
-    __slots__ = ("_complete", "_grew", "_last_used", "_trimmed", "idle", "ousts", "parts", "rests", "root")
-
     def __init__(self, root: Target, parts: Sequence[Target]) -> None:
         self.root = root
         self.parts = parts

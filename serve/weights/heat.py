@@ -17,8 +17,6 @@ class Heat:
         seconds: the heat.
     """
 
-    __slots__ = ("_busy", "seconds")
-
     def __init__(self, busy_seconds: float) -> None:
         """`busy_seconds`: what its executions took until now, ever; they leave it cold."""
         self._busy = busy_seconds

@@ -57,8 +57,6 @@ class _Watched:
         told: whether it was said that there is no memory to pack it.
     """
 
-    __slots__ = ("_executions", "forms", "heat", "root", "settled", "target", "told")
-
     def __init__(self, root: Target, target: Target, forms: TargetForms) -> None:
         self.root = root
         self.target = target

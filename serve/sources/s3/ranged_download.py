@@ -36,8 +36,6 @@ class RangeBody(Protocol):
 class _Part:
     """One part: the first `filled` bytes of `data` have arrived and never change again."""
 
-    __slots__ = ("data", "filled", "start")
-
     def __init__(self, start: int, size: int) -> None:
         self.start = start
         self.data = memoryview(bytearray(size))
