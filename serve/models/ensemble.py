@@ -19,9 +19,9 @@ from serve.models.cached_responses import cached_responses
 from serve.models.execution import failure
 from serve.models.layout_check import KNOWN_LAYOUTS, CheckedLayouts
 from serve.models.readiness import JointReadiness
-from serve.models.straight_journey import Route, StraightJourney
+from serve.models.straight_journey import Journey, Route, StraightJourney
 from serve.models.turnstile import Turnstile, Turnstiles
-from serve.request import InferenceRequest, InferenceResponse, Timings, layout_of
+from serve.request import InferenceRequest, InferenceResponse, layout_of
 from serve.scheduling.ensemble import Graph, Progress, Ready, Run
 from serve.scheduling.ensemble_sequence import belonging, overridden
 from serve.scheduling.straight import Plan
@@ -194,23 +194,15 @@ class Part:
         self.outputs = () if everything else tuple(step.outputs)
 
 
-class _Journey:
-    """One request on its way through the steps."""
+class _Journey(Journey):
+    """One request on its way through steps some of which answer any number of times."""
 
     def __init__(self, ensemble: EnsembleModel, request: InferenceRequest) -> None:
-        self._ensemble = ensemble
-        self._request = request
+        super().__init__(ensemble, request)
         self._batches = ensemble.config.max_batch_size > 0
-        self._belongs = request.correlation_id, request.flags
-        self._wanted = request.layout.outputs or tuple(spec.name for spec in ensemble.config.outputs)
+        wanted = request.layout.outputs or tuple(spec.name for spec in ensemble.config.outputs)
         tensors, absent = self._received()
-        self._run: Run[Passed] = Run(ensemble.graph, tensors, absent, self._wanted)
-        self._steps: set[InferenceRequest] = set()
-        self._callers = (*request.callers, ensemble.name)
-        self._error: MmeError | None = None
-        self._response: InferenceResponse | None = None
-        self._timings = Timings.of_steps(request.arrival_ns)
-        self._waited = 0
+        self._run: Run[Passed] = Run(ensemble.graph, tensors, absent, wanted)
         self._has_answered = False
 
     def begin(self) -> None:
@@ -245,11 +237,11 @@ class _Journey:
         step: InferenceRequest | None = None
         try:
             step = self._made(ready, part)
-            self._steps.add(step)
+            self._running.add(step)
             part.submit(step)
         except Exception as error:  # noqa: BLE001 - as in `StraightJourney`
             if step is not None:
-                self._steps.discard(step)
+                self._running.discard(step)
             self._ended(ready, failure(part.model, error))
 
     def _made(self, ready: Ready[Passed], part: Part) -> InferenceRequest:
@@ -279,7 +271,7 @@ class _Journey:
         step: InferenceRequest,
         result: InferenceResponse | MmeError | None,
     ) -> None:
-        self._steps.discard(step)
+        self._running.discard(step)
         if isinstance(result, InferenceResponse):
             self._came(ready, belongs, step, result, ends=True)
             self._finish_if_over()
@@ -330,9 +322,6 @@ class _Journey:
         except Exception as error:  # noqa: BLE001 - as in `StraightJourney`
             self._fail(failure(self._ensemble, error))
             return
-        if not self._ensemble.config.decoupled:
-            self._response = response
-            return
         if not self._has_answered:
             self._has_answered = True
             self._ensemble.stats.began_to_answer(_now() - self._request.arrival_ns)
@@ -351,31 +340,12 @@ class _Journey:
             self._ensemble.name, str(self._ensemble.version), outputs, self._request.id, self._timings
         )
 
-    def _fail(self, error: MmeError) -> None:
-        """The first error is the request's; what runs is not waited for longer than it takes to notice."""
-        if self._error is None:
-            self._error = MmeError(error.kind, f"in ensemble '{self._ensemble.name}', {error.message}")
-            self._cancel()
-
-    def _cancel(self) -> None:
-        for step in list(self._steps):
-            step.cancel()
-
     def _finish_if_over(self) -> None:
-        request = self._request
-        if not self._run.over or request.answered:
+        if not self._run.over or self._request.answered:
             return
         if self._error is None:
             try:
                 self._run.check_answered()
             except MmeError as error:
                 self._error = error
-        ensemble = self._ensemble
-        ensemble.outstanding -= 1
-        total = _now() - request.arrival_ns
-        if self._error is not None:
-            ensemble.stats.failed(self._error.kind, total)
-        else:
-            ensemble.stats.executed(request.batch_size, self._timings)
-            ensemble.stats.succeeded(1, request.batch_size, self._waited, total, self._timings)
-        request.resolve(self._error or self._response)
+        self._end(self._error)

@@ -75,12 +75,49 @@ class Route:
         return layout
 
 
-class StraightJourney:
-    """One request. See `ensemble`."""
+class Journey:
+    """What any request has on its way through an ensemble."""
 
     def __init__(self, ensemble: EnsembleModel, request: InferenceRequest) -> None:
         self._ensemble = ensemble
         self._request = request
+        self._callers = (*request.callers, ensemble.name)
+        self._running: set[InferenceRequest] = set()
+        self._error: MmeError | None = None
+        self._timings = Timings.of_steps(request.arrival_ns)
+        self._waited = 0
+        self._belongs: Belongs = request.correlation_id, request.flags
+
+    def _fail(self, error: MmeError) -> None:
+        """The first error is the request's; what runs is not waited for longer than it takes to notice."""
+        if self._error is None:
+            self._error = MmeError(error.kind, f"in ensemble '{self._ensemble.name}', {error.message}")
+            self._cancel()
+
+    def _cancel(self) -> None:
+        for sent in list(self._running):
+            sent.cancel()
+
+    def _end(self, result: InferenceResponse | MmeError | None) -> None:
+        """Count the request, and give it its last answer: None where it has had all of them."""
+        ensemble, request = self._ensemble, self._request
+        ensemble.outstanding -= 1
+        total = _now() - request.arrival_ns
+        if isinstance(result, MmeError):
+            ensemble.stats.failed(result.kind, total)
+        else:
+            ensemble.stats.executed(request.batch_size, self._timings)
+            ensemble.stats.succeeded(1, request.batch_size, self._waited, total, self._timings)
+            if result is not None:
+                ensemble.stats.began_to_answer(total)
+        request.resolve(result)
+
+
+class StraightJourney(Journey):
+    """One request. See `ensemble`."""
+
+    def __init__(self, ensemble: EnsembleModel, request: InferenceRequest) -> None:
+        super().__init__(ensemble, request)
         self._route = ensemble.route(request.layout.outputs)
         self._course: Course[Tensor] = Course(
             self._route.plan,
@@ -89,12 +126,6 @@ class StraightJourney:
                 for spec, position in zip(ensemble.config.inputs, request.order, strict=True)
             ],
         )
-        self._callers = (*request.callers, ensemble.name)
-        self._running: set[InferenceRequest] = set()
-        self._error: MmeError | None = None
-        self._timings = Timings.of_steps(request.arrival_ns)
-        self._waited = 0
-        self._belongs: Belongs = request.correlation_id, request.flags
         self._told: dict[int, Belongs] = {}  # of places whose readers belong to another sequence
 
     def begin(self) -> None:
@@ -104,7 +135,7 @@ class StraightJourney:
             if self._error is None:
                 self._submit(step)
         if not self._running and not self._request.answered:
-            self._finish()
+            self._end(self._result())
 
     def _submit(self, step: PlannedStep) -> None:
         part = self._ensemble.parts[step.index]
@@ -157,7 +188,7 @@ class StraightJourney:
         elif result is not None:
             self._fail(result)
         if not self._running and not self._request.answered:
-            self._finish()
+            self._end(self._result())
 
     def _note_sequence(self, step: PlannedStep, sent: InferenceRequest, result: InferenceResponse) -> None:
         """What the steps behind one belong to, if not to the request's own sequence."""
@@ -173,30 +204,6 @@ class StraightJourney:
         held, own = self._course.tensors, self._belongs
         there = (place for _, place in step.inputs if not isinstance(held[place], Absent))
         return belonging(own, (self._told.get(place, own) for place in there))
-
-    def _fail(self, error: MmeError) -> None:
-        """The first error is the request's; what runs is not waited for longer than it takes to notice."""
-        if self._error is None:
-            self._error = MmeError(error.kind, f"in ensemble '{self._ensemble.name}', {error.message}")
-            self._cancel()
-
-    def _cancel(self) -> None:
-        for sent in list(self._running):
-            sent.cancel()
-
-    def _finish(self) -> None:
-        ensemble, request = self._ensemble, self._request
-        result = self._result()
-        ensemble.outstanding -= 1
-        total = _now() - request.arrival_ns
-        if isinstance(result, MmeError):
-            ensemble.stats.failed(result.kind, total)
-            request.resolve(result)
-            return
-        ensemble.stats.executed(request.batch_size, self._timings)
-        ensemble.stats.succeeded(1, request.batch_size, self._waited, total, self._timings)
-        ensemble.stats.began_to_answer(total)
-        request.resolve(result)
 
     def _result(self) -> InferenceResponse | MmeError:
         if self._error is not None:
