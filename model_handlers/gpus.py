@@ -2,15 +2,15 @@
 
 NVML shows every GPU of the machine; CUDA shows a process those that CUDA_VISIBLE_DEVICES leaves, numbered anew. Models
 are placed by CUDA's numbers, so this is where the two are brought together (`visible`, which is PURE). A GPU that is
-cut into MIG devices stands for the first of them, as with CUDA, which never shows a process more than one. Asking on a
-machine without a GPU, or without a driver, is not an error: there are none.
+cut into MIG devices stands for the first of them. CUDA shows a process one MIG device at most, and then no other GPU.
+Asking on a machine without a GPU, or without a driver, is not an error: there are none.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 # CUDA would number the fastest first. Set before anything of CUDA is loaded, for child processes too.
 _ORDER = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-_PREFIXES = ("GPU-", "MIG-")
+_PART = "MIG-"
+_PREFIXES = ("GPU-", _PART)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def visible(uuids: Sequence[str], wanted: str | None) -> list[str]:
         return list(uuids)
     shown: list[str] = []
     for entry in (text.strip() for text in wanted.split(",")):
-        if entry.startswith("MIG-"):
+        if entry.startswith(_PART):
             found = [entry]
         elif entry.startswith(_PREFIXES):
             found = [uuid for uuid in uuids if uuid.startswith(entry)]
@@ -164,29 +165,49 @@ def _memory(nvml: Any, handle: Any) -> Any:
 
 
 def _handles(nvml: Any) -> list[tuple[str, Any]]:
-    """UUID and handle of each GPU that CUDA shows."""
+    """UUID and handle of each GPU that CUDA shows: of MIG devices one, and then nothing else."""
     os.environ.setdefault(*_ORDER)
-    present = {}
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        present[_text(nvml.nvmlDeviceGetUUID(handle))] = handle
+    present = _present(nvml)
     found = []
     for uuid in visible(list(present), os.environ.get(VARIABLE)):  # the driver's variable, which CUDA reads as well
         try:
-            handle = _mig_device(nvml, present[uuid]) if uuid in present else nvml.nvmlDeviceGetHandleByUUID(uuid)
+            handle = present[uuid] if uuid in present else nvml.nvmlDeviceGetHandleByUUID(uuid)
             found.append((_text(nvml.nvmlDeviceGetUUID(handle)), handle))
-        except nvml.NVMLError:  # a MIG device of another machine, or a GPU that was cut up and has no parts yet
+        except nvml.NVMLError:  # a MIG device of another machine
             break
-    return found
+    parts = [each for each in found if each[0].startswith(_PART)]
+    return parts[:1] or found
 
 
-def _mig_device(nvml: Any, handle: Any) -> Any:
-    """The GPU itself, or its first MIG device if it is cut into such."""
+def _present(nvml: Any) -> dict[str, Any]:
+    """The machine's GPUs by UUID, in the order of the bus: each one's handle, or that of the MIG device it stands for.
+
+    Drivers count what a control group keeps from this process, or what has left the bus, and then don't hand it out.
+    """
+    present = {}
+    for index in range(nvml.nvmlDeviceGetCount()):
+        with suppress(nvml.NVMLError):
+            gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+            handle = _mig_device(nvml, gpu) if _is_cut(nvml, gpu) else gpu
+            if handle is not None:
+                present[_text(nvml.nvmlDeviceGetUUID(gpu))] = handle
+    return present
+
+
+def _is_cut(nvml: Any, gpu: Any) -> bool:
+    """Whether it is cut into MIG devices."""
     try:
-        cut = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+        return bool(nvml.nvmlDeviceGetMigMode(gpu)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
     except nvml.NVMLError:  # most GPUs can't be
-        return handle
-    return nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0) if cut else handle
+        return False
+
+
+def _mig_device(nvml: Any, gpu: Any) -> Any:
+    """The first of its MIG devices that this process may use, whatever its number; None where there is none."""
+    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        with suppress(nvml.NVMLError):
+            return nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number)
+    return None
 
 
 @contextmanager

@@ -15,13 +15,19 @@ import pynvml
 
 @dataclass
 class FakeGpu:
-    """One GPU, or a MIG device of one; `silent` ones know no load, power or energy, `lost` ones nothing but their name."""
+    """One GPU, or a MIG device of one.
+
+    `silent` ones know no load, power or energy, `lost` ones nothing but their name; `denied` ones are counted and not
+    handed out; `cut` ones are in MIG mode without any part.
+    """
 
     uuid: str
     total: int = 1000
     used: int = 100
     silent: bool = False
     lost: bool = False
+    denied: bool = False
+    cut: bool = False
     parts: tuple[FakeGpu, ...] = ()
     capability: tuple[int, int] = (9, 0)
 
@@ -45,7 +51,7 @@ class FakeNvml:
         return len(self.listed)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
-        return self.listed[index]
+        return self._handed_out(self.listed[index])
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
         for gpu in self.listed:
@@ -70,10 +76,15 @@ class FakeNvml:
 
     def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:
         self._speak(gpu)
-        return [int(bool(gpu.parts))] * 2
+        return [int(gpu.cut or bool(gpu.parts))] * 2
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: FakeGpu) -> int:
+        return 7
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, index: int) -> FakeGpu:
-        return gpu.parts[index]
+        if index >= len(gpu.parts):
+            raise self.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return self._handed_out(gpu.parts[index])
 
     def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> Any:
         self._speak(gpu)
@@ -90,6 +101,11 @@ class FakeNvml:
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu) -> int:
         self._speak(gpu)
         return 123_000
+
+    def _handed_out(self, gpu: FakeGpu) -> FakeGpu:
+        if gpu.denied:
+            raise self.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+        return gpu
 
     def _speak(self, gpu: FakeGpu) -> None:
         if gpu.silent:

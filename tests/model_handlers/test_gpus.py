@@ -67,10 +67,48 @@ def test_gpus_are_numbered_as_cuda_numbers_them(machine):
 
 def test_a_gpu_in_parts_stands_for_the_first(machine):
     """A GPU that is cut into MIG devices is one of them, by its UUID, with its memory."""
-    parts = (FakeGpu(MIG, 400, 40), FakeGpu("MIG-other", 400, 0))
-    machine(FakeGpu(A, parts=parts), FakeGpu(B, silent=True))
+    machine(FakeGpu(A, parts=(FakeGpu(MIG, 400, 40), FakeGpu("MIG-other", 400, 0))))
 
-    assert [(gpu.uuid, gpu.total) for gpu in gpus.gpus()] == [(MIG, 400), (B, 1000)]
+    assert [(gpu.uuid, gpu.total) for gpu in gpus.gpus()] == [(MIG, 400)]
+
+
+@pytest.mark.parametrize("shown", [None, "0", A])
+def test_the_first_part_is_the_first_that_this_process_may_use(machine, shown):
+    """Numbers of parts have gaps, where one was taken away or was given to another container."""
+    machine(FakeGpu(A, parts=(FakeGpu("MIG-other", 400, 0, denied=True), FakeGpu(MIG, 400, 40))), shown=shown)
+
+    assert [(gpu.uuid, gpu.total) for gpu in gpus.gpus()] == [(MIG, 400)]
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        (FakeGpu(A, parts=(FakeGpu(MIG),)), FakeGpu(B, parts=(FakeGpu("MIG-other"),))),
+        (FakeGpu(A), FakeGpu(B, parts=(FakeGpu(MIG), FakeGpu("MIG-other")))),
+    ],
+    ids=["two in parts", "one whole, one in parts"],
+)
+def test_with_a_part_there_is_no_other_gpu(machine, listed):
+    """CUDA shows a process one MIG device, and no whole GPU beside it: models go where CUDA has a device."""
+    machine(*listed)
+
+    assert [(gpu.index, gpu.uuid) for gpu in gpus.gpus()] == [(0, MIG)]
+
+
+def test_of_several_parts_cuda_shows_one(machine):
+    """Whoever names two MIG devices gets the first."""
+    machine(FakeGpu(A, parts=(FakeGpu("MIG-other"), FakeGpu(MIG))), shown=f"{MIG},MIG-other")
+
+    assert [gpu.uuid for gpu in gpus.gpus()] == [MIG]
+
+
+@pytest.mark.parametrize("kept", [FakeGpu(A, denied=True), FakeGpu(A, cut=True)], ids=["another's", "without parts"])
+def test_a_gpu_that_the_driver_does_not_hand_out_is_none(machine, kept):
+    """One of another container, which is counted nevertheless, or in MIG mode without any part: the next is the first."""
+    machine(kept, FakeGpu(B))
+
+    assert [(gpu.index, gpu.uuid) for gpu in gpus.gpus()] == [(0, B)]
+    assert [reading.uuid for reading in gpus.readings()] == [B]
 
 
 def test_a_mig_device_is_found_by_its_name(machine):
