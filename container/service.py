@@ -23,6 +23,7 @@ from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, 
 from container.shared_memory import CudaRegions, Regions
 from container.traces.file import FileTracer
 from container.traces.settings import OFF, TENSORS, TIMESTAMPS, TraceControl, TraceSettings
+from model_handlers import gpus
 from model_handlers.busy_poll import BusyPoll
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.parameters import EXECUTION_SECONDS, Deadlines
@@ -114,6 +115,8 @@ class Service:
             budget.host / 1e6,
             budget.device / 1e6,
         )
+        if complaint := gpus.complaint():
+            _log.warning("no GPU is used: NVIDIA's driver says '%s'", complaint)
         loop = asyncio.get_running_loop()
         if self._emf is not None:
             self._emf.start(loop)

@@ -17,7 +17,7 @@ from model_handlers import control_groups
 from model_handlers.base import CPU, Device
 from model_handlers.config import InstanceKind
 from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.gpus import Gpu, gpu_count, gpus
+from model_handlers.gpus import Gpu, complaint, gpu_count, gpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,8 +137,13 @@ def _devices(group: InstanceGroup, model: str, available: int) -> tuple[Device, 
     return tuple(Device("gpu", index) for index in group.gpus or everywhere for _ in range(group.count))
 
 
+def _no_gpu() -> str:
+    said = complaint()
+    return f"no GPUs are available: NVIDIA's driver says '{said}'" if said else "no GPUs are available"
+
+
 def _warn_no_gpu(names: str, model: str, *, require_gpu: bool) -> None:
-    reason = "the installed framework was built without GPU support" if gpu_count() else "no GPUs are available"
+    reason = "the installed framework was built without GPU support" if gpu_count() else _no_gpu()
     sentence = f"instance group {names} of model {model} has kind KIND_GPU but {reason}"
     if require_gpu:
         raise MmeError(Kind.UNAVAILABLE, f"{sentence}, and MME_REQUIRE_GPU forbids to run it on the CPU")

@@ -114,6 +114,18 @@ def gpus() -> tuple[Gpu, ...]:
         return tuple(found)
 
 
+def complaint() -> str:
+    """Why the driver does not tell its GPUs, in its own words; "" where it does, and where there is no driver."""
+    import pynvml  # noqa: PLC0415 - as in `_nvml`
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return "" if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND else str(error).rstrip(".")
+    pynvml.nvmlShutdown()
+    return ""
+
+
 def uuid_of(devices: Iterable[Device]) -> str:
     """The name of the one GPU among devices; "" where there is none of them, or several."""
     numbers = {device.index for device in devices if device.kind == "gpu"}

@@ -39,9 +39,13 @@ class FakeNvml:
     listed: list[FakeGpu] = field(default_factory=list)
     NVMLError: type[Exception] = pynvml.NVMLError
     NVML_DEVICE_MIG_ENABLE: int = pynvml.NVML_DEVICE_MIG_ENABLE
+    NVML_ERROR_LIBRARY_NOT_FOUND: int = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    broken: int = 0  # NVML's number for why it does not start
     open: int = 0
 
     def nvmlInit(self) -> None:
+        if self.broken:
+            raise self.NVMLError(self.broken)
         self.open += 1
 
     def nvmlShutdown(self) -> None:

@@ -5,10 +5,12 @@ import json
 import logging
 import os
 import shutil
+import sys
 import tarfile
 from pathlib import Path
 from unittest.mock import Mock
 
+import pynvml
 import pytest
 
 from container.service import Service, engine_options
@@ -19,6 +21,7 @@ from model_handlers.isolation.parameters import Deadlines
 from serve.cache.eviction import Policy, Rules
 from serve.control import Control
 from serve.engine import Engine
+from tests.fake_nvml import FakeNvml
 from tests.waiting import eventually
 
 
@@ -121,6 +124,17 @@ def test_a_server_that_serves_what_it_loaded_is_ready_when_that_is_over(mode, tm
             await service.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("broken", [0, pynvml.NVML_ERROR_UNKNOWN])
+def test_a_driver_that_does_not_answer_is_told_at_the_start(broken, start, tmp_path, monkeypatch, caplog):
+    """Models that name no device run on the CPU without a word, and nobody would know why."""
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(broken=broken))
+    with caplog.at_level(logging.WARNING, "mme.service"):
+        start(mode=Mode.REPOSITORY, model_repository=tmp_path)
+
+    told = ["no GPU is used: NVIDIA's driver says 'Unknown Error'"]
+    assert [record.getMessage() for record in caplog.records] == (told if broken else [])
 
 
 @pytest.mark.parametrize("named", ["", "one"])

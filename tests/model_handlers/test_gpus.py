@@ -2,11 +2,12 @@
 
 import sys
 
+import pynvml
 import pytest
 
 from model_handlers import devices, gpus
 from model_handlers.base import Device
-from model_handlers.config import ModelConfig
+from model_handlers.config import InstanceGroup, InstanceKind, ModelConfig
 from model_handlers.errors import MmeError
 from tests.fake_nvml import FakeGpu, FakeNvml
 
@@ -158,6 +159,29 @@ def test_memory_in_use_is_that_of_the_gpus_that_are_shown(machine, monkeypatch):
     monkeypatch.setattr(devices, "gpu_count", lambda: 2)
 
     assert devices.device_memory_used() == 21
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (0, ""),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, ""),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "RM has detected an NVML/RM version mismatch"),
+        (pynvml.NVML_ERROR_UNKNOWN, "Unknown Error"),
+    ],
+)
+def test_a_driver_that_does_not_answer_is_quoted(machine, monkeypatch, caplog, broken, said):
+    """A model for a GPU runs on the CPU then, and the line that says so says what the driver said."""
+    machine().broken = broken
+    monkeypatch.setattr(devices, "gpu_count", lambda: len(gpus.gpus()))
+    group = InstanceGroup("g", InstanceKind.GPU)
+
+    with caplog.at_level("WARNING", "mme.devices"):
+        devices.place((group,), "m", gpu_capable=True, require_gpu=False)
+    why = f": NVIDIA's driver says '{said}'" if said else ""
+    assert [record.getMessage() for record in caplog.records] == [
+        f"instance group g of model m has kind KIND_GPU but no GPUs are available{why}; it runs on the CPU"
+    ]
 
 
 @pytest.mark.parametrize(
