@@ -28,6 +28,7 @@ from model_handlers.onnx.runtime import (
     preload_cuda,
     preload_tensorrt,
     translated,
+    unloadable,
 )
 from model_handlers.onnx.signature import signature
 from model_handlers.sequence_config import all_inputs, all_outputs
@@ -85,7 +86,7 @@ class OnnxHandler(MappedHandler):
         if TENSORRT_PROVIDER in dict(wanted):
             preload_tensorrt()
         session = create_session(_onnx_path(model_file), options, config.name, wanted)
-        check_providers(wanted, session.get_providers(), config.name, device)
+        check_providers(wanted, session.get_providers(), config.name, device, unloadable)
         return cls(session, config) if device.kind == "cpu" else OnGpu(session, config)
 
     @classmethod

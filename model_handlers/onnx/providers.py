@@ -13,7 +13,7 @@ from model_handlers.onnx.runtime import CPU_PROVIDER, CUDA_PROVIDER
 from model_handlers.parameters import integer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from model_handlers.base import Device
     from model_handlers.config import Accelerator, ModelConfig
@@ -150,16 +150,19 @@ def check_available(wanted: Sequence[Provider], available: Sequence[str], model:
 _ADVICE = {OPENVINO_PROVIDER: "serve the model by backend 'openvino', which reads ONNX, or remove the accelerator"}
 
 
-def check_providers(wanted: Sequence[Provider], got: Sequence[str], model: str, device: Device) -> None:
-    """Refuse a session that computes without a provider it was to have.
+def check_providers(
+    wanted: Sequence[Provider], got: Sequence[str], model: str, device: Device, why: Callable[[str], str]
+) -> None:
+    """Refuse a session that computes without a provider it was to have; `why` tells what keeps one from being loaded.
 
     Raises:
         MmeError: UNAVAILABLE, naming it.
     """
-    missing = [name for name, _ in wanted if name not in got]
+    missing = next((name for name, _ in wanted if name not in got), "")
     if missing:
+        reason = f" ({found})" if (found := why(missing)) else ""
         raise MmeError(
             Kind.UNAVAILABLE,
-            f"model '{model}' was to run on {device}, but ONNX Runtime's {missing[0]} did not start; check that the "
-            "driver, CUDA, cuDNN and, for TensorRT, its version fit the installed onnxruntime-gpu",
+            f"model '{model}' was to run on {device}, but ONNX Runtime's {missing} did not start{reason}; check that "
+            "the driver, CUDA, cuDNN and, for TensorRT, its version fit the installed onnxruntime-gpu",
         )

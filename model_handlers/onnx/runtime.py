@@ -6,15 +6,15 @@ Called on load threads; `translated` on any.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
-from typing import TYPE_CHECKING, Any
+import re
+from pathlib import Path
+from typing import Any
 
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.tensorrt.runtime import tensorrt
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FATAL = 4  # ONNX Runtime's number for it
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -27,6 +27,8 @@ _MEMORY_WORDS = (
     "ALLOC_FAILED",  # of cuBLAS and its kin, whose handles have memory of their own
     "DEVICE_ALLOCATION_FAILED",  # of cuDNN
 )
+# It is wrapped in the place in the sources, the machine's name, and the option by which it was met.
+_CUDA_FAILURE = re.compile(r"CUDA failure \d+: [^;]*[^; ]")
 
 
 @functools.cache
@@ -65,6 +67,21 @@ def preload_tensorrt() -> None:
         tensorrt("TensorRT")
 
 
+def unloadable(provider: str) -> str:
+    """What keeps the library of a provider from being loaded, in the loader's words: ONNX Runtime only logs it.
+
+    Returns:
+        "" where nothing does.
+    """
+    name = provider.removesuffix("ExecutionProvider").lower()
+    library = Path(onnx_runtime().__file__).parent / "capi" / f"libonnxruntime_providers_{name}.so"
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
 def create_session(path: Path, options: Any, model: str, providers: list[Any] | None = None) -> Any:
     """A session over the file `path`, on the CPU if no providers are named.
 
@@ -89,10 +106,11 @@ def session_failure(error: Exception, model: str, *, others: bool) -> MmeError:
     if not others or type(error) is not RuntimeError or failure.kind is not Kind.INVALID_MODEL:
         return failure
     words = " ".join(str(error).split())
+    found = _CUDA_FAILURE.search(words)
     return MmeError(
         Kind.UNAVAILABLE,
-        f"ONNX Runtime can't start a provider for model '{model}' ({words}); check its options, and that the driver, "
-        "CUDA, cuDNN and, for TensorRT, its version fit the installed onnxruntime-gpu",
+        f"ONNX Runtime can't start a provider for model '{model}' ({found[0] if found else words}); check its options, "
+        "and that the driver, CUDA, cuDNN and, for TensorRT, its version fit the installed onnxruntime-gpu",
     )
 
 

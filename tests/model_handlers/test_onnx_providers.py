@@ -3,6 +3,9 @@
 No GPU is here: what is proven is what is asked of ONNX Runtime, and that a provider which does not start is an error.
 """
 
+import _ctypes
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, save
@@ -11,11 +14,18 @@ from model_handlers.base import CPU, Device
 from model_handlers.config import Accelerator, ModelConfig
 from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError
-from model_handlers.onnx import OnnxHandler
+from model_handlers.onnx import OnnxHandler, runtime
 from model_handlers.onnx.handler import OnGpu
 from model_handlers.onnx.providers import check_providers, providers
-from model_handlers.onnx.runtime import create_session, onnx_runtime, session_failure
+from model_handlers.onnx.runtime import create_session, onnx_runtime, session_failure, unloadable
 
+TOO_OLD = """/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_execution_provider_info.cc:63 static \
+onnxruntime::CUDAExecutionProviderInfo onnxruntime::CUDAExecutionProviderInfo::FromProviderOptions(const \
+onnxruntime::ProviderOptions&) [ONNXRuntimeError] : 1 : FAIL : provider_options_utils.h:187 Parse Failed to parse provider \
+option "device_id": CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version ; GPU=-1 ; hostname=vm ; \
+file=/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_execution_provider_info.cc ; line=70 ; \
+expr=cudaGetDeviceCount(&num_devices);
+"""
 GPU1 = Device("gpu", 1)
 CUDA, TENSORRT, HOST = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
 DEFAULTS = {
@@ -193,12 +203,37 @@ def test_what_a_session_has_is_compared_with_what_it_was_to_have():
     """Each provider that is missing counts, the first in the list or not."""
     wanted = providers(gpu(Accelerator("tensorrt")), GPU1)
 
-    check_providers(wanted, [TENSORRT, CUDA, HOST], "m", GPU1)
+    check_providers(wanted, [TENSORRT, CUDA, HOST], "m", GPU1, str)
     for got, missing in (([HOST], TENSORRT), ([CUDA, HOST], TENSORRT), ([TENSORRT, HOST], CUDA)):
-        with pytest.raises(
-            MmeError, match=f"model 'm' was to run on gpu:1, but ONNX Runtime's {missing} did not start"
-        ):
-            check_providers(wanted, got, "m", GPU1)
+        sentence = f"model 'm' was to run on gpu:1, but ONNX Runtime's {missing} did not start"
+        with pytest.raises(MmeError, match=rf"{sentence} \({missing} is torn\); check"):
+            check_providers(wanted, got, "m", GPU1, "{} is torn".format)
+        with pytest.raises(MmeError, match=f"{sentence}; check"):
+            check_providers(wanted, got, "m", GPU1, lambda _: "")
+
+
+def test_what_keeps_a_provider_from_being_loaded_is_told(tmp_path, monkeypatch):
+    """In the loader's words, of a library that is not there and of one that is no library; one that loads has none."""
+    (tmp_path / "capi").mkdir()
+    library = tmp_path / "capi" / "libonnxruntime_providers_cuda.so"
+    monkeypatch.setattr(runtime, "onnx_runtime", lambda: SimpleNamespace(__file__=str(tmp_path / "__init__.py")))
+
+    assert unloadable(CUDA) == f"{library}: cannot open shared object file: No such file or directory"
+    library.write_text("torn")
+    assert unloadable(CUDA) == f"{library}: file too short"
+    library.unlink()
+    library.symlink_to(_ctypes.__file__)
+    assert unloadable(CUDA) == ""
+
+
+def test_of_what_cuda_says_the_sentence_has_no_more_than_that():
+    """As ONNX Runtime 1.31 has it from a driver that is too old: neither the machine's name nor places in sources."""
+    failure = session_failure(RuntimeError(TOO_OLD), "m", others=True)
+
+    assert failure.message.startswith(
+        "ONNX Runtime can't start a provider for model 'm' (CUDA failure 35: CUDA driver version is insufficient for CUDA "
+        "runtime version); check its options, and that the driver"
+    )
 
 
 def test_a_session_on_a_gpu_has_its_thread_wait(doubler):
