@@ -27,6 +27,7 @@ _MEMORY_WORDS = (
     "ALLOC_FAILED",  # of cuBLAS and its kin, whose handles have memory of their own
     "DEVICE_ALLOCATION_FAILED",  # of cuDNN
 )
+_OWN_LIMIT = "is smaller than requested bytes of"  # of an arena
 # It is wrapped in the place in the sources, the machine's name, and the option by which it was met.
 _CUDA_FAILURE = re.compile(r"CUDA failure \d+: [^;]*[^; ]")
 
@@ -119,6 +120,8 @@ def translated(error: Exception, model: str, *, loading: bool) -> MmeError:
     words = " ".join(str(error).split())
     if isinstance(error, MemoryError) or any(word in words for word in _MEMORY_WORDS):
         return out_of_memory(f"model '{model}' ran out of memory: {words}")
+    if _OWN_LIMIT in words:  # more memory for all would be no help
+        words += "; the model's own limit, gpu_mem_limit, leaves no more: raise it, or send less at a time"
     if loading:
         is_none = type(error).__name__ == "InvalidProtobuf"
         hint = "; the file is no ONNX model, or was cut off: export it, or copy it, anew" if is_none else ""

@@ -4,6 +4,8 @@ No GPU is here: what is proven is what is asked of ONNX Runtime, and that a prov
 """
 
 import _ctypes
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -234,6 +236,34 @@ def test_of_what_cuda_says_the_sentence_has_no_more_than_that():
         "ONNX Runtime can't start a provider for model 'm' (CUDA failure 35: CUDA driver version is insufficient for CUDA "
         "runtime version); check its options, and that the driver"
     )
+
+
+LIMITED = """
+import sys
+import numpy as np
+import onnxruntime
+from model_handlers.onnx.runtime import translated
+memory = onnxruntime.OrtMemoryInfo("Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT)
+onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(1 << 20, 1, -1, -1))
+options = onnxruntime.SessionOptions()
+options.add_session_config_entry("session.use_env_allocators", "1")
+options.log_severity_level = 4
+session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
+try:
+    session.run(["y"], {"x": np.ones((1 << 20, 2), np.float32)})
+except Exception as error:
+    told = translated(error, "m", loading=False)
+    print(told.kind.name, told.message)
+"""
+
+
+def test_a_models_own_limit_is_no_want_of_memory(doubler):
+    """Nobody is evicted for it: EXECUTION_FAILED, and what to do. Of the CPU's arena, which says what the GPU's does."""
+    run = [sys.executable, "-c", LIMITED, str(doubler)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.stdout.startswith("EXECUTION_FAILED "), done.stderr
+    assert "is smaller than requested bytes of 8388608; the model's own limit, gpu_mem_limit, leaves" in done.stdout
 
 
 def test_a_session_on_a_gpu_has_its_thread_wait(doubler):
