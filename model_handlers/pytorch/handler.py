@@ -10,7 +10,6 @@ Called by load threads (`autocomplete`, `load`, `close`) and by whoever executes
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +18,15 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.pytorch.archive import recognise
 from model_handlers.pytorch.options import Options, set_up_process, sets_process
 from model_handlers.pytorch.programs import load_program, shared_program
-from model_handlers.pytorch.runtime import PRELOAD, built_for_cuda, pytorch, translated
+from model_handlers.pytorch.runtime import (
+    PRELOAD,
+    built_for_cuda,
+    cuda_device,
+    give_back,
+    on_device,
+    pytorch,
+    translated,
+)
 from model_handlers.pytorch.signature import arguments, completed, places
 from model_handlers.pytorch.tensors import from_result, to_strings, to_tensor
 from model_handlers.sequence_config import all_outputs
@@ -81,17 +88,17 @@ class TorchHandler(Handler):
         torch = pytorch()
         options = Options.of(config)
         set_up_process(torch, config, model_file)
-        on = torch.device("cuda", device.index) if device.kind == "gpu" else None
+        on = cuda_device(device.index, config.name) if device.kind == "gpu" else None
         load = shared_program if options.share else load_program
         try:
-            return cls(load(model_file, form, on, config.name), config, on, options)
+            with on_device(on):
+                return cls(load(model_file, form, on, config.name), config, on, options)
         except MmeError as error:
             if on is None:
                 raise
             refusal = MmeError(error.kind, error.message)  # what was loaded hangs on the other one's traceback
         gc.collect()
-        with contextlib.suppress(RuntimeError):  # a device in trouble gives nothing back
-            torch.cuda.empty_cache()  # the process goes on, with other models
+        give_back(on)  # the process goes on, with other models
         raise refusal
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
@@ -99,24 +106,18 @@ class TorchHandler(Handler):
         torch, model = pytorch(), self.config.name
         program = self._program
         assert program is not None  # noqa: S101 - it is not closed
-        values = {
-            argument: to_strings(inputs[spec.name], spec, model)
-            if spec.data_type is BYTES
-            else to_tensor(torch, inputs[spec.name], spec, self._device)
-            for spec, argument in self._inputs
-            if spec.name in inputs
-        }
         try:
-            with self._options.around(torch):
-                result = program.call(values)
-                return self._taken(torch, result, inputs, outputs)
+            with on_device(self._device):
+                values = self._values(torch, inputs)
+                with self._options.around(torch):
+                    return self._taken(torch, program.call(values), inputs, outputs)
         except MmeError:
             raise
         except Exception as error:  # PyTorch raises RuntimeError, its guards AssertionError, TorchScript what it likes
             raise translated(error, model, loading=False, given=self._given(inputs)) from error
         finally:
             if self._options.clean and self._device is not None:
-                torch.cuda.empty_cache()
+                give_back(self._device)
 
     def close(self) -> None:
         """Drop the model, and have the device's memory given back that its allocator keeps."""
@@ -125,7 +126,17 @@ class TorchHandler(Handler):
         if is_graph:
             gc.collect()  # exported programs are full of circles
         if self._device is not None:
-            pytorch().cuda.empty_cache()
+            give_back(self._device)
+
+    def _values(self, torch: Any, inputs: Mapping[str, Array]) -> dict[str, Any]:
+        """What the model is called with, by argument, on its device."""
+        return {
+            argument: to_strings(inputs[spec.name], spec, self.config.name)
+            if spec.data_type is BYTES
+            else to_tensor(torch, inputs[spec.name], spec, self._device)
+            for spec, argument in self._inputs
+            if spec.name in inputs
+        }
 
     def _given(self, inputs: Mapping[str, Array]) -> str:
         """What the model was called with: neither TorchScript nor anybody else tells what it can take."""

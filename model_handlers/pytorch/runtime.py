@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 PRELOAD = "model_handlers.pytorch.runtime:pytorch"
 _MEMORY_WORDS = (
@@ -63,6 +64,45 @@ def built_for_cuda() -> bool:
     if found is None or found.origin is None:
         return False
     return _CUDA.search(Path(found.origin).with_name("version.py").read_text("utf-8")) is not None
+
+
+def cuda_device(index: int, model: str) -> Any:
+    """PyTorch's own for a GPU, which it has begun to use.
+
+    Raises:
+        MmeError: UNAVAILABLE where it can't; OUT_OF_MEMORY.
+    """
+    torch = pytorch()
+    try:
+        torch.cuda.init()
+        count = torch.cuda.device_count()
+    except (RuntimeError, AssertionError) as error:  # the latter of a build for the CPU
+        failure = translated(error, model, loading=True)
+        if failure.kind is Kind.OUT_OF_MEMORY:
+            raise failure from error
+        raise _no_gpu(index, model, first_words(error)) from error
+    if index >= count:
+        raise _no_gpu(index, model, f"it sees {count} of them")
+    return torch.device("cuda", index)
+
+
+def _no_gpu(index: int, model: str, reason: str) -> MmeError:
+    sentence = f"model '{model}' was to run on gpu:{index}, but PyTorch can't use that GPU ({reason})"
+    return MmeError(Kind.UNAVAILABLE, f"{sentence}; check that the driver fits the installed torch")
+
+
+def on_device(device: Any) -> AbstractContextManager[Any]:
+    """A context in which a device (None for the CPU) is the calling thread's.
+
+    Otherwise that is the first GPU, on which CUDA then takes hundreds of megabytes to give back memory of another.
+    """
+    return nullcontext() if device is None else pytorch().cuda.device(device)
+
+
+def give_back(device: Any) -> None:
+    """Have the memory of a GPU given back that PyTorch keeps for later; one in trouble gives nothing back."""
+    with suppress(RuntimeError), on_device(device):
+        pytorch().cuda.empty_cache()
 
 
 @contextmanager

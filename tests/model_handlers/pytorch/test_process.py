@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import subprocess
 import sys
 import weakref
@@ -18,12 +20,16 @@ from model_handlers.isolation.fork_client import FORKS, forks_with
 from model_handlers.isolation.parameters import placement_of
 from model_handlers.isolation.start import start_isolated
 from model_handlers.pytorch import TorchHandler
+from model_handlers.pytorch.programs import load_program
 from model_handlers.pytorch.runtime import pytorch
+from model_handlers.pytorch.tensors import to_tensor
+from model_handlers.tensor import FP32, TensorSpec
 from tests.frameworks import framework
 
 torch = framework("torch")
 pytestmark = pytest.mark.slow
 _MEGABYTES = 16
+X, Y = TensorSpec("x", FP32, (2,)), TensorSpec("y", FP32, (2,))
 
 
 class Noise(torch.nn.Module):
@@ -31,6 +37,50 @@ class Noise(torch.nn.Module):
 
     def forward(self, x):  # noqa: D102 - PyTorch's
         return torch.rand_like(x)
+
+
+class Current:
+    """Two GPUs, as far as PyTorch's own count of them and the calling thread's choice go: no machine of the tests has one.
+
+    Attributes:
+        gpu: the one that is current; gpus: each that was made so.
+        noted: which was, when what `noting` returned was called.
+    """
+
+    def __init__(self):
+        self.gpu = 0
+        self.gpus = []
+        self.noted = []
+
+    @contextlib.contextmanager
+    def device(self, device):
+        """In place of `torch.cuda.device`."""
+        before, self.gpu = self.gpu, device.index
+        self.gpus.append(self.gpu)
+        try:
+            yield
+        finally:
+            self.gpu = before
+
+    def noting(self, call, **instead):
+        """`call`, on the CPU and noted."""
+
+        def noted(*given):
+            self.noted.append(self.gpu)
+            names = inspect.signature(call).parameters
+            return call(**{**dict(zip(names, given, strict=True)), **instead})
+
+        return noted
+
+
+@pytest.fixture
+def current(monkeypatch):
+    """See `Current`."""
+    current = Current()
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device", current.device)
+    return current
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -155,7 +205,7 @@ def test_models_may_share_a_process(wide, start):
     np.testing.assert_allclose(two.execute({"x": x}, ["y"])[0], wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_load_that_fails_gives_the_device_s_memory_back(tmp_path, monkeypatch, save):
+def test_a_load_that_fails_gives_the_device_s_memory_back(current, monkeypatch, save):
     """What it had loaded until then is gone before PyTorch is asked for what it keeps: the process is others' as well."""
     loaded, alive = [], []
 
@@ -173,6 +223,65 @@ def test_a_load_that_fails_gives_the_device_s_memory_back(tmp_path, monkeypatch,
 
     assert caught.value.kind is Kind.OUT_OF_MEMORY
     assert alive == [False]
+    assert current.gpus == [0, 0]
+
+
+def test_the_second_gpu_is_the_threads_own_while_it_is_used(current, monkeypatch, save):
+    """Else CUDA takes memory of the first one for whatever it is asked: to load, to execute, to give back."""
+    given_back = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(current.gpu))
+    monkeypatch.setattr("model_handlers.pytorch.handler.load_program", current.noting(load_program, device=None))
+    monkeypatch.setattr("model_handlers.pytorch.handler.to_tensor", current.noting(to_tensor, device=None))
+    module = torch.nn.Linear(2, 2)
+    config = ModelConfig("m", max_batch_size=8, inputs=(X,), outputs=(Y,), parameters={"ENABLE_CACHE_CLEANING": "true"})
+    handler = TorchHandler.load(config, save(module), Device("gpu", 1))
+    rows = np.ones((3, 2), np.float32)
+
+    (found,) = handler.execute({"x": rows}, ["y"])
+    np.testing.assert_allclose(found, module(torch.from_numpy(rows)).detach().numpy(), rtol=1e-5)
+    handler.close()
+    assert current.noted == [1, 1]  # loaded, and given its input
+    assert given_back == [1, 1]  # behind the execution, and at the end
+    assert current.gpu == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), Kind.OUT_OF_MEMORY),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), Kind.EXECUTION_FAILED),
+    ],
+)
+def test_an_input_that_does_not_get_to_the_gpu(error, kind, monkeypatch, save):
+    """What a copy to the device says is the execution's error, and want of memory among it is told as such."""
+
+    def fails(*_):
+        raise error
+
+    handler = TorchHandler.load(ModelConfig("m", inputs=(X,), outputs=(Y,)), save(torch.nn.Linear(2, 2)), CPU)
+    monkeypatch.setattr("model_handlers.pytorch.handler.to_tensor", fails)
+    with pytest.raises(MmeError, match=str(error)) as caught:
+        handler.execute({"x": np.ones(2, np.float32)}, ["y"])
+
+    assert caught.value.kind is kind
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch can use a GPU here")
+def test_a_gpu_that_pytorch_can_not_use_is_no_fault_of_the_model(save):
+    """A build for the CPU, a driver that is missing or too old: UNAVAILABLE, in PyTorch's words. By the real PyTorch."""
+    sentence = r"model 'm' was to run on gpu:0, but PyTorch can't use that GPU \(.+\); check that the driver fits"
+    with pytest.raises(MmeError, match=sentence) as caught:
+        TorchHandler.load(ModelConfig("m"), save(torch.nn.Linear(2, 2)), Device("gpu", 0))
+
+    assert caught.value.kind is Kind.UNAVAILABLE
+
+
+def test_a_gpu_that_pytorch_does_not_see(current, save):
+    """With how many it does see."""
+    with pytest.raises(MmeError, match=r"gpu:2, but PyTorch can't use that GPU \(it sees 2 of them\)") as caught:
+        TorchHandler.load(ModelConfig("m"), save(torch.nn.Linear(2, 2)), Device("gpu", 2))
+
+    assert caught.value.kind is Kind.UNAVAILABLE
 
 
 def test_a_bad_file_in_a_process(tmp_path, start):
