@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Footprint
-from serve.cache.estimates import REMEMBERED, learned_factor, ratio
+from serve.cache.estimates import REMEMBERED, SMALLEST, Seen, expected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,18 +31,18 @@ class Footprints:
     def __init__(self, document: Mapping[str, Any] | None = None) -> None:
         self._lock = threading.Lock()
         self._seen: dict[str, Footprint] = {}  # the one unused for longest first; a snapshot takes it at one stroke
-        self._ratios: dict[str, deque[float]] = {}
+        self._models: dict[str, deque[Seen]] = {}
         document = document or {}
         for identity, row in _items(document.get("seen")):
             footprint = _footprint(row)
             if footprint is not None:
                 self._remember(identity, footprint)
-        for key, row in _items(document.get("ratios")):
-            if isinstance(row, list) and all(isinstance(number, int | float) for number in row):
-                self._ratios[key] = deque(map(float, row), REMEMBERED)
+        for key, rows in _items(document.get("models")):
+            if isinstance(rows, list) and all(map(_is_seen, rows)):
+                self._models[key] = deque((Seen(*row) for row in rows), REMEMBERED)
 
     def __repr__(self) -> str:
-        return f"<Footprints of {len(self._seen)} artifacts, by {len(self._ratios)} kinds of handlers>"
+        return f"<Footprints of {len(self._seen)} artifacts, by {len(self._models)} kinds of handlers>"
 
     def expected(self, identity: str, backend: str, on_disk: Footprint, factor: float) -> Footprint:
         """What an artifact is going to take.
@@ -58,17 +58,20 @@ class Footprints:
             if seen is not None:
                 self._remember(identity, seen)
                 return seen
-            host, device = (learned_factor(self._ratios.get(f"{backend} {kind}", ()), factor) for kind in _KINDS)
-        return Footprint(int(on_disk.host * host), int(on_disk.device * device))
+            host, device = (
+                expected(self._models.get(f"{backend} {kind}", ()), getattr(on_disk, kind), factor) for kind in _KINDS
+            )
+        return Footprint(host, device)
 
     def measured(self, identity: str, backend: str, on_disk: Footprint, taken: Footprint) -> None:
         """Remember what an artifact took, and learn from it."""
         with self._lock:
             self._remember(identity, taken)
             for kind in _KINDS:
-                learned = ratio(getattr(taken, kind), getattr(on_disk, kind))
-                if learned is not None:
-                    self._ratios.setdefault(f"{backend} {kind}", deque(maxlen=REMEMBERED)).append(learned)
+                size = getattr(on_disk, kind)
+                if size >= SMALLEST:
+                    models = self._models.setdefault(f"{backend} {kind}", deque(maxlen=REMEMBERED))
+                    models.append(Seen(size, getattr(taken, kind)))
 
     def takes_at_least(self, identity: str, taken: Footprint) -> None:
         """Remember what an artifact took when its load was stopped."""
@@ -86,13 +89,23 @@ class Footprints:
         """All of it as a document for JSON, the artifact unused for longest first."""
         with self._lock:
             seen = list(self._seen.items())
-            ratios = {key: list(ratios) for key, ratios in self._ratios.items()}
+            models = {key: [list(one) for one in models] for key, models in self._models.items()}
         rows = {identity: {"host": footprint.host, "device": footprint.device} for identity, footprint in seen}
-        return {"seen": rows, "ratios": ratios}
+        return {"seen": rows, "models": models}
 
 
 def _items(document: Any) -> list[tuple[str, Any]]:
     return list(document.items()) if isinstance(document, dict) else []
+
+
+def _is_seen(row: Any) -> bool:
+    return (
+        isinstance(row, list)
+        and len(row) == len(Seen._fields)
+        and all(isinstance(number, int) for number in row)
+        and row[0] >= SMALLEST
+        and row[1] >= 0
+    )
 
 
 def _footprint(row: Any) -> Footprint | None:

@@ -7,6 +7,7 @@ import pytest
 
 from model_handlers.base import Footprint
 from serve.cache import footprints
+from serve.cache.estimates import SMALLEST
 from serve.cache.footprints import Footprints
 
 MB = 1_000_000
@@ -40,6 +41,16 @@ def test_each_handler_and_each_kind_of_memory_has_a_factor_of_its_own():
         assert memory.expected("new", "python", DISK, 1.5) == Footprint(150 * MB, 75 * MB)
 
 
+def test_small_models_teach_nothing():
+    """What a framework takes for itself says nothing about weights."""
+    known = Footprints()
+    known.measured("small", "onnx", Footprint(SMALLEST - 1), Footprint(10 * MB))
+    assert known.expected("next", "onnx", DISK, 1.5) == Footprint(150 * MB, 75 * MB)
+
+    known.measured("larger", "onnx", Footprint(SMALLEST), Footprint(3 * SMALLEST))
+    assert known.expected("next", "onnx", Footprint(SMALLEST), 1.5).host == 3 * SMALLEST
+
+
 def test_only_the_latest_count():
     """A framework that was updated is soon known for what it takes now."""
     known = Footprints()
@@ -49,7 +60,7 @@ def test_only_the_latest_count():
         known.measured(f"new {number}", "onnx", DISK, Footprint(100 * MB, 0))
 
     assert known.expected("next", "onnx", DISK, 1.5).host == 100 * MB
-    assert len(known.snapshot()["ratios"]["onnx host"]) == 32
+    assert len(known.snapshot()["models"]["onnx host"]) == 32
 
 
 def test_the_artifact_unused_for_longest_is_forgotten(monkeypatch):
@@ -68,15 +79,17 @@ def test_the_artifact_unused_for_longest_is_forgotten(monkeypatch):
 @pytest.mark.parametrize(
     "document",
     [
-        {"seen": [], "ratios": None},
+        {"seen": [], "models": None},
         {"seen": {"a": None, "b": [1, 2], "c": {"host": "much"}, "d": {"host": -1}, "e": {"host": 1.5}}},
-        {"ratios": {"onnx host": "high", "onnx device": [1, None]}},
+        {"ratios": {"onnx host": [1.5, 1.6]}},
+        {"models": {"onnx host": "high", "onnx device": [1, None], "python host": [[1, 2, 3]]}},
+        {"models": {"a host": [[0, 1]], "b host": [[1 << 20, -1]], "c host": [[1 << 20, "2"]], "d host": [[1 << 20]]}},
         {"something": "else"},
     ],
 )
 def test_what_makes_no_sense_is_left_out(document):
     """A file of another version may hold anything; what can't be a footprint is none."""
-    assert Footprints(document).snapshot() == {"seen": {}, "ratios": {}}
+    assert Footprints(document).snapshot() == {"seen": {}, "models": {}}
 
 
 def test_fields_of_another_version_do_no_harm():
