@@ -5,6 +5,7 @@ Which kind of memory the weights lie in is told by who uses it, so that what the
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,10 +26,27 @@ WIDTH = 1024
 BUILT_FOR_GPUS = pytest.mark.skipif(not OnnxHandler.gpu_capable(), reason="ONNX Runtime is not for GPUs: make test-gpu")
 
 
-def lay_out(folder: Path, megabytes: int, *, kind: str, pinned: bool = False) -> None:
+def lay_out(folder: Path, megabytes: int, *, kind: str, pinned: bool = False, backend: str = "onnxruntime") -> None:
     """A model whose weights take so much, for instances of a kind (`GPU` or `CPU`): y [n, 1] is what x [n, 1024] sums to."""
     columns = megabytes * (1 << 20) // (4 * WIDTH)
     weights = np.full((WIDTH, columns), 1 / columns, np.float32)
+    (folder / "1").mkdir(parents=True)
+    tensors = ""
+    if backend == "pytorch":
+        _save_by_pytorch(weights, folder / "1" / "model.pt")
+        tensors = f"""
+            input {{ name: "x" data_type: TYPE_FP32 dims: {WIDTH} }}
+            output {{ name: "y" data_type: TYPE_FP32 dims: 1 }}
+        """
+    else:
+        _save_by_onnx(weights, folder / "1" / "model.onnx")
+    pin = 'parameters { key: "MME_PIN" value: { string_value: "true" } }' if pinned else ""
+    (folder / "config.pbtxt").write_text(
+        f'backend: "{backend}" max_batch_size: 8 instance_group {{ kind: KIND_{kind} count: 1 }} {pin} {tensors}'
+    )
+
+
+def _save_by_onnx(weights: np.ndarray, path: Path) -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["wide"]),
         helper.make_node("ReduceSum", ["wide", "axes"], ["y"], keepdims=1),
@@ -40,10 +58,23 @@ def lay_out(folder: Path, megabytes: int, *, kind: str, pinned: bool = False) ->
     model = helper.make_model(
         helper.make_graph(nodes, "g", *tensors, constants), opset_imports=[helper.make_opsetid("", 17)], ir_version=9
     )
-    (folder / "1").mkdir(parents=True)
-    onnx.save(model, folder / "1" / "model.onnx")
-    pin = 'parameters { key: "MME_PIN" value: { string_value: "true" } }' if pinned else ""
-    (folder / "config.pbtxt").write_text(f"max_batch_size: 8 instance_group {{ kind: KIND_{kind} count: 1 }} {pin}")
+    onnx.save(model, path)
+
+
+def _save_by_pytorch(weights: np.ndarray, path: Path) -> None:
+    import torch  # noqa: PLC0415 - of the tests that use it
+
+    class Wide(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("w", torch.from_numpy(weights))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.matmul(x, self.w).sum(1, keepdim=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # all of torch.jit is deprecated
+        torch.jit.trace(Wide(), torch.ones(1, WIDTH)).save(path)
 
 
 class Crowd:

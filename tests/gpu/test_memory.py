@@ -11,7 +11,6 @@ from model_handlers import gpus
 from tests.contract.server import Server, eventually
 from tests.gpu.heavy import BUILT_FOR_GPUS, Crowd, lay_out
 
-pytestmark = BUILT_FOR_GPUS
 MEGABYTES = 1024  # beside which the handles of a session, up to 200 MiB, are little
 FITTING = 4  # of such models in the budget
 MODELS = [f"m{number}" for number in range(6)]
@@ -19,15 +18,23 @@ PINNED = [f"pinned{number}" for number in range(4)]
 SLACK = 768 << 20  # bytes: kernels that were loaded stay, and each of four sessions has handles
 
 
-@pytest.fixture(scope="module")
-def crowd(tmp_path_factory):
-    """A server on the first GPU, whose budget holds four of the models and a bit."""
+def can_use_a_gpu(backend: str) -> bool:
+    """Whether PyTorch is there and finds one; the mark tells of ONNX Runtime."""
+    return backend != "pytorch" or pytest.importorskip("torch").cuda.is_available()
+
+
+@pytest.fixture(scope="module", params=[pytest.param("onnxruntime", marks=BUILT_FOR_GPUS), "pytorch"])
+def crowd(request, tmp_path_factory):
+    """A server on the first GPU, whose budget holds four of the models and a bit: in its process, and in one of theirs."""
+    backend = request.param
+    if not can_use_a_gpu(backend):
+        pytest.skip("PyTorch sees no GPU")
     repository = tmp_path_factory.mktemp("repository")
     for name in MODELS:
-        lay_out(repository / name, MEGABYTES, kind="GPU")
+        lay_out(repository / name, MEGABYTES, kind="GPU", backend=backend)
     for name in PINNED:
-        lay_out(repository / name, MEGABYTES, kind="GPU", pinned=True)
-    lay_out(repository / "first", 1, kind="GPU")
+        lay_out(repository / name, MEGABYTES, kind="GPU", backend=backend, pinned=True)
+    lay_out(repository / "first", 1, kind="GPU", backend=backend)
     budget = int((FITTING + 0.9) * MEGABYTES) << 20
     environ = {
         "MME_MODEL_REPOSITORY": str(repository),
