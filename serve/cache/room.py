@@ -292,7 +292,7 @@ class Room:
     def _too_big(self, name: str, need: Footprint) -> str:
         return (
             f"model '{name}' needs {megabytes(need)}, more than the whole memory budget of "
-            f"{megabytes(self.budget)}: raise MME_MEMORY_BUDGET or serve it on a larger instance"
+            f"{megabytes(self.budget)}: raise {_setting(need, self.budget)} or serve it on a larger instance"
         )
 
     def _full(self, claim: _Claim) -> str:
@@ -303,10 +303,11 @@ class Room:
 
     def _pinned(self, claim: _Claim) -> str:
         pinned = [r.footprint for r in self._residents() if r.keep_until == eviction.FOR_EVER]
+        taken = sum(pinned, Footprint())
         return (
-            f"model '{claim.name}' needs {megabytes(claim.need)}, but {megabytes(sum(pinned, Footprint()))} of "
-            f"{megabytes(self.budget)} are taken by {len(pinned)} pinned models: pin fewer of them (MME_PIN), or raise "
-            "MME_MEMORY_BUDGET"
+            f"model '{claim.name}' needs {megabytes(claim.need)}, but {megabytes(taken)} of {megabytes(self.budget)} "
+            f"are taken by {len(pinned)} pinned models: pin fewer of them (MME_PIN), or raise "
+            f"{_setting(claim.need, self.budget - taken)}"
         )
 
     def _in_use(self, claim: _Claim) -> str:
@@ -317,6 +318,11 @@ class Room:
             f"model '{claim.name}' waited {self._patience:.0f} s for {megabytes(claim.need)} of memory held by models "
             f"{whose}; try again, or give the server a larger memory budget"
         )
+
+
+def _setting(need: Footprint, room: Footprint) -> str:
+    """The setting that gives more of what is too little."""
+    return "MME_MEMORY_BUDGET" if need.host > room.host else "MME_GPU_MEMORY_BUDGET"
 
 
 def megabytes(footprint: Footprint) -> str:

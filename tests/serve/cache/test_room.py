@@ -269,6 +269,28 @@ def test_what_can_never_fit_is_out_of_memory_and_costs_nobody(run, idle, evicts)
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("need", "setting"),
+    [
+        (mb(101), "MME_MEMORY_BUDGET"),
+        (mb(1, 51), "MME_GPU_MEMORY_BUDGET"),
+        (mb(101, 51), "MME_MEMORY_BUDGET"),
+    ],
+    ids=["host", "GPU", "both"],
+)
+def test_the_setting_is_named_that_gives_more(run, idle, need, setting):
+    """Of the GPUs where it is their memory that does not do, also beside a pinned model."""
+
+    async def main():
+        house = House(budget=mb(100, 50))
+        assert f"raise {setting} or serve" in str((await claim(house, "huge", need, idle)).exception())
+        house.moves_in("pinned", mb(99, 49), Footprint(), keep_until=FOR_EVER)
+        part = Footprint(min(need.host, mb(2).host), min(need.device, mb(2).host))
+        assert f"(MME_PIN), or raise {setting}" in str((await claim(house, "part", part, idle)).exception())
+
+    run(main())
+
+
 def test_a_correction_is_judged_by_the_whole_model(run):
     """A small part of a model that as a whole exceeds the budget is out of memory."""
 
