@@ -81,6 +81,12 @@ class ElsewhereError(MmeError):
         super().__init__(Kind.INVALID_MODEL, message)
 
 
+class LostProcessError(MmeError):
+    """Nothing works any more in the process that raises it. One of models alone ends then, and another begins."""
+
+    __slots__ = ()
+
+
 class NotBegunError(MmeError):
     """A request whose execution never began: what was to execute it has ended, or is busy. Kind UNAVAILABLE."""
 

@@ -16,18 +16,19 @@ import logging
 import os
 import select
 import socket
+import sys
 import threading
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from model_handlers import heap
 from model_handlers.base import PUT_BACK, Device, ModelResponse
 from model_handlers.busy_poll import BusyPoll
-from model_handlers.errors import Kind, MmeError, out_of_memory
+from model_handlers.errors import Kind, LostProcessError, MmeError, out_of_memory
 from model_handlers.isolation.batches import pack_answers, unpack_requests
 from model_handlers.isolation.config_fields import config_fields, config_from
 from model_handlers.isolation.events import Events
@@ -203,9 +204,17 @@ def _load(message: Message, side: _Side, said: Events) -> Handler | None:
         answer = {"loaded": config_fields(handler.config), "tells_ready": handler.tells_ready}
     except BaseException as error:  # noqa: BLE001 - the model's code may raise anything, SystemExit included
         side.send(_refusal(error, message))
+        if isinstance(error, LostProcessError):
+            _end(error)
         return None
     side.send(answer)
     return handler
+
+
+def _end(error: LostProcessError) -> NoReturn:
+    """End the process, and all of its guests with it; what it writes last is told to whoever waits for an answer."""
+    print(error, file=sys.stderr, flush=True)  # noqa: T201 - see `output`
+    os._exit(1)
 
 
 def _handler_class(message: Message) -> Any:
@@ -240,6 +249,8 @@ class _Worker:
         segment = self._segment(message)
         try:
             answer = self._answer(message, segment)
+        except LostProcessError as error:
+            _end(error)
         except BaseException as error:  # noqa: BLE001 - as for the load
             answer = {"error": error_fields(_as_error(error, self._model, Kind.INTERNAL, "while it executed"))}
         kept = segment.busy  # what this batch lent is gone, unless the model kept some of it

@@ -23,6 +23,7 @@ from model_handlers.pytorch.runtime import (
     built_for_cuda,
     cuda_device,
     give_back,
+    lost,
     on_device,
     pytorch,
     translated,
@@ -99,7 +100,7 @@ class TorchHandler(Handler):
             refusal = MmeError(error.kind, error.message)  # what was loaded hangs on the other one's traceback
         gc.collect()
         give_back(on)  # the process goes on, with other models
-        raise refusal
+        raise lost(refusal, on)
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Call the model once."""
@@ -114,7 +115,8 @@ class TorchHandler(Handler):
         except MmeError:
             raise
         except Exception as error:  # PyTorch raises RuntimeError, its guards AssertionError, TorchScript what it likes
-            raise translated(error, model, loading=False, given=self._given(inputs)) from error
+            failure = translated(error, model, loading=False, given=self._given(inputs))
+            raise (failure if self._device is None else lost(failure, self._device)) from error
         finally:
             if self._options.clean and self._device is not None:
                 give_back(self._device)

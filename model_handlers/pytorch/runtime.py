@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.errors import Kind, LostProcessError, MmeError, invalid_model, out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,6 +97,21 @@ def on_device(device: Any) -> AbstractContextManager[Any]:
     Otherwise that is the first GPU, on which CUDA then takes hundreds of megabytes to give back memory of another.
     """
     return nullcontext() if device is None else pytorch().cuda.device(device)
+
+
+def lost(failure: MmeError, device: Any) -> MmeError:
+    """`failure`, or what to raise in its place where CUDA answers nothing but errors from now on.
+
+    So it does in a process whose kernel went wrong, by an index out of range for one. Only a new process helps.
+    """
+    try:
+        pytorch().cuda.synchronize(device)
+    except RuntimeError:
+        kind = (
+            Kind.UNAVAILABLE if failure.kind is Kind.INVALID_MODEL else failure.kind
+        )  # the file may be as good as any
+        return LostProcessError(kind, f"{failure.message}; in this process the GPU answers nothing but errors now")
+    return failure
 
 
 def give_back(device: Any) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from model_handlers.base import Footprint, Handler, ModelResponse, Placement
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, LostProcessError, MmeError
 from model_handlers.isolation import one_by_one
 from model_handlers.tensor import BYTES, FP32, TensorSpec
 
@@ -93,6 +93,18 @@ class Misbehaves(Model):
     def execute(self, inputs, outputs):
         result = DEEDS[inputs["do"].item().decode()](self, inputs)
         return [inputs.get("x", np.zeros(1, "f4"))] if result is None else result
+
+
+class RefusesForGood(Echo):
+    """Can't be loaded, and neither can any other in the same process."""
+
+    @classmethod
+    def load(cls, config, model_file, device, lane):
+        raise LostProcessError(Kind.UNAVAILABLE, "the GPU has gone")
+
+
+def _lose(model, inputs):
+    raise LostProcessError(Kind.EXECUTION_FAILED, "the GPU has gone")
 
 
 def _spam(model, inputs):
@@ -225,6 +237,7 @@ def _exit_after_words(model, inputs):
 
 DEEDS = {
     "nothing": lambda model, inputs: None,
+    "lose": _lose,
     "segfault": lambda model, inputs: ctypes.string_at(0),
     "os._exit": _exit_after_words,
     "exit 137": lambda model, inputs: os._exit(137),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from isolated_models import Echo, Misbehaves, Refuses
+from isolated_models import Echo, Misbehaves, Refuses, RefusesForGood
 
 from model_handlers.base import CPU, Device
 from model_handlers.config import ModelConfig
@@ -167,6 +167,34 @@ def test_who_crashes_takes_the_others_along_and_all_come_back(guest):
     assert echo(good) == X.tolist()
     assert do(bad, "nothing")[0].tolist() == X.tolist()
     assert pid(good) == pid(bad) != before
+
+
+def test_who_finds_the_process_of_no_use_ends_it_and_all_come_back(guest):
+    """As after a kernel that went wrong on a GPU: the batch is told why, and the next ones start one new process."""
+    bad, good = guest(Misbehaves), guest(name="b")
+    before = pid(bad)
+    with pytest.raises(
+        MmeError, match=r"ended with exit code 1 while it executed a batch; .*the GPU has gone"
+    ) as caught:
+        do(bad, "lose")
+
+    assert caught.value.kind is Kind.EXECUTION_FAILED
+    assert echo(good) == X.tolist()
+    assert do(bad, "nothing")[0].tolist() == X.tolist()
+    assert pid(good) == pid(bad) != before
+
+
+def test_a_load_that_finds_the_process_of_no_use_ends_it_as_well(guest):
+    """It is refused in its own words, and who was there before comes back in another process."""
+    good = guest()
+    before = psutil.Process(pid(good))
+    with pytest.raises(MmeError, match=r"^the GPU has gone$") as caught:
+        guest(RefusesForGood, name="b")
+
+    assert caught.value.kind is Kind.UNAVAILABLE
+    assert before.wait(60) is None or not before.is_running()
+    assert echo(good) == X.tolist()
+    assert pid(good) != before.pid
 
 
 def test_who_hangs_is_ended_with_the_others_and_all_come_back(guest):

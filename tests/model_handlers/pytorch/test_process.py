@@ -15,7 +15,7 @@ import pytest
 
 from model_handlers.base import CPU, Device, Placement
 from model_handlers.config import ModelConfig
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, LostProcessError, MmeError
 from model_handlers.isolation.fork_client import FORKS, forks_with
 from model_handlers.isolation.parameters import placement_of
 from model_handlers.isolation.start import start_isolated
@@ -80,6 +80,7 @@ def current(monkeypatch):
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "device", current.device)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     return current
 
 
@@ -264,6 +265,55 @@ def test_an_input_that_does_not_get_to_the_gpu(error, kind, monkeypatch, save):
         handler.execute({"x": np.ones(2, np.float32)}, ["y"])
 
     assert caught.value.kind is kind
+
+
+ASSERTED = "CUDA error: device-side assert triggered"
+
+
+@pytest.fixture
+def on_gpu(current, monkeypatch, save):
+    """Loads a model that is on the second GPU, as far as its handler knows."""
+    monkeypatch.setattr("model_handlers.pytorch.handler.load_program", current.noting(load_program, device=None))
+    monkeypatch.setattr("model_handlers.pytorch.handler.to_tensor", current.noting(to_tensor, device=None))
+    return lambda: TorchHandler.load(
+        ModelConfig("m", inputs=(X,), outputs=(Y,)), save(torch.nn.Linear(2, 2)), Device("gpu", 1)
+    )
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_gpu_that_answers_nothing_but_errors_is_no_use_any_more(lost, on_gpu, monkeypatch):
+    """What fails on a GPU has it asked whether it still answers: an assertion in a kernel ends that, a wrong shape does not."""
+
+    def fails(*_):
+        raise RuntimeError(ASSERTED)
+
+    asked = []
+    handler = on_gpu()
+    monkeypatch.setattr(torch.cuda, "synchronize", fails if lost else asked.append)
+    monkeypatch.setattr(handler._program, "call", fails)
+    with pytest.raises(MmeError, match=ASSERTED) as caught:
+        handler.execute({"x": np.ones(2, np.float32)}, ["y"])
+
+    assert type(caught.value) is (LostProcessError if lost else MmeError)
+    assert ("in this process the GPU answers nothing but errors now" in caught.value.message) == lost
+    assert asked == ([] if lost else [torch.device("cuda", 1)])
+
+
+def test_a_load_onto_a_gpu_that_is_lost_is_no_fault_of_the_model(on_gpu, monkeypatch):
+    """Another model of the process has been there before: the file is as good as any."""
+
+    def refuses(*_):
+        raise MmeError(Kind.INVALID_MODEL, f"PyTorch can't load model 'm': {ASSERTED}")
+
+    def fails(*_):
+        raise RuntimeError(ASSERTED)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fails)
+    monkeypatch.setattr("model_handlers.pytorch.handler.load_program", refuses)
+    with pytest.raises(LostProcessError, match="answers nothing but errors now") as caught:
+        on_gpu()
+
+    assert caught.value.kind is Kind.UNAVAILABLE
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch can use a GPU here")
