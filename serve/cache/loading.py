@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from serve.cache.room import Room
 
     GiveWay = Callable[[Entry[Any]], None]
+    Relieve = Callable[[str, int], Coroutine[Any, Any, tuple[str, ...]]]
 
 _log = logging.getLogger("mme.cache")
 _now = time.perf_counter_ns
@@ -46,6 +47,12 @@ _HEADROOM = 16 << 20  # bytes at least, of memory that is free, for a load that 
 _HEADROOM_PART = 8  # of what it takes
 _POLL_SECONDS = 0.05
 _ATTEMPTS = 3  # at a load whose model turns out larger than was reserved for it
+
+
+class _DeviceFullError(MmeError):
+    """A device had less memory than was reserved of it. Kind OUT_OF_MEMORY."""
+
+    __slots__ = ()
 
 
 class _Promise:
@@ -75,6 +82,19 @@ class _Promise:
         self._room.give_back(self.size)
 
 
+@contextlib.contextmanager
+def _of_devices(need: Footprint) -> Iterator[None]:
+    """Want of memory in there is that of devices, if a model needs any of them and did not outgrow the host's."""
+    try:
+        yield
+    except OutgrownError:
+        raise
+    except MmeError as error:
+        if error.kind is not Kind.OUT_OF_MEMORY or not need.device:
+            raise
+        raise _DeviceFullError(error.kind, error.message) from error
+
+
 class Loading(Generic[P, T]):
     """Loads models into a room.
 
@@ -88,6 +108,7 @@ class Loading(Generic[P, T]):
         turns: fetches at a time, equipments at a time, and loads at a time.
         patience: seconds that fetching and loading may take.
         give_way: has the model begin to leave whose place the one it is given is to take.
+        relieve: has others leave that hold so many bytes of devices, for a model by its name; returns whom.
     """
 
     def __init__(
@@ -102,6 +123,7 @@ class Loading(Generic[P, T]):
         turns: int,
         patience: float,
         give_way: GiveWay,
+        relieve: Relieve,
     ) -> None:
         self._loader = loader
         self._room = room
@@ -117,6 +139,7 @@ class Loading(Generic[P, T]):
         self._overruled: set[Entry[T]] = set()  # whose measurement others wait for no more, though it goes on
         self._patience = patience
         self._give_way = give_way
+        self._relieve = relieve
 
     async def run(self, entry: Entry[T]) -> LoadReport | None:
         """Load a model; it is in its entry when this returns. None: it would change nothing, and was not loaded.
@@ -217,11 +240,8 @@ class Loading(Generic[P, T]):
         """Reserve, load, measure. A model that takes more than was reserved, and finds the rest taken, begins again."""
         need = prepared.estimate
         for _ in range(_ATTEMPTS):
-            claimed = self._charges.counted(need)
-            give_way = None if entry.predecessor is None else functools.partial(self._give_way, entry)
-            evicted += await self._room.reserve(entry.name, claimed, give_way)
             try:
-                taken = await self._load_reserved(entry, prepared, claimed, left, evicted)
+                taken = await self._load_relieved(entry, prepared, need, left, evicted)
             except OutgrownError as error:
                 if error.final:
                     raise
@@ -233,6 +253,32 @@ class Loading(Generic[P, T]):
             Kind.UNAVAILABLE,
             f"model '{entry.name}' takes more memory each time it is loaded, and other models hold the rest; try again",
         )
+
+    async def _load_relieved(
+        self, entry: Entry[T], prepared: P, need: Footprint, left: float, evicted: list[str]
+    ) -> Footprint | None:
+        """Reserve and load; where a device has no room after all, once more when others have left it.
+
+        Executions take memory that no budget counts.
+        """
+        try:
+            return await self._load_claimed(entry, prepared, need, left, evicted)
+        except _DeviceFullError as error:
+            full = error.bare()  # what was loaded until then hangs on its frames
+        victims = await self._relieve(entry.name, need.device)
+        if not victims:
+            raise full
+        evicted += victims
+        return await self._load_claimed(entry, prepared, need, left, evicted)
+
+    async def _load_claimed(
+        self, entry: Entry[T], prepared: P, need: Footprint, left: float, evicted: list[str]
+    ) -> Footprint | None:
+        """Reserve, and load within that: see `_load_reserved`."""
+        claimed = self._charges.counted(need)
+        give_way = None if entry.predecessor is None else functools.partial(self._give_way, entry)
+        evicted += await self._room.reserve(entry.name, claimed, give_way)
+        return await self._load_reserved(entry, prepared, claimed, left, evicted)
 
     async def _load_reserved(
         self, entry: Entry[T], prepared: P, need: Footprint, left: float, evicted: list[str]
@@ -254,7 +300,8 @@ class Loading(Generic[P, T]):
                 must_go_on(entry)
                 began = _now()
                 load = functools.partial(self._loader.load, prepared, more=self._asking(entry, promise, evicted))
-                resident, footprint = await self._in_time(entry, left, self._on_thread(entry, late, load))
+                with _of_devices(need):
+                    resident, footprint = await self._in_time(entry, left, self._on_thread(entry, late, load))
                 entry.reload_ns = _now() - began
             try:
                 must_go_on(entry)

@@ -113,6 +113,7 @@ class ModelCache(Generic[P, T]):
             turns=turns,
             patience=load_patience,
             give_way=self._take_place,
+            relieve=self._relieve_devices,
         )
         self._evicts = evicts
         self._closed = False
@@ -258,7 +259,16 @@ class ModelCache(Generic[P, T]):
         Returns:
             their names, when their memory was given back; () if there is nobody who may go.
         """
-        residents = self._ranking.residents(and_from_disk=reason == "disk")
+        return await self._put_out(name, self._ranking.residents(and_from_disk=reason == "disk"), need, reason)
+
+    async def _relieve_devices(self, name: str, need: int) -> tuple[str, ...]:
+        """The same of devices alone, for a load: who holds none of their memory stays."""
+        residents = [each for each in self._ranking.residents() if each.footprint.device and each.name != name]
+        return await self._put_out(name, residents, Footprint(0, need), "load")
+
+    async def _put_out(
+        self, name: str, residents: list[eviction.Resident], need: Footprint, reason: str
+    ) -> tuple[str, ...]:
         victims = self.room.relieve(name, residents, need, reason)
         closings = [closing for name in victims if (closing := self.entries[name].closing) is not None]
         if closings:

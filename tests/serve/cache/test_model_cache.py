@@ -430,6 +430,63 @@ def test_what_a_failed_load_made_is_not_kept(play, what):
         gc.enable()
 
 
+def on_gpu(number):
+    """A footprint in megabytes of a device, and 1 MB of the host."""
+    return Footprint(10**6, number * 10**6)
+
+
+FULL = "CUDA out of memory"
+DEVICES = Footprint(100 * 10**6, 100 * 10**6)
+
+
+@pytest.mark.parametrize("evicts", [True, False])
+def test_a_device_that_is_full_though_the_budget_is_not_is_given_room_once(play, evicts):
+    """Executions take memory that no budget counts: the least used on the device leave, and the load begins again."""
+
+    async def scene(world):
+        for name in ("old", "host", "young"):
+            world.press.sizes[name] = (mb(20), mb(20)) if name == "host" else (on_gpu(30), on_gpu(30))
+        world.press.sizes["new"] = (on_gpu(25), on_gpu(25))
+        world.press.failures["load", "new"] = [MmeError(Kind.OUT_OF_MEMORY, FULL)]
+        await world.resident("old", "host", "young")
+        task = await world.begin("new", "load")
+        await world.do_all()
+
+        there = [name for name in ("old", "host", "young", "new") if world.entry(name).state is State.READY]
+        if evicts:
+            assert task.result().evicted == ("old",)
+            assert there == ["host", "young", "new"]
+        else:
+            assert (failure(task), str(task.exception())) == (Kind.OUT_OF_MEMORY, FULL)
+            assert there == ["old", "host", "young"]
+
+    play(scene, budget=DEVICES, evicts=evicts)
+
+
+@pytest.mark.parametrize(
+    ("size", "failures", "left"),
+    [
+        (on_gpu(25), [MmeError(Kind.OUT_OF_MEMORY, FULL)] * 2, ["host"]),
+        (mb(25), [MmeError(Kind.OUT_OF_MEMORY, FULL)], ["gpu", "host"]),
+        (on_gpu(25), [MmeError(Kind.INVALID_MODEL, FULL)], ["gpu", "host"]),
+    ],
+    ids=["again", "of the host", "something else"],
+)
+def test_nobody_leaves_a_device_twice_or_for_anything_else(play, size, failures, left):
+    """A load that fails for want of a device's memory a second time is out of memory, and who is on the host stays."""
+
+    async def scene(world):
+        world.press.sizes |= {"gpu": (on_gpu(30), on_gpu(30)), "host": (mb(20), mb(20)), "new": (size, size)}
+        world.press.failures["load", "new"] = list(failures)
+        await world.resident("gpu", "host")
+        task = await world.begin("new", "load")
+        await world.do_all()
+        assert (failure(task), str(task.exception())) == (failures[0].kind, FULL)
+        assert [name for name in ("gpu", "host") if world.entry(name).state is State.READY] == left
+
+    play(scene, budget=DEVICES)
+
+
 def test_a_slow_load_is_in_nobodys_way(play):
     """While one model loads, waits for room or unloads, another is leased and released at once."""
 
