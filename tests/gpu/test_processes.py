@@ -13,10 +13,11 @@ import pytest
 from model_handlers import devices
 from model_handlers.base import Device
 from model_handlers.config import ModelConfig
+from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.fork_client import forks_with
 from model_handlers.isolation.start import start_isolated
 from model_handlers.pytorch import TorchHandler
-from model_handlers.tensor import FP32, TensorSpec
+from model_handlers.tensor import FP32, INT64, TensorSpec
 from model_handlers.tensorflow import SavedModelHandler
 
 GPU = Device("gpu", 0)
@@ -68,6 +69,39 @@ def test_torchscript_on_a_gpu(tmp_path, fork_server):
     fork_server(TorchHandler)
 
     answers_and_goes(TorchHandler, tmp_path / "model.pt", module(torch.from_numpy(ROWS)).detach().numpy())
+
+
+def test_a_kernel_that_goes_wrong_ends_the_process_and_all_come_back(tmp_path, fork_server):
+    """An index out of range is an assertion on a GPU, after which CUDA answers nothing but errors in that process."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no GPU")
+    layer, table = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Embedding(10, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # all of torch.jit is deprecated
+        for name, module in (("layer", layer), ("table", table)):
+            torch.jit.script(module).save(tmp_path / f"{name}.pt")
+    fork_server(TorchHandler)
+    ids, found = TensorSpec("ids", INT64, (3,)), TensorSpec("found", FP32, (3, 4))
+    configs = {"layer": ModelConfig("layer", inputs=(X,), outputs=(Y,), max_batch_size=8)}
+    configs["table"] = ModelConfig("table", inputs=(ids,), outputs=(found,))
+    good, bad = (
+        start_isolated(TorchHandler, config, tmp_path / f"{name}.pt", GPU, f"{name}_0")
+        for name, config in configs.items()
+    )
+    try:
+        assert good._child.pid == bad._child.pid
+        with pytest.raises(MmeError, match="device-side assert") as caught:
+            bad.execute({"ids": np.array([1, 2, 99])}, ["found"])
+        assert caught.value.kind is Kind.EXECUTION_FAILED
+
+        expected = layer(torch.from_numpy(ROWS)).detach().numpy()
+        np.testing.assert_allclose(good.execute({"x": ROWS}, ["y"])[0], expected, rtol=1e-2, atol=1e-1)
+        expected = table(torch.tensor([1, 2, 9])).detach().numpy()
+        np.testing.assert_allclose(bad.execute({"ids": np.array([1, 2, 9])}, ["found"])[0], expected, rtol=1e-5)
+    finally:
+        good.close()
+        bad.close()
 
 
 def test_a_saved_model_on_a_gpu(tmp_path, fork_server):
