@@ -3,7 +3,8 @@
 A TorchScript file is loaded by torch, `xgboost-model` by xgboost, and what transformers saved by transformers. Models
 of torch get and answer tensors, in inference mode; boosters get matrices of their own; those of scikit-learn get floats
 and are asked to predict; pipelines of Hugging Face get `inputs` and `parameters` of a JSON object. Which framework it
-is, the model tells: none is imported but for a file of its own.
+is, the model tells: none is imported but for a file of its own. A script that predicts itself is given images and
+sounds as Hugging Face's container gives them: the others read neither.
 """
 
 from __future__ import annotations
@@ -68,11 +69,18 @@ class Defaults:
             raise self._missing("model_fn", f"{file.name} would be loaded by torch, which is not installed") from None
         return torch.jit.load(str(file), map_location=self._device)
 
-    def input_fn(self, model: Any, body: bytes | str, content_type: str) -> Any:
-        """What the body says, in the form that `predict_fn` and the model want."""
+    def input_fn(self, model: Any, body: bytes | str, content_type: str, *, for_script: bool = False) -> Any:
+        """What the body says, in the form that `predict_fn` and the model want.
+
+        Args:
+            model: what `model_fn` returned.
+            body: the client's.
+            content_type: what it is.
+            for_script: whether the script's own `predict_fn` gets it, which may want the `inputs` of images and sounds.
+        """
         if boosters.is_booster(model):
             return boosters.matrix(body, content_type, model.num_features())
-        if pipelines.is_pipeline(model):
+        if pipelines.is_pipeline(model) or (for_script and pipelines.is_media(content_type)):
             return pipelines.decoded(body, content_type)
         data = decode(body, content_type)
         text = media_type(content_type) in {JSON, CSV}

@@ -70,7 +70,8 @@ class ScriptHost:
             self.config = with_body(replace(config, decoupled=config.decoupled or self._functions.streams))
             self._model = self._loaded(str(file.model_directory))
             self._transform = self._functions.get("transform_fn")
-            read = functools.partial(self._defaults.input_fn, self._model)
+            own = "predict_fn" in self._functions
+            read = functools.partial(self._defaults.input_fn, self._model, for_script=own)
             self._input = self._functions.get("input_fn") or read
             self._predict = self._functions.get("predict_fn") or self._defaults.predict_fn
             self._output = self._functions.get("output_fn") or self._defaults.output_fn

@@ -13,7 +13,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import invalid_model
-from model_handlers.python.script.formats import CSV, JSON, MalformedBodyError, decode, encode, media_type
+from model_handlers.python.script.formats import (
+    CSV,
+    JSON,
+    MalformedBodyError,
+    UnsupportedFormatError,
+    decode,
+    encode,
+    media_type,
+)
 from model_handlers.python.script.no_script import CONFIG_FILE, TASK
 
 if TYPE_CHECKING:
@@ -38,6 +46,7 @@ _NO_ENCODERS = ("HeadsModel", "EncoderDecoderModel")
 _OF_TEXT = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 _OF_OTHERS = ("preprocessor_config.json", "processor_config.json")  # of images and sounds
 _HEADERS = ("inputs", "question", "context")
+_MEDIA = ("audio/", "image/")
 
 
 def load(model: str, model_dir: Path, task: str, device: Device) -> Any:
@@ -67,6 +76,11 @@ def load(model: str, model_dir: Path, task: str, device: Device) -> Any:
 def is_pipeline(model: Any) -> bool:
     """Whether a model is one of the library's pipelines."""
     return any(each.__module__.partition(".")[0] == "transformers" for each in type(model).__mro__)
+
+
+def is_media(content_type: object) -> bool:
+    """Whether a body of that type is a sound or an image, which Hugging Face's container alone reads."""
+    return media_type(content_type).startswith(_MEDIA)
 
 
 def decoded(body: bytes | str, content_type: object = JSON) -> Any:
@@ -130,7 +144,10 @@ def _rows(body: bytes | str) -> list[Any]:
 
 
 def _image(body: bytes | str) -> Any:
-    image = importlib.import_module("PIL.Image")
+    try:
+        image = importlib.import_module("PIL.Image")
+    except ImportError:
+        raise UnsupportedFormatError("of an image (Pillow is not installed)") from None
     try:
         return image.open(io.BytesIO(body if isinstance(body, bytes) else body.encode())).convert("RGB")
     except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import sys
 
 import joblib
 import numpy as np
@@ -161,6 +162,54 @@ def test_a_pipeline_may_have_predict_as_well(scripts):
 
     assert loaded.told('{"inputs": "hi"}') == "called"
     assert loaded.told("[1]") == "asked to predict"
+
+
+LOOKS = """
+def model_fn(model_dir):
+    return "weights", "processor"
+def predict_fn(data, model):
+    given = data["inputs"]
+    return {"of": len(model), "bytes": len(given)} if isinstance(given, bytes) else {"size": given.size, "mode": given.mode}
+"""
+
+
+@pytest.mark.parametrize("content_type", ["image/jpeg", "image/x-image; charset=none"])
+def test_an_image_is_the_inputs_of_a_script_that_predicts_itself(scripts, content_type):
+    """As Hugging Face's container hands it to `predict_fn`: three colours, whatever the file has."""
+    stream = io.BytesIO()
+    pytest.importorskip("PIL.Image").new("L", (3, 2)).save(stream, "JPEG")
+
+    assert scripts.load(LOOKS).told(stream.getvalue(), content_type) == {"size": [3, 2], "mode": "RGB"}
+
+
+@pytest.mark.parametrize("content_type", ["audio/x-audio", "audio/wav"])
+def test_a_sound_is_the_inputs_of_a_script_that_predicts_itself(scripts, content_type):
+    """Likewise, as the bytes that came."""
+    assert scripts.load(LOOKS).told(b"RIFF....", content_type) == {"of": 2, "bytes": 8}
+
+
+def test_a_body_that_is_no_image_is_the_clients_fault(scripts):
+    """The script is not asked."""
+    error = scripts.load(LOOKS).refused(b"no image", "image/png")
+
+    assert error.kind is Kind.INVALID_ARGUMENT
+    assert "the body is no image" in error.message
+
+
+def test_an_image_without_pillow_says_so(scripts, monkeypatch):
+    """Like any other type that is not read."""
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+
+    error = scripts.load(LOOKS).refused(b"an image", "image/png")
+
+    assert error.kind is Kind.UNSUPPORTED_MEDIA_TYPE
+    assert "Pillow is not installed" in error.message
+
+
+@pytest.mark.parametrize("content_type", ["image/png", "audio/wav"])
+def test_images_and_sounds_are_nothing_to_the_default_predict_fn(iris, content_type):
+    """It has numbers to predict from."""
+    assert iris.refused(b"RIFF", content_type).kind is Kind.UNSUPPORTED_MEDIA_TYPE
 
 
 @pytest.mark.parametrize("content_type", ["text/xml", "application/octet-stream", "application/x-www-form-urlencoded"])
