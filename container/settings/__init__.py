@@ -324,12 +324,19 @@ class Settings:
                 read_credentials(self.cloud_credentials)
             except MmeError as error:
                 raise SettingsError(f"TRITON_CLOUD_CREDENTIAL_PATH: {error}") from None
-        script = self.script_directory
-        if script.startswith("/") and not Path(script, self.script_program).is_file():
-            raise SettingsError(f"SAGEMAKER_SUBMIT_DIRECTORY='{script}': there is no {self.script_program} in it")
+        self._check_script()
         for repository in self.repositories if self.mode is Mode.REPOSITORY else ():
             if isinstance(repository, Path):
                 _check_folder("--model-repository/MME_MODEL_REPOSITORY", repository)
+
+    def _check_script(self) -> None:
+        """What is in an archive shows when it is unpacked, for the first model that needs it."""
+        script = self.script_directory
+        if script.startswith("/") and not Path(script, self.script_program).is_file():
+            raise SettingsError(f"SAGEMAKER_SUBMIT_DIRECTORY='{script}': there is no {self.script_program} in it")
+        archive = script.removeprefix("file://")
+        if archive != script and not Path(archive).is_file():
+            raise SettingsError(f"SAGEMAKER_SUBMIT_DIRECTORY='{archive}': there is no such archive; mount it there")
 
     def check_tracing(self) -> None:
         """Check that what sends traces is installed, if any are to be sent.

@@ -115,7 +115,7 @@ SAGEMAKER_VARIABLES = (
         "SAGEMAKER_SUBMIT_DIRECTORY",
         "script_directory",
         v.submit_directory,
-        "The inference script of models that bring none: a folder, or s3://bucket/prefix/sourcedir.tar.gz; "
+        "The inference script of models that bring none: a folder, or an archive of it, here or in S3; "
         "/opt/ml/model/code means each model's own.",
         default="none",
     ),

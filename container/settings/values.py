@@ -297,14 +297,15 @@ def task(text: str) -> str:
 
 
 def submit_directory(text: str) -> str:
-    """A folder of scripts outside of the models, or an archive of it in S3; "" for the place inside of each model."""
+    """A folder of scripts outside of the models, or the URL of its archive; "" for the place inside of each model."""
     if text.removeprefix("file://").rstrip("/") == _CODE:
         return ""
     if re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+/[^\0]*[^/\0]\.tar\.gz", text):
         return text
     if "://" in text.removeprefix("file://") or "\0" in text:
-        raise ValueError(f"{_CODE}, a folder of this machine, or s3://bucket/…/sourcedir.tar.gz")
-    return str(directory(text.removeprefix("file://")))
+        raise ValueError(f"{_CODE}, a folder or a .tar.gz of this machine, or s3://bucket/…/sourcedir.tar.gz")
+    path = directory(text.removeprefix("file://"))
+    return f"file://{path}" if path.name.endswith(".tar.gz") else str(path)
 
 
 def port_range(text: str) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -536,6 +537,28 @@ def test_a_script_in_an_archive_of_its_own_is_fetched(serve, tmp_path, s3, s3_ur
 
     answer = server.ask("POST", "/invocations", FORMS["text/csv"][0](ROWS), Content_Type="text/csv")
     assert len(answer.json) == len(ROWS)
+
+
+def test_a_script_in_a_mounted_archive_serves_every_model(serve, tmp_path):
+    """As Amazon's containers take SAGEMAKER_SUBMIT_DIRECTORY; SAGEMAKER_PROGRAM names the file in it."""
+    source = scripts.lay_out(tmp_path / "source", scripts.CLASSIFIER, "script.py")
+    archive = shutil.make_archive(str(tmp_path / "user_code"), "gztar", source)
+    server = serve(
+        {
+            "SAGEMAKER_MULTI_MODEL": "true",
+            "SAGEMAKER_PROGRAM": "script.py",
+            "SAGEMAKER_SUBMIT_DIRECTORY": archive,
+            "MME_CACHE_DIR": str(tmp_path / "cache"),
+        }
+    )
+
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "model.joblib").write_bytes(scripts.classifier())
+        assert server.ask("POST", "/models", {"model_name": name, "url": str(folder)}).status == 200
+        answer = server.ask("POST", f"/models/{name}/invoke", FORMS["text/csv"][0](ROWS), Content_Type="text/csv")
+        assert len(answer.json) == len(ROWS)
 
 
 def test_a_single_script_that_fails_keeps_ping_unhealthy(serve, folders):

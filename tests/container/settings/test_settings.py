@@ -357,6 +357,8 @@ def test_limits_are_inclusive(name, text):
         ({"SAGEMAKER_SUBMIT_DIRECTORY": "file:///opt/ml/model/code"}, Scripts()),
         ({"SAGEMAKER_SUBMIT_DIRECTORY": "/opt/shared"}, Scripts(shared="/opt/shared")),
         ({"SAGEMAKER_SUBMIT_DIRECTORY": "file:///opt/shared"}, Scripts(shared="/opt/shared")),
+        ({"SAGEMAKER_SUBMIT_DIRECTORY": "/opt/user_code.tar.gz"}, Scripts(shared="file:///opt/user_code.tar.gz")),
+        ({"SAGEMAKER_SUBMIT_DIRECTORY": "file:///opt/a.tar.gz"}, Scripts(shared="file:///opt/a.tar.gz")),
         (
             {"SAGEMAKER_SUBMIT_DIRECTORY": "s3://bucket/a/sourcedir.tar.gz"},
             Scripts(shared="s3://bucket/a/sourcedir.tar.gz"),
@@ -387,6 +389,19 @@ def test_a_shared_script_that_is_not_there_refuses_to_start(tmp_path):
         settings.check_paths()
 
     (tmp_path / "inference.py").touch()
+    settings.check_paths()
+
+
+def test_an_archive_of_the_shared_script_that_is_not_there_refuses_to_start(tmp_path):
+    """What is in it shows with the first model that needs it."""
+    archive = tmp_path / "user_code.tar.gz"
+    settings = Settings.from_environ({"SAGEMAKER_SUBMIT_DIRECTORY": str(archive)})
+    with pytest.raises(
+        SettingsError, match=r"SAGEMAKER_SUBMIT_DIRECTORY='/.*user_code\.tar\.gz': there is no such archive"
+    ):
+        settings.check_paths()
+
+    archive.touch()
     settings.check_paths()
 
 
