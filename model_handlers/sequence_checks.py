@@ -96,8 +96,7 @@ def _oldest(strategy: OldestStrategy, config: ModelConfig) -> OldestStrategy:
             raise invalid_model(f"sequence batching preferred batch size must be <= max batch size for {config.name}")
     if strategy.max_candidate_sequences < 0:
         raise invalid_model(f"sequence batching max_candidate_sequences must be positive for {config.name}")
-    candidates = strategy.max_candidate_sequences or max(config.max_batch_size, 1)
-    return replace(strategy, preferred_batch_sizes=tuple(sizes), max_candidate_sequences=candidates)
+    return replace(strategy, preferred_batch_sizes=tuple(sizes))
 
 
 def _check_control(tensor: ControlInput, before: Sequence[ControlInput], model: str) -> None:

@@ -114,7 +114,7 @@ class OldestStrategy:
     """The oldest sequences of an instance take part in its dynamic batches, each with one request at a time.
 
     Attributes:
-        max_candidate_sequences: how many do; others wait.
+        max_candidate_sequences: how many do, others wait; 0 for as many as fit into a batch.
         preferred_batch_sizes, max_queue_delay_us, preserve_ordering: see `DynamicBatching`.
     """
 

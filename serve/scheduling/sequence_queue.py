@@ -72,7 +72,7 @@ class SequenceQueue(Generic[R]):
         self._lanes: list[SequenceLane[R]]
         if isinstance(strategy, OldestStrategy):
             self._lanes = [OldestLane(model, strategy, max_batch_size) for _ in range(lanes)]
-            self._slots = strategy.max_candidate_sequences * lanes
+            self._slots = (strategy.max_candidate_sequences or rows) * lanes
         else:
             self._lanes = [DirectLane(strategy, rows) for _ in range(lanes)]
             self._slots = rows * lanes

@@ -53,6 +53,20 @@ def requests_of(model):
     return model.heard
 """
 
+# The same; the model says itself what it takes, and how much it batches.
+COMPLETES = PYTHON.replace(
+    "class TritonPythonModel:",
+    """class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [1]})
+        config.add_output({"name": "Y", "data_type": "TYPE_FP32", "dims": [1]})
+        config.add_output({"name": "TOLD", "data_type": "TYPE_INT64", "dims": [4]})
+        config.set_max_batch_size(4)
+        return config
+""",
+)
+
 
 ITERATIVE = """
 import numpy as np

@@ -5,6 +5,7 @@ apart        oldest, in a process of its own
 brief        oldest: the same, with one candidate that may be silent for 0.3 s
 states       oldest: the same, two candidates; the sums begin at 100, from a file
 python       oldest: a Python model that keeps a sum per id
+completes    oldest: the same, whose size of a batch config.pbtxt does not tell
 passed_on    an ensemble of `sums`; `renamed` has another model before it, which names another sequence
 loop, decoupled  Python models that count down from X, one iteration each
 """
@@ -21,6 +22,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from tests.contract.sequence_models import (
+    COMPLETES,
     CONTROLS,
     ENSEMBLE,
     FIRST,
@@ -90,6 +92,12 @@ def server(tmp_path_factory):
         textwrap.dedent(PYTHON).encode(),
         f'backend: "python"\nmax_batch_size: 4\n{TENSORS}instance_group {{ count: 2 kind: KIND_CPU }}\n'
         f"sequence_batching {{ oldest {{ max_candidate_sequences: 8 }} {CONTROLS % 'TYPE_STRING'} {patient} }}",
+        "model.py",
+    )
+    lay_out(
+        repository / "completes",
+        textwrap.dedent(COMPLETES).encode(),
+        f'backend: "python"\n{one}sequence_batching {{ oldest {{ }} {CONTROLS % "TYPE_STRING"} {patient} }}',
         "model.py",
     )
     for name, more in (("loop", ""), ("decoupled", "model_transaction_policy { decoupled: true }\n")):
@@ -227,6 +235,16 @@ def test_a_python_model_is_told_as_well(server):
         sums = list(clients.map(lambda name: run(server, "python", [1, 2, 3], name), names))
 
     assert sums == [[1, 3, 6]] * 6
+
+
+def test_candidates_are_as_many_as_the_model_says_that_it_batches(server):
+    """Where nothing else is said: the second sequence does not wait for the end of the first."""
+    assert [step(server, "completes", value, name, sequence_start=True)[0] for name, value in (("a", 1), ("b", 2))] == [
+        1,
+        2,
+    ]
+
+    assert [step(server, "completes", 3, name, sequence_end=True)[0] for name in "ab"] == [4, 5]
 
 
 def test_a_python_model_has_a_request_executed_until_it_is_done(server, client):

@@ -47,7 +47,7 @@ def test_clients_send_what_is_neither_signal_nor_state():
 
     assert (config.inputs, config.outputs) == ((TensorSpec("X", FP32, (4,)),), (TensorSpec("Y", FP32, (1,)),))
     assert (config.max_batch_size, config.dynamic_batching) == (4, None)
-    assert config.sequence_batching.strategy == OldestStrategy(1, (4,))
+    assert config.sequence_batching.strategy == OldestStrategy(0, (4,))
     assert [spec.name for spec in all_inputs(config)] == ["X", "START", "IN"]
     assert [spec.name for spec in all_outputs(config)] == ["Y", "OUT"]
 

@@ -88,7 +88,7 @@ def test_what_is_not_said_has_triton_defaults():
     oldest = parse_config("max_batch_size: 8 sequence_batching { oldest { } }", model="bert").sequence_batching
 
     assert direct == SequenceBatching(DirectStrategy(0, 0.0), max_sequence_idle_us=1_000_000)
-    assert oldest.strategy == OldestStrategy(8, (8,))
+    assert oldest.strategy == OldestStrategy(0, (8,))
 
 
 def test_controls_and_states_are_inputs_that_no_client_sends():

@@ -256,6 +256,17 @@ def test_candidates_are_as_many_as_the_configuration_says():
     assert [(bench.rows(), bench.done())[0] for _ in range(3)] == ["a.0 b.0", "a.1", "c.0"]
 
 
+@pytest.mark.parametrize(("rows", "batches"), [(2, ["a.0 b.0", "a.1", "c.0"]), (0, ["a.0", "a.1", "b.0"])])
+def test_candidates_are_as_many_as_fit_into_a_batch_where_nothing_is_said(rows, batches):
+    """As in Triton: one of a model that does not batch."""
+    bench = Bench(OldestStrategy(), rows=rows)
+    for name in "abc":
+        bench.push(name, START)
+    bench.push("a", END)
+
+    assert [(bench.rows(), bench.done())[0] for _ in batches] == batches
+
+
 def test_the_oldest_strategy_waits_for_a_preferred_size():
     """As the dynamic batcher does, from the moment on in which a request could execute."""
     bench = Bench(OldestStrategy(8, (2,), max_queue_delay_us=100))
