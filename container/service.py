@@ -101,7 +101,7 @@ class Service:
         self._watcher = Watcher(self.engine) if settings.dashboard else None
         self.dashboard = Documents(self.engine, settings, self._watcher) if self._watcher is not None else None
         self._loading: asyncio.Task[None] | None = None
-        self._has_begun = not settings.model_control_mode.limits
+        self._has_begun = settings.mode is not Mode.REPOSITORY and not settings.model_control_mode.limits
         self._polling: asyncio.Task[None] | None = None
         registered = [name for name, _ in self.engine.registered()]
         self._poller = Poller(self.engine, self.engine.scan, settings.poll_seconds, registered)
@@ -193,7 +193,8 @@ class Service:
     def ready(self) -> bool:
         """Whether every start-up model is there, where that is waited for, and we are not on our way out.
 
-        Where only those models answer that somebody loaded, the loads at start are over, however each of them ended.
+        Of a repository, and where only those models answer that somebody loaded, the loads at start are over, however
+        each of them ended: a rollout that waits for this sends its requests to models in memory.
         """
         return self._has_begun and not self.routes.draining and not self.routes.starting
 

@@ -41,6 +41,23 @@ def test_the_other_command_refuses_as_well(tmp_path):
     assert_refused(tmp_path, ("mme", "serve"), *SEVERAL)
 
 
+SLOW = """
+backend: "python"
+input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+WAITS = """
+import os, time
+class TritonPythonModel:
+    def initialize(self, args):
+        print("it waits", flush=True)
+        while not os.path.exists("{path}"):
+            time.sleep(0.01)
+    def execute(self, requests):
+        return [None for _ in requests]
+"""
+
+
 def assert_refused(home, command, environ, sentences):
     """The command ends at once, and says so."""
     done = subprocess.run(
@@ -74,6 +91,28 @@ def test_a_model_that_fails_makes_a_server_unready_that_is_strict(serve, tmp_pat
     assert [server.ask("GET", path).status for path in ("/v2/health/ready", "/ping")] == (
         [400, 503] if strict else [200, 200]
     )
+
+
+@pytest.mark.parametrize("words", [(), ("--model-control-mode=none",), ("--load-model=slow",)])
+def test_a_repository_is_ready_when_its_loads_at_start_are_over(serve, tmp_path, words):
+    """In every mode, so that a rollout waits; who asks before is answered as soon as that model is there."""
+    go_on = tmp_path / "go-on"
+    models.lay_out(tmp_path / "r" / "plus", models.plus(1))
+    (tmp_path / "r" / "slow" / "1").mkdir(parents=True)
+    (tmp_path / "r" / "slow" / "config.pbtxt").write_text(SLOW)
+    (tmp_path / "r" / "slow" / "1" / "model.py").write_text(WAITS.format(path=go_on))
+    command = ("mme", "serve", "--model-repository", str(tmp_path / "r"), *words)
+    server = serve({}, command=command, ready=False)
+    eventually(lambda: server.ask("GET", "/v2/health/live").status == 200, "the server")
+
+    try:
+        assert server.ask("GET", "/ping").status == 200
+        eventually(lambda: "it waits" in server.log, "a load that has begun")
+        assert server.ask("GET", "/v2/health/ready").status == 400
+    finally:
+        go_on.touch()
+    eventually(lambda: server.ask("GET", "/v2/health/ready").status == 200, "the end of the loads at start")
+    assert server.ask("GET", "/v2/models/slow/ready").status == 200
 
 
 @pytest.mark.parametrize(("host", "why"), [("127.0.0.1", "Address already in use"), ("192.0.2.1", "Cannot assign")])
