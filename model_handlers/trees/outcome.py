@@ -39,14 +39,15 @@ class Outcome:
     threshold: float = _DEFAULT_THRESHOLD
 
     def of(self, scores: Array) -> Array:
-        """The output (n, columns) of FP32."""
+        """The output (n, columns) of FP32; (n,) of one column, since FIL leaves out dimensions of one."""
         if self.both:
             scores = np.concatenate([1 - scores, scores], axis=1)
         elif self.classes and scores.shape[1] == 1:
             scores = scores > self.threshold
         elif self.classes:
             scores = scores.argmax(axis=1, keepdims=True)
-        return scores.astype(np.float32, copy=False)
+        output = scores.astype(np.float32, copy=False)
+        return output.reshape(-1) if self.columns == 1 else output
 
 
 def outcome_of(config: ModelConfig, forest: Forest) -> Outcome:

@@ -64,7 +64,8 @@ def trained(tmp_path_factory):
     def keep(name, save, predicted):
         files[name] = folder / name
         save(files[name])
-        predictions[name] = np.asarray(predicted, np.float32).reshape(len(ROWS), -1)
+        rows = np.asarray(predicted, np.float32).reshape(len(ROWS), -1)
+        predictions[name] = rows if rows.shape[1] > 1 else rows[:, 0]
 
     matrix = xgboost.DMatrix(ROWS)
     models = {
@@ -168,7 +169,7 @@ def test_the_binary_of_older_versions_is_read(load, tmp_path):
     file = tmp_path / "xgboost.model"
     file.write_bytes(zlib.decompress(LEGACY))
 
-    np.testing.assert_allclose(output(load(file, model_type="xgboost"), LEGACY_ROWS)[:, 0], LEGACY_SCORES, rtol=1e-6)
+    np.testing.assert_allclose(output(load(file, model_type="xgboost"), LEGACY_ROWS), LEGACY_SCORES, rtol=1e-6)
 
 
 def test_a_file_of_any_name_is_known_by_its_content(load, trained, tmp_path):
@@ -199,7 +200,7 @@ def test_a_classifier_of_several_classes_answers_the_best_one(load, trained, nam
     """One number a row: the class with the highest score, which is what softmax predicts by itself."""
     scores = trained[1][name]
 
-    expected = scores if scores.shape[1] == 1 else scores.argmax(axis=1, keepdims=True)
+    expected = scores if scores.ndim == 1 else scores.argmax(axis=1)
     np.testing.assert_array_equal(output(load(name, output_class="true")), expected)
 
 
@@ -209,7 +210,7 @@ def test_probabilities_of_two_classes_are_two_numbers(load, trained, name):
     handler, score = load(name, output_class="true", predict_proba="true"), trained[1][name]
 
     assert handler.config.outputs == (TensorSpec("output__0", FP32, (2,)),)
-    np.testing.assert_allclose(output(handler), np.hstack([1 - score, score]), rtol=1e-6)
+    np.testing.assert_allclose(output(handler), np.stack([1 - score, score], axis=1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["softmax.json", "softprob.json"])
@@ -225,7 +226,7 @@ def test_contributions_are_told_where_they_are_declared(load, trained):
         handler = load(name, outputs=(TensorSpec("output__0", FP32, (1,)), spec))
         scores, shares = handler.execute({"input__0": ROWS}, ["output__0", "treeshap_output"])
 
-        np.testing.assert_allclose(1 / (1 + np.exp(-shares.sum(axis=1))), scores[:, 0], rtol=1e-4)
+        np.testing.assert_allclose(1 / (1 + np.exp(-shares.sum(axis=1))), scores, rtol=1e-4)
         np.testing.assert_allclose(scores, trained[1][name], rtol=1e-6)
 
 
