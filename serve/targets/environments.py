@@ -5,10 +5,13 @@ Runs on load threads. What an environment is and how it is made is the business 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Placement
+from model_handlers.disk import disk_errors
+from model_handlers.environments.met import lack_of
 from model_handlers.environments.patience import Patience
 from model_handlers.environments.wanted import Given
 from model_handlers.errors import invalid_model
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from model_handlers.environments.wanted import Wanted
     from serve.sources.repository import ModelDirectory
 
+_log = logging.getLogger("mme.cache")
+
 
 @dataclass(frozen=True, slots=True)
 class Brought:
@@ -32,16 +37,23 @@ class Brought:
 
     Attributes:
         wanted: what they ask for.
-        there: those that were made.
+        met: whose the server's own packages are enough for.
+        there: those of the others that were made.
     """
 
     wanted: dict[Path, Wanted] = field(default_factory=dict)
+    met: frozenset[Path] = frozenset()
     there: dict[Path, Environment] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
         """Whether none is yet to be made."""
-        return len(self.there) == len(self.wanted)
+        return len(self.met) + len(self.there) == len(self.wanted)
+
+    @property
+    def mark(self) -> str:
+        """Of footprints of who shares the server's packages: with another image, the same model may share nothing."""
+        return " met" if self.met else ""
 
     def size_in(self, directory: ModelDirectory) -> int:
         """Bytes that they take in the directories of the model's versions, whose other bytes go into memory."""
@@ -77,8 +89,20 @@ def look(
         )
     assert environments is not None  # noqa: S101 - an engine has them
     patience = _patience(directory, cancelled)
-    found = {file: environments.find(asked, patience) for file, asked in wanted.items()}
-    return Brought(wanted, {file: environment for file, environment in found.items() if environment is not None})
+    met = frozenset(file for file, asked in wanted.items() if _is_met(asked, directory.name))
+    found = {file: environments.find(asked, patience) for file, asked in wanted.items() if file not in met}
+    return Brought(wanted, met, {file: environment for file, environment in found.items() if environment is not None})
+
+
+def _is_met(wanted: Wanted, model: str) -> bool:
+    """Whether the server's own packages are enough for it. What that costs otherwise is worth a word."""
+    if isinstance(wanted, Given):
+        return False
+    with disk_errors(f"model '{model}': {wanted.subject} cannot be read"):
+        lack = lack_of(wanted.file)
+    if lack:
+        _log.info("it gets packages and a Python of its own: %s", lack, extra={"target_model": model})
+    return not lack
 
 
 def make(
@@ -91,9 +115,8 @@ def make(
             disk is full; CANCELLED.
     """
     patience = _patience(directory, cancelled)
-    return Brought(
-        brought.wanted, {file: environments.provide(asked, patience) for file, asked in brought.wanted.items()}
-    )
+    missing = {file: asked for file, asked in brought.wanted.items() if file not in brought.met}
+    return replace(brought, there={file: environments.provide(asked, patience) for file, asked in missing.items()})
 
 
 def _patience(directory: ModelDirectory, cancelled: Callable[[], bool]) -> Patience:

@@ -170,7 +170,7 @@ class Preparer:
         size = directory.size() - brought.size_in(directory)
         on_gpus = len({device for _, device in lanes if device.kind == "gpu"})
         on_disk = Footprint(size if any(device == CPU for _, device in lanes) else 0, size * on_gpus)
-        identity = f"{content} {placement.value} {','.join(str(device) for _, device in lanes)}"
+        identity = f"{content} {placement.value} {','.join(str(device) for _, device in lanes)}{brought.mark}"
         estimate = self._footprints.expected(identity, handler.backend, on_disk, handler.estimate_factor)
         pinned = is_pinned(directory.config)
         forms = self._forms(directory, handler, placement, lanes)

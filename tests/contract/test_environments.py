@@ -125,12 +125,13 @@ def test_a_model_is_answered_from_the_environment_that_it_brings(server, tmp_pat
 
 
 def test_a_model_is_answered_with_the_packages_that_it_requires(server, tmp_path, wheels):
-    """Installed from the wheels that it brings; pip's progress is in the log under the model's name."""
-    files = {"requirements.txt": "greeting\n", **wheels}
+    """Installed from the wheels that it brings; why, and pip's progress, is in the log under the model's name."""
+    files = {"requirements.txt": "orjson\ngreeting\n", **wheels}
     folder = write_model(tmp_path / "requires", "import greeting, orjson\nreturn greeting.WORD", files=files)
     assert load(server, folder).status == 200
 
     assert ask(server, "requires") == "hello"
+    assert "it gets packages and a Python of its own: greeting is not installed" in said(server, "requires")
     assert "Successfully installed greeting-1.0" in said(server, "requires")
     assert server.ask("DELETE", "/models/requires").status == 200
 

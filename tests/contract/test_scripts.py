@@ -571,14 +571,25 @@ def test_a_single_script_that_fails_keeps_ping_unhealthy(serve, folders):
 
 
 def test_models_of_one_framework_import_it_once(serve, tmp_path):
-    """Their processes begin with it, draw numbers of their own, and heed what variables a script sets before it."""
-    for name, before in {"a": "", "b": "", "alone": "os.environ['MME_TEST_OF_THREADS'] = '1'"}.items():
-        folder = scripts.lay_out(tmp_path / name, scripts.BEGINS.replace("# before", before))
+    """Their processes begin with it, draw numbers of their own, and heed what variables a script sets before it.
+
+    Also those that require nothing but what the server has: it is not installed again.
+    """
+    requires = {"code/requirements.txt": "scikit-learn>=0.24\nnumpy>=1.20  # as trained\n"}
+    for name, before, files in (
+        ("a", "", {}),
+        ("b", "", {}),
+        ("met", "", requires),
+        ("alone", "os.environ['MME_TEST_OF_THREADS'] = '1'", requires),
+    ):
+        folder = scripts.lay_out(tmp_path / name, scripts.BEGINS.replace("# before", before), **files)
         models.pack(folder, tmp_path / f"{name}.tar.gz")
     server = serve({"MME_MODEL_STORE": str(tmp_path)})
-    told = {name: ByHeader(server).ask(f"{name}", b"{}").json for name in ("a", "b", "alone")}
-    assert {name: each["there"] for name, each in told.items()} == {"a": True, "b": True, "alone": False}
-    assert len({each["draws"] for each in told.values()}) == 3
+    told = {name: ByHeader(server).ask(f"{name}", b"{}").json for name in ("a", "b", "met", "alone")}
+    there = {name: each["there"] for name, each in told.items()}
+    assert there == {"a": True, "b": True, "met": True, "alone": False}
+    assert len({each["draws"] for each in told.values()}) == 4
+    assert not (server.cache / "environments").exists()
 
 
 def test_what_a_script_logs_keeps_its_level(serve, tmp_path):

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import re
 import sys
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,13 +12,14 @@ import numpy as np
 import pytest
 
 from model_handlers.base import CPU, ModelRequest
+from model_handlers.environments import met
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import parse_config
 from model_handlers.python.handler import PythonHandler
 from serve.sources.source import InRepository
 from serve.targets.target_loader import ModelLoader
-from tests.environments import another_interpreter, facts_of, pack, too_old, venv, version_of, write_model
+from tests.environments import another_interpreter, facts_of, pack, too_old, venv, version_of, write_model, write_wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fork_server")]
 
@@ -101,6 +103,34 @@ def test_a_model_without_an_environment_runs_in_ours(loader, tmp_path):
     folder = write_model(tmp_path / "m", "import orjson\nreturn sys.prefix")
 
     assert facts(prepared(loader, folder)) == sys.prefix
+
+
+def test_a_model_runs_in_ours_that_requires_what_is_there(loader, tmp_path, kept):
+    """Nothing is made, and wheels that it brings none the less count for nothing."""
+    files = {"1/requirements.txt": "orjson\nnumpy>=1.20\n", "1/wheels/large.whl": bytes(1 << 20)}
+    folder = write_model(tmp_path / "m", "import orjson\nreturn sys.prefix", files=files)
+    target = loader.prepare("m", InRepository(folder), lambda: False)
+
+    assert target.equipped
+    assert facts(target) == sys.prefix
+    assert target.on_disk.host < 1 << 20
+    assert not kept.exists()
+
+
+def test_another_image_is_asked_anew_what_it_has(loader, tmp_path, monkeypatch):
+    """What the model took when it shared the server's packages is not expected of it where it can't."""
+    folder = write_model(tmp_path / "m", files={"requirements.txt": "greeting\n"})
+    with zipfile.ZipFile(write_wheel(tmp_path / "wheels", "greeting")) as wheel:
+        wheel.extractall(tmp_path / "packages")
+    met._installed.cache_clear()
+    with monkeypatch.context() as image:
+        image.syspath_prepend(tmp_path / "packages")
+        with_it = loader.prepare("m", InRepository(folder), lambda: False)
+    met._installed.cache_clear()
+    without = loader.prepare("m", InRepository(folder), lambda: False)
+
+    assert (with_it.equipped, without.equipped) == (True, False)
+    assert with_it.identity != without.identity
 
 
 def link_away(path):

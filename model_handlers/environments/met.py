@@ -1,0 +1,114 @@
+"""Whether the server's own packages are enough for what a requirements.txt names.
+
+pip installs nothing for a requirement that an installed version meets, nor for what that version requires itself, if
+all of that is met too. An environment would then hold nothing but an interpreter: its model may as well be forked from
+a process that has its framework. What pip alone can judge counts as not met: other files, constraints, hashes, URLs,
+paths, variables, lines that go on. Settings of pip's own, as in pip.conf, are not asked about what is met.
+
+What is installed is looked at once: it is the same for as long as this process lives. Runs on load threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import re
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_SHOWN = 200  # characters of a line in a message
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_SOURCES = re.compile(  # where packages come from that are to be installed; one such option a line
+    r"(-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host|--only-binary|--no-binary)(\s+|=)\S+"
+    r"|--no-index|--prefer-binary"
+)
+
+
+def lack_of(file: Path) -> str:
+    """Why the server's packages are not enough for a requirements.txt, for people; "" where they are.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    try:
+        asked = list(_asked(file.read_bytes().decode("utf-8-sig")))
+        return next(filter(None, map(_lack, _with_all_that_is_required(asked))), "")
+    except UnicodeDecodeError:
+        return "it is not in UTF-8"
+    except ValueError as error:
+        return str(error)
+
+
+def _asked(text: str) -> Iterator[Requirement]:
+    """What a requirements.txt asks for on this machine.
+
+    Raises:
+        ValueError: there is more in it than requirements.
+    """
+    for line in (_COMMENT.sub("", line).strip() for line in text.splitlines()):
+        if line and not _SOURCES.fullmatch(line):
+            requirement = _read(line)
+            if _applies(requirement):
+                yield requirement
+
+
+def _read(text: str) -> Requirement:
+    with contextlib.suppress(ValueError, RecursionError):
+        requirement = Requirement(text)
+        if requirement.url is None:
+            return requirement
+    raise ValueError(f"'{text[:_SHOWN]}' is for pip to judge")
+
+
+def _applies(requirement: Requirement, extras: frozenset[str] = frozenset()) -> bool:
+    """Whether its marker holds here, for a package of which these extras are wanted."""
+    marker = requirement.marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
+
+
+def _with_all_that_is_required(asked: list[Requirement]) -> Iterator[Requirement]:
+    """These requirements, and those of what is installed for them. Takes `asked` apart."""
+    seen = set()
+    while asked:
+        requirement = asked.pop()
+        yield requirement
+        wanted = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if wanted not in seen:
+            seen.add(wanted)
+            asked += _required_by(*wanted)
+
+
+def _lack(requirement: Requirement) -> str:
+    version, _ = _installed(canonicalize_name(requirement.name))
+    if not version:
+        return f"{requirement} is not installed"
+    if not requirement.specifier.contains(version, prereleases=True):
+        return f"{requirement} is not met by {version}"
+    return ""
+
+
+@functools.cache
+def _required_by(name: str, extras: frozenset[str]) -> list[Requirement]:
+    """What an installed package requires here.
+
+    Raises:
+        ValueError: that can't be told.
+    """
+    return [requirement for requirement in map(_read, _installed(name)[1]) if _applies(requirement, extras)]
+
+
+@functools.cache
+def _installed(name: str) -> tuple[str, tuple[str, ...]]:
+    """The version of a package where models' processes look without an environment, "" for none; what it requires."""
+    try:
+        found = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "", ()
+    return found.version or "", tuple(found.requires or ())
