@@ -34,7 +34,8 @@ class ForkClient:
 
     Args:
         preload: `module:function`, called in the fork server before it forks; "" for nothing. One that ends the process
-            is not called again: then the models that want it may do so themselves, and tell what happens.
+            is not called again: then the models that want it may do so themselves, and tell what happens. The first of
+            them is never begun, and has to be asked for again.
 
     Attributes:
         directory: where fork servers run, and models' processes with them, while it is there; None for where we do.
@@ -71,7 +72,7 @@ class ForkClient:
             try:
                 socket.send_fds(command, [packet], fds)
             except ConnectionError:  # it died this moment: once more, with a new one
-                self._stop()
+                self._bury()
                 socket.send_fds(self._running(), [packet], fds)
 
     def stop(self) -> None:
@@ -86,14 +87,19 @@ class ForkClient:
             self._server = self._command = None
             self._owner = os.getpid()
         if self._server is not None and self._server.poll() is not None:
-            if self._server.returncode != -signal.SIGKILL:  # which is somebody else's doing
-                self._preload = ""
-            self._stop()
+            self._bury()
         if self._command is None:
             self._start()
         command = self._command
         assert command is not None  # noqa: S101 - _start raises otherwise
         return command
+
+    def _bury(self) -> None:
+        """It ended by itself."""
+        server = self._server
+        self._stop()
+        if server is not None and server.returncode != -signal.SIGKILL:  # which is somebody else's doing
+            self._preload = ""
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -46,6 +46,12 @@ EXECUTING = "while it executed a batch"
 IDLE = "while it executed nothing"
 
 
+class _NeverBeganError(MmeError):
+    """There was no process: its fork server ended before."""
+
+    __slots__ = ()
+
+
 class _Begun:
     """A batch that was begun.
 
@@ -335,6 +341,12 @@ class IsolatedHandler(Handler):
     def _begin(self) -> tuple[Child, ModelConfig]:
         """A new process with the model in it, and the configuration that it completed."""
         try:
+            return self._begin_once()
+        except _NeverBeganError:  # once more, of a fork server that leaves out what the one before died of
+            return self._begin_once()
+
+    def _begin_once(self) -> tuple[Child, ModelConfig]:
+        try:
             child = self._new_child()
             hosted = child.host.private_memory() if child.host is not None else 0
         except OSError as error:
@@ -420,5 +432,6 @@ def _refusal(child: Child, death: ChildDiedError) -> MmeError:
     if death.kind is Kind.OUT_OF_MEMORY:
         return death
     if child.host is None and child.exit_code is None:  # whatever ended its fork server, it was not this model
-        return MmeError(Kind.UNAVAILABLE, f"{death.message}; load it again")
+        error = _NeverBeganError if child.never_began else MmeError
+        return error(Kind.UNAVAILABLE, f"{death.message}; load it again")
     return MmeError(Kind.INVALID_MODEL, death.message)

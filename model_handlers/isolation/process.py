@@ -110,6 +110,11 @@ class Child:
         """How a process ended that is over, -n for signal n; None where its fork server ended before it could tell."""
         return self._leash.code
 
+    @property
+    def never_began(self) -> bool:
+        """Whether there never was a process: its fork server ended before, or could not fork."""
+        return self._leash.over and not self.pid
+
     def drop(self) -> None:
         """Have it ended, without waiting for that."""
         self._leash.wait(0)

@@ -477,7 +477,18 @@ def end_the_process():
     os._exit(3)
 
 
+def end_this_process():
+    """The same, for others."""
+    os._exit(4)
+
+
 class PreloadEnds(Echo):
     """What its processes are to be forked with can't be imported."""
 
     preload = "isolated_models:end_the_process"
+
+
+class RequestsPreloadEnds(Requests):
+    """The same for one that sees requests."""
+
+    preload = "isolated_models:end_this_process"

@@ -25,6 +25,7 @@ from isolated_models import (
     LoadsOnce,
     Misbehaves,
     PreloadEnds,
+    RequestsPreloadEnds,
 )
 
 from model_handlers.errors import Kind, MmeError
@@ -287,15 +288,13 @@ def test_a_load_that_the_fork_servers_death_ended_says_nothing_of_the_model(star
         forks.stop()
 
 
-def test_a_preload_that_ends_its_process_is_left_out_from_then_on(start):
-    """Models are loaded without it: what is wrong with it they tell themselves."""
+@pytest.mark.parametrize("handler_class", [PreloadEnds, RequestsPreloadEnds])
+def test_a_preload_that_ends_its_process_is_left_out(start, handler_class):
+    """Models are loaded without it, from the first on: what is wrong with it they tell themselves."""
     try:
-        with pytest.raises(MmeError, match=r"ended together with the process that it was forked from.*load it again"):
-            start(PreloadEnds)
-
-        start(PreloadEnds).close()
+        start(handler_class).close()
     finally:
-        forks_with(PreloadEnds.preload).stop()
+        forks_with(handler_class.preload).stop()
 
 
 def test_close_lets_the_model_clean_up(start, tmp_path):
