@@ -44,8 +44,9 @@ CPU = Device("cpu")
 class Footprint:
     """Bytes that a model takes: on the host, and on devices all together.
 
-    `shared` names files that it maps beside that and other models may map too, name → bytes, each to be counted once:
-    sums have every file once. Only what was measured, or is expected, of models has it; differences do not.
+    `shared` names files that it maps beside that and other models may map too, and what its processes were forked from
+    like those of others, name → bytes, each to be counted once: sums have each once. Only what was measured, or is
+    expected, of models has it; differences do not.
     """
 
     host: int = 0

@@ -59,9 +59,13 @@ def device_memory_used() -> int:
     return sum(gpu.used for gpu in gpus()) if gpu_count() else 0
 
 
-def private_memory() -> int:
-    """Bytes of this process that no other shares: resident pages less file-backed and shared ones."""
-    fields = Path("/proc/self/statm").read_text().split()
+def private_memory(process: int | str = "self") -> int:
+    """Bytes of a process that are its own: resident pages less file-backed and shared ones.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    fields = Path(f"/proc/{process}/statm").read_text().split()
     return (int(fields[1]) - int(fields[2])) * mmap.PAGESIZE
 
 

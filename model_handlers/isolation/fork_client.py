@@ -4,7 +4,8 @@ Any thread may ask. A fork server is executed, not forked, so threads do it no h
 process, whose end of the command socket the system closes.
 
 A framework whose import takes seconds and a hundred megabytes has a fork server of its own, which has imported it:
-its children begin with it, and share its pages. What that import may do wrong is nobody else's business.
+its children begin with it, and share its pages. What that import may do wrong is nobody else's business. When it has
+had no children for a while it begins anew, as an interpreter that imports nothing before it is asked for the next.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from model_handlers.isolation.program import Program
 
 _STOP_SECONDS = 5.0
+_IDLE_SECONDS = 30.0  # that a framework is kept for the next model, when there is none of it
+_ASKED = (  # imports nothing until it is asked for a process, and ends when nobody can ask any more
+    "import os, socket; asked = socket.socket(fileno={}); asked.recv(1, socket.MSG_PEEK) or os._exit(0); "
+    "asked.detach(); "
+)
 
 
 class ForkClient:
@@ -75,6 +81,12 @@ class ForkClient:
                 self._bury()
                 socket.send_fds(self._running(), [packet], fds)
 
+    @property
+    def pid(self) -> int:
+        """The fork server's id, 0 where none was started."""
+        with self._lock:
+            return self._server.pid if self._server is not None else 0
+
     def stop(self) -> None:
         """End the fork server, and with it every child that is left."""
         with self._lock:
@@ -103,9 +115,10 @@ class ForkClient:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arguments = theirs.fileno(), self._preload, _IDLE_SECONDS if self._preload else None
         program = (
-            f"import sys; sys.path[:] = {sys.path!r}; "
-            f"from model_handlers.isolation.fork_server import main; main({theirs.fileno()}, {self._preload!r})"
+            f"{_ASKED.format(theirs.fileno()) if self._preload else ''}import sys; sys.path[:] = {sys.path!r}; "
+            f"from model_handlers.isolation.fork_server import main; main(*{arguments!r})"
         )
         with theirs:
             try:

@@ -54,11 +54,16 @@ _SWEEP_SECONDS = 1.0
 _libc = ctypes.CDLL(None)
 
 
-def main(command_fd: int, preload: str = "") -> NoReturn:
+def main(command_fd: int, preload: str = "", patience: float | None = None) -> NoReturn:
     """Serve until the other end of the command socket is closed, then end every child and ourselves.
 
-    `preload` is `module:function`, to be called before the first fork; "" for nothing.
+    Args:
+        command_fd: our end of that socket.
+        preload: `module:function`, to be called before the first fork; "" for nothing.
+        patience: seconds without children after which we begin anew, by executing the program that we are: what was
+            imported is worth its memory only as long as there are any. None for never.
     """
+    environ = dict(os.environ)  # what is imported may change it
     usual_priority()  # not that of the load that needed it first
     _libc.prctl(_PR_SET_NAME, b"mme-forks", 0, 0, 0)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -74,14 +79,16 @@ def main(command_fd: int, preload: str = "") -> NoReturn:
             getattr(importlib.import_module(module), function)()
     gc.collect()
     gc.freeze()  # a collection in a child would touch every object, and so copy every page
-    server = _ForkServer(socket.socket(fileno=command_fd))
-    server.run()
+    server = _ForkServer(socket.socket(fileno=command_fd), patience)
+    if not server.run():
+        os.execve(sys.executable, sys.orig_argv, environ)  # noqa: S606 - ourselves
     os._exit(0)
 
 
 class _ForkServer:
-    def __init__(self, command: socket.socket) -> None:
+    def __init__(self, command: socket.socket, patience: float | None) -> None:
         self._command = command
+        self._patience = patience
         self._leashes: dict[int, socket.socket] = {}  # pid → our end
         self._selector = selectors.DefaultSelector()
         self._wake, wake_writer = socket.socketpair()
@@ -93,10 +100,13 @@ class _ForkServer:
         self._selector.register(command, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
 
-    def run(self) -> None:
-        """Fork, kill and reap until nobody can ask for more."""
+    def run(self) -> bool:
+        """Fork, kill and reap until nobody can ask for more; False where nobody did for so long."""
         while True:
-            for key, _ in self._selector.select():
+            ready = self._selector.select(None if self._leashes else self._patience)
+            if not ready:
+                return False
+            for key, _ in ready:
                 if key.data is not None:
                     self._kill(key.data)
                 elif key.fileobj is self._wake:
@@ -104,7 +114,7 @@ class _ForkServer:
                         self._wake.recv(4096)
                 elif not self._serve():
                     self._end()
-                    return
+                    return True
             self._reap()
 
     def _serve(self) -> bool:

@@ -19,6 +19,7 @@ from model_handlers.base import Footprint, Handler
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation import memfd
 from model_handlers.isolation.config_fields import config_from
+from model_handlers.isolation.fork_client import forks_with
 from model_handlers.isolation.framing import Packing, ProtocolError, error_from, unpack
 from model_handlers.isolation.hosts import admit, leave
 from model_handlers.isolation.leash import ChildDiedError
@@ -218,7 +219,10 @@ class IsolatedHandler(Handler):
             raise self._broken(error) from None
 
     def memory(self) -> Footprint:
-        """What the process takes for itself alone, with the memory shared with it, and what its load took on a GPU."""
+        """What the process takes for itself alone, with the memory shared with it, and what its load took on a GPU.
+
+        What it was forked with is shared by all that were, and named so: see `Footprint`.
+        """
         private = self._child.private_memory()
         if private is not None:
             self._taken = Footprint(private, self._taken.device)
@@ -227,7 +231,16 @@ class IsolatedHandler(Handler):
                 self._shared_taken = self._segments.taken
             finally:
                 self._lock.release()
-        return self._taken + Footprint(self._shared_taken)
+        return self._taken + Footprint(self._shared_taken, shared=self._forked_with())
+
+    def _forked_with(self) -> dict[str, int]:
+        """What the fork server takes that has imported its framework, if it has one."""
+        if not self._preload:
+            return {}
+        try:
+            return {f"fork server of {self._preload}": devices.private_memory(forks_with(self._preload).pid)}
+        except OSError:  # it died, and its children with it
+            return {}
 
     def give_back(self, *, idle: bool) -> bool:
         """Give shared memory back, and have an idle process trim its heap. See `Handler`."""

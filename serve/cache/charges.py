@@ -30,6 +30,14 @@ class Charges:
         charge = self.shared.map(entry, footprint.shared)
         entry.footprint = Footprint(footprint.host + charge, footprint.device)
 
+    def recharge(self, entry: Entry[Any], footprint: Footprint) -> None:
+        """It takes this instead. Who is charged for files stays so, where they are the same."""
+        if self.shared.maps(entry, footprint.shared):
+            entry.footprint = Footprint(footprint.host + self.shared.charge(entry), footprint.device)
+        else:
+            self.discharge(entry)
+            self.charge(entry, footprint)
+
     def discharge(self, entry: Entry[Any]) -> None:
         """It takes nothing any more; what it was charged for and others map still, they are charged for."""
         for heir, size in self.shared.unmap(entry).items():

@@ -368,8 +368,7 @@ class ModelCache(Generic[P, T]):
 
     def remeasured(self, entry: Entry[T], footprint: Footprint) -> None:
         """A resident takes more or less than before."""
-        self._charges.discharge(entry)
-        self._charges.charge(entry, footprint)
+        self._charges.recharge(entry, footprint)
         self.room.settle()
 
     def _failed(self, entry: Entry[T], error: MmeError) -> None:

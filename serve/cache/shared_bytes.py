@@ -55,6 +55,10 @@ class SharedBytes(Generic[M]):
                 heirs[heir] = heirs.get(heir, 0) + self._bytes[file]
         return heirs
 
+    def maps(self, model: M, files: Mapping[str, int]) -> bool:
+        """Whether a model maps these files, and no others."""
+        return self._files.get(model, []) == list(files)
+
     def charge(self, model: M) -> int:
         """Bytes that a model is charged for now."""
         return sum(self._bytes[file] for file in self._files.get(model, ()) if next(iter(self._users[file])) == model)

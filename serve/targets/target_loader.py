@@ -172,7 +172,9 @@ class ModelLoader:
             labels = ensemble_labels(config, labels, {part: target.labels for part, target in parts.items()})
             return Target(name, versions, members, labels=labels, started=self._started)
         models, taken = self._load_allowed(prepared, cancelled)
-        self._footprints.measured(prepared.identity, prepared.handler.backend, prepared.on_disk, taken.whole())
+        # What a process was forked from counts apart, the next time too.
+        known = taken if prepared.placement is Placement.PROCESS else taken.whole()
+        self._footprints.measured(prepared.identity, prepared.handler.backend, prepared.on_disk, known)
         forms = forms if forms is not None and forms.known else None
         return Target(name, models, members, forms=forms, footprint=taken, labels=labels, started=self._started)
 

@@ -573,7 +573,7 @@ def test_a_single_script_that_fails_keeps_ping_unhealthy(serve, folders):
 def test_models_of_one_framework_import_it_once(serve, tmp_path):
     """Their processes begin with it, draw numbers of their own, and heed what variables a script sets before it.
 
-    Also those that require nothing but what the server has: it is not installed again.
+    Also those that require nothing but what the server has: it is not installed again. What they share counts once.
     """
     requires = {"code/requirements.txt": "scikit-learn>=0.24\nnumpy>=1.20  # as trained\n"}
     for name, before, files in (
@@ -590,6 +590,24 @@ def test_models_of_one_framework_import_it_once(serve, tmp_path):
     assert there == {"a": True, "b": True, "met": True, "alone": False}
     assert len({each["draws"] for each in told.values()}) == 4
     assert not (server.cache / "environments").exists()
+    own = [server.metric("mme_model_memory_bytes", model=f"{name}.tar.gz", kind="host") for name in ("a", "b", "met")]
+    assert own[0] > own[1] + 30e6
+    assert own[0] > own[2] + 30e6
+
+
+@pytest.mark.parametrize(("budget", "statuses"), [("150MiB", [200, 200, 200]), ("64MiB", [507, 507, 507])])
+def test_what_models_of_one_framework_share_has_to_fit_once(serve, tmp_path, budget, statuses):
+    """Beside what is their own: it is nothing that a model needs which finds it there, nor one that was there before."""
+    for name in "ab":
+        scripts.lay_out(tmp_path / name, scripts.BEGINS)
+    server = serve({"SAGEMAKER_MULTI_MODEL": "true", "MME_MEMORY_BUDGET": budget})
+
+    def load(name):
+        return server.ask("POST", "/models", {"model_name": name, "url": str(tmp_path / name)}).status
+
+    loaded = [load("a"), load("b")]
+    server.ask("DELETE", "/models/a")
+    assert [*loaded, load("a")] == statuses
 
 
 def test_what_a_script_logs_keeps_its_level(serve, tmp_path):

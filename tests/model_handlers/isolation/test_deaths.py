@@ -24,12 +24,14 @@ from isolated_models import (
     LoadRefuses,
     LoadsOnce,
     Misbehaves,
+    Preloaded,
     PreloadEnds,
     RequestsPreloadEnds,
 )
 
+from model_handlers import devices
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation import process
+from model_handlers.isolation import fork_client, process
 from model_handlers.isolation.fork_client import ForkClient, forks_with
 from model_handlers.isolation.oom import LEDGER
 from model_handlers.isolation.parameters import Deadlines
@@ -295,6 +297,38 @@ def test_a_preload_that_ends_its_process_is_left_out(start, handler_class):
         start(handler_class).close()
     finally:
         forks_with(handler_class.preload).stop()
+
+
+def test_what_processes_are_forked_from_counts_once_and_is_given_back(start, monkeypatch):
+    """It is the same for all of them; when there are none for a while its memory goes back, and comes with the next."""
+    monkeypatch.setattr(fork_client, "_IDLE_SECONDS", 0.5)
+    forks = forks_with(Preloaded.preload)
+    try:
+        one, other = start(Preloaded), start(Preloaded)
+        assert {*one.memory().shared, *other.memory().shared} == {f"fork server of {Preloaded.preload}"}
+        assert sum((one.memory() + other.memory()).shared.values()) > 32 << 20
+        assert one.memory().host + other.memory().host < 32 << 20
+
+        one.close()
+        time.sleep(1)
+        assert devices.private_memory(forks.pid) > 32 << 20
+        other.close()
+        eventually(lambda: devices.private_memory(forks.pid) < 16 << 20, "the memory given back")
+        for _ in range(2):
+            again = start(Preloaded)
+            assert sum(again.memory().shared.values()) > 32 << 20
+            again.close()
+    finally:
+        forks.stop()
+
+
+def test_a_fork_server_that_was_asked_for_nothing_ends_without_importing_anything():
+    """As one does that has given back what it imported."""
+    forks = ForkClient("isolated_models:end_the_process")
+    forks.ensure_running()
+    server = forks._server
+    forks.stop()
+    assert server.returncode == 0
 
 
 def test_close_lets_the_model_clean_up(start, tmp_path):

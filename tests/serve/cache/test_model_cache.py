@@ -2069,8 +2069,13 @@ def test_files_that_went_meanwhile_are_claimed_after_all(play):
     play(scene)
 
 
-def test_a_model_that_takes_another_amount_is_counted_anew(play):
-    """A resident that gives its files up, or takes more for itself, is charged for what it has now; heirs for the rest."""
+@pytest.mark.parametrize(
+    ("takes", "more", "expected"),
+    [((30, {"other": 5}), 20, (35, 60)), ((15, {"weights": 50}), 5, (65, 10))],
+    ids=["heirs are charged for what it gives up", "who keeps its files stays charged for them"],
+)
+def test_a_model_that_takes_another_amount_is_counted_anew(play, takes, more, expected):
+    """A resident that gives its files up, or takes more for itself, is charged for what it has now."""
 
     async def scene(world):
         for name in "ab":
@@ -2078,12 +2083,12 @@ def test_a_model_that_takes_another_amount_is_counted_anew(play):
         await world.resident("a", "b")
         held = world.entry("a").resident
 
-        world.press.in_memory += mb(20)
-        held.footprint = mapping(30, other=5)
+        world.press.in_memory += mb(more)
+        held.footprint = mapping(takes[0], **takes[1])
         world.cache.remeasured(world.entry("a"), held.footprint)
 
-        assert [world.entry(name).footprint for name in "ab"] == [mb(35), mb(60)]
-        assert world.cache.room.used() == mb(95)
+        assert [world.entry(name).footprint for name in "ab"] == [mb(size) for size in expected]
+        assert world.cache.room.used() == mb(sum(expected))
         world.audit()
 
     play(scene)
