@@ -46,12 +46,7 @@ class Host:
         self.name = name
         self.guests = 0
         self._lock = threading.Lock()
-        self._child = Child(name, name, None, preload)
-        try:
-            self._child.call({"do": "host"}, (), _SECONDS, "while it started")
-        except MmeError:
-            self._child.close(0)
-            raise
+        self._child = _started(name, preload)
 
     def __repr__(self) -> str:
         return f"<Host {self.name} of {self.guests} in {self._child!r}>"
@@ -183,6 +178,19 @@ def admit(name: str, preload: str) -> Host:
                 host.guests = 1
                 _hosts[name] = host
         return host
+
+
+def _started(name: str, preload: str, *, again: bool = False) -> Child:
+    """A process to be a host, asked for once more where its fork server ended before there was one."""
+    child = Child(name, name, None, preload)
+    try:
+        child.call({"do": "host"}, (), _SECONDS, "while it started")
+    except MmeError:
+        child.close(0)
+        if again or not child.never_began:
+            raise
+        return _started(name, preload, again=True)
+    return child
 
 
 def _living(name: str) -> Host | None:

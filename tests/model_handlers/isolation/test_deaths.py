@@ -290,13 +290,17 @@ def test_a_load_that_the_fork_servers_death_ended_says_nothing_of_the_model(star
         forks.stop()
 
 
-@pytest.mark.parametrize("handler_class", [PreloadEnds, RequestsPreloadEnds])
-def test_a_preload_that_ends_its_process_is_left_out(start, handler_class):
+@pytest.mark.parametrize(
+    ("handler_class", "shared"), [(PreloadEnds, False), (RequestsPreloadEnds, False), (PreloadEnds, True)]
+)
+def test_a_preload_that_ends_its_process_is_left_out(start, handler_class, shared, monkeypatch):
     """Models are loaded without it, from the first on: what is wrong with it they tell themselves."""
+    forks = ForkClient(handler_class.preload)
+    monkeypatch.setitem(fork_client._WITH, handler_class.preload, forks)
     try:
-        start(handler_class).close()
+        start(handler_class, shared=shared).close()
     finally:
-        forks_with(handler_class.preload).stop()
+        forks.stop()
 
 
 def test_what_processes_are_forked_from_counts_once_and_is_given_back(start, monkeypatch):
