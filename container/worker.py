@@ -52,6 +52,7 @@ _SWITCH_INTERVAL = 0.0005  # seconds; a lane's thread must not keep the loop wai
 _NOTIFY_SECONDS = 1.0
 _QUICK_SECONDS = 1.0  # for models to end that owe answers which nobody gets any more
 _CLOSE_SECONDS = 2.0  # for models to end that owe none; gunicorn kills us a second later
+_PARTING_SECONDS = 1.0  # for clients that keep connections to hear, with one more answer, that they are to leave
 _READ_THREADS = 8
 _CHANGE_THREADS = 256  # idle ones cost nothing; each load or unload under way holds one
 _ASK_THREADS = 256  # likewise, each probe of a model that hangs
@@ -103,8 +104,8 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             listener.close()
         for port in metrics:
             port.close()
-        http.drain()
         seconds = settings.drain_seconds if self._graceful else 0.0
+        http.drain(min(seconds / 2, _PARTING_SECONDS))
         ends = loop.time() + seconds
         drained = await self._drained(http, grpc, seconds)
         if not drained:

@@ -43,7 +43,7 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
         self._transport = transport
         transport.set_write_buffer_limits(high=self._limits.write_buffer)
         self._server.connections.add(self)
-        if self._server.draining:
+        if self._server.parted:
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  why does not matter

@@ -121,13 +121,13 @@ class EndingConnection(RequestReader):
     # the server calls
 
     def drain(self) -> None:
-        """Finish what was begun, then close; close at once if nothing was."""
-        if self._lingering or not self._boundary:
-            return  # ending already, or in the middle of a request, which will be the last
-        if self.owed:
-            if self._taking:
-                self._end_with_last()
-        elif self._transport is not None:
+        """Finish what was begun, then close. If nothing was, the next request will be the last."""
+        if self._boundary and self._taking and self.owed:
+            self._end_with_last()
+
+    def close_if_idle(self) -> None:
+        """Close, unless a request has begun to arrive, or an answer is on its way."""
+        if self._transport is not None and self._boundary and not self.owed and not self._lingering:
             self._transport.close()
 
     def sweep(self, now: float) -> None:

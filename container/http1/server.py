@@ -32,7 +32,8 @@ class Http1Server:
         handler: called on the loop with each request; must not block; answers by `Exchange.respond`, now or later.
         limits: of every connection.
         connections: the live ones.
-        draining: whether every connection ends with what it has begun.
+        draining: whether every connection ends with what it has begun, or with its next request.
+        parted: whether idle connections close at once.
         now: loop time of the last sweep, in seconds.
         heads: status → status line and Date, for the current second.
     """
@@ -48,7 +49,7 @@ class Http1Server:
         self.too_large = too_large
         self.limits = limits
         self.connections: set[HttpProtocol] = set()
-        self.draining = False
+        self.draining = self.parted = False
         self.now = loop.time()
         self.heads: dict[int, bytes] = {}
         self._loop = loop
@@ -77,11 +78,26 @@ class Http1Server:
         if not self.connections:
             self._empty.set()
 
-    def drain(self) -> None:
-        """Close idle connections now, and each other one after the requests it has begun. Close the listeners first."""
+    def drain(self, patience: float = 0.0) -> None:
+        """Close each connection after the requests it has begun. Close the listeners first.
+
+        Args:
+            patience: seconds in which idle ones may send one more request, whose answer tells the client to close: a
+                connection that is closed while a request is on its way loses it.
+        """
         self.draining = True
         for connection in list(self.connections):
             connection.drain()
+        if patience > 0:
+            self._loop.call_later(patience, self._part)
+        else:
+            self._part()
+
+    def _part(self) -> None:
+        """Close what is idle."""
+        self.parted = True
+        for connection in list(self.connections):
+            connection.close_if_idle()
 
     async def wait_closed(self, seconds: float) -> bool:
         """Wait until every connection is gone; False when some are left after so many seconds."""

@@ -166,7 +166,23 @@ def test_a_sigterm_before_the_start_is_over_ends_it(tmp_path):
     assert "Booting worker" not in said
 
 
-def test_a_sigterm_ends_idle_connections_at_once(serve):
+def test_a_sigterm_loses_no_request_on_kept_connections(serve):
+    """Each is answered until an answer says that the connection closes: none is closed while a request is on its way."""
+    server = serve({"SAGEMAKER_MULTI_MODEL": "true"})
+    with contextlib.ExitStack() as stack:
+        kept = [stack.enter_context(server.connect()) for _ in range(8)]
+        asked = 0
+        while kept:
+            asked += 1
+            if asked == 3:
+                server.process.terminate()
+            answers = [(each, each.send(b"GET /models HTTP/1.1\r\nHost: t\r\n\r\n").answer()) for each in kept]
+            assert {answer.status for _, answer in answers} == {200}
+            kept = [each for each, answer in answers if answer.headers.get("connection") != "close"]
+        assert asked >= 3
+
+
+def test_a_sigterm_ends_idle_connections_soon(serve):
     """Idle connections do not keep a server from ending."""
     server = serve({"SAGEMAKER_MULTI_MODEL": "true", "MME_DRAIN_SECONDS": "600"})
     with server.connect() as idle, server.connect() as silent:

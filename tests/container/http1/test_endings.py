@@ -195,7 +195,7 @@ def test_nothing_is_leaked(serve, later):
 
 
 def test_drain_of_idle_connections(serve):
-    """A drain closes idle connections at once, used or not, and waiting for the end succeeds."""
+    """A drain without patience closes idle connections at once, used or not, and waiting for the end succeeds."""
     server = serve()
     used, unused = server.connect(), server.connect()
     assert used.ask(GET % 1).status == 200
@@ -206,6 +206,39 @@ def test_drain_of_idle_connections(serve):
     assert used.at_end()
     assert unused.at_end()
     assert server.wait_closed(60)
+
+
+def test_drain_lets_idle_clients_ask_once_more(serve):
+    """With patience a kept connection's next request, and that of one that comes late, is answered, and told to close."""
+    server = serve()
+    kept, silent = server.connect(), server.connect()
+    assert kept.ask(GET % 1).status == 200
+    server.until(lambda: len(server.server.connections) == 2)
+
+    server.call(server.server.drain, 3600)
+
+    for client in (kept, server.connect()):
+        answer = client.ask(GET % 2)
+        assert (answer.body, answer.headers["connection"]) == (b"GET /2 ", "close")
+        assert client.at_end()
+        client.close()
+    assert not server.wait_closed(0.01)
+    server.call(server.server._part)
+    assert silent.at_end()
+    assert server.connect().at_end()
+    assert server.wait_closed(60)
+
+
+def test_drain_waits_so_long_for_idle_clients(serve):
+    """Idle connections close when the drain's patience is over, but not one whose request has begun to arrive."""
+    server = serve()
+    idle, asking = server.connect(), server.connect().send((GET % 1)[:-2])
+    server.until(lambda: sorted(each._boundary for each in server.server.connections) == [False, True])
+
+    server.call(server.server.drain, 0.01)
+
+    assert idle.at_end()
+    assert asking.ask((GET % 1)[-2:]).headers["connection"] == "close"
 
 
 def test_drain_answers_what_was_accepted(serve, later):
