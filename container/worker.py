@@ -17,7 +17,6 @@ import logging
 import os
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvloop
@@ -30,6 +29,7 @@ from container.garbage import QuietCollector
 from container.http1 import Http1Server, Limits
 from container.metrics_port import MetricsPort
 from container.on_loop import OnLoop
+from container.open_files import OpenFiles, raise_limit
 from container.service import Service
 from container.settings import Settings
 from container.targets import Work, work_of
@@ -37,6 +37,7 @@ from container.wsgi import call_application
 from model_handlers.errors import MmeError
 from model_handlers.heap import return_large_blocks
 from serve.life import life_of
+from serve.threads import SteadyPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +76,7 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         """Serve until told to stop; gunicorn calls this once."""
         sys.setswitchinterval(_SWITCH_INTERVAL)
         return_large_blocks()
+        raise_limit()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self._serve())
 
@@ -122,9 +124,11 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
 
     async def _beat_until(self, stop: asyncio.Event, collector: QuietCollector) -> None:
         """Tell the master that the loop turns, and collect garbage; stop when asked to, or when the master is gone."""
+        files = OpenFiles()
         while not stop.is_set():
             self.notify()
             collector.look()
+            files.look()
             if self.ppid != os.getppid():
                 _log.error("the master process is gone; stopping")
                 self._stop_asked(signal.SIGTERM, stop)
@@ -207,9 +211,9 @@ class _Front:
         self._loop = loop
         self._app: Flask = make_app(service, OnLoop(loop))
         self._pools = {
-            Work.READS: ThreadPoolExecutor(_READ_THREADS, "flask-read"),
-            Work.ASKS: ThreadPoolExecutor(_ASK_THREADS, "flask-ask"),
-            Work.CHANGES: ThreadPoolExecutor(_CHANGE_THREADS, "flask-change"),
+            Work.READS: SteadyPool(_READ_THREADS, "flask-read"),
+            Work.ASKS: SteadyPool(_ASK_THREADS, "flask-ask"),
+            Work.CHANGES: SteadyPool(_CHANGE_THREADS, "flask-change"),
         }
 
     def handle(self, exchange: Exchange) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self, cast
 from isal import isal_zlib
 
 from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.system_limits import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -57,7 +58,7 @@ class InflatedStream:
         self._position = 0
         self._stopped = False
         self._thread = threading.Thread(target=self._inflate, name=f"inflate {subject}", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def __enter__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ from serve.targets import proofs
 from serve.targets.proofs import Proofs
 from serve.targets.target_loader import ModelLoader
 from serve.targets.upkeep import Upkeep
-from serve.threads import ThreadPerTask
+from serve.threads import SteadyPool, ThreadPerTask
 from serve.weights.store import WeightStore
 from serve.weights.tiering import Tiering
 
@@ -92,9 +92,9 @@ class Engine:
         self._loads = ThreadPerTask("load", lower_priority)
         self.poll = LoopPoll(loop, self._loads.works)
         # Threads of their own: an unload must not queue behind the downloads it would make room for.
-        self._unloads = ThreadPoolExecutor(options.load_threads + _SPARE, "unload", initializer=lower_priority)
+        self._unloads = SteadyPool(options.load_threads + _SPARE, "unload", lower_priority)
         # Of one thread: what a stuck load would keep from being written.
-        self._writes = ThreadPoolExecutor(1, "state")
+        self._writes = SteadyPool(1, "state")
         file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
         known = Footprints(file.read())
         self._footprints = LazyFile(file, known.snapshot, self._writes, delay=_FOOTPRINT_SECONDS)

@@ -1,4 +1,4 @@
-"""Threads for work that may never come back, and threads that the event loop starts.
+"""Threads for work that may never come back, pools that a full system does not stop, threads started for the loop.
 
 A pool has so many threads, and a framework that hangs in one of them takes it for good. Loads are few and long, so
 each has a thread of its own; how many run at once is decided by whoever asks.
@@ -15,9 +15,12 @@ import itertools
 import logging
 import threading
 import time
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
+
+from model_handlers.errors import MmeError
+from model_handlers.system_limits import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +30,10 @@ R = TypeVar("R")
 
 _log = logging.getLogger("mme.threads")
 _AGAIN_SECONDS = 0.1  # until a thread is tried again for which the system had no room
+
+
+def _nothing() -> None:
+    """No work, and no preparation."""
 
 
 class ThreadStarter:
@@ -55,11 +62,11 @@ class ThreadStarter:
         while True:
             thread = self._asked.get()
             try:
-                thread.start()
+                start_thread(thread)
                 told = False
-            except RuntimeError as error:  # there are as many as there may be; some of them will end
+            except MmeError as error:  # some of those that there are will end
                 if not told:
-                    _log.warning("thread '%s' waits until there is room for it: %s", thread.name, error)
+                    _log.warning("%s; it is tried again until there is room for it", error)
                 told = True
                 time.sleep(_AGAIN_SECONDS)
                 self._asked.put(thread)
@@ -98,6 +105,33 @@ async def on_daemon(name: str, function: Callable[[], R]) -> R:
     return await answer
 
 
+class SteadyPool(ThreadPoolExecutor):
+    """A pool whose work waits for one of its threads where the system has no room for another.
+
+    One is there from the beginning: what makes room could not be done for want of room else.
+
+    Args:
+        threads: so many at most.
+        name: what they are called, with a number behind it.
+        initializer: called on each first.
+    """
+
+    def __init__(self, threads: int, name: str, initializer: Callable[[], None] = _nothing) -> None:
+        self._behind = 0  # pieces of work that had to do without a thread more
+        super().__init__(threads, name, initializer)
+        self.submit(_nothing)
+
+    def _adjust_thread_count(self) -> None:
+        while self._behind and self._idle_semaphore.acquire(blocking=False):  # one that only seems to be idle
+            self._behind -= 1
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:  # the work is queued by now
+            if not self._threads:
+                raise
+            self._behind += 1
+
+
 class ThreadPerTask(Executor):
     """An executor that starts a thread for each piece of work.
 
@@ -106,7 +140,7 @@ class ThreadPerTask(Executor):
         initializer: called on each thread first.
     """
 
-    def __init__(self, name: str, initializer: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, name: str, initializer: Callable[[], None] = _nothing) -> None:
         self._names = (f"{name}_{number}" for number in itertools.count())
         self._initializer = initializer
         self._lock = threading.Lock()

@@ -15,6 +15,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.fork_client import FORKS
 from model_handlers.isolation.leash import Leash
 from model_handlers.isolation.output import Output
+from model_handlers.system_limits import advised
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +62,9 @@ def run(program: Program, model: str, name: str, check: Callable[[], None]) -> E
             ours, theirs = map(held.enter_context, socket.socketpair())
             FORKS.fork(name, [theirs.fileno(), *output.writers], program)
         except OSError as error:
-            raise MmeError(Kind.UNAVAILABLE, f"model '{model}': no process can be started for it: {error}") from error
+            raise MmeError(
+                Kind.UNAVAILABLE, f"model '{model}': no process can be started for it: {advised(error)}"
+            ) from error
         theirs.close()
         output.start()
         leash = Leash(ours)

@@ -28,6 +28,7 @@ from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.process import Child
 from model_handlers.isolation.restarts import LIMIT, WINDOW, RestartBudget
 from model_handlers.isolation.segments import SegmentPool
+from model_handlers.system_limits import advised
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -364,7 +365,7 @@ class IsolatedHandler(Handler):
             hosted = child.host.private_memory() if child.host is not None else 0
         except OSError as error:
             raise MmeError(
-                Kind.UNAVAILABLE, f"model '{self.config.name}': no process can be started for it: {error}"
+                Kind.UNAVAILABLE, f"model '{self.config.name}': no process can be started for it: {advised(error)}"
             ) from error
         try:
             self._met(child)

@@ -17,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from model_handlers.priority import usual_priority
+from model_handlers.system_limits import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,7 +107,7 @@ class Output:
     def start(self) -> None:
         """The child has its ends: read ours."""
         self.close_writers()
-        self._thread.start()
+        start_thread(self._thread)
 
     def last_words(self) -> list[str]:
         """The last lines of standard error, after the child died: what it wrote before has been read."""

@@ -20,6 +20,7 @@ from model_handlers.isolation.handler import NONSENSE
 from model_handlers.isolation.leash import ChildDiedError
 from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.process import Child
+from model_handlers.system_limits import advised
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +49,7 @@ def try_file(handler_class: type[Handler], config: ModelConfig, model_file: Path
     try:
         child = Child(config.name, f"{config.name} on trial", preload=handler_class.preload)
     except OSError as error:
-        sentence = f"model '{config.name}': no process can be started to try its file in: {error}"
+        sentence = f"model '{config.name}': no process can be started to try its file in: {advised(error)}"
         raise MmeError(Kind.UNAVAILABLE, sentence) from error
     doing = f"while it read '{model_file.name}', which was never loaded before: the file is damaged"
     try:

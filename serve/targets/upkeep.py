@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from serve.threads import SteadyPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,7 +98,7 @@ class Upkeep:
     ) -> None:
         self._cache = cache
         self._loop = loop
-        self._thread = ThreadPoolExecutor(1, "upkeep", initializer=lower_priority)
+        self._thread = SteadyPool(1, "upkeep", lower_priority)
         self._watched: list[_Watched] = []
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None

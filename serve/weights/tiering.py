@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from model_handlers import heap
@@ -21,6 +20,7 @@ from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
 from serve.cache.room import megabytes
 from serve.models.model import Model
+from serve.threads import SteadyPool
 from serve.weights.heat import Heat
 from serve.weights.mode import Tier, Weights
 from serve.weights.refining import Refiner
@@ -112,8 +112,8 @@ class Tiering:
         self._scales = scales
         self._refiner = Refiner(store)
         # Two threads: packing must not wait for a disk, or for a large model that is refined.
-        self._changing = ThreadPoolExecutor(1, "weights", initializer=lower_priority)
-        self._refining = ThreadPoolExecutor(1, "refine", initializer=lower_priority)
+        self._changing = SteadyPool(1, "weights", lower_priority)
+        self._refining = SteadyPool(1, "refine", lower_priority)
         self._watched: list[_Watched] = []
         self._changes = 0  # under way
         self._tasks: set[asyncio.Task[None]] = set()

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from serve.threads import STARTER, ThreadPerTask, on_daemon
+from serve.threads import STARTER, SteadyPool, ThreadPerTask, on_daemon
 from tests.waiting import PATIENCE, eventually
 
 
@@ -130,9 +130,32 @@ def test_where_there_is_no_room_for_a_thread_it_is_tried_again(caplog):
         STARTER.start(thread)
     eventually(lambda: len(ran) == 2, "both to run")
     assert sorted(ran) == ["Refused", "Thread"]
-    assert caplog.messages == ["thread 'Refused' waits until there is room for it: can't start new thread"]
+    (told,) = caplog.messages
+    assert told.startswith("thread 'Refused' can't be started: raise the limit of processes and threads")
     for thread in threads:
         thread.join(PATIENCE)
+
+
+def test_a_pool_does_its_work_though_the_system_has_no_room_for_threads(monkeypatch):
+    """By the thread that it has had from the beginning; without one it can't be made."""
+    prepared, done = [], []
+    pool = SteadyPool(3, "unload", lambda: prepared.append(1))
+
+    def refused(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refused)
+        for future in [pool.submit(done.append, number) for number in range(5)]:
+            future.result(PATIENCE)
+        with pytest.raises(RuntimeError, match="new thread"):
+            SteadyPool(3, "unload")
+    assert done == [0, 1, 2, 3, 4]
+    gate = threading.Barrier(3)
+    for future in [pool.submit(gate.wait, PATIENCE) for _ in range(3)]:
+        future.result(PATIENCE)
+    pool.shutdown()
+    assert len(prepared) == 3
 
 
 def test_a_shutdown_waits_for_threads_that_have_yet_to_start():

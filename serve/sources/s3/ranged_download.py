@@ -13,6 +13,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Protocol
 
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system_limits import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +61,9 @@ class RangedDownload(io.RawIOBase):
             part_size: bytes of a part; an object that is not larger is asked for whole.
             ahead: parts in memory, and threads, at most.
             name: of the object, for errors and threads.
+
+        Raises:
+            MmeError: UNAVAILABLE, not one thread can be started.
         """
         super().__init__()
         self._open_range = open_range
@@ -75,12 +79,16 @@ class RangedDownload(io.RawIOBase):
         self._offset = 0  # of the reader in that part
         self._error: BaseException | None = None
         self._stopped = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"download {name} {lane}", daemon=True)
-            for lane in range(min(ahead, self._count))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        for lane in range(min(ahead, self._count)):
+            thread = threading.Thread(target=self._work, name=f"download {name} {lane}", daemon=True)
+            try:
+                start_thread(thread)
+            except MmeError:
+                if not self._threads:
+                    raise
+                break  # those that run do it alone
+            self._threads.append(thread)
 
     def readable(self) -> bool:
         """Yes."""
