@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 import importlib
-import warnings
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Handler
 from model_handlers.errors import Kind, MmeError
+from model_handlers.source_code import syntax_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,9 +45,7 @@ def sees_requests(file: Path) -> bool:
     if file.stat().st_size > _LARGEST:
         return False
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(file.read_bytes(), str(file))
+        tree = syntax_tree(file)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # said when it is loaded
         return False
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]

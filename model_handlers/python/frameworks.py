@@ -13,11 +13,11 @@ import ast
 import contextlib
 import importlib
 import importlib.util
-import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 from model_handlers.pytorch.runtime import PRELOAD as PYTORCH
 from model_handlers.pytorch.runtime import pytorch
+from model_handlers.source_code import syntax_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -107,9 +107,7 @@ def _imported(file: Path) -> set[str] | None:
     try:
         if file.stat().st_size > _LARGEST:
             return None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(file.read_bytes())
+        tree = syntax_tree(file)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # said when it is loaded
         return None
     reads: set[int] = set()

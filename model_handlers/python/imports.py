@@ -6,18 +6,18 @@ them. They belong to the whole process, and so do the names of modules. Runs on 
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import sys
-import warnings
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import invalid_model
 from model_handlers.python.failures import failed_load
+from model_handlers.source_code import syntax_tree
 
 if TYPE_CHECKING:
+    import ast
     from collections.abc import Sequence
     from pathlib import Path
     from types import ModuleType
@@ -76,9 +76,7 @@ def check_syntax(model: str, path: Path) -> ast.Module:
         MmeError: INVALID_MODEL, naming file and line.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(path.read_bytes(), str(path))
+        return syntax_tree(path)
     except (SyntaxError, ValueError) as error:
         raise failed_load(f"{path} was read", error, model) from None
 
