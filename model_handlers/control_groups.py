@@ -1,7 +1,7 @@
-"""The control groups that this process is in: what they may take of the machine's memory, and what of that is free.
+"""The control groups that this process is in: what they may take of the machine's memory and processors.
 
 The limits of all levels hold: of the group that the process is in, and of those around it. Where their folders can't be
-seen, as in most containers, there is the one that is mounted, which is the container's own. Every number is bytes.
+seen, as in most containers, there is the one that is mounted, which is the container's own. Memory is in bytes.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _UNUSED_FILES = (
 )  # version 1 tells both: with the groups inside, and without
 
 
-def folders(membership: str, mount: Path = _MOUNT) -> list[Path]:
-    """Where the kernel may tell of memory, the nearest first. `membership` is the text of /proc/self/cgroup."""
+def folders(membership: str, mount: Path = _MOUNT, controller: str = "memory") -> list[Path]:
+    """Where the kernel may tell of a controller, the nearest first. `membership` is the text of /proc/self/cgroup."""
     found: list[Path] = []
     for line in membership.splitlines():
         number, controllers, path = (*line.split(":", 2), "", "")[:3]
         if number == "0" and not controllers:
             found += _upwards(mount, path)
-        elif "memory" in controllers.split(","):
-            found += _upwards(mount / "memory", path)
-    return list(dict.fromkeys([*found, mount, mount / "memory"]))
+        elif controller in controllers.split(","):
+            found += _upwards(mount / controller, path)
+    return list(dict.fromkeys([*found, mount, mount / controller]))
 
 
-def own_folders() -> list[Path]:
+def own_folders(controller: str = "memory") -> list[Path]:
     """Those of this process."""
     try:
-        return folders(_MEMBERSHIP.read_text(), _MOUNT)
+        return folders(_MEMBERSHIP.read_text(), _MOUNT, controller)
     except OSError:  # a system without any
         return []
 
@@ -50,6 +50,20 @@ def free() -> int | None:
     Files that were read and nobody maps are as good as free.
     """
     return min((size for folder in own_folders() if (size := _free_of(folder)) is not None), default=None)
+
+
+def processors() -> float | None:
+    """How many processors' time all processes of the groups may take together, such as 1.5; None without a limit."""
+    return min((share for folder in own_folders("cpu") if (share := _processors_of(folder)) is not None), default=None)
+
+
+def _processors_of(folder: Path) -> float | None:
+    told = _text(folder / "cpu.max").split() or [  # version 2 has both in one file
+        _text(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    ]
+    if len(told) == 2 and all(each.isdecimal() and int(each) for each in told):
+        return int(told[0]) / int(told[1])
+    return None
 
 
 def _upwards(root: Path, path: str) -> list[Path]:

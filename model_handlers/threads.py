@@ -1,12 +1,15 @@
 """How many threads a model computes on where its configuration does not say.
 
-Pure but for a look at the file's size and the processors.
+Pure but for a look at the file's size, the processors and the control groups.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING
+
+from model_handlers import control_groups
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,5 +24,10 @@ def default_threads(model_file: Path) -> int:
 
 
 def processors() -> int:
-    """How many of them this process may use."""
-    return len(os.sched_getaffinity(0))
+    """How many of them this process may use: those it is bound to, no more than its control groups grant time of.
+
+    More threads would use up the time of a period together, and then all of them stand still until the next one.
+    """
+    granted = control_groups.processors()
+    bound = len(os.sched_getaffinity(0))
+    return bound if granted is None else max(min(bound, math.ceil(granted)), 1)

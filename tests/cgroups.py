@@ -24,6 +24,11 @@ def few_tasks(limit):
     return _group("pids", "pids.max", "pids.max", limit)
 
 
+def little_time(limit):
+    """The same of a group that may have so many microseconds of processor time in a tenth of a second."""
+    return _group("cpu", "cpu.max", "cpu.cfs_quota_us", limit)
+
+
 @contextlib.contextmanager
 def _group(controller, setting, first_setting, limit):
     is_first = (_MOUNT / controller).is_dir()

@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from model_handlers import control_groups, devices
-from tests.cgroups import small_group
+from model_handlers import control_groups, devices, threads
+from tests.cgroups import little_time, small_group
 
 MIB = 1 << 20
 TOTAL = psutil.virtual_memory().total
@@ -102,6 +102,47 @@ def test_without_a_limit_all_is_free_that_the_machine_has(groups):
     assert control_groups.free() is None
 
     assert 0 < devices.free_memory() < TOTAL
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        ("0::/", {"cpu.max": "150000 100000\n"}, 2),
+        ("0::/", {"cpu.max": "20000 100000\n"}, 1),
+        ("0::/", {"cpu.max": "max 100000\n"}, 8),
+        ("0::/a/b", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "300000 100000\n"}, 3),
+        ("0::/not/seen", {"cpu.max": "100000 50000\n"}, 2),
+        ("2:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "250000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 3),
+        ("2:cpu:/a", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ("0::/", {"cpu.max": "9900000 100000\n"}, 8),
+        ("0::/", {"cpu.max": "nonsense\n"}, 8),
+        ("0::/", {"cpu.max": "100000 0\n"}, 8),
+        ("", {}, 8),
+    ],
+)
+def test_no_more_threads_than_there_is_time_for(groups, monkeypatch, membership, files, expected):
+    """Of eight processors as many are used as the groups grant, a part of one counts as one."""
+    groups(membership, **files)
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _pid: set(range(8)))
+
+    assert threads.processors() == expected
+
+
+COUNTS = """
+import sys
+from pathlib import Path
+from model_handlers.control_groups import processors
+
+Path(sys.argv[1], "cgroup.procs").write_text("0")
+print(processors())
+"""
+
+
+def test_a_real_group_tells_of_its_time():
+    """As Kubernetes' `limits.cpu: 750m` makes it."""
+    with little_time(75_000) as folder:
+        command = [sys.executable, "-c", COUNTS, str(folder)]
+        assert float(subprocess.check_output(command, text=True, timeout=100)) == 0.75
 
 
 JOINS = """
