@@ -28,6 +28,8 @@ from serve.control import Control
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from container.settings.reading import Reading
 
 ALL_MODELS = "*"  # in a list of models to load
@@ -283,7 +285,7 @@ def choose_single_model(model_dir: Path, default_name: str, scripts: Scripts = D
 
         raise SettingsError(
             f"ERROR: No model found in model repository: {model_dir} holds no directory of a model with its versions, "
-            f"and no code/{scripts.program}{advice(model_dir)}"
+            f"and no code/{scripts.program}{advice(model_dir, '<model name>/')}"
         )
     warning = (
         "WARNING: No SAGEMAKER_TRITON_DEFAULT_MODEL_NAME provided. "
@@ -299,13 +301,26 @@ def _model_directories(model_dir: Path) -> list[str]:
             f"ERROR: No model found in model repository: {model_dir} is not a directory; give --model-store, "
             "--model-repository or --model-dir (`mme serve --help` has examples)"
         )
-    if (model_dir / "config.pbtxt").is_file():
+    entries = [entry for entry in model_dir.iterdir() if entry.is_dir()]
+    misplaced = _without_a_model(model_dir, entries)
+    if misplaced:
         raise SettingsError(
             "ERROR: Incorrect directory structure. Model directory needs to contain the top level folder: "
-            f"move {model_dir}/config.pbtxt and its versions to {model_dir}/<model name>/"
+            f"move {model_dir}/{misplaced} to {model_dir}/<model name>/"
         )
-    entries = (entry for entry in model_dir.iterdir() if entry.is_dir())
     return sorted(e.name for e in entries if not e.name.startswith(".") and e.name not in _NOT_MODELS)
+
+
+def _without_a_model(model_dir: Path, directories: Sequence[Path]) -> str:
+    """What of a model lies in `model_dir` itself, "" where nothing does."""
+    if (model_dir / "config.pbtxt").is_file():
+        return "config.pbtxt and its versions"
+    numbered = [each for each in directories if each.name.isdecimal()]
+    if not numbered:
+        return ""
+    from serve.sources.misplaced import is_version  # noqa: PLC0415 - as above
+
+    return next((each.name for each in numbered if is_version(each)), "")
 
 
 def _listing(names: list[str]) -> str:

@@ -29,13 +29,25 @@ _DEEPEST = 5  # directories below the one that was looked into
 _MOST = 1000  # directories that are looked into
 
 
-def advice(path: Path) -> str:
-    """A clause such as "; move model.pt to 1/model.pt", or "" where nothing is to be said."""
-    clause = _saved_model(path) or _other_server(path) or _no_version(path) or _script(path) or _too_deep(path)
+def advice(path: Path, model: str = "") -> str:
+    """A clause such as "; move model.pt to 1/model.pt", or "" where nothing is to be said.
+
+    Args:
+        path: the directory that was looked into.
+        model: what its model's directory in it is to be called, with a slash behind it, "" where it is that itself.
+    """
+    clause = (
+        _saved_model(path, model) or _other_server(path) or _no_version(path, model) or _script(path) or _too_deep(path)
+    )
     return f"; {clause}" if clause else ""
 
 
-def _saved_model(path: Path) -> str:
+def is_version(path: Path) -> bool:
+    """Whether a directory looks like a version of a model: it is called by a number and holds a model file."""
+    return path.name.isdecimal() and any((path / name).exists() for name in _MODEL_FILES)
+
+
+def _saved_model(path: Path, model: str) -> str:
     """TensorFlow Serving's layout, which lacks a directory."""
     places = (place for place in (path, *_below(path, _DEEPEST)) if place.name != _SAVED_DIRECTORY)
     where = next((place for place in places if (place / _SAVED_MODEL).is_file()), None)
@@ -43,17 +55,18 @@ def _saved_model(path: Path) -> str:
         return ""
     here = "" if where == path else f"{where.relative_to(path).as_posix()}/"
     version = where.name.lstrip("0") if where.name.isdecimal() else ""
-    return f"move {here}{_SAVED_MODEL} and {here}variables/ into {version or 1}/{_SAVED_DIRECTORY}/"
+    return f"move {here}{_SAVED_MODEL} and {here}variables/ into {model}{version or 1}/{_SAVED_DIRECTORY}/"
 
 
-def _no_version(path: Path) -> str:
+def _no_version(path: Path, model: str) -> str:
     """A model file where a version's directory should be."""
     folders = [path, *(child for child in _below(path, 1) if child.name[0] == "0" or not child.name.isdigit())]
     for folder in folders:
         found = next((name for name in _MODEL_FILES if (folder / name).exists()), "")
         if found:
             here = "" if folder == path else f"{folder.name}/"
-            return f"move {here}{found} to {_version_of(folder, path)}/{found}"
+            within = "" if here else model
+            return f"move {here}{found} to {within}{_version_of(folder, path)}/{found}"
     return ""
 
 

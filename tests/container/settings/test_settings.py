@@ -1117,6 +1117,7 @@ def test_a_folder_with_a_script_is_the_single_model(tmp_path, tree, scripts, nam
         ([], "", "ERROR: No model found in model repository"),
         (["a/", "b/"], "", "ERROR: More than 1 model directory found in model repository."),
         (["config.pbtxt", "1/"], "", "ERROR: Incorrect directory structure."),
+        (["1/", "1/model.onnx"], "", "ERROR: Incorrect directory structure."),
         (
             ["a/"],
             "b",
@@ -1132,6 +1133,38 @@ def test_single_model_trees_that_cannot_start_keep_tritons_words(tmp_path, tree,
     with pytest.raises(SettingsError) as raised:
         choose_single_model(tmp_path, name)
     assert raised.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("file", "moves"),
+    [
+        ("model.onnx", {"model.onnx": "bert/1/model.onnx"}),
+        ("1/model.onnx", {"1": "bert/1"}),
+        ("saved_model.pb", {"saved_model.pb": "bert/1/model.savedmodel/saved_model.pb"}),
+    ],
+)
+def test_who_does_as_a_refusal_says_has_a_single_model(tmp_path, file, moves):
+    """The places that it names, with a name for the model's directory in place of the one in brackets, are right."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    with pytest.raises(SettingsError) as raised:
+        choose_single_model(tmp_path, "")
+    said = raised.value.message.replace("<model name>", "bert").replace(f"{tmp_path}/", "")
+
+    for here, there in moves.items():
+        assert f"move {here} " in said
+        assert there.rpartition("/")[0] in said.partition(" to ")[2] + said.partition(" into ")[2]
+        (tmp_path / there).parent.mkdir(parents=True)
+        (tmp_path / here).rename(tmp_path / there)
+    assert choose_single_model(tmp_path, "")[:2] == ("bert", tmp_path / "bert")
+
+
+def test_a_model_may_be_called_by_a_number(tmp_path):
+    """Its versions are directories in it."""
+    (tmp_path / "2024/1").mkdir(parents=True)
+    (tmp_path / "2024/1/model.onnx").touch()
+
+    assert choose_single_model(tmp_path, "").name == "2024"
 
 
 def test_a_missing_model_directory_says_what_to_give(tmp_path):
