@@ -6,12 +6,14 @@ The server's own sentence is what one reads when it refuses.
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import json
 import re
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from container.ship.flags import DEFAULT_URL
 from model_handlers.errors import Kind, MmeError, invalid_argument
@@ -38,15 +40,38 @@ def post(url: str, body: bytes | None, headers: Mapping[str, str], timeout: floa
     """
     request = urllib.request.Request(url, data=body, headers=dict(headers))  # noqa: S310 - checked_url has seen it
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as response:  # noqa: S310
+        with _opener(url).open(request, timeout=timeout) as response:
             return Answer({name.lower(): value for name, value in response.headers.items()}, response.read())
     except urllib.error.HTTPError as error:
         with error:
             raise MmeError(Kind.UNAVAILABLE, f"{error.code} {error.reason}: {sentence_of(error.read())}") from error
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
-        what = f"{url} does not answer: {reason or type(reason).__name__}; is the server up?"
+        what = f"{url} does not answer{_by_proxy(url)}: {reason or type(reason).__name__}; is the server up?"
         raise MmeError(Kind.UNAVAILABLE, what) from error
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """What asks a server: one of this machine without a proxy, which can't reach it, others as the environment says."""
+    handlers = [urllib.request.ProxyHandler({})] if _is_here(url) else []
+    return urllib.request.build_opener(*handlers)
+
+
+def _is_here(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
+
+
+def _by_proxy(url: str) -> str:
+    """The part of a sentence that says by which proxy a server was asked, "" for none."""
+    parts = urlsplit(url)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if not proxy or _is_here(url) or urllib.request.proxy_bypass(parts.netloc):
+        return ""
+    return f" by the proxy {urlsplit(proxy).hostname or 'of the environment'} (NO_PROXY lists hosts that need none)"
 
 
 def ask(url: str, body: bytes | None, timeout: float) -> tuple[Any, Mapping[str, str]]:
