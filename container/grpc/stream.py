@@ -68,6 +68,7 @@ class Streams:
         self._codec = codec
         self._tracer = tracer
         self._open: set[Stream] = set()
+        self._draining = False
 
     async def serve(self, context: Rpc) -> None:
         """One stream, to its end.
@@ -75,6 +76,8 @@ class Streams:
         Raises:
             MmeError: the status that ends it, where that is not a good one.
         """
+        if self._draining:  # its client has not heard of the end yet
+            raise _going()
         stream = Stream(self._engine, self._codec, self._tracer, headers_of(context))
         self._open.add(stream)
         try:
@@ -85,6 +88,7 @@ class Streams:
 
     def drain(self) -> None:
         """Have no stream take another request; each ends when it has answered those that it has."""
+        self._draining = True
         for stream in list(self._open):
             stream.drain()
 
@@ -118,6 +122,7 @@ class Stream:
         self._taken = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
         self._reads = True
+        self._drained = False  # before its client had ended it
         self.closed = False
         self._end: MmeError | None = None  # the status of the stream, where it is not a good one
 
@@ -152,6 +157,8 @@ class Stream:
             if self._end is not None:
                 raise self._end
             if not self._reads and not self._calls:
+                if self._drained:  # requests may be on their way, whose client would wait for ever
+                    raise _going()
                 return
             self._changed.clear()
             await self._changed.wait()
@@ -216,6 +223,7 @@ class Stream:
     def _read_all(self, reader: asyncio.Task[None]) -> None:
         """There are no more requests, or they can't be read any more."""
         self._reads = False
+        self._drained = reader.cancelled()
         self._changed.set()
         error = None if reader.cancelled() else reader.exception()
         if error is not None:
@@ -230,7 +238,7 @@ class Stream:
         try:
             await self._submit(call, data)
         except asyncio.CancelledError:
-            call.fail(MmeError(Kind.UNAVAILABLE, "the server is going; ask again, on another connection"))
+            call.fail(_going())
             raise
         except Exception as error:  # noqa: BLE001 - what goes wrong with one request is told, and the stream goes on
             call.fail(known(error))
@@ -278,7 +286,7 @@ class Stream:
         return self._headers
 
     def drain(self) -> None:
-        """Take no more requests; the end comes when all are answered."""
+        """Take no more requests; when all are answered it ends, and says why to a client that had not ended it."""
         if self._reader is not None:
             self._reader.cancel()
 
@@ -443,3 +451,7 @@ class Call:
         self._stream.over(self)
         if self.following is not None:
             self.following.over(error)
+
+
+def _going() -> MmeError:
+    return MmeError(Kind.UNAVAILABLE, "the server is going; ask again, on another connection")

@@ -773,7 +773,10 @@ def connections(server):
 
 
 def test_a_server_that_goes_answers_and_ends_what_is_open(tmp_path, repository):
-    """Requests under way are answered, streams and watches end, and nobody waits longer than for that."""
+    """Requests under way are answered, streams and watches end, and nobody waits longer than for that.
+
+    A stream whose client had not ended it says so: else a request that came too late would be waited for for ever.
+    """
     environ = {"MME_MODEL_REPOSITORY": str(repository), "MME_GRPC_PORT": "0", "MME_LOAD_MODEL": "fours,plus"}
     with (
         Server(tmp_path / "server", environ | {"MME_PING_MODE": "ready"}) as server,
@@ -791,6 +794,13 @@ def test_a_server_that_goes_answers_and_ends_what_is_open(tmp_path, repository):
         server.process.terminate()
 
         assert stream.responses(1)[0].id == "last"
+        _, error = stream.next()
+        assert (error.status(), error.message()) == (
+            "StatusCode.UNAVAILABLE",
+            "the server is going; ask again, on another connection",
+        )
+        with pytest.raises(InferenceServerException, match="no longer in valid state"):
+            stream.ask("plus", row(1, 2, 3, 4))
         assert list(watching) == [b"\x08\x02"]
         assert server.process.wait(PATIENCE) == 0
 

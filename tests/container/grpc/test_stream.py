@@ -13,7 +13,7 @@ from container.grpc import stream as module
 from container.grpc.decode import Remembered, Wanted
 from container.grpc.encode import Encoder
 from container.grpc.infer import Codec
-from container.grpc.stream import Call, Stream
+from container.grpc.stream import Call, Stream, Streams
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, FP32
 from serve.request import InferenceRequest, InferenceResponse, Layout
@@ -22,6 +22,10 @@ from serve.request import InferenceRequest, InferenceResponse, Layout
 async def no_requests():
     """What a client sends that waits."""
     await asyncio.Event().wait()
+
+
+async def nothing_more():
+    """What a client sends that has asked for all it wants."""
 
 
 def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
@@ -90,7 +94,7 @@ def test_what_is_written_at_once_overtakes_nothing():
     assert taken == [b"1", b"2", b"3", b"4", b"5"]
 
 
-def test_a_stream_that_is_drained_as_it_opens_ends(monkeypatch):
+def test_a_stream_that_is_drained_as_it_opens_ends():
     """Though nothing of it was read yet: the server's end waits for no stream that has nothing to answer."""
 
     async def run():
@@ -98,6 +102,40 @@ def test_a_stream_that_is_drained_as_it_opens_ends(monkeypatch):
         serving = asyncio.create_task(stream.serve(no_requests, None))
         await asyncio.sleep(0)  # it has begun, its reader has not
         stream.drain()
+        async with asyncio.timeout(10):
+            await serving
+
+    with pytest.raises(MmeError, match="the server is going") as raised:
+        asyncio.run(run())
+    assert raised.value.kind is Kind.UNAVAILABLE
+
+
+def test_a_stream_that_opens_while_the_server_goes_is_refused():
+    """Its client has not heard of the end yet, which would wait for that stream as long as it may."""
+
+    async def run():
+        streams = Streams(None, None, None)
+        streams.drain()
+        async with asyncio.timeout(10):
+            await streams.serve(SimpleNamespace(metadata=list, read=no_requests, write=None))
+
+    with pytest.raises(MmeError, match="the server is going") as raised:
+        asyncio.run(run())
+    assert raised.value.kind is Kind.UNAVAILABLE
+
+
+def test_a_stream_that_its_client_has_ended_ends_well_though_the_server_goes():
+    """All that was asked is answered, and nothing more will be."""
+
+    async def run():
+        stream = Stream(None, None, None, {})
+        call = Call(stream, None)
+        stream._calls.add(call)
+        serving = asyncio.create_task(stream.serve(nothing_more, None))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        stream.drain()
+        stream.over(call)
         async with asyncio.timeout(10):
             await serving
 
@@ -172,7 +210,7 @@ def test_what_takes_long_to_write_keeps_its_place(decoupled):
             if len(taken) == 3:
                 over.set()
 
-        serving = asyncio.create_task(stream.serve(no_requests, write))
+        serving = asyncio.create_task(stream.serve(nothing_more, write))
         calls = [Call(stream, None) for _ in range(1 if decoupled else 3)]
         for call in calls:
             call.request = InferenceRequest(Layout((), ()), [], call.complete)
@@ -193,7 +231,6 @@ def test_what_takes_long_to_write_keeps_its_place(decoupled):
             call.complete(call.request, None)
         async with asyncio.timeout(60):
             await over.wait()
-        stream.drain()
         await serving
 
     asyncio.run(run())
