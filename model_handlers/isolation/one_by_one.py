@@ -96,7 +96,9 @@ class OneByOne:
             PROGRESS.pack_into(progress, 0, index + 1)
             answers[index] = None
             answer = self._execute(request, responder, last=index == last)
-            if answer is not None:
+            if index == last:  # nobody else is to send it: it may lie in arrays that the model writes into next
+                answers[index] = answer
+            elif answer is not None:
                 self._unsent.append((index, responder, answer))
             try:
                 index, request, responder = self._waiting.popleft()
