@@ -13,6 +13,8 @@ import ast
 import contextlib
 import importlib
 import importlib.util
+from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from model_handlers.pytorch.runtime import PRELOAD as PYTORCH
@@ -55,21 +57,35 @@ def preload_for(file: Path, directories: Iterable[Path], imports: str = "") -> s
 
     Args:
         file: the model's code.
-        directories: where it imports modules of its own from.
+        directories: where it imports modules and packages of its own from.
         imports: what it is known to import, though it does not show.
     """
     places = list(directories)
-    files = [file, *(each for place in places for each in sorted(place.glob("*.py")) if each != file)]
-    if len(files) > _MOST_FILES:
-        return ""
-    imported = [_imported(each) for each in files]
-    names = {imports, *(name for each in imported if each is not None for name in each)}
+    beside = [each for place in places for each in sorted(place.glob("*.py")) if each != file]
+    found = _all_imported([file, *beside], places)
+    names = {imports, *(found or ())}
     wanted = next((each for each in _PRELOADS if names & each.users and _installed(each.needs)), None)
-    if wanted is None or None in imported:
+    if wanted is None or found is None:
         return ""
     packages = (each.parent for place in places for each in place.glob("*/__init__.py"))
-    hides = any(_installed([own.stem]) for own in (*files[1:], *packages))
+    hides = any(_installed([own.stem]) for own in (*beside, *packages))
     return "" if hides else wanted.function
+
+
+def _all_imported(files: Iterable[Path], places: Sequence[Path]) -> set[str] | None:
+    """What these files import, and the packages in `places` that they import; None where it has to be left alone."""
+    names: set[str] = set()
+    waiting = deque(files)
+    for _ in range(_MOST_FILES):
+        if not waiting:
+            return names
+        imported = _imported(waiting.popleft())
+        if imported is None:
+            return None
+        own = (place / name for place in places for name in sorted(imported - names))
+        waiting.extend(each for package in own for each in islice(package.rglob("*.py"), _MOST_FILES))
+        names |= imported
+    return None
 
 
 def transformers() -> None:

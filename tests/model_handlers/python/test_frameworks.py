@@ -64,6 +64,37 @@ def test_what_lies_beside_it_tells_too(tmp_path, neighbour, source, expected):
     assert frameworks.preload_for(file, [file.parent, tmp_path]) == expected
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import sklearn", SCIKIT_LEARN),
+        ("import os, sklearn\nos.environ['SKLEARN_ASSUME_FINITE'] = '1'", ""),
+        ("import another\nimport sklearn", ""),
+    ],
+)
+def test_packages_of_its_own_tell_too(tmp_path, source, expected):
+    """Those that it imports, or that they import: settings are often made there, before a framework is imported."""
+    for place, text in {
+        "model.py": "from mine.deep import settings\nimport joblib",
+        "mine/__init__.py": "",
+        "mine/deep/settings.py": source,
+        "another/settings.py": "from os import environ",
+        "unused/settings.py": "from os import environ",
+    }.items():
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(text)
+    assert frameworks.preload_for(tmp_path / "model.py", [tmp_path]) == expected
+
+
+def test_a_large_package_of_its_own_is_not_read(tmp_path):
+    """Who can't know leaves it alone."""
+    (tmp_path / "mine").mkdir()
+    for number in range(100):
+        (tmp_path / f"mine/part{number}.py").touch()
+    (tmp_path / "model.py").write_text("import mine, sklearn")
+    assert not frameworks.preload_for(tmp_path / "model.py", [tmp_path])
+
+
 @pytest.mark.parametrize(("neighbour", "expected"), [("config.json", SCIKIT_LEARN), ("sklearn.py", "")])
 def test_what_a_script_of_ours_imports_is_known(tmp_path, neighbour, expected):
     """Unless the model brings its own."""
