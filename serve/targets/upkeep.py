@@ -137,6 +137,8 @@ class Upkeep:
     async def _look(self, due: Sequence[_Watched]) -> None:
         try:
             for watched in due:
+                if not self._serves(watched):
+                    continue
                 room = self._cache.room.budget - self._cache.room.used()
                 footprints = await self._loop.run_in_executor(self._thread, watched.look, room.host)
                 if self._serves(watched):

@@ -1,6 +1,7 @@
 """What models' processes take while they serve is counted, and given back when nobody needs it: over real processes."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -135,3 +136,30 @@ def test_platform_mode_counts_growth_and_puts_out_nobody(run, tmp_path):
             assert engine.cache.entries["a"].state is State.READY
 
     run(main())
+
+
+def test_an_engine_that_closes_looks_at_nobody_any_more(run, tmp_path, by_hand, monkeypatch):
+    """It waits for the look that is under way; those at hundreds of others would take the time that all have to end."""
+    looks, look_at, closes = [], upkeep._Watched.look, threading.Event()
+
+    def look_when_it_closes(watched, room):
+        looks.append(watched)
+        closes.wait()
+        return look_at(watched, room)
+
+    monkeypatch.setattr(upkeep._Watched, "look", look_when_it_closes)
+    write_hungry(tmp_path / "models", "a")
+    write_hungry(tmp_path / "models", "b")
+
+    async def main():
+        async with engine_of(tmp_path, 1000) as engine:
+            await asyncio.gather(ask(engine, "a"), ask(engine, "b"))
+            engine._upkeep._tick()
+            await until(lambda: looks)
+            closing = asyncio.create_task(engine._upkeep.close())
+            await asyncio.sleep(0)
+            closes.set()
+            await closing
+
+    run(main())
+    assert len(looks) == 1
