@@ -129,17 +129,16 @@ class Rpc:
     """
 
     __slots__ = (
-        "_chunks",
         "_compression",
         "_deadline",
         "_encoding",
         "_ended",
         "_failed",
         "_fields",
-        "_has",
         "_largest",
         "_messages",
         "_method",
+        "_part",
         "_sent",
         "_stream",
         "_task",
@@ -167,8 +166,7 @@ class Rpc:
         self._deadline: asyncio.TimerHandle | None = None
         self._encoding = ""
         self._compression = ""
-        self._chunks: list[bytes] = []  # of what is no whole message yet
-        self._has = 0  # bytes in them
+        self._part = bytearray()  # what is no whole message yet; one piece, since frames may be of a byte each
         self._messages: deque[tuple[bool, bytes]] = deque()
         self._unread = 0
         self._waits: asyncio.Future[None] | None = None
@@ -194,24 +192,15 @@ class Rpc:
     def received(self, payload: bytes) -> None:
         """Some data came."""
         size = len(payload) - _PREFIX
-        if not self._chunks and size == int.from_bytes(payload[1:_PREFIX], "big") and 0 <= size <= self._largest:
+        if not self._part and size == int.from_bytes(payload[1:_PREFIX], "big") and 0 <= size <= self._largest:
             self._came(payload[0], payload[_PREFIX:])
             return
-        self._chunks.append(payload)
-        self._has += len(payload)
+        self._part += payload
         self._cut()
 
     def _cut(self) -> None:
         """Messages out of what came."""
-        if self._has < _PREFIX:
-            return
-        if len(self._chunks[0]) < _PREFIX:
-            self._chunks = [b"".join(self._chunks)]
-        if self._has < _PREFIX + int.from_bytes(self._chunks[0][1:5], "big") <= _PREFIX + self._largest:
-            self._credit()
-            return
-        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks.clear()
+        data = self._part
         at, has = 0, len(data)
         while has - at >= _PREFIX:
             size = int.from_bytes(data[at + 1 : at + _PREFIX], "big")
@@ -222,13 +211,12 @@ class Rpc:
             end = at + _PREFIX + size
             if end > has:
                 break
-            self._came(data[at], data[at + _PREFIX : end])
+            self._came(data[at], bytes(memoryview(data)[at + _PREFIX : end]))
             if self._failed:
                 return
             at = end
-        self._has = has - at
-        if at < has:
-            self._chunks.append(data[at:])
+        del data[:at]
+        if data:
             self._credit()
 
     def _came(self, compressed: int, message: bytes) -> None:
@@ -253,7 +241,7 @@ class Rpc:
         unary = self._method.unary
         if unary is None or self.over:
             return
-        if self._chunks or not self._messages:
+        if self._part or not self._messages:
             self.fail(Status.INTERNAL, "the call has no message, or half of one")
         elif self._messages[0][0]:
             self._begin(functools.partial(self._inflated, unary))
@@ -440,7 +428,7 @@ class Rpc:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        self._chunks.clear()
+        self._part.clear()
         self._messages.clear()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import gzip
+import tracemalloc
 
 import grpc
 import pytest
@@ -94,6 +95,25 @@ def test_messages_are_cut_wherever_frames_end(messages, cuts):
         assert found == messages
 
     asyncio.run(run())
+
+
+def test_what_comes_in_tiny_frames_takes_no_more_than_it_is():
+    """Whoever sends a message two bytes at a time has us keep it once, not an object for each of them."""
+    size = 1 << 16
+
+    async def run():
+        call = _call(Fake(), Method(unary=_never))
+        tracemalloc.start()
+        try:
+            call.received(_message(bytes(size))[:-size])
+            for number in range(size // 2):
+                call.received(bytes((number % 256, 1)))
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+            call.cancelled()
+
+    assert asyncio.run(run()) < 4 * size
 
 
 _HALF = WINDOW // 2
