@@ -18,6 +18,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import socket
+import struct
 import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, cast
@@ -49,6 +51,7 @@ _GREETING_SECONDS = 20.0  # that a client has for its first words
 _NOTICE_SECONDS = 2.0  # for word that it has heard of the end that is near
 _PARTING_SECONDS = 1.0  # for the client to end the connection itself
 _GOODBYE_SECONDS = 5.0  # in which something has to leave, or to come, once all is said
+_TCP_INFO = struct.Struct("=120xQ")  # of Linux's, up to the bytes that were acknowledged
 _NEAR_THE_END = b"mme-ends"
 _OF_HTTP1 = re.compile(rb"[A-Z]{3,7} ")
 _NO_HTTP1 = (
@@ -657,6 +660,8 @@ class Connection(asyncio.Protocol):
 
     def signs(self) -> tuple[int, int]:
         """What changes while the client lives: it sends something, or takes some of what waits for it."""
+        if not self._transport.can_write_eof():
+            return self._came, _acknowledged(self._transport)
         waits = self._transport.get_write_buffer_size()
         return self._came, self._written - waits if waits else -1
 
@@ -702,8 +707,6 @@ class Connection(asyncio.Protocol):
         self._listen()
         if self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()
-        else:
-            self._transport.close()  # TLS has a goodbye of its own
         self._wait_no_more()
         self._linger(None)
         for stream in list(self.streams.values()):
@@ -714,12 +717,27 @@ class Connection(asyncio.Protocol):
         now = self.signs()
         if now == signs:
             self.abort()
-        else:
-            self._patience = self._loop.call_later(_GOODBYE_SECONDS, self._linger, now)
+            return
+        if not self._transport.can_write_eof() and (now[1] < 0 or now[1] >= self._written):
+            self._transport.close()  # TLS has a goodbye of its own, which waits only so long for what is not read yet
+        self._patience = self._loop.call_later(_GOODBYE_SECONDS, self._linger, now)
 
     def abort(self) -> None:
         """End now, whatever is under way."""
         self._transport.abort()
+
+
+def _acknowledged(transport: asyncio.Transport) -> int:
+    """Bytes that the client's system has taken, TLS's own included; -1 where the system does not tell.
+
+    A transport of TLS tells only of what it has not encrypted yet.
+    """
+    try:
+        told = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    except OSError:  # it is closed
+        return -1
+    acknowledged: int = _TCP_INFO.unpack(told)[0] if len(told) == _TCP_INFO.size else -1
+    return acknowledged
 
 
 def _got_end(stream: Stream) -> None:

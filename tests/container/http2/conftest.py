@@ -1,6 +1,7 @@
 """A connection over a transport that keeps what is written, and a client that counts its windows."""
 
 import asyncio
+import struct
 
 import pytest
 
@@ -14,10 +15,11 @@ REQUEST = frames.header_block(FIELDS)
 
 
 class Wire:
-    """The transport: as much of one as a connection asks for."""
+    """The transport: as much of one as a connection asks for. One of TLS has a socket that knows what was acknowledged."""
 
     def __init__(self):
         self.written, self.closed, self.aborted, self.reads, self.unread = b"", False, False, True, 0
+        self.secure, self.acknowledged, self.said_goodbye = False, 0, False
 
     def write(self, data):
         """Keep it."""
@@ -29,12 +31,24 @@ class Wire:
         return self.closed
 
     def can_write_eof(self):
-        """As TCP can."""
-        return True
+        """As TCP can, and TLS can't."""
+        return not self.secure
 
     def write_eof(self):
         """End behind what is written."""
         self.closed = True
+
+    def close(self):
+        """End behind what is written, by TLS."""
+        self.closed = self.said_goodbye = True
+
+    def get_extra_info(self, _socket):
+        """The socket."""
+        return self
+
+    def getsockopt(self, *_):
+        """What TCP tells, of which nobody wants to know more."""
+        return struct.pack("=120xQ", self.acknowledged)
 
     def abort(self):
         """End."""

@@ -601,6 +601,51 @@ def test_what_was_said_last_may_be_read(live, monkeypatch, signs):
     live(run)
 
 
+def test_by_tls_the_end_waits_for_who_reads(live, monkeypatch):
+    """Its transport has handed on what the client has yet to read, and would wait only so long for that."""
+    monkeypatch.setattr(module, "_GOODBYE_SECONDS", 0.0)
+
+    async def run(life):
+        life.wire.secure = True
+        life.send(OPENING)
+        life.connection.say(bytes(1000))
+        life.connection.end(Code.NO_ERROR)
+        for _ in range(100):
+            life.wire.acknowledged += 1
+            await asyncio.sleep(0)
+            assert not life.wire.closed
+        life.wire.acknowledged = len(life.wire.written)
+        async with asyncio.timeout(PATIENCE):
+            await until(lambda: life.wire.aborted)
+        assert life.wire.said_goodbye
+
+    live(run)
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_what_a_client_has_taken_is_known(loop_factory):
+    """However much of it the system has taken from us."""
+    made, size = [], 1 << 16
+
+    class Speaks(asyncio.Protocol):
+        def connection_made(self, transport):
+            made.append(transport)
+
+    async def run():
+        server = await asyncio.get_running_loop().create_server(Speaks, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        await until(lambda: made)
+        assert module._acknowledged(made[0]) == 0
+        made[0].write(bytes(size))
+        await reader.readexactly(size)
+        await until(lambda: module._acknowledged(made[0]) == size)
+        writer.close()
+        server.close()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(asyncio.wait_for(run(), PATIENCE))
+
+
 def test_nothing_is_left_of_a_connection():
     """No timer keeps it, nor does who waited for room."""
 

@@ -49,16 +49,18 @@ def test_a_client_that_does_not_answer_is_left(live):
     live(answers, time=0.001, timeout=30, permit_without_calls=True, max_pings_without_data=0)
 
 
-@pytest.mark.parametrize("reads", [False, True])
-def test_a_client_that_answers_late_but_lives(live, reads):
+@pytest.mark.parametrize(("reads", "secure"), [(False, False), (True, False), (False, True), (True, True)])
+def test_a_client_that_answers_late_but_lives(live, reads, secure):
     """It sends something else, or reads what lies before the ping."""
 
     async def run(life):
         life.send(OPENING)
-        life.wire.unread = 1000 * reads
+        life.wire.secure, life.wire.unread = secure, 1000 * (reads and not secure)
         life.connection.watch._ping()
         for _ in range(100):
-            if reads:
+            if reads and secure:
+                life.wire.acknowledged += 1
+            elif reads:
                 life.wire.unread -= 1
             else:
                 life.send(frames.frame(frames.PRIORITY, 0, 1, bytes(5)))
