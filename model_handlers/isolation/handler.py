@@ -51,8 +51,6 @@ IDLE = "while it executed nothing"
 class _NeverBeganError(MmeError):
     """There was no process: its fork server ended before."""
 
-    __slots__ = ()
-
 
 class _Begun:
     """A batch that was begun.

@@ -282,7 +282,7 @@ def test_messages_that_are_too_large():
     ("raw", "encoding", "status"),
     [
         (_message(b"no gzip", 1), b"gzip", Status.INVALID_ARGUMENT),
-        (_message(gzip.compress(b"x")[:-3], 1), b"gzip", Status.INVALID_ARGUMENT),
+        (_message(gzip.compress(b"x", mtime=0)[:-3], 1), b"gzip", Status.INVALID_ARGUMENT),
         (_message(b"x", 1), b"x" * 60_000, Status.UNIMPLEMENTED),
         (_message(b"x", 1), b"identity", Status.UNIMPLEMENTED),
         (_message(b"x", 7), b"gzip", Status.INTERNAL),
