@@ -57,7 +57,7 @@ bench: install ## the cost of a request, against a bare ONNX Runtime loop (needs
 	    $(BIN)/python -m benchmarks.hot_path $(ARGS)
 
 proto: install ## generate the Python code of the .proto files
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --mypy_out=. $(PROTO)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTO)
 
 clean: ## remove everything that make and the tools have written
 	rm -rf .venv .venv-gpu .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -17,7 +17,7 @@ _WORDS = {Fate.HONOURED: "honoured", Fate.HARMLESS: "ignored", Fate.REFUSED: "re
 
 def field_rows() -> Iterator[tuple[str, str, str]]:
     """(path, fate, reason) of each field; what lies below one that is not honoured shares its fate."""
-    yield from _rows(pb.ModelConfig.DESCRIPTOR, "")
+    yield from _rows(pb.DESCRIPTOR.message_types_by_name["ModelConfig"], "")
 
 
 def _rows(message: Descriptor, prefix: str) -> Iterator[tuple[str, str, str]]:

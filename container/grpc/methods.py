@@ -88,7 +88,7 @@ class Methods:
     async def watch(self, context: Rpc) -> None:
         """Health's Watch: the status now and whenever it has changed."""
         parsed(pb.HealthCheckRequest, await context.read() or b"")
-        told: _Health.ServingStatus.ValueType | None = None
+        told: _Health.ServingStatus | None = None
         while True:
             over, status = self._draining.is_set(), self._health()
             if status != told:
@@ -98,7 +98,7 @@ class Methods:
                 return
             await _wait(self._draining)
 
-    def _health(self) -> _Health.ServingStatus.ValueType:
+    def _health(self) -> _Health.ServingStatus:
         return _Health.SERVING if self._service.ready else _Health.NOT_SERVING
 
     async def _server_live(self, _data: bytes, _context: Any) -> bytes:

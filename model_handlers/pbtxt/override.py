@@ -34,7 +34,8 @@ def parse_config_json(text: str, *, model: str, strict_name: bool = False) -> Mo
         document = orjson.loads(text)
         if not isinstance(document, dict):
             raise _no_config(model, "it must be a JSON object")
-        message = json_format.ParseDict(_known_enums(document, pb.ModelConfig.DESCRIPTOR), pb.ModelConfig())
+        fields = pb.DESCRIPTOR.message_types_by_name["ModelConfig"]
+        message = json_format.ParseDict(_known_enums(document, fields), pb.ModelConfig())
     except (orjson.JSONDecodeError, json_format.ParseError) as error:
         raise _no_config(model, str(error).partition("\n")[0].replace("mme.", "")[:_SHOWN]) from None
     return config_of(message, model=model, strict_name=strict_name)
