@@ -75,7 +75,7 @@ _MODE_FIELDS = {Mode.STORE: "model_store", Mode.REPOSITORY: "model_repository", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that can be set.
+    """Everything that can be set: what each field does is what `table` says of its variable, times are seconds.
 
     Attributes:
         mode: where models come from; one of `model_dir` (SINGLE), `model_store` (STORE: an s3:// URL or an absolute
@@ -83,65 +83,20 @@ class Settings:
         more_repositories: further repositories.
         repository_urls: s3:// URLs in place of both, () where they are folders.
         load_models: models to load at start; in a repository () means all, and so does ("*",).
-        model_control_mode: who decides which models of a repository are served.
-        poll_seconds: seconds between two looks at it, where it is polled.
-        model_namespacing: whether two repositories may have models of one name.
-        model_config_name: a configuration in `configs/` that counts in place of config.pbtxt, "" for none.
-        strict_config: whether a configuration has to say everything itself.
-        default_batch_sizes: what models get that batch and do not say how much; () for their backends' own.
+        default_batch_sizes: () for their backends' own.
         default_model_name: the model of /invocations without a target model, "" where none was named.
-        host, port: where to listen.
-        grpc_address, metrics_address: where to listen to gRPC and on the port for metrics alone, "" for `host`.
-        grpc_port: where to listen to gRPC as well, None for nowhere.
-        grpc_use_ssl, grpc_use_ssl_mutual: whether that is by TLS alone, and clients have to show a certificate.
-        grpc_server_cert, grpc_server_key, grpc_root_cert: files of certificates and of the key, for TLS.
-        grpc_compression: how much answers over gRPC are compressed.
-        memory_budget, gpu_memory_budget: bytes (int), a share of what there is (float), a share less a reserve
-            (`Share`), or None for as much as the host or each GPU leaves.
-        eviction: which models leave memory first when it is full.
-        pins: names, or patterns of names, of models that never do.
-        min_residency: seconds after its load for which a model stays.
-        require_gpu: whether KIND_GPU without a GPU refuses.
-        weights: how models hold their weights whose configuration does not say.
-        rate_limit: whether instances wait for the resources that their groups name.
-        rate_limit_resources: what there is of them; () for as much as the neediest instance wants.
-        response_cache_bytes: what cached responses may take, of models whose configuration asks for that; 0 for none.
-        cloud_credentials: a file with those of repositories in S3, None for what boto3 finds.
-        cache_dir: where archives are unpacked; environments of Python models, and weights to be mapped, are kept.
-        disk_budget: what archives may take there, as the other budgets; None for as much as the file system leaves.
-        load_threads, load_timeout: loads at once; seconds for each.
-        max_body_bytes: the largest request body.
-        allow_client_shm: whether clients may share memory with the server.
-        request_timeout, idle_timeout, header_timeout, body_timeout: seconds.
-        sessions, session_seconds: whether there are stateful sessions, and how long one may lie unused.
-        drain_seconds: seconds to finish accepted requests after SIGTERM.
-        inline_microseconds: the longest execution that may run on the event loop, 0 for none.
-        busy_poll_microseconds: how long the loop and models' processes stay awake for their next work, 0 for never.
-        ping_mode: what a 200 from /ping means.
-        default_accept: content type of answers to requests without an Accept header.
-        booster_accept: the same of models that are a file of SageMaker's XGBoost and no script.
-        script_program, script_directory, script_workers: file name of inference scripts; where one for all models is
-            that bring none (a folder, an archive's s3:// URL, or ""); processes of each.
-        script_task: what models of Hugging Face are for that bring no script, "" for what each is made for.
-        inference_type: what bodies of /invocations mean.
-        shared_memory_bytes, shared_memory_growth_bytes: what is first shared with a model's process, and by how much
-            that grows at least.
-        batch_transform: whether this is a batch transform job.
-        max_concurrent_transforms, batch_strategy, max_payload_in_mb: the answer of /execution-parameters.
-        log_level, log_format: what is logged, and how.
-        emf: whether CloudWatch metrics go to standard output.
-        emf_namespace, emf_period, emf_top_models: their namespace; seconds between them; models with their own.
-        endpoint_name, variant_name: how the metrics name this endpoint.
-        trace_url, trace_rate: where traces of requests go, "" for nowhere; one of so many requests is traced.
-        trace_count, trace_level: how many are traced, -1 for all; what is told of them.
-        trace_file, trace_log_frequency: where traces are written instead, and how many at a time.
-        dashboard: whether there is a page at /dashboard.
-        server_id: what the server's metadata call it.
-        http_restrictions, grpc_restrictions: what is for those alone who know a secret.
-        http_header_pattern, grpc_header_pattern: of headers that become parameters, "" for none.
-        grpc_keepalive: of its pings and connections, as `time=7200000`.
-        metrics_port: where to answer /metrics alone as well, None for nowhere.
-        latencies: which are among the metrics.
+        grpc_address, metrics_address: "" for `host`.
+        grpc_port, metrics_port: None for nowhere.
+        memory_budget, gpu_memory_budget, disk_budget: bytes (int), a share of what there is (float), a share less a
+            reserve (`Share`), or None for as much as the host, each GPU or the file system leaves.
+        rate_limit_resources: () for as much as the neediest instance wants.
+        response_cache_bytes: 0 for none.
+        cloud_credentials: None for what boto3 finds.
+        booster_accept: `default_accept` of models that are a file of SageMaker's XGBoost and no script.
+        script_directory: a folder, an archive's URL, or "".
+        trace_url, trace_file: one of them, or neither.
+        trace_count: -1 for all.
+        grpc_keepalive: as `time=7200000`.
         notices: sentences to log once at start; no part of equality.
     """
 
