@@ -23,7 +23,7 @@ from container.extensions import (
 )
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.messages import parsed, values
-from container.grpc.regions import cuda_methods, system_methods
+from container.grpc.regions import memory_methods
 from container.load_parameters import load_override, repository_error
 from container.targets import parse_version
 from model_handlers.config_json import config_json
@@ -74,8 +74,8 @@ class Methods:
             "RepositoryModelUnload": self._unload,
             "TraceSetting": self._trace_setting,
             "LogSettings": self._log_settings,
-            **system_methods(self._service.regions),
-            **cuda_methods(self._service.cuda_regions),
+            **memory_methods("System", self._service.regions),
+            **memory_methods("Cuda", self._service.cuda_regions),
         }
 
     # -- health ----------------------------------------------------------------------------------------------------

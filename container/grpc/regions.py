@@ -15,49 +15,27 @@ if TYPE_CHECKING:
     Method = Callable[[bytes, Any], Coroutine[Any, Any, bytes]]
 
 
-def system_methods(regions: Regions) -> dict[str, Method]:
-    """Those of system shared memory, by name."""
+def memory_methods(kind: str, regions: Regions | CudaRegions) -> dict[str, Method]:
+    """Those of one kind of shared memory, System or Cuda, by name."""
+    service = f"{kind}SharedMemory"
+
+    def asked(deed: str, data: bytes) -> Any:
+        return parsed(getattr(pb, f"{service}{deed}Request"), data)
 
     async def status(data: bytes, _context: Any) -> bytes:
-        told = pb.SystemSharedMemoryStatusResponse()
-        for row in regions.rows(parsed(pb.SystemSharedMemoryStatusRequest, data).name):
-            told.regions[row["name"]].MergeFrom(pb.SystemSharedMemoryStatusResponse.RegionStatus(**row))
-        return told.SerializeToString()
+        told = getattr(pb, f"{service}StatusResponse")()
+        for row in regions.rows(asked("Status", data).name):
+            told.regions[row["name"]].MergeFrom(type(told).RegionStatus(**row))
+        return bytes(told.SerializeToString())
 
     async def register(data: bytes, _context: Any) -> bytes:
-        request = parsed(pb.SystemSharedMemoryRegisterRequest, data)
-        wanted = {"key": request.key, "offset": request.offset, "byte_size": request.byte_size}
-        regions.register(request.name, wanted)
+        request = asked("Register", data)
+        wanted = {field.name: getattr(request, field.name) for field in request.DESCRIPTOR.fields}
+        regions.register(wanted.pop("name"), wanted)
         return b""
 
     async def unregister(data: bytes, _context: Any) -> bytes:
-        regions.unregister(parsed(pb.SystemSharedMemoryUnregisterRequest, data).name)
+        regions.unregister(asked("Unregister", data).name)
         return b""
 
-    return _named("System", status, register, unregister)
-
-
-def cuda_methods(regions: CudaRegions) -> dict[str, Method]:
-    """Those of CUDA shared memory, by name."""
-
-    async def status(data: bytes, _context: Any) -> bytes:
-        regions.rows(parsed(pb.CudaSharedMemoryStatusRequest, data).name)
-        return b""
-
-    async def register(data: bytes, _context: Any) -> bytes:
-        regions.register(parsed(pb.CudaSharedMemoryRegisterRequest, data).name, {})
-        return b""
-
-    async def unregister(data: bytes, _context: Any) -> bytes:
-        regions.unregister(parsed(pb.CudaSharedMemoryUnregisterRequest, data).name)
-        return b""
-
-    return _named("Cuda", status, register, unregister)
-
-
-def _named(kind: str, status: Method, register: Method, unregister: Method) -> dict[str, Method]:
-    return {
-        f"{kind}SharedMemoryStatus": status,
-        f"{kind}SharedMemoryRegister": register,
-        f"{kind}SharedMemoryUnregister": unregister,
-    }
+    return {f"{service}{each.__name__.capitalize()}": each for each in (status, register, unregister)}
