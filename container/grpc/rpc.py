@@ -62,8 +62,6 @@ class Method:
             None, else by what it gives. None where `streaming` answers any number by any number.
     """
 
-    __slots__ = ("streaming", "unary")
-
     def __init__(self, unary: Unary | None = None, streaming: Streaming | None = None) -> None:
         self.unary = unary
         self.streaming = streaming
@@ -127,26 +125,6 @@ class Rpc:
     Attributes:
         on_cancel: who is told when nobody waits for an answer any more.
     """
-
-    __slots__ = (
-        "_compression",
-        "_deadline",
-        "_encoding",
-        "_ended",
-        "_failed",
-        "_fields",
-        "_largest",
-        "_messages",
-        "_method",
-        "_part",
-        "_sent",
-        "_stream",
-        "_task",
-        "_tasks",
-        "_unread",
-        "_waits",
-        "on_cancel",
-    )
 
     def __init__(
         self,

@@ -69,8 +69,6 @@ class Stream:
         over: whether nothing can be sent any more.
     """
 
-    __slots__ = ("_connection", "_drained", "_queue", "_uncredited", "got_end", "id", "over", "receiver", "window")
-
     def __init__(self, connection: Connection, number: int, window: int) -> None:
         self.id = number
         self.window = window

@@ -56,8 +56,6 @@ class Keepalive:
 class Watch:
     """Looks after one connection."""
 
-    __slots__ = ("_age", "_connection", "_pinged", "_pings", "_rules", "_signs", "_strikes", "_timer")
-
     def __init__(self, rules: Keepalive, connection: Connection) -> None:
         self._rules = rules
         self._connection = connection
