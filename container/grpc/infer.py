@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from container.forwarding import Forwarding
     from container.grpc.decode import Remembered, Wanted
     from container.grpc.rpc import Rpc
-    from container.shared_memory import Place
     from container.traced import Following, Tracing
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from serve.request import Completion, InferenceRequest, InferenceResponse, LoadReport
 
     Headers = Callable[[], dict[str, str]]
+    Decoded = tuple[InferenceRequest, Wanted]
 
 
 class Codec:
@@ -65,19 +65,6 @@ class Codec:
         """
         return self._engine.canonical(model), parse_version(version)
 
-    async def decode_later(
-        self, message: pb.ModelInferRequest, on_complete: Completion, headers: Headers, place: Place
-    ) -> tuple[InferenceRequest, Wanted]:
-        """See `decode`; when its large tensors have been read out of shared memory, the first of which lies there."""
-        return await read_ahead(self._regions, place, functools.partial(self.decode, message, on_complete, headers))
-
-    async def decode_aside(
-        self, message: pb.ModelInferRequest, on_complete: Completion, headers: Headers
-    ) -> tuple[InferenceRequest, Wanted]:
-        """See `decode`; by a thread, for a message that `holds_many_strings`."""
-        regions = self._regions.held(at_once=True)
-        return await by_thread(self.decode, message, on_complete, headers, regions)
-
     def remembered(
         self, data: bytes, on_complete: Completion, headers: Headers
     ) -> tuple[Remembered, InferenceRequest] | None:
@@ -87,14 +74,27 @@ class Codec:
             self._forwarding.add(found[1], headers())
         return found
 
-    def remember(self, data: bytes, message: pb.ModelInferRequest, request: InferenceRequest, wanted: Wanted) -> None:
-        """See `Decoder.remember`."""
-        self._decoder.remember(data, message, request.layout, wanted)
-
     def decode(
+        self, data: bytes, message: pb.ModelInferRequest, on_complete: Completion, headers: Headers
+    ) -> Decoded | Callable[[], Awaitable[Decoded]]:
+        """See `Decoder.decode`; with the metadata that models see, of those that `headers` gives.
+
+        Of a message that takes long to decode, what does so: many strings by a thread, and tensors once they have been
+        read out of shared memory.
+        """
+        decode = functools.partial(self._decode, message, on_complete, headers)
+        if holds_many_strings(message, len(data)):
+            return functools.partial(by_thread, decode, self._regions.held(at_once=True))
+        try:
+            request, wanted = decode()
+        except Unread as unread:
+            return functools.partial(read_ahead, self._regions, unread.place, decode)
+        self._decoder.remember(data, message, request.layout, wanted)
+        return request, wanted
+
+    def _decode(
         self, message: pb.ModelInferRequest, on_complete: Completion, headers: Headers, regions: Regions | None = None
-    ) -> tuple[InferenceRequest, Wanted]:
-        """See `Decoder.decode`; with the metadata that models see, of those that `headers` gives."""
+    ) -> Decoded:
         request, wanted = self._decoder.decode(message, on_complete, regions)
         if self._forwarding is not None:
             self._forwarding.add(request, headers())
@@ -167,15 +167,10 @@ class Inference:
             return self._submit(*codec.target(head.model, head.version), ready, answer)
         message = parsed(pb.ModelInferRequest, data)
         model, version = codec.target(message.model_name, message.model_version)
-        if holds_many_strings(message, len(data)):
-            aside = functools.partial(codec.decode_aside, message, answer.complete, answer.headers)
-            return self._submit_later(model, version, answer, aside)
-        try:
-            request, answer.wanted = codec.decode(message, answer.complete, answer.headers)
-        except Unread as unread:
-            later = functools.partial(codec.decode_later, message, answer.complete, answer.headers, unread.place)
-            return self._submit_later(model, version, answer, later)
-        codec.remember(data, message, request, answer.wanted)
+        decoded = codec.decode(data, message, answer.complete, answer.headers)
+        if not isinstance(decoded, tuple):
+            return self._submit_later(model, version, answer, decoded)
+        request, answer.wanted = decoded
         return self._submit(model, version, request, answer)
 
     def _submit(
@@ -192,11 +187,7 @@ class Inference:
         return self._load(name, version, request, answer)
 
     async def _submit_later(
-        self,
-        name: str,
-        version: int | None,
-        answer: _Answer,
-        decode: Callable[[], Awaitable[tuple[InferenceRequest, Wanted]]],
+        self, name: str, version: int | None, answer: _Answer, decode: Callable[[], Awaitable[Decoded]]
     ) -> None:
         try:
             request, answer.wanted = await decode()
@@ -234,8 +225,6 @@ class _Answer:
     Attributes:
         wanted: how the client wants it. Set once the request is decoded.
     """
-
-    __slots__ = ("_call", "_codec", "_following", "_request", "wanted")
 
     def __init__(self, codec: Codec, call: Rpc, following: Following | None) -> None:
         self._codec = codec

@@ -23,18 +23,16 @@ from typing import TYPE_CHECKING
 from container.codec.effort import takes_long
 from container.failures import known
 from container.grpc import grpc_service_pb2 as pb
-from container.grpc.decode import PLAIN, holds_many_strings
+from container.grpc.decode import PLAIN
 from container.grpc.encode import error_in_stream, final_response, in_stream
 from container.grpc.messages import parsed
 from container.grpc.traces import follow, headers_of
 from container.in_turn import InTurn
-from container.shared_memory import Unread
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from container.grpc.decode import Wanted
     from container.grpc.infer import Codec
     from container.grpc.rpc import Rpc
     from container.traced import Following, Tracing
@@ -253,7 +251,8 @@ class Stream:
             message = parsed(pb.ModelInferRequest, data)
             call.id, said = message.id, (message.model_name, message.model_version)
             target = self.codec.target(*said)
-            request, call.wanted = await self._decoded(call, message, data)
+            decoded = self.codec.decode(data, message, call.complete, self._metadata)
+            request, call.wanted = decoded if isinstance(decoded, tuple) else await decoded()
         request.on_response, request.on_error = call.respond, call.respond_error
         if call.following is not None:
             call.following.follow(request)
@@ -270,17 +269,6 @@ class Stream:
         report = await self._engine.submit_made(*target, make)
         if call.following is not None:
             call.following.loaded(report)
-
-    async def _decoded(self, call: Call, message: pb.ModelInferRequest, data: bytes) -> tuple[InferenceRequest, Wanted]:
-        codec = self.codec
-        if holds_many_strings(message, len(data)):
-            return await codec.decode_aside(message, call.complete, self._metadata)
-        try:
-            request, wanted = codec.decode(message, call.complete, self._metadata)
-        except Unread as unread:
-            return await codec.decode_later(message, call.complete, self._metadata, unread.place)
-        codec.remember(data, message, request, wanted)
-        return request, wanted
 
     def _metadata(self) -> dict[str, str]:
         return self._headers
@@ -316,20 +304,6 @@ class Call:
         ordered: whether it is answered once, in its turn; False for a decoupled model.
         answer: the one answer, once it is there.
     """
-
-    __slots__ = (
-        "_failed",
-        "_last",
-        "_stream",
-        "_turn",
-        "answer",
-        "following",
-        "id",
-        "model",
-        "ordered",
-        "request",
-        "wanted",
-    )
 
     def __init__(self, stream: Stream, following: Following | None) -> None:
         self._stream = stream

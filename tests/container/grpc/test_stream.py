@@ -158,7 +158,7 @@ def test_an_open_stream_keeps_nothing_of_what_is_answered(monkeypatch, known):
     sent = [Message(pb.ModelInferRequest(model_name="m").SerializeToString()) for _ in range(3)]
     tensors, gone = [], []
 
-    def decode(_message, complete, _headers):
+    def decode(_data, _message, complete, _headers):
         tensor = np.zeros(1000, np.float32)
         tensors.append(weakref.ref(tensor))
         return InferenceRequest(Layout((), ()), [tensor], complete), Wanted({}, empty_final=False)
@@ -166,7 +166,7 @@ def test_an_open_stream_keeps_nothing_of_what_is_answered(monkeypatch, known):
     def remembered(data, complete, headers):
         if not known:
             return None
-        request, wanted = decode(data, complete, headers)
+        request, wanted = decode(data, None, complete, headers)
         return Remembered("m", "", request.layout, wanted), request
 
     async def submit_made(_name, _version, make):
@@ -181,7 +181,6 @@ def test_an_open_stream_keeps_nothing_of_what_is_answered(monkeypatch, known):
             target=lambda *_: ("m", None),
             decode=decode,
             remembered=remembered,
-            remember=lambda *_: None,
             encode=lambda response, *_, **__: response.id.encode(),
         )
         await Stream(SimpleNamespace(submit_made=submit_made), codec, None, {}).serve(read, lambda _: asyncio.sleep(0))
