@@ -39,6 +39,7 @@ _REASON_OF_KIND = {
     Kind.UNKNOWN: "BACKEND",
     Kind.OUT_OF_MEMORY: "BACKEND",
 }
+_COMPUTE = ("compute_input", "compute_infer", "compute_output")
 FIRST_RESPONSES = "nv_inference_first_response_histogram_ms"  # the metric whose buckets a configuration may set
 _LAST_PLACE = 999  # of responses counted apart: those behind it are counted with it, for a model may send any number
 # From a model whose pages are in memory to the longest load that SageMaker waits for.
@@ -249,28 +250,18 @@ class ModelStats:
             "last_inference": self.last_inference_ms,
             "inference_count": self.inference_count,
             "execution_count": self.execution_count,
-            "inference_stats": {
-                "success": self.success.as_dict(),
-                "fail": self.fail.as_dict(),
-                "queue": self.queue.as_dict(),
-                "compute_input": self.compute_input.as_dict(),
-                "compute_infer": self.compute_infer.as_dict(),
-                "compute_output": self.compute_output.as_dict(),
-                "cache_hit": self.cache_hit.as_dict(),
-                "cache_miss": self.cache_miss.as_dict(),
-            },
+            "inference_stats": _dicts(self, "success", "fail", "queue", *_COMPUTE, "cache_hit", "cache_miss"),
             "response_stats": {str(place): counted.as_dict() for place, counted in sorted(self.responses.items())},
             "batch_stats": [
-                {
-                    "batch_size": size,
-                    "compute_input": batch.compute_input.as_dict(),
-                    "compute_infer": batch.compute_infer.as_dict(),
-                    "compute_output": batch.compute_output.as_dict(),
-                }
-                for size, batch in sorted(self.batches.items())
+                {"batch_size": size, **_dicts(batch, *_COMPUTE)} for size, batch in sorted(self.batches.items())
             ],
             "memory_usage": [],
         }
+
+
+def _dicts(stats: ModelStats | BatchStats, *durations: str) -> dict[str, dict[str, int]]:
+    """Some of their durations, in the protocol's form."""
+    return {name: getattr(stats, name).as_dict() for name in durations}
 
 
 def new_stats(latencies: Latencies) -> ModelStats:
