@@ -59,7 +59,7 @@ def fork_server():
         channel = Channel(ours, lambda *_: None, lambda _: None)
         channel.start()
         channel.close()
-    WRITER.do(lambda: None)
+    WRITER.submit(lambda: None)
     yield FORKS
     FORKS.stop()
 

@@ -6,10 +6,8 @@ loop mostly: what takes long to write is left to a thread.
 
 from __future__ import annotations
 
-import functools
 import logging
-import threading
-from queue import SimpleQueue
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,8 +21,6 @@ from model_handlers.priority import usual_priority
 from model_handlers.tensor import BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from model_handlers.base import Responder
     from model_handlers.isolation.framing import Message
     from model_handlers.isolation.listener import Channel
@@ -119,13 +115,15 @@ class _Replier(Caller):
             self._ended()
         if self._left > self._written or _is_large(response):
             self._left += 1
-            WRITER.do(functools.partial(self._write, response, final=final))
+            WRITER.submit(self._write, response, final=final)
         else:
             self._post(response, final=final)
 
     def _write(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
         try:
             self._post(response, final=final)
+        except Exception:  # noqa: BLE001 - nobody else hears of it
+            _log.exception("an answer could not be handed to the model that called")
         finally:
             self._written += 1
 
@@ -162,32 +160,7 @@ def _size(array: Array) -> int:
     return array.size * _STRING if array.dtype.hasobject else array.nbytes
 
 
-class _Writer:
-    """A thread that does one thing after another, started with the first."""
-
-    def __init__(self) -> None:
-        self._works: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._runs = False
-
-    def do(self, work: Callable[[], None]) -> None:
-        """Have it done. Returns at once."""
-        self._works.put(work)
-        with self._lock:
-            if not self._runs:
-                self._runs = True
-                threading.Thread(target=self._main, name="model replies", daemon=True).start()
-
-    def _main(self) -> None:
-        usual_priority()  # not that of the load that was the first to need it
-        while True:
-            try:
-                self._works.get()()
-            except Exception:  # noqa: BLE001 - what goes wrong with one answer is not the fault of the next
-                _log.exception("an answer could not be handed to the model that called")
-
-
-WRITER = _Writer()
+WRITER = ThreadPoolExecutor(1, "model replies", usual_priority)  # not that of the load that was the first to need it
 
 
 def _unsendable(error: Exception) -> MmeError:
