@@ -1,8 +1,7 @@
 """Which handler serves which backend, and how a model directory without a configuration gives its backend away.
 
-The table holds every backend that Triton publishes, so that a model for one that is not served here is refused by
-its name and not mistaken for another. A handler's module imports its framework when the first such model is loaded.
-Other names are looked for among installed packages, and in the archive: see `custom`.
+A handler's module imports its framework when the first such model is loaded. Names that are not in the table are
+looked for among installed packages, and in the archive: see `custom`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from model_handlers.custom.found import GROUP, HANDLER_FILE, registered_handler, sees_requests
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.errors import invalid_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +41,7 @@ class Backend:
         name: the `backend` field.
         platforms: values of the older `platform` field that mean the same.
         filename: its model file in a version directory, when the configuration names none; "" where it has none.
-        handler: `module:class` of the handler, "" where this build serves no such model.
+        handler: `module:class` of the handler.
         detect: whether the file's presence is enough to recognise the backend.
         variants: where the model file depends on a parameter of the configuration: that, and values → file names.
     """
@@ -50,7 +49,7 @@ class Backend:
     name: str
     platforms: tuple[str, ...]
     filename: str
-    handler: str = ""
+    handler: str
     detect: bool = True
     variants: tuple[str, Mapping[str, str]] = ("", _NO_VARIANTS)
 
@@ -194,23 +193,13 @@ def told_by_file(backend: Backend, version_directory: Path) -> Backend:
     return rows[0] if len(rows) == 1 else backend
 
 
-def handler_for(backend: Backend, model: str) -> type[Handler]:
-    """The handler class of a backend; imports its module, not yet its framework.
-
-    Raises:
-        MmeError: UNSUPPORTED when this build serves no such model.
-    """
-    if not backend.handler:
-        raise MmeError(
-            Kind.UNSUPPORTED,
-            f"model '{model}' needs backend '{backend.name}', which this build does not serve; "
-            f"the backends served here are {', '.join(served_backends())}",
-        )
+def handler_for(backend: Backend) -> type[Handler]:
+    """The handler class of a backend; imports its module, not yet its framework."""
     module, _, name = backend.handler.partition(":")
     handler: type[Handler] = getattr(importlib.import_module(module), name)
     return handler
 
 
 def served_backends() -> tuple[str, ...]:
-    """The names of the backends that have a handler."""
-    return tuple(dict.fromkeys(b.name for b in BACKENDS if b.handler))
+    """The names of the backends of the table."""
+    return tuple(dict.fromkeys(b.name for b in BACKENDS))

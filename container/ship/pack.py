@@ -238,9 +238,7 @@ def _check_steps(models: list[ModelDirectory]) -> None:
 
 def _checked(model: ModelDirectory, *, quiet: bool = False) -> ModelConfig:
     """The configuration as the server would complete it; every served version's file has to agree with it."""
-    handler = handler_for(
-        find_backend(model.config.backend, model.config.platform, model.name, model.first), model.name
-    )
+    handler = handler_for(find_backend(model.config.backend, model.config.platform, model.name, model.first))
     config = model.config
     for version in model.versions:
         try:

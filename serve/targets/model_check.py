@@ -132,9 +132,7 @@ def _select(found: Examined, scripts: Scripts) -> None:
     assert found.config is not None  # noqa: S101 - it was understood
     config, available = decided(found.path, found.config, scripts)
     if config.platform != PLATFORM:
-        handler_for(
-            find_backend(config.backend, config.platform, found.name, next(iter(available.values()), None)), found.name
-        )
+        handler_for(find_backend(config.backend, config.platform, found.name, next(iter(available.values()), None)))
     found.config = config
 
     def select() -> None:
@@ -205,7 +203,7 @@ def _hold_against_files(found: Examined) -> None:
 
 def _handler(found: Examined, config: ModelConfig) -> type[Handler]:
     first = next(iter(found.versions.values()), None)
-    return handler_for(find_backend(config.backend, config.platform, found.name, first), found.name)
+    return handler_for(find_backend(config.backend, config.platform, found.name, first))
 
 
 def _relative(file: Path, directory: Path) -> str:

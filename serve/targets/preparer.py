@@ -155,7 +155,7 @@ class Preparer:
                 target, directory, None, [], Placement.INLINE, Brought(), content, none, none, pinned=False
             )
         backend = find_backend(directory.config.backend, directory.config.platform, name, directory.first)
-        handler = handler_for(backend, name)
+        handler = handler_for(backend)
         if handler.sees_requests and (directory.config.batch_inputs or directory.config.batch_outputs):
             field = "batch_input" if directory.config.batch_inputs else "batch_output"
             raise refusal(field, f"models of backend '{backend.name}' get each request as it came", name)

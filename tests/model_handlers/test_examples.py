@@ -36,7 +36,7 @@ def load():
             parameters=parameters,
             decoupled=decoupled,
         )
-        loaded.append(handler_for(find_backend(backend, "", "m"), "m").load(config, Path(), CPU, lane))
+        loaded.append(handler_for(find_backend(backend, "", "m")).load(config, Path(), CPU, lane))
         return loaded[-1]
 
     yield load

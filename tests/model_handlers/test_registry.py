@@ -9,7 +9,6 @@ from model_handlers.base import Handler
 from model_handlers.errors import Kind, MmeError
 from model_handlers.registry import (
     BACKENDS,
-    Backend,
     detect_backend,
     find_backend,
     handler_for,
@@ -109,22 +108,10 @@ def test_an_unknown_backend_is_told_which_ones_there_are():
         find_backend("onnx", "", "bert")
 
 
-def test_a_backend_without_a_handler_is_unsupported():
-    """A model of a framework that is not served here is not a broken model."""
-    missing = Backend("missing", (), "model.bin")
-
-    with pytest.raises(MmeError, match=f"needs backend '{missing.name}'") as caught:
-        handler_for(missing, "bert")
-
-    assert caught.value.kind is Kind.UNSUPPORTED
-    assert "'bert'" in caught.value.message
-    assert ", ".join(served_backends()) in caught.value.message
-
-
 @pytest.mark.parametrize("backend", SERVED, ids=lambda b: b.filename)
 def test_a_handler_agrees_with_its_row(backend):
     """The class that a row names serves the row's backend, from the row's file."""
-    handler = handler_for(backend, "bert")
+    handler = handler_for(backend)
 
     assert issubclass(handler, Handler)
     assert handler.backend == backend.name
@@ -137,7 +124,7 @@ def test_looking_a_handler_up_imports_no_framework():
     program = (
         "import sys\n"
         "from model_handlers.registry import find_backend, handler_for\n"
-        "handler_for(find_backend('onnxruntime', '', 'bert'), 'bert')\n"
+        "handler_for(find_backend('onnxruntime', '', 'bert'))\n"
         "sys.exit(bool({'onnxruntime', 'importlib.metadata'} & sys.modules.keys()))"
     )
 

@@ -54,7 +54,7 @@ def test_an_installed_package_registers_a_backend(install):
     backend = find_backend("parrot", "", "m")
 
     assert backend.filename == "model.parrot"
-    assert handler_for(backend, "m") is sys.modules[module].Parrot
+    assert handler_for(backend) is sys.modules[module].Parrot
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_file_beside_the_model_is_read_and_not_run(case, tmp_path):
     (tmp_path / "handler.py").write_text(f"raise SystemExit('never')\n{source}")
     backend = find_backend("anything", "", "m", tmp_path)
 
-    assert handler_for(backend, "m") is expected
+    assert handler_for(backend) is expected
     assert expected.placement is Placement.PROCESS
 
 
