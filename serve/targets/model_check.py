@@ -94,8 +94,8 @@ def examine(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> Ex
     found.attempt(file.name, "", lambda: _understand(found, file, strict_name=strict_name))
     if found.config is None:
         return found
-    _note_versions(found)
-    if not found.attempt(file.name, "backend", lambda: _select(found, scripts)):
+    _note_versions(found, found.config)
+    if not found.attempt(file.name, "backend", partial(_select, found, found.config, scripts)):
         return found
     if found.config.platform == PLATFORM:
         for error in namespace_errors(found.config) if not strict_name else ():
@@ -104,15 +104,15 @@ def examine(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> Ex
     found.attempt(file.name, "", partial(check_named, found.config))
     for error in missing_files(ModelDirectory(name, path, found.config, found.versions)):
         found.problems.append(Located(file.name, Finding("default_model_filename", error.message)))
-    _look_for_labels(found)
+    _look_for_labels(found, found.config)
     found.problems += [
         Located(file.name, Finding("model_repository_agents", error.message))
         for error in checksum_errors(found.config, path)
     ]
     if not found.problems:
-        _look_for_environments(found)
+        _look_for_environments(found, found.config)
     if not found.problems:
-        _hold_against_files(found)
+        _hold_against_files(found, found.config)
     return found
 
 
@@ -127,10 +127,9 @@ def _understand(found: Examined, file: Path, *, strict_name: bool) -> None:
     found.notes += [Located(file.name, finding) for finding in understood.notes]
 
 
-def _select(found: Examined, scripts: Scripts) -> None:
+def _select(found: Examined, config: ModelConfig, scripts: Scripts) -> None:
     """Complete the configuration by what lies in the directory, and choose the versions."""
-    assert found.config is not None  # noqa: S101 - it was understood
-    config, available = decided(found.path, found.config, scripts)
+    config, available = decided(found.path, config, scripts)
     if config.platform != PLATFORM:
         handler_for(find_backend(config.backend, config.platform, found.name, next(iter(available.values()), None)))
     found.config = config
@@ -141,27 +140,25 @@ def _select(found: Examined, scripts: Scripts) -> None:
     found.attempt(CONFIG_NAME, "version_policy", select)
 
 
-def _note_versions(found: Examined) -> None:
+def _note_versions(found: Examined, config: ModelConfig) -> None:
     """What looks like a version and is none, and the other way round."""
     for name in ignored_versions(found.path):
         why = "a version is a number without leading zeros"
         found.notes.append(Located(f"{name}/", Finding("", f"is not served: {why}")))
-    for version in absent_versions(found.config, versions_in(found.path)) if found.config is not None else ():
+    for version in absent_versions(config, versions_in(found.path)):
         sentence = f"names version {version}, whose directory is not there"
         found.notes.append(Located(CONFIG_NAME, Finding("version_policy", sentence)))
 
 
-def _look_for_labels(found: Examined) -> None:
-    for index, spec in enumerate(found.config.outputs if found.config is not None else ()):
+def _look_for_labels(found: Examined, config: ModelConfig) -> None:
+    for index, spec in enumerate(config.outputs):
         if spec.labels and not (found.path / spec.labels).is_file():
             sentence = f"there is no file '{spec.labels}' in the model's directory, which output '{spec.name}' names"
             found.problems.append(Located(CONFIG_NAME, Finding(f"output[{index}].label_filename", sentence)))
 
 
-def _look_for_environments(found: Examined) -> None:
+def _look_for_environments(found: Examined, config: ModelConfig) -> None:
     """What a model brings has to be there; what somebody else puts where it looks may come later."""
-    config = found.config
-    assert config is not None  # noqa: S101 - it was understood
     handler = _handler(found, config)
     directory = ModelDirectory(found.name, found.path, config, found.versions)
     asked: set[Wanted | None] = set()
@@ -178,27 +175,27 @@ def _look_for_environments(found: Examined) -> None:
             )
 
 
-def _hold_against_files(found: Examined) -> None:
+def _hold_against_files(found: Examined, config: ModelConfig) -> None:
     """The model's files have to agree with its configuration; what that leaves out is completed from them."""
-    config = found.config
-    assert config is not None  # noqa: S101 - it was understood
     handler = _handler(found, config)
     directory = ModelDirectory(found.name, found.path, config, found.versions)
+    completed = config
     for version in found.versions:
         model_file = directory.model_file(version)
         shown = _relative(model_file, found.path)
         try:
             if handler.tried_first:  # the command would die of it, and tell nothing of the rest
                 try_file(handler, config, model_file)
-            found.config = handler.autocomplete(config, model_file)
+            completed = handler.autocomplete(config, model_file)
         except MmeError as error:
             is_unknown = error.kind is Kind.UNSUPPORTED  # without the framework, or without running the model's code
             findings = found.notes if is_unknown else found.problems
             findings.append(Located(shown, Finding("", f"{'not checked: ' if is_unknown else ''}{error.message}")))
-    for index, sample in enumerate(found.config.warmup if found.config is not None else ()):
-        alone = replace(found.config or config, warmup=(sample,))
+    found.config = completed
+    for index, sample in enumerate(completed.warmup):
+        alone = replace(completed, warmup=(sample,))
         found.attempt(CONFIG_NAME, f"model_warmup[{index}]", partial(Warmup, alone, found.path))
-    found.attempt(CONFIG_NAME, "sequence_batching.state", lambda: initial_states(found.config or config, found.path))
+    found.attempt(CONFIG_NAME, "sequence_batching.state", partial(initial_states, completed, found.path))
 
 
 def _handler(found: Examined, config: ModelConfig) -> type[Handler]:
