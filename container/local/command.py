@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _look_at(store: Store) -> None:
     """Tell at once what the first client would be told: as on SageMaker, archives may come later."""
     try:
-        if next(store.list(limit=1), None) is None:
+        if next(store.list(), None) is None:
             tell(f"there is no archive (*.tar.gz) in {store.uri}: check its name, or put archives there")
     except MmeError as error:
         tell(f"no model can be loaded for now: {error}")

@@ -119,7 +119,7 @@ class Origins:
         Raises:
             MmeError: UNAVAILABLE when it can't be read.
         """
-        return self.artifacts is not None and next(iter(self.artifacts.store.list(1)), None) is None
+        return self.artifacts is not None and next(iter(self.artifacts.store.list()), None) is None
 
     def scan(self) -> dict[str, str]:
         """Every name that the repositories have, and what its files look like. Blocks."""

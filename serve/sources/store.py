@@ -7,7 +7,6 @@ inside them. Synchronous and thread-safe; runs on load threads.
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import stat
 from contextlib import contextmanager
@@ -73,8 +72,8 @@ class Store(Protocol):
         Reading raises a `ReplacedError` when the object was replaced since `stat`: two versions are never mixed.
         """
 
-    def list(self, limit: int | None = None) -> Iterator[StoredObject]:
-        """The archives (`*.tar.gz`) in the order of their names, at most `limit` of them."""
+    def list(self) -> Iterator[StoredObject]:
+        """The archives (`*.tar.gz`) in the order of their names, looked at as they are asked for."""
 
 
 def open_store(uri: str) -> Store:
@@ -162,11 +161,8 @@ class LocalStore:
             raise ReplacedError(obj.name, self.uri)
         return file
 
-    def list(self, limit: int | None = None) -> Iterator[StoredObject]:
+    def list(self) -> Iterator[StoredObject]:
         """See `Store.list`."""
-        return itertools.islice(self._archives(), limit)
-
-    def _archives(self) -> Iterator[StoredObject]:
         paths = (Path(base, file) for base, _, files in os.walk(self._directory) for file in files)
         for name in sorted(path.relative_to(self._directory).as_posix() for path in paths):
             if name.endswith(ARCHIVE_SUFFIX) and not wrong_name(name):

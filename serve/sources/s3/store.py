@@ -135,11 +135,8 @@ class S3Store:
         # not in a BufferedReader: its lock would let no other thread close it while a read waits
         return cast("BinaryIO", download)
 
-    def list(self, limit: int | None = None) -> Iterator[StoredObject]:
+    def list(self) -> Iterator[StoredObject]:
         """See `Store.list`."""
-        return itertools.islice(self._archives(), limit)
-
-    def _archives(self) -> Iterator[StoredObject]:
         return (obj for obj in self.objects() if obj.name.endswith(ARCHIVE_SUFFIX) and not wrong_name(obj.name))
 
     def objects(self, beginning: str = "") -> Iterator[StoredObject]:
