@@ -14,7 +14,7 @@ import contextlib
 import functools
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import FLAGS_TOLD, ModelResponse
 from model_handlers.errors import Kind, MmeError
@@ -26,59 +26,28 @@ from serve.request import Called, InferenceRequest, InferenceResponse, layout_of
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Coroutine, Iterator
-    from contextlib import AbstractContextManager
 
     from model_handlers.base import Responder
     from model_handlers.outside import Done, ModelCall, Override
+    from serve.engine import Engine
     from serve.load_waits import LoadWaits
     from serve.request import LoadReport, Timings
 
 _log = logging.getLogger("mme.outside")
 
 
-class Models(Protocol):
-    """What is asked of the engine. On the event loop."""
-
-    def submit_to_member(self, target: str, member: str, version: int | None, request: InferenceRequest) -> bool:
-        """Accept a request for a model of the same archive as the caller; False if it has no such model."""
-
-    def canonical(self, name: str) -> str:
-        """The registered name that somebody means."""
-
-    def submit(self, name: str, version: int | None, request: InferenceRequest) -> bool:
-        """Accept a request for a model in memory."""
-
-    async def submit_cold(self, name: str, version: int | None, request: InferenceRequest) -> Any:
-        """Accept a request for any model."""
-
-    def lent_turn(self, target: str) -> AbstractContextManager[None]:
-        """While the target, if it is being loaded, waits for another model to be loaded, or to be gone."""
-
-    def check_control(self) -> None:
-        """Refuse loads and unloads where clients have no say."""
-
-    async def reload(self, name: str, override: Override | None = None) -> None:
-        """Load a model, anew if it is in memory."""
-
-    async def unload(self, name: str, *, dependents: bool = False) -> None:
-        """Unregister a model."""
-
-    async def says_ready(self, name: str, version: int | None = None) -> bool:
-        """Whether a request would be answered, and the model's code says so too if it has a say."""
-
-
 class EngineOutside:
     """The engine, for the code of a target's models, from the beginning of a load on. Called on any thread.
 
     Args:
-        models: the engine.
+        engine: whose models are called.
         loop: its event loop.
         waits: who waits for the load of whom.
         target: the name of the target, whose members are called before anybody else of that name.
     """
 
-    def __init__(self, models: Models, loop: asyncio.AbstractEventLoop, waits: LoadWaits, target: str) -> None:
-        self._models = models
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop, waits: LoadWaits, target: str) -> None:
+        self._engine = engine
         self._loop = loop
         self._waits = waits
         self._target = target
@@ -113,49 +82,46 @@ class EngineOutside:
         answering = _Answering(call, responder)
         try:
             request = answering.request()
-            responder.when_cancelled(functools.partial(self._cancel, request))
+            responder.when_cancelled(functools.partial(self._soon, request.cancel))
             _check_circle(f"{self._target}:{call.model}", call.callers, f"call '{call.model}'")
-            if self._models.submit_to_member(self._target, call.model, call.version, request):
+            if self._engine.submit_to_member(self._target, call.model, call.version, request):
                 return
-            name = self._models.canonical(call.model)
+            name = self._engine.canonical(call.model)
             _check_circle(name, (*self._behind(), *call.callers), f"call '{call.model}'")
-            if not self._models.submit(name, call.version, request):
+            if not self._engine.submit(name, call.version, request):
                 self._aside(self._submit_cold(name, call.version, request, answering))
         except Exception as error:  # noqa: BLE001 - whoever called must be answered
             answering.fail(_refusal(error, call))
-
-    def _cancel(self, request: InferenceRequest) -> None:
-        self._soon(request.cancel)
 
     async def _submit_cold(
         self, name: str, version: int | None, request: InferenceRequest, answering: _Answering
     ) -> None:
         try:
             with self._waiting(answering.call.callers, name):
-                answering.report = await self._models.submit_cold(name, version, request)
+                answering.report = await self._engine.submit_cold(name, version, request)
         except Exception as error:  # noqa: BLE001 - as above
             answering.fail(_refusal(error, answering.call))
 
     async def _loaded(self, model: str, override: Override | None, callers: tuple[str, ...]) -> None:
-        name = self._models.canonical(model)
+        name = self._engine.canonical(model)
         _check_circle(name, (*self._behind(), self._target, *callers), f"load '{model}'")
-        self._models.check_control()
+        self._engine.check_control()
         with self._waiting(callers, name):
-            await self._models.reload(name, override)
+            await self._engine.reload(name, override)
 
     async def _unloaded(self, model: str, dependents: bool, callers: tuple[str, ...]) -> None:  # noqa: FBT001
-        name = self._models.canonical(model)
+        name = self._engine.canonical(model)
         _check_circle(name, (*self._behind(), self._target, *callers), f"unload '{model}'")
-        self._models.check_control()
+        self._engine.check_control()
         with self._waiting(callers, name):
             try:
-                await self._models.unload(name, dependents=dependents)
+                await self._engine.unload(name, dependents=dependents)
             except MmeError as error:
                 if error.kind is not Kind.UNKNOWN_MODEL:  # Triton unloads what it does not know without a word
                     raise
 
     async def _says_ready(self, model: str, version: int | None) -> bool:
-        return await self._models.says_ready(self._models.canonical(model), version)
+        return await self._engine.says_ready(self._engine.canonical(model), version)
 
     def _behind(self) -> tuple[str, ...]:
         """Who waits for what the model does since it is being loaded."""
@@ -164,7 +130,7 @@ class EngineOutside:
     @contextlib.contextmanager
     def _waiting(self, callers: tuple[str, ...], name: str) -> Iterator[None]:
         """While the target and its callers wait for another model to be loaded, or to be gone."""
-        with self._models.lent_turn(self._target), self._waits.waiting((self._target, *callers), name):
+        with self._engine.lent_turn(self._target), self._waits.waiting((self._target, *callers), name):
             yield
 
     def _ask(self, work: Callable[[], Coroutine[Any, Any, bool | None]], done: Done) -> None:
