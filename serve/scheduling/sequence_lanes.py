@@ -13,7 +13,7 @@ row. Rows of sequences that have nothing to execute are in between, up to the la
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple
 
 from model_handlers.config import DynamicBatching
 from serve.scheduling.batch_queue import BatchQueue
@@ -39,21 +39,8 @@ class LaneTake(NamedTuple, Generic[R]):
     cancelled: list[Sequence[R]]
 
 
-class SequenceLane(Protocol[R]):
-    """The sequences of one lane that have something to execute."""
-
-    def offer(self, sequence: Sequence[R], now: int) -> None:
-        """Its next request can execute."""
-
-    def take(self, now: int) -> LaneTake[R]:
-        """The next batch, if it is time for one."""
-
-    def clear(self) -> None:
-        """Nothing is offered any more."""
-
-
 class DirectLane(Generic[R]):
-    """See `DirectStrategy`. `rows` is how many slots the lane has."""
+    """The sequences of one lane that can execute something, see `DirectStrategy`. `rows` is how many slots it has."""
 
     def __init__(self, strategy: DirectStrategy, rows: int) -> None:
         self._offered: dict[int, Sequence[R]] = {}
@@ -86,7 +73,7 @@ class DirectLane(Generic[R]):
 
 
 class OldestLane(Generic[R]):
-    """See `OldestStrategy`."""
+    """The same, see `OldestStrategy`."""
 
     def __init__(self, model: str, strategy: OldestStrategy, max_batch_size: int) -> None:
         batching = DynamicBatching(strategy.preferred_batch_sizes, strategy.max_queue_delay_us)

@@ -34,7 +34,7 @@ from model_handlers.sequence_config import ControlKind, OldestStrategy
 from model_handlers.tensor import BYTES
 from serve.scheduling.batch_queue import Take
 from serve.scheduling.sequence import BACKLOG, R, Sequence, SequenceBatch
-from serve.scheduling.sequence_lanes import DirectLane, OldestLane, SequenceLane
+from serve.scheduling.sequence_lanes import DirectLane, OldestLane
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Numbers
@@ -69,7 +69,7 @@ class SequenceQueue(Generic[R]):
         ]
         self._idle_ns = batching.max_sequence_idle_us * 1000
         strategy, rows = batching.strategy, max(max_batch_size, 1)
-        self._lanes: list[SequenceLane[R]]
+        self._lanes: list[DirectLane[R] | OldestLane[R]]
         if isinstance(strategy, OldestStrategy):
             self._lanes = [OldestLane(model, strategy, max_batch_size) for _ in range(lanes)]
             self._slots = (strategy.max_candidate_sequences or rows) * lanes
