@@ -9,6 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _FILE_LOCKS = 10  # the resource module does not name it
 
@@ -17,6 +22,14 @@ def found_family() -> None:
     """What the calling process starts from now on is of its family."""
     with contextlib.suppress(OSError, ValueError):  # somebody allows fewer than that
         resource.setrlimit(_FILE_LOCKS, (os.getpid(), resource.getrlimit(_FILE_LOCKS)[1]))
+
+
+def processes() -> Iterator[tuple[int, int]]:
+    """Each process of the system and its parent."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                yield int(entry.name), int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
 def family_of(process: int = 0) -> int:

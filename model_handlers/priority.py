@@ -20,7 +20,7 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_handlers.kin import family_of
+from model_handlers.kin import family_of, processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,12 +121,11 @@ def _descendants() -> set[int]:
     """The processes below this one, and of a model's process those that were."""
     children: dict[int, list[int]] = {}
     found, parents = set(), [os.getpid()]
-    for process in _PROCESSES.iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(process.name))
-            if family_of(int(process.name)) == os.getpid():
-                found.add(int(process.name))
+    for process, parent in processes():
+        children.setdefault(parent, []).append(process)
+        with contextlib.suppress(OSError):  # it ended meanwhile, or is somebody else's
+            if family_of(process) == os.getpid():
+                found.add(process)
     while parents:
         below = children.get(parents.pop(), [])
         found.update(below)

@@ -36,12 +36,11 @@ import struct
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import NoReturn, TextIO
 
 from model_handlers.isolation import child
 from model_handlers.isolation.program import MAX_ORDER, Order
-from model_handlers.kin import family_of, found_family
+from model_handlers.kin import family_of, found_family, processes
 from model_handlers.priority import usual_priority
 from model_handlers.registry import BACKENDS
 
@@ -180,7 +179,7 @@ class _ForkServer:
     def _orphans(self) -> list[int]:
         """Those of dead children."""
         orphans = []
-        for pid in _children_of(os.getpid()) - self._leashes.keys():
+        for pid in {pid for pid, parent in processes() if parent == os.getpid()} - self._leashes.keys():
             with contextlib.suppress(OSError):  # it was buried meanwhile, or we may not kill it
                 if family_of(pid) not in self._leashes:
                     orphans.append(pid)
@@ -250,14 +249,3 @@ def _reset_process(name: bytes, server: int) -> None:
 
 def _line_writer(fd: int) -> TextIO:
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-
-
-def _children_of(parent: int) -> set[int]:
-    children = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it ended meanwhile
-                fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-                if int(fields[1]) == parent:
-                    children.add(int(entry.name))
-    return children
