@@ -9,14 +9,16 @@ import ctypes
 import errno
 import os
 import stat
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_argument, out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+    from typing import BinaryIO
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -54,6 +56,20 @@ def sync_disk_of(directory: Path) -> None:
             raise OSError(number, os.strerror(number))
     finally:
         os.close(fd)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file beside `path` that takes its place at the end, readable for all, or goes."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    draft = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        draft.chmod(0o644)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 @contextmanager

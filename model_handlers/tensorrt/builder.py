@@ -7,17 +7,15 @@ file is converted first.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.disk import replacing
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.tensorrt.runtime import installed, last_words, make_logger, require_driver, tensorrt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from model_handlers.tensorrt.build_options import BuildOptions
 
@@ -169,14 +167,5 @@ def _remember(config: Any, cache: Path | None) -> None:
 def _write(path: Path, data: bytes) -> None:
     """All of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".build-")
-    draft = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        draft.chmod(0o644)
-        draft.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
+    with replacing(path) as file:
+        file.write(data)

@@ -11,14 +11,11 @@ from __future__ import annotations
 import os
 import stat
 import tarfile
-import tempfile
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isal import isal_zlib
 
-from model_handlers.disk import disk_errors
+from model_handlers.disk import disk_errors, replacing
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.inflate import GZIP_WINDOW, InflatedStream
 from model_handlers.untar import Unpacking, shown
@@ -27,6 +24,7 @@ from serve.sources.tar_member import ExtractLimits, checked_path, is_mac_metadat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
     from typing import BinaryIO
 
 _COPY_SIZE = 1 << 20
@@ -160,7 +158,7 @@ def pack(directory: Path, output: Path, *, level: int = 1, progress: Callable[[i
         members = list(_files_below(directory, ""))
         if not any(path.is_file() for path, _ in members):
             raise invalid_model(f"{directory} holds no files to pack")
-        with _replacing(output) as file:
+        with replacing(output) as file:
             _pack_members(members, file, level, progress or (lambda _: None))
 
 
@@ -177,19 +175,6 @@ def _files_below(directory: Path, prefix: str) -> Iterator[tuple[Path, str]]:
         yield path, name
         if stat.S_ISDIR(mode):
             yield from _files_below(path, f"{name}/")
-
-
-@contextmanager
-def _replacing(output: Path) -> Iterator[BinaryIO]:
-    """A file beside `output` that takes its place at the end, or goes."""
-    fd, name = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            yield file
-        Path(name).chmod(0o644)
-        Path(name).replace(output)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _pack_members(members: list[tuple[Path, str]], file: BinaryIO, level: int, progress: Callable[[int], None]) -> None:
