@@ -5,14 +5,11 @@ Whoever scrapes goes on where it always did, and need not reach the port that se
 
 from __future__ import annotations
 
-import functools
 import logging
-import socket
 from typing import TYPE_CHECKING
 
-from container.authority import authority
+from container.authority import listening
 from container.http1 import Http1Server, Limits, error_body
-from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
     import asyncio
@@ -36,7 +33,7 @@ class MetricsPort:
         self._handle = handle
         self._loop = loop
         self._http = Http1Server(self._answer, Limits(), loop)
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
 
     async def open(self, host: str, port: int) -> None:
         """Listen; 0 takes a free port.
@@ -44,25 +41,15 @@ class MetricsPort:
         Raises:
             MmeError: INVALID_ARGUMENT when the port is taken.
         """
-        make = functools.partial(self._loop.create_server, self._http.protocol_factory)
-        try:
-            if ":" in host:  # as HTTP's own port and gRPC's, "::" means IPv4 too
-                listening = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
-                self._listener = await make(sock=listening)
-            else:
-                self._listener = await make(host, port)
-        except OSError as error:
-            sentence = (
-                f"the server cannot listen to metrics requests at {authority(host, port)}; "
-                "choose another MME_METRICS_PORT"
-            )
-            raise invalid_argument(sentence) from error
-        _log.info("metrics listening at port %d", self._listener.sockets[0].getsockname()[1])
+        sockets = listening(host, port, "metrics", "MME_METRICS_PORT")
+        for each in sockets:
+            self._listeners.append(await self._loop.create_server(self._http.protocol_factory, sock=each))
+        _log.info("metrics listening at port %d", sockets[0].getsockname()[1])
 
     def close(self) -> None:
         """Answer nobody any more."""
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         self._http.abort()
 
     def _answer(self, exchange: Exchange) -> None:

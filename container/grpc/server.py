@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from container.authority import authority
+from container.authority import BACKLOG, listening
 from container.forwarding import forwarding
 from container.grpc.infer import Codec, Inference
 from container.grpc.methods import HEALTH, INFERENCE, Methods
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     Handle = Callable[..., Any]
 
 _log = logging.getLogger("mme.grpc")
-_BACKLOG = 1024
 _HANDSHAKE_SECONDS = 20.0
 _LOOK_SECONDS = 0.01
 _ALGORITHMS = {
@@ -81,7 +79,8 @@ class GrpcServer:
             },
         }
         self._calls = Calls(found, settings.max_body_bytes, _ALGORITHMS[settings.grpc_compression])
-        self._sockets = _listening(settings.grpc_address or settings.host, settings.grpc_port or 0)
+        host, port = settings.grpc_address or settings.host, settings.grpc_port or 0
+        self._sockets = listening(host, port, "gRPC", "--grpc-port/MME_GRPC_PORT")
         self.port: int = self._sockets[0].getsockname()[1]
 
     async def start(self) -> None:
@@ -90,7 +89,7 @@ class GrpcServer:
         for each in self._sockets:
             self._listeners.append(
                 await self._loop.create_server(
-                    self._connection, sock=each, ssl=self._tls, backlog=_BACKLOG, ssl_handshake_timeout=handshake
+                    self._connection, sock=each, ssl=self._tls, backlog=BACKLOG, ssl_handshake_timeout=handshake
                 )
             )
         _log.info("gRPC listening at port %d%s", self.port, ", by TLS" if self._tls is not None else "")
@@ -127,35 +126,6 @@ class GrpcServer:
             return handle(*args)
 
         return guarded
-
-
-def _listening(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen at all addresses of a host.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when one of them can't.
-    """
-    found: list[socket.socket] = []
-    try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            each = socket.socket(family, kind, protocol)
-            found.append(each)
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
-            each.bind((address[0], port or found[0].getsockname()[1], *address[2:]))
-            each.listen(_BACKLOG)
-            each.setblocking(False)
-    except OSError as error:
-        for each in found:
-            each.close()
-        raise invalid_argument(
-            f"the server cannot listen to gRPC requests at {authority(host, port)}; choose another "
-            "--grpc-port/MME_GRPC_PORT"
-        ) from error
-    return found
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:
