@@ -10,7 +10,7 @@ run or style anything that is not in those two files. On SageMaker nobody but th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from flask import Blueprint, Response, render_template, request
@@ -47,19 +47,27 @@ def blueprint(documents: Documents, on_loop: OnLoop) -> Blueprint:
         static_url_path="/static",
     )
 
+    kept: tuple[dict[str, Any], str, str] | None = None  # what was rendered last, where it is, and the page
+
     def page() -> Response:
+        nonlocal kept
         wanted = _wanted()
-        text = render_template(
-            "dashboard.html",
-            view=on_loop.call(documents.document, wanted),
-            wanted=wanted,
-            here="" if request.path.endswith("/") else "dashboard/",  # a proxy may put us under another path
-            charts=drawing.CHARTS,
-            seconds=SECONDS,
-            version=installed_version(),
-            draw=drawing,
-        )
-        return Response(text, headers=_HEADERS, content_type="text/html; charset=utf-8")
+        view = on_loop.call(documents.document, wanted)
+        here = "" if request.path.endswith("/") else "dashboard/"  # a proxy may put us under another path
+        last = kept
+        if last is None or last[0] is not view or last[1] != here:
+            text = render_template(
+                "dashboard.html",
+                view=view,
+                wanted=wanted,
+                here=here,
+                charts=drawing.CHARTS,
+                seconds=SECONDS,
+                version=installed_version(),
+                draw=drawing,
+            )
+            last = kept = view, here, text
+        return Response(last[2], headers=_HEADERS, content_type="text/html; charset=utf-8")
 
     def data() -> Response:
         document = on_loop.call(documents.document, _wanted())

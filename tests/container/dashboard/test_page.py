@@ -6,6 +6,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from flask import template_rendered
 
 from container.dashboard.document import BARS, ROWS
 from container.settings import Mode
@@ -126,7 +127,7 @@ def test_models_that_can_not_serve_come_first(served, tmp_path, ask):
     assert '<small id="failed">3 failed</small>' in page
 
 
-def test_however_many_look_a_document_is_made_once_a_second(served, monkeypatch):
+def test_however_many_look_a_document_is_made_once_a_second(served):
     """Whoever asks in the same second with the same filter gets the same one."""
     running = served({"a": 10}, "a")
     running.on_loop.call(running.service._watcher.close)
@@ -136,6 +137,24 @@ def test_however_many_look_a_document_is_made_once_a_second(served, monkeypatch)
     again = running.on_loop.call(running.service.dashboard.document)
     running.on_loop.call(running.service._watcher.sample)
     assert running.on_loop.call(running.service.dashboard.document) is not again
+
+
+def test_however_many_look_the_page_is_written_once_a_second(served):
+    """Each of them gets the same text, until there is more to tell or somebody asks for something else."""
+    running = served({"a": 10}, "a")
+    running.on_loop.call(running.service._watcher.close)  # the second goes on
+    written = []
+    template_rendered.connect(on_written := lambda _, **__: written.append(1))
+
+    pages = {running.http("GET", "/dashboard").body for _ in range(3)}
+    assert (len(pages), len(written)) == (1, 1)
+    assert running.http("GET", "/dashboard/").body not in pages  # its links are other ones
+    assert running.http("GET", "/dashboard?filter=a").body not in pages
+    running.on_loop.call(running.service._watcher.sample)
+    running.http("GET", "/dashboard")
+
+    assert len(written) == 4
+    template_rendered.disconnect(on_written)
 
 
 @pytest.mark.parametrize("path", ["/dashboard", "/dashboard/"])
