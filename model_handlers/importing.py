@@ -1,10 +1,19 @@
-"""Importing a package without what it would import on the side."""
+"""Whether a package is there, and importing it without what it would import on the side."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from typing import Any
+
+
+def is_installed(name: str) -> bool:
+    """Whether there is such a module; asks without importing it, only the packages that it is in."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # not even what it would be in
+        return False
 
 
 def import_without(name: str, *hidden: str) -> Any:

@@ -8,7 +8,6 @@ immutable after.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import tempfile
 from dataclasses import dataclass, field
@@ -42,6 +41,7 @@ from container.settings.table import VARIABLES
 from container.settings.tls import check_tls
 from container.targets import InferenceType
 from model_handlers.errors import MmeError
+from model_handlers.importing import is_installed
 from serve.cache.eviction import Policy
 from serve.control import Control
 from serve.latencies import DEFAULT_LATENCIES, Latencies
@@ -299,7 +299,7 @@ class Settings:
         Raises:
             SettingsError: naming the variable and the extra to install.
         """
-        if self.trace_url and not _is_installed("opentelemetry.exporter.otlp.proto.http"):
+        if self.trace_url and not is_installed("opentelemetry.exporter.otlp.proto.http"):
             label = f"--trace-url/MME_TRACE_URL='{self.trace_url}'"
             raise SettingsError(f"{label}: OpenTelemetry is not installed; pip install 'mme[otel]'")
 
@@ -309,7 +309,7 @@ class Settings:
         Raises:
             SettingsError: naming the variable, and the extra to install or the file.
         """
-        if self.grpc_port is not None and not _is_installed("hpack"):
+        if self.grpc_port is not None and not is_installed("hpack"):
             label = f"--grpc-port/MME_GRPC_PORT={self.grpc_port}"
             raise SettingsError(f"{label}: hpack is not installed; pip install 'mme[grpc]'")
         if self.grpc_port is not None and self.grpc_use_ssl and self.grpc_server_cert and self.grpc_server_key:
@@ -337,13 +337,6 @@ def _check_folder(name: str, folder: Path) -> None:
         raise SettingsError(
             f"{name}='{folder}': user {os.geteuid()}, as whom the server runs, may not read it: let it, or be another"
         )
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # not even what it would be in
-        return False
 
 
 def settings_table() -> list[tuple[str, str, str, str, str]]:

@@ -17,6 +17,7 @@ import numpy as np
 from model_handlers.base import Handler, Placement
 from model_handlers.completion import complete, given_to
 from model_handlers.errors import Kind, MmeError
+from model_handlers.importing import is_installed
 from model_handlers.openvino import OpenvinoHandler
 from model_handlers.sequence_config import all_outputs
 from model_handlers.tensor import BF16, BYTES
@@ -30,7 +31,7 @@ from model_handlers.tensorflow.options import (
     session_config,
     signature_key,
 )
-from model_handlers.tensorflow.runtime import PRELOAD, built_for_cuda, installed, tensorflow, translated
+from model_handlers.tensorflow.runtime import PRELOAD, built_for_cuda, tensorflow, translated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -164,7 +165,7 @@ def _by_openvino(config: ModelConfig) -> bool:
     Raises:
         MmeError: UNSUPPORTED where the configuration names what it can't find.
     """
-    if installed() or not installed("openvino"):
+    if is_installed("tensorflow") or not is_installed("openvino"):
         return False
     if signature_key(config) != DEFAULT_SIGNATURE:
         raise MmeError(

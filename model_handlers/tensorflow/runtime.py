@@ -9,25 +9,16 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import sys
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from model_handlers.importing import import_without
 
 PRELOAD = "model_handlers.tensorflow.runtime:preload"
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-_KERAS, _KERAS_HOME = "keras", "KERAS_HOME"
+_KERAS_HOME = "KERAS_HOME"
 _WORDS = 600  # characters of an exception, behind which it shows the graph
-
-
-def installed(module: str = "tensorflow") -> bool:
-    """Whether a framework is there."""
-    return importlib.util.find_spec(module) is not None
 
 
 @functools.cache
@@ -48,38 +39,24 @@ def tensorflow() -> Any:
         MmeError: UNSUPPORTED where it is not installed.
     """
     os.environ.setdefault(_LOG_LEVEL, "3")  # errors come as exceptions, and warnings fill CloudWatch
+    home = os.environ.get(_KERAS_HOME)
+    os.environ[_KERAS_HOME] = os.devnull  # TensorFlow has an older one inside, which can't be left out
     try:
-        with _without_keras():
-            import tensorflow as tf  # noqa: PLC0415 - optional, and seconds of import
+        # Keras is half of the import's time and memory, and writes into the home directory; models need none of it.
+        tf = import_without("tensorflow", "keras")
     except ImportError as error:
         raise MmeError(
             Kind.UNSUPPORTED,
             "TensorFlow's models need TensorFlow, which is not installed; run `pip install 'mme[tensorflow]'`, or "
             "`pip install 'mme[openvino]'`, which reads most of them",
         ) from error
-    tf.get_logger().setLevel("ERROR")
-    return tf
-
-
-@contextmanager
-def _without_keras() -> Iterator[None]:
-    """Keras is half of the time and memory of the import, and writes into the home directory; models need none of it.
-
-    Whoever imports it later gets it.
-    """
-    known, home = sys.modules.get(_KERAS), os.environ.get(_KERAS_HOME)
-    if known is None:
-        sys.modules[_KERAS] = None  # type: ignore[assignment] # which makes an import of it fail
-    os.environ[_KERAS_HOME] = os.devnull  # TensorFlow has an older one inside, which can't be left out
-    try:
-        yield
     finally:
-        if known is None:
-            del sys.modules[_KERAS]
         if home is None:
             del os.environ[_KERAS_HOME]
         else:
             os.environ[_KERAS_HOME] = home
+    tf.get_logger().setLevel("ERROR")
+    return tf
 
 
 def preload() -> None:

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from model_handlers.errors import MmeError, invalid_model, out_of_memory
+from model_handlers.importing import is_installed
 from model_handlers.parameters import integer, switch
 from model_handlers.threads import default_threads
 from model_handlers.trees.files import FileKind, checkpoint_version, kind_of, lightgbm_version, xgboost_version
-from model_handlers.trees.libraries import has, imported, words
+from model_handlers.trees.libraries import imported, words
 from model_handlers.trees.soundness import check_lightgbm, check_treelite, check_xgboost
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ class Forest(Protocol):
 
 def library_of(kind: FileKind) -> str:
     """The library that computes files of a kind here."""
-    if kind in {FileKind.XGBOOST_JSON, FileKind.XGBOOST_UBJ} and has("xgboost"):
+    if kind in {FileKind.XGBOOST_JSON, FileKind.XGBOOST_UBJ} and is_installed("xgboost"):
         return "xgboost"
-    if kind is FileKind.LIGHTGBM and has("lightgbm"):
+    if kind is FileKind.LIGHTGBM and is_installed("lightgbm"):
         return "lightgbm"
     return "treelite"
 

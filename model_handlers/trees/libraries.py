@@ -7,25 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import logging
 import os
 import re
 from typing import Any
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.importing import import_without
+from model_handlers.importing import import_without, is_installed
 
 PRELOAD = "model_handlers.trees.libraries:preload"
 _LIBRARIES = ("xgboost", "lightgbm", "treelite")
 _STAMP = re.compile(r"^\[\d\d:\d\d:\d\d\] (?:\S+:\d+: )?")
 _CHECK = re.compile(r"^Check failed: .*?: ")
 _MOST_WORDS = 300
-
-
-def has(library: str) -> bool:
-    """Whether it is installed."""
-    return importlib.util.find_spec(library) is not None
 
 
 @functools.cache
@@ -56,7 +50,7 @@ def imported(name: str) -> Any:
 
 def preload() -> None:
     """Import what can be imported, for the processes that are forked from this one. Why not, a model is told."""
-    for name in filter(has, _LIBRARIES):
+    for name in filter(is_installed, _LIBRARIES):
         with contextlib.suppress(MmeError):
             imported(name)
 

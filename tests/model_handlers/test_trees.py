@@ -139,7 +139,7 @@ def test_values_are_the_librarys_own(load, trained, name):
 @pytest.mark.parametrize("name", ["binary.json", "softprob.ubj", "regression.json", "multiclass.txt", "binary.txt"])
 def test_treelite_stands_in_for_a_library_that_is_not_there(load, trained, monkeypatch, name):
     """Without XGBoost and LightGBM their models are computed by treelite, to the same values."""
-    monkeypatch.setattr(forests, "has", lambda _: False)
+    monkeypatch.setattr(forests, "is_installed", lambda _: False)
     handler = load(name)
 
     assert isinstance(handler._forest, forests.TreeliteForest)
@@ -322,7 +322,7 @@ def test_whole_files_stand_their_trial(trained, name):
 @pytest.mark.parametrize("name", ["softprob.ubj", "multiclass.txt"])
 def test_files_stand_their_trial_by_treelite(trained, name, monkeypatch):
     """Which stands in."""
-    monkeypatch.setattr(forests, "has", lambda _: False)
+    monkeypatch.setattr(forests, "is_installed", lambda _: False)
     TreesHandler.try_load(ModelConfig("m", "fil"), trained[0][name])
 
 
@@ -430,7 +430,7 @@ def test_a_linear_model_is_no_model_of_trees(load, tmp_path):
 
 def test_a_library_that_is_missing_is_told_with_its_extra(monkeypatch, trained):
     """Where none of the libraries is installed the sentence says what to install."""
-    monkeypatch.setattr(forests, "has", lambda _: False)
+    monkeypatch.setattr(forests, "is_installed", lambda _: False)
     monkeypatch.setitem(sys.modules, "treelite", None)
     libraries.imported.cache_clear()
     with pytest.raises(MmeError) as caught:

@@ -252,7 +252,7 @@ def test_an_input_left_out(models, load):
 def test_openvino_reads_what_tensorflow_is_not_there_for(models, monkeypatch, specs):
     """Without TensorFlow its files are read by OpenVINO: the same names, the same answers."""
     framework("openvino")
-    monkeypatch.setattr(handler, "installed", lambda module="tensorflow": module == "openvino")
+    monkeypatch.setattr(handler, "is_installed", lambda module: module == "openvino")
     config = ModelConfig("m", max_batch_size=8)
     saved = SavedModelHandler.load(config, models.saved, CPU)
     declared = ModelConfig(
@@ -271,7 +271,7 @@ def test_openvino_reads_what_tensorflow_is_not_there_for(models, monkeypatch, sp
 
 def test_without_any_framework(monkeypatch):
     """Where neither is installed the sentence says what to install."""
-    monkeypatch.setattr(handler, "installed", lambda *_: False)
+    monkeypatch.setattr(handler, "is_installed", lambda _: False)
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     tensorflow.cache_clear()
     with pytest.raises(

@@ -149,7 +149,7 @@ def test_an_environment_that_a_model_brings_has_to_be_there(tmp_path):
 def test_a_saved_model_without_its_framework_is_a_note(tmp_path, monkeypatch):
     """What only the framework can read is not checked."""
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    monkeypatch.setattr(handler, "installed", lambda _="tensorflow": False)
+    monkeypatch.setattr(handler, "is_installed", lambda _: False)
     runtime.tensorflow.cache_clear()
     (tmp_path / "m" / "1" / "model.savedmodel").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.savedmodel" / "saved_model.pb").write_bytes(b"")
