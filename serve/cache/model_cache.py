@@ -280,21 +280,6 @@ class ModelCache(Generic[P, T]):
         if self.entries.get(entry.name) is entry and not entry.busy:
             del self.entries[entry.name]
 
-    def check_integrity(self) -> None:
-        """Prove that the bookkeeping adds up.
-
-        Raises:
-            AssertionError: it does not.
-        """
-        for entry in self._everybody():
-            held = entry.state in {State.READY, State.UNLOADING}
-            assert (entry.resident is not None) == held, entry  # noqa: S101
-            assert held or entry.footprint == Footprint(), entry  # noqa: S101
-            assert entry.leases >= 0, entry  # noqa: S101
-            assert entry.footprint.host >= self.shared.charge(entry), entry  # noqa: S101
-            assert (self._ready.get(entry.name) is entry) == (entry.state is State.READY), entry  # noqa: S101
-        assert Footprint().fits(self.room.reserved), self.room  # noqa: S101
-
     async def close(self) -> None:
         """Unload everything; from now on nothing is loaded."""
         self._closed = True

@@ -12,6 +12,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from container.settings import Mode
+from tests.serve.integrity import check_integrity
 
 JSON = "application/json"
 
@@ -201,7 +202,7 @@ def test_a_load_that_takes_longer_than_the_client_may_wait_is_not_ready(raw, sta
         assert running.http("GET", "/ping").status == 200
     running.on_loop.run(loaded(running.engine, "twice"))
     assert invoke(client, bytes(16) if raw else document, **more)["Body"].read()
-    running.on_loop.call(running.engine.cache.check_integrity)
+    running.on_loop.call(check_integrity, running.engine.cache)
     assert running.on_loop.call(lambda: running.engine.cache.entries["twice"].leases) == 0
 
 

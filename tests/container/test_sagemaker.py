@@ -8,6 +8,7 @@ import pytest
 
 from container import sagemaker
 from container.settings import Mode
+from tests.serve.integrity import check_integrity
 
 TARGET = "X-Amzn-SageMaker-Target-Model"
 
@@ -194,7 +195,7 @@ def test_a_model_that_does_not_load_leaves_nothing_behind(folder, words, platfor
     assert (reply.status, words in reply.error) == (400, True)
     assert platform.http("GET", "/models").json == {"models": []}
     assert platform.http("GET", "/models/m").status == 404
-    platform.on_loop.call(platform.engine.cache.check_integrity)
+    platform.on_loop.call(check_integrity, platform.engine.cache)
     assert load("m").status == 200
 
 

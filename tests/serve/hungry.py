@@ -11,6 +11,7 @@ from model_handlers.tensor import UINT8
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
 from serve.request import InferenceRequest, Layout
+from tests.serve.integrity import check_integrity
 
 MB = 10**6
 # While it loads it takes `load` megabytes, a few at a time, and keeps all but `spare` of them. The first element of X
@@ -62,7 +63,7 @@ async def engine_of(folder, megabytes, **options):
         yield engine
     finally:
         await engine.close()
-    engine.cache.check_integrity()
+    check_integrity(engine.cache)
     assert engine.cache.room.used() == Footprint()
 
 

@@ -20,6 +20,7 @@ from serve.cache.lifecycle import State
 from serve.control import Control
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
+from tests.serve.integrity import check_integrity
 from tests.waiting import until
 
 PLENTY = Footprint(1 << 30)
@@ -37,7 +38,7 @@ async def engine_of(folder, budget=PLENTY, **options):
         yield engine
     finally:
         await engine.close()
-    engine.cache.check_integrity()
+    check_integrity(engine.cache)
     assert engine.cache.room.used() == Footprint()
     assert list(engine.resident_models()) == []
 
@@ -265,7 +266,7 @@ def test_two_models_that_fit_one_at_a_time_take_turns(run, toys, tmp_path, heavy
             async def client(name):
                 for _ in range(3):
                     assert await answered(engine, toys, name) == 2
-                    engine.cache.check_integrity()
+                    check_integrity(engine.cache)
                     assert engine.cache.room.used().fits(ROOM_FOR_ONE)
                     assert len(list(engine.resident_models())) <= 1
 
@@ -1111,7 +1112,7 @@ def test_requests_during_the_unload_of_an_archive_are_answered(run, toys, tmp_pa
             clients = [asyncio.create_task(client()) for _ in range(4)]
             await asyncio.gather(*clients, unloader())
             assert set(told) <= {Kind.UNAVAILABLE}
-            engine.cache.check_integrity()
+            check_integrity(engine.cache)
 
     run(main())
 

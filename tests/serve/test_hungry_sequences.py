@@ -11,6 +11,7 @@ from model_handlers.errors import Kind, MmeError
 from serve.cache.lifecycle import State
 from serve.targets import upkeep
 from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
+from tests.serve.integrity import check_integrity
 
 pytestmark = pytest.mark.usefixtures("fork_server")
 BUDGET = 200  # megabytes
@@ -102,14 +103,14 @@ def test_any_sequence_keeps_the_books(run, tmp_path, evicts, seed):
                     return_when=asyncio.FIRST_COMPLETED,
                     timeout=None if len(running) == AT_ONCE else 0,
                 )
-                engine.cache.check_integrity()
+                check_integrity(engine.cache)
                 assert [task.exception() for task in done if task.exception()] == []
             await asyncio.gather(*running)
             while loads := [task for entry in engine.cache.entries.values() for task in tasks(entry)]:
                 await asyncio.wait(loads)  # those go on whose callers left
             assert engine.cache.room.reserved.host == 0
             await until_counted(engine)
-            engine.cache.check_integrity()
+            check_integrity(engine.cache)
 
     run(main())
 

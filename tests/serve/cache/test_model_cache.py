@@ -24,6 +24,7 @@ from serve.cache.eviction import Policy, Rules
 from serve.cache.lifecycle import State
 from serve.cache.model_cache import ModelCache
 from serve.stats import TargetStats
+from tests.serve.integrity import check_integrity
 
 
 def mb(number):
@@ -225,7 +226,7 @@ class World:
     def audit(self):
         """The books agree with themselves and with what really is in memory."""
         cache = self.cache
-        cache.check_integrity()
+        check_integrity(cache)
         residents = [entry for entry in cache._everybody() if entry.resident is not None]
         assert sum((entry.footprint for entry in residents), cache.room.reserved) == cache.room.used()
         for entry in residents:

@@ -12,6 +12,7 @@ from serve.cache.eviction import Rules
 from serve.cache.lifecycle import State
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
+from tests.serve.integrity import check_integrity
 
 PLENTY = Footprint(10**9)
 
@@ -63,7 +64,7 @@ def serving(run, tmp_path, write_repository_model):
                     await engine.load(name)
                     engine.cache.entries[name].footprint = Footprint(10**6)  # what is measured differs by luck
                 await scene(engine)
-                engine.cache.check_integrity()
+                check_integrity(engine.cache)
                 assert [entry.name for entry in engine.cache.entries.values() if entry.leases] == []
             finally:
                 await engine.close()

@@ -8,6 +8,7 @@ import pytest
 from serve.cache.lifecycle import State
 from serve.targets import upkeep
 from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
+from tests.serve.integrity import check_integrity
 
 pytestmark = pytest.mark.usefixtures("fork_server")
 
@@ -67,7 +68,7 @@ def test_what_a_model_takes_while_it_serves_is_counted_and_others_leave_for_it(r
             assert engine.cache.entries["a"].state is not State.READY
             assert engine.target_stats["a"].evictions["growth"] == 1
             assert engine.cache.entries["c"].state is State.READY
-            engine.cache.check_integrity()
+            check_integrity(engine.cache)
 
     run(main())
 

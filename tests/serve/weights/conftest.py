@@ -18,6 +18,7 @@ from serve.engine_options import EngineOptions
 from serve.request import InferenceRequest, Layout
 from serve.weights import heat, tiering
 from serve.weights.mode import Tier
+from tests.serve.integrity import check_integrity
 from tests.waiting import until
 
 SIDE = 1024
@@ -131,7 +132,7 @@ def serving(tmp_path):
             yield Served(engine)
         finally:
             await engine.close()
-        engine.cache.check_integrity()
+        check_integrity(engine.cache)
         assert engine.cache.room.used() == Footprint()
         assert engine.cache.room.reserved == Footprint()
         assert repr(engine.cache.shared) == "<SharedBytes 0 models map 0.0 MB>"
