@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from serve.sources.source import InBucket, InRepository, origin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from serve.cache.cache_entry import Entry
 
@@ -34,11 +34,8 @@ def parts_of(name: str, entries: Mapping[str, Entry[Any]]) -> list[str]:
     if whole is None:
         return []
     parts = [entry for entry in entries.values() if entry.registered and _holds(whole, entry)]
-    return [part.name for part in parts if not _others(entries.values(), whole, part)]
-
-
-def _others(entries: Iterable[Entry[Any]], whole: Entry[Any], part: Entry[Any]) -> bool:
-    return any(entry is not whole and _holds(entry, part) for entry in entries)
+    others = [entry for entry in entries.values() if entry is not whole]
+    return [part.name for part in parts if not any(_holds(entry, part) for entry in others)]
 
 
 def _holds(whole: Entry[Any], part: Entry[Any]) -> bool:

@@ -56,15 +56,12 @@ class TraceSettings:
     def as_document(self) -> dict[str, Any]:
         """As a client reads them."""
         return {
-            "trace_level": self._levels() if self.on else [OFF],
+            "trace_level": [TIMESTAMPS] * self.timestamps + [TENSORS] * self.tensors if self.on else [OFF],
             "trace_rate": str(self.rate),
             "trace_count": str(self.count),
             "log_frequency": str(self.frequency),
             **self._fixed(),
         }
-
-    def _levels(self) -> list[str]:
-        return [TIMESTAMPS] * self.timestamps + [TENSORS] * self.tensors
 
     def _fixed(self) -> dict[str, str]:
         return {"trace_file": self.file, "trace_mode": self.mode}

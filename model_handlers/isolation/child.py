@@ -298,7 +298,8 @@ class _Worker:
 
     def _execute(self, message: Message, shared: Array, packing: Packing) -> Message:
         names: list[str] = message["outputs"]
-        arrays = self._handler.execute(self._inputs(message, shared), names)
+        inputs = {name: unpack(shared, place, name, self._model) for name, place in message["inputs"].items()}
+        arrays = self._handler.execute(inputs, names)
         if not isinstance(arrays, list) or len(arrays) != len(names):
             raise MmeError(
                 Kind.EXECUTION_FAILED, f"model '{self._model}' did not return one array for each of {', '.join(names)}"
@@ -366,9 +367,6 @@ class _Worker:
         if not any(used):
             return {"error": error_fields(error)}
         return {"answers": [None if sent else {"error": error_fields(error)} for sent in used]}
-
-    def _inputs(self, fields: Message, shared: Array) -> dict[str, Array]:
-        return {name: unpack(shared, place, name, self._model) for name, place in fields["inputs"].items()}
 
     def _add(self, packing: Packing, name: str, array: Array) -> list[Any]:
         return packing.add(array, f"output '{name}' of model '{self._model}'")

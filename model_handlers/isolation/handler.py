@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers import devices
 from model_handlers.allowance import allowed
@@ -182,13 +182,14 @@ class IsolatedHandler(Handler):
             reply, shared = self._answered(segment)
         try:
             named = zip(begun.outputs, reply["outputs"], strict=True)
-            return [self._unpack(shared, place, name) for name, place in named]
+            return [unpack(shared, place, name, self.config.name) for name, place in named]
         except NONSENSE as error:
             raise self._broken(error) from None
 
     def _packed_inputs(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> tuple[Message, Packing]:
         packing = Packing()
-        return {"inputs": self._add(packing, inputs), "outputs": list(outputs)}, packing
+        places = {name: packing.add(array, f"input '{name}'") for name, array in inputs.items()}
+        return {"inputs": places, "outputs": list(outputs)}, packing
 
     def _send_ahead(self, message: Message, packing: Packing) -> Segment | None:
         """Send a batch without waiting for anything; None where that can't be done, and nothing was sent."""
@@ -266,12 +267,6 @@ class IsolatedHandler(Handler):
             self._child.close(self._deadlines.close)
             self._segments.close()
             self._buried(MmeError(Kind.UNAVAILABLE, f"model '{self.config.name}' was unloaded"))
-
-    def _add(self, packing: Packing, inputs: Mapping[str, Array]) -> Message:
-        return {name: packing.add(array, f"input '{name}'") for name, array in inputs.items()}
-
-    def _unpack(self, shared: Array, place: Any, name: str) -> Array:
-        return unpack(shared, place, name, self.config.name)
 
     def _run(self, message: Message, packing: Packing) -> tuple[Message, Array]:
         """Write the inputs, have the batch executed: see `_answered`."""

@@ -73,8 +73,10 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
         not_decoupled=_says_not_decoupled(message),
         ensemble=tuple(_step(step) for step in message.ensemble_scheduling.step),
         max_inflight=message.ensemble_scheduling.max_inflight_requests,
-        batch_inputs=_batch_inputs(message),
-        batch_outputs=_batch_outputs(message),
+        batch_inputs=tuple(map(_batch_input, message.batch_input)),
+        batch_outputs=tuple(
+            BatchOutput(tuple(given.target_name), tuple(given.source_input)) for given in message.batch_output
+        ),
         warmup=_warmup_samples(message, model),
         response_cache=message.response_cache.enable,
         runtime=message.runtime,
@@ -235,19 +237,11 @@ def _queue_policy(policy: pb.ModelQueuePolicy) -> QueuePolicy:
     )
 
 
-def _batch_inputs(message: pb.ModelConfig) -> tuple[BatchInput, ...]:
-    return tuple(_batch_input(given) for given in message.batch_input)
-
-
 def _batch_input(given: pb.BatchInput) -> BatchInput:
     data_type = BY_NUMBER.get(given.data_type)
     if data_type not in (INT32, FP32):
         raise invalid_model("batch input data type must be TYPE_INT32 or TYPE_FP32")
     return BatchInput(BatchInputKind(given.kind), tuple(given.target_name), data_type, tuple(given.source_input))
-
-
-def _batch_outputs(message: pb.ModelConfig) -> tuple[BatchOutput, ...]:
-    return tuple(BatchOutput(tuple(given.target_name), tuple(given.source_input)) for given in message.batch_output)
 
 
 def _warmup_samples(message: pb.ModelConfig, model: str) -> tuple[WarmupSample, ...]:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from model_handlers.base import ModelResponse, Responder
     from model_handlers.outside import Done, Outside
     from model_handlers.python.pb_messages import InferenceRequest
-    from model_handlers.tensor import Array, DataType
 
 _CODES = {
     Kind.UNKNOWN_MODEL: TritonError.NOT_FOUND,
@@ -260,7 +259,7 @@ def _received(response: ModelResponse | MmeError, model: str) -> InferenceRespon
         code = _CODES.get(response.kind, TritonError.INTERNAL)
         return InferenceResponse(error=TritonError(_words(response, model), code))
     tensors = [
-        ReceivedTensor(name, array, response.data_types.get(name) or _type_of(array))
+        ReceivedTensor(name, array, response.data_types.get(name) or BY_DTYPE[array.dtype])
         for name, array in response.outputs.items()
     ]
     return InferenceResponse(tensors, parameters=response.parameters)
@@ -271,7 +270,3 @@ def _words(error: MmeError, model: str) -> str:
     if error.kind is Kind.UNKNOWN_MODEL:
         return f"Failed for execute the inference request. Model '{model}' is not ready. {error.message}"
     return error.message
-
-
-def _type_of(array: Array) -> DataType:
-    return BY_DTYPE[array.dtype]

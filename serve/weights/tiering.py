@@ -154,7 +154,7 @@ class Tiering:
         for watched in self._watched:
             watched.take_heat()
         if self._ticks % _SWEEP_TICKS == 0:
-            self._begin(self._sweep())
+            self._begin(self._aside(self._refining, self._store.sweep))
         if self._refiner.idle:
             self._begin(self._aside(self._refining, self._refiner.rest))
         self._ticks += 1
@@ -189,9 +189,6 @@ class Tiering:
         finally:
             self._cache.room.give_back(need)
             self._cache.room.settle()
-
-    async def _sweep(self) -> None:
-        await self._aside(self._refining, self._store.sweep)
 
     # -- one target ----------------------------------------------------------------------------------------------
 
