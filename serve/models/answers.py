@@ -199,7 +199,7 @@ class Answers:
         try:
             made = self._signature.response(opened.request, response)
         except Exception as error:  # noqa: BLE001 - as in `execute_batch`; others wait for what was posted behind it
-            return failure(self._signature, error)
+            return failure(self._signature.name, error)
         made.timings = Timings(opened.began_ns, 0, _now() - opened.began_ns, 0, calls=opened.calls)
         return made
 

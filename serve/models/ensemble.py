@@ -242,7 +242,7 @@ class _Journey(Journey):
         except Exception as error:  # noqa: BLE001 - as in `StraightJourney`
             if step is not None:
                 self._running.discard(step)
-            self._ended(ready, failure(part.model, error))
+            self._ended(ready, failure(part.model.name, error))
 
     def _made(self, ready: Ready[Passed], part: Part) -> InferenceRequest:
         """The request of a step whose tensors are there."""
@@ -320,7 +320,7 @@ class _Journey(Journey):
         try:
             response = self._made_response(tensors)
         except Exception as error:  # noqa: BLE001 - as in `StraightJourney`
-            self._fail(failure(self._ensemble, error))
+            self._fail(failure(self._ensemble.name, error))
             return
         if not self._has_answered:
             self._has_answered = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, NotBegunError, out_of_memory
 from serve.models.open_request import OpenRequest
@@ -94,7 +94,7 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
             results = signature.hand_out(batch, names, arrays, size)
             uniform = signature.whole(batch)
     except Exception as error:  # noqa: BLE001 - a lane must survive whatever a framework throws, or its model stands still
-        results = [failure(signature, error)] * len(batch)
+        results = [failure(signature.name, error)] * len(batch)
     done = _now()
     timings, several = timed(signature, results, size, (start, collated, executed, done))
     stamp(results, timings, requests, apart=several)
@@ -167,7 +167,7 @@ def finish_batch(handler: Handler, signature: Signature, begun: BegunBatch, ende
         results = signature.hand_out(batch, begun.names, arrays, size)
         uniform = signature.whole(batch)
     except Exception as error:  # noqa: BLE001 - as in `execute_batch`
-        results = [failure(signature, error)] * len(batch)
+        results = [failure(signature.name, error)] * len(batch)
     timings = Timings(start, gathered, executed - start - gathered, _now() - executed, size)
     stamp(results, timings)
     return Execution(batch, results, size, timings, 0, uniform=uniform)
@@ -212,17 +212,11 @@ def _calls_of(requests: Sequence[ModelRequest]) -> Sequence[Called] | None:
     return next((each.calls for each in opened if isinstance(each, OpenRequest)), None)
 
 
-class Named(Protocol):
-    """Whoever executes. `name` is what errors call it."""
-
-    name: str
-
-
-def failure(model: Named, error: Exception) -> MmeError:
+def failure(model: str, error: Exception) -> MmeError:
     """What the requests of a batch, or of a step of an ensemble, are told of an exception, whose frames hold them."""
     if isinstance(error, MmeError):
         return error.bare()
     if isinstance(error, MemoryError):  # numpy's too, when a batch is joined
-        return out_of_memory(f"model '{model.name}' ran out of memory: {error}")
-    _log.error("model '%s' failed in a way its handler does not know", model.name, exc_info=error)
-    return MmeError(Kind.INTERNAL, f"model '{model.name}' failed: {type(error).__name__}: {error}")
+        return out_of_memory(f"model '{model}' ran out of memory: {error}")
+    _log.error("model '%s' failed in a way its handler does not know", model, exc_info=error)
+    return MmeError(Kind.INTERNAL, f"model '{model}' failed: {type(error).__name__}: {error}")

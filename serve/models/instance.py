@@ -155,12 +155,12 @@ class Instance:
         (batch, requests, start, sent), self._sent = self._sent, _NOTHING
         results: Sequence[InferenceResponse | MmeError | None]
         if isinstance(answers, Exception):
-            results = [failure(self._signature, answers)] * len(batch)
+            results = [failure(self._signature.name, answers)] * len(batch)
         else:
             try:
                 results = self._signature.collect(batch, answers)
             except Exception as error:  # noqa: BLE001 - as in `execute_batch`
-                results = [failure(self._signature, error)] * len(batch)
+                results = [failure(self._signature.name, error)] * len(batch)
         size = self._signature.rows(batch)
         times = start, sent, executed, _now()
         timings, several = timed(self._signature, results, size, times)

@@ -147,7 +147,7 @@ class StraightJourney(Journey):
         except Exception as error:  # noqa: BLE001 - whoever takes the answer of a step that is none must say so himself
             if sent is not None:
                 self._running.discard(sent)
-            self._fail(failure(part.model, error))
+            self._fail(failure(part.model.name, error))
 
     def _made(self, step: PlannedStep, part: Part) -> InferenceRequest:
         """The request of a step whose tensors are there."""
@@ -211,7 +211,7 @@ class StraightJourney(Journey):
         try:
             return self._response()
         except Exception as error:  # noqa: BLE001 - as in `_submit`
-            return failure(self._ensemble, error)
+            return failure(self._ensemble.name, error)
 
     def _response(self) -> InferenceResponse:
         ensemble, tensors, batched = self._ensemble, self._course.tensors, self._route.batched

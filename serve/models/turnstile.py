@@ -131,7 +131,7 @@ class Turnstile:
             try:
                 self._enter(request)
             except Exception as error:  # noqa: BLE001 - who submitted it is long gone
-                request.resolve(failure(self._model, error))
+                request.resolve(failure(self._model.name, error))
             _has_its_place(before)
         self._is_letting_in = False
 
