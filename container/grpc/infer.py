@@ -82,12 +82,13 @@ class Codec:
         Of a message that takes long to decode, what does so: many strings by a thread, and tensors once they have been
         read out of shared memory.
         """
-        decode = functools.partial(self._decode, message, on_complete, headers)
         if holds_many_strings(message, len(data)):
-            return functools.partial(by_thread, decode, self._regions.held(at_once=True))
+            regions = self._regions.held(at_once=True)
+            return functools.partial(by_thread, self._decode, message, on_complete, headers, regions)
         try:
-            request, wanted = decode()
+            request, wanted = self._decode(message, on_complete, headers)
         except Unread as unread:
+            decode = functools.partial(self._decode, message, on_complete, headers)
             return functools.partial(read_ahead, self._regions, unread.place, decode)
         self._decoder.remember(data, message, request.layout, wanted)
         return request, wanted
