@@ -9,7 +9,7 @@ Needs perf_analyzer for the first part: `python -m benchmarks.fetch_perf_analyze
 into PERF_ANALYZER.
 
     adding    numpy's sum and difference of two FP32[16], by perf_analyzer with binary tensors over HTTP: batched, and
-              without (as in Triton's example, which says nothing of batches); and as steps of sequences
+              without (as in Triton's example, which says nothing of batches); and as steps of sequences, 20 each
     grpc      the batched one over gRPC
     stream    the batched one, and steps of sequences, on a stream of gRPC for each client
     large     16 MiB in and out of a model that returns its input, one client; a copy's worth is what copying them
@@ -80,6 +80,7 @@ sequence_batching {
   control_input [{ name: "START" control [{ kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] }] }]
 }
 """
+_STEPS = 20  # of each sequence, then a client begins another one
 _LARGE = 16 << 20
 _LOADS = {"mme": 20, "Triton": 5}  # after the first; the peer takes a second and a half for each
 _CONCURRENCIES = (1, 8, 32)
@@ -152,7 +153,8 @@ def measure_adding(start: Start, seconds: int, repeats: int, wire: str = "") -> 
         write_model(folder / "models", "adding_sequences", _ADDING, 2, [16], _SEQUENCES)
         data = folder / "data.json"
         content = {"content": [index + 0.5 for index in range(16)], "shape": [16]}
-        data.write_text(json.dumps({"data": [{"INPUT0": content, "INPUT1": content}]}))
+        steps = [{"INPUT0": content, "INPUT1": content}] * _STEPS
+        data.write_text(json.dumps({"data": [steps]}))
         running = {name: stack.enter_context(begin(folder / "models")) for name, begin in start.items()}
         for name in ("adding_batched", "adding"):
             for server in running.values():
