@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _READ_SIZE = 256 << 10  # compressed bytes asked of the source at a time
 _BLOCK_SIZE = 1 << 20  # inflated bytes handed over at a time: a bomb is met one block at a time
 _BLOCKS_AHEAD = 4
-_HEAD_SIZE = 512  # enough to tell gzip from tar
+_HEAD_SIZE = 512  # enough to tell gzip from tar, and for the header of a gzip member, which isal has to see at once
 GZIP_WINDOW = 31  # zlib's way to say: a gzip header and trailer around the deflate stream
 _POLL_SECONDS = 0.05
 _CORRUPT = cast("type[Exception]", isal_zlib.error)  # isal's stubs say an instance
@@ -164,7 +164,7 @@ def gunzip(stream: BinaryIO, subject: str) -> Iterator[bytes]:
     data = _head(stream, subject)
     while data:
         unused = yield from _gunzip_member(stream, data, subject)
-        data = _behind_padding(stream, unused, subject)
+        data = _topped_up(stream, _behind_padding(stream, unused, subject), subject)
         if data and not data.startswith(b"\x1f"):
             raise invalid_model(f"{subject} has trailing garbage behind its gzip data; pack it again")
 
@@ -199,9 +199,7 @@ def _gunzip_member(stream: BinaryIO, data: bytes, subject: str) -> Generator[byt
 
 def _head(stream: BinaryIO, subject: str) -> bytes:
     """The first bytes of the stream, which must be gzip's."""
-    head = b""
-    while len(head) < _HEAD_SIZE and (data := _read(stream, subject)):
-        head += data
+    head = _topped_up(stream, b"", subject)
     if head[:2] == b"\x1f\x8b":
         return head
     if not head:
@@ -209,6 +207,13 @@ def _head(stream: BinaryIO, subject: str) -> bytes:
     if head[257:262] == b"ustar":
         raise invalid_model(f"{subject} is a tar file that is not compressed: gzip it")
     raise invalid_model(f"{subject} is not a gzip file: a .tar.gz file is expected")
+
+
+def _topped_up(stream: BinaryIO, data: bytes, subject: str) -> bytes:
+    """What was read, and as much more as a header may be, where there is so much."""
+    while len(data) < _HEAD_SIZE and (more := _read(stream, subject)):
+        data += more
+    return data
 
 
 def _read(stream: BinaryIO, subject: str) -> bytes:

@@ -260,6 +260,31 @@ def test_padding_and_several_gzip_members(tmp_path, tar_bytes):
     assert content(tmp_path / "model") == {"a": b"x" * 5000}
 
 
+class InPieces(io.BytesIO):
+    """Gives a few bytes at a time, as a network may."""
+
+    def read(self, size=-1):
+        """Seven at most."""
+        return super().read(min(size, 7) if size >= 0 else 7)
+
+
+def gzip_member(data):
+    """Compressed as mgzip and others do it, with an extra field and a name in the header."""
+    flags, extra, name = 4 | 8, b"\x08\0SZ\x04\0size", b"model.tar\0"
+    return b"\x1f\x8b\x08" + bytes([flags]) + bytes(6) + extra + name + gzip.compress(data)[10:]
+
+
+def test_gzip_members_whose_headers_come_in_pieces(tmp_path, tar_bytes):
+    """Wherever a read ends: in the header of a member, too."""
+    content_of_a = os.urandom(5000)
+    tar = tar_bytes(("a", content_of_a))
+    data = b"".join(gzip_member(tar[at : at + 1000]) for at in range(0, len(tar), 1000))
+    extract(InPieces(data), tmp_path / "model", name="a.tar.gz")
+
+    assert gzip.decompress(data) == tar
+    assert content(tmp_path / "model") == {"a": content_of_a}
+
+
 def test_bomb_in_one_file(tmp_path):
     """A gigabyte of zeros in a megabyte is refused by its header, before it is written."""
     big = header("zeros", tarfile.REGTYPE, size=1 << 30)
