@@ -101,6 +101,8 @@ class _Unpacking(Unpacking):
                 raise self.refused(f"has a link {_path(parts)} to {name!r}, which leads out of it")
 
     def _take(self, member: tarfile.TarInfo, source: InflatedStream) -> None:
+        if "\0" in member.name + member.linkname:  # as pax headers can have it, and no file system
+            raise self.refused(f"has a name that can't be written: {shown(member.name)}")
         parts = self._parts(member.name)
         if member.isdir():
             self.make_directory(parts)

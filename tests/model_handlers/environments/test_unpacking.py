@@ -149,6 +149,14 @@ def test_paths_stay_inside(unpacked, archives, member, words):
     assert words in refused(unpacked, archives.packed(getattr(archives, kind)(*rest), format=tarfile.PAX_FORMAT))
 
 
+@pytest.mark.parametrize("record", ["path", "linkpath"])
+def test_a_name_that_holds_a_zero_is_refused(unpacked, archives, record):
+    """As one that is too long is: no file system has it, but the header may."""
+    member = archives.link("x", "y", pax_headers={record: "a\0b"})
+
+    assert "has a name that can't be written" in refused(unpacked, archives.packed(member, format=tarfile.PAX_FORMAT))
+
+
 @pytest.mark.parametrize(
     ("type", "words"),
     [
