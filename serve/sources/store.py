@@ -86,7 +86,7 @@ def open_store(uri: str) -> Store:
     if not separator:
         return LocalStore(Path(uri))
     if scheme == "file":
-        return LocalStore(Path(rest))
+        return LocalStore(Path(rest or "/"))
     if scheme != "s3":
         raise invalid_argument(f"model store '{uri}' is neither s3://bucket/prefix nor a local folder")
     from serve.sources.s3.store import S3Store  # noqa: PLC0415 - boto3 comes with it: who serves a folder needs none

@@ -88,6 +88,7 @@ def test_open_store(tmp_path, s3_environment):
     assert repr(open_store("s3://my-bucket")) == "<S3Store s3://my-bucket/>"
     assert repr(open_store(str(tmp_path))) == f"<LocalStore {tmp_path}>"
     assert open_store(f"file://{tmp_path}").uri == str(tmp_path)
+    assert open_store("file:///").uri == open_store("file://").uri == "/"
 
 
 @pytest.mark.parametrize(
