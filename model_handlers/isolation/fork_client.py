@@ -117,7 +117,8 @@ class ForkClient:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = theirs.fileno(), self._preload, _IDLE_SECONDS if self._preload else None
         program = (
-            f"{_ASKED.format(theirs.fileno()) if self._preload else ''}import sys; sys.path[:] = {sys.path!r}; "
+            f"import sys; sys.path[:] = {sys.path!r}; "  # first of all: in front there is the directory
+            f"{_ASKED.format(theirs.fileno()) if self._preload else ''}"
             f"from model_handlers.isolation.fork_server import main; main(*{arguments!r})"
         )
         with theirs:

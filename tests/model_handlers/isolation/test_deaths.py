@@ -326,6 +326,21 @@ def test_what_processes_are_forked_from_counts_once_and_is_given_back(start, mon
         forks.stop()
 
 
+def test_files_where_fork_servers_run_hide_none_of_pythons(start, tmp_path, monkeypatch):
+    """Models' code may lie there, and what was to be shared would be imported by each of them instead."""
+    monkeypatch.setattr(ForkClient, "directory", tmp_path)
+    for name in ("socket", "selectors"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('hidden')")
+    forks = ForkClient(Preloaded.preload)
+    monkeypatch.setitem(fork_client._WITH, Preloaded.preload, forks)
+    try:
+        handler = start(Preloaded)
+        assert sum(handler.memory().shared.values()) > 32 << 20
+        handler.close()
+    finally:
+        forks.stop()
+
+
 def test_a_fork_server_that_was_asked_for_nothing_ends_without_importing_anything():
     """As one does that has given back what it imported."""
     forks = ForkClient("isolated_models:end_the_process")
