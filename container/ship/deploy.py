@@ -30,7 +30,7 @@ from container.ship.deployment import (
     resource_id,
 )
 from container.ship.flags import pairs
-from container.ship.instance_types import check_instance_type, host_image
+from container.ship.instance_types import check_instance_type, host_image, next_host_image
 from container.ship.inventory import alarm_names, is_ours, superseded, tags_of
 from container.ship.watching import rollback_alarms
 from model_handlers.errors import MmeError, invalid_argument
@@ -228,8 +228,10 @@ def _changed(arguments: argparse.Namespace, now: Deployment) -> Deployment:
     changes = {field: value for field, value in changes.items() if value}
     if arguments.models or arguments.single:
         changes["multi_model"] = bool(arguments.models)
-    if arguments.instance_type or arguments.host_image:
-        changes["host_image"] = host_image(arguments.instance_type or now.instance_type, arguments.host_image or "")
+    if arguments.host_image:
+        changes["host_image"] = host_image(arguments.instance_type or now.instance_type, arguments.host_image)
+    elif arguments.instance_type:
+        changes["host_image"] = next_host_image(arguments.instance_type, (now.instance_type, now.host_image))
     if environment := pairs("--env", arguments.env):
         changes["environment"] = {**now.environment, **environment}
     if not changes:

@@ -161,7 +161,7 @@ def _add_push_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_deploy_flags(parser: argparse.ArgumentParser) -> None:
-    _add_deployed(parser)
+    _add_deployed(parser, otherwise="1", host_image="one for CUDA 13")
     parser.add_argument("--tag", metavar="NAME=VALUE", action="append", help="a tag for all that is made; repeatable")
     text = "in which the container is, with --security-group; repeatable"
     parser.add_argument("--subnet", metavar="ID", action="append", help=text)
@@ -180,15 +180,15 @@ def _add_deploy_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_update_flags(parser: argparse.ArgumentParser) -> None:
-    _add_deployed(parser)
+    _add_deployed(parser, otherwise="as many as there are", host_image="what it was, or one for CUDA 13")
     parser.add_argument("--canary", type=int, default=0, metavar="PERCENT", help="move so much capacity first, 1 to 50")
     text = "how long the first of the new ones are watched; default 60"
     parser.add_argument("--bake-seconds", type=whole(0, 3600), default=60, metavar="SECONDS", help=text)
     parser.add_argument("--keep-old", action="store_true", help="keep the old model and configuration")
 
 
-def _add_deployed(parser: argparse.ArgumentParser) -> None:
-    """What both making and changing take."""
+def _add_deployed(parser: argparse.ArgumentParser, *, otherwise: str, host_image: str) -> None:
+    """What both making and changing take; how many instances, and of which image, where nothing is said."""
     parser.add_argument("name", metavar="NAME", help="the endpoint")
     parser.add_argument("--models", metavar="S3URI", help="the prefix with the archives of a multi-model endpoint")
     parser.add_argument("--single", metavar="S3URI", help="the archive of an endpoint of one model")
@@ -196,9 +196,9 @@ def _add_deployed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--instance-type", metavar="TYPE", help="such as ml.g5.xlarge")
     text = "try a type that is not on the list of those that SageMaker runs multi-model endpoints on"
     parser.add_argument("--any-instance-type", action="store_true", help=text)
-    text = "InferenceAmiVersion, which has the GPU's driver: one for CUDA 13 unless told, `default` for SageMaker's own"
+    text = f"InferenceAmiVersion, which has the GPU's driver: {host_image} unless told, `default` for SageMaker's own"
     parser.add_argument("--host-image", metavar="NAME", help=text)
-    parser.add_argument("--instances", type=whole(1, 1000), metavar="N", help="how many; default 1")
+    parser.add_argument("--instances", type=whole(1, 1000), metavar="N", help=f"how many; default {otherwise}")
     parser.add_argument("--role", metavar="ARN|NAME", help="the IAM role that the container runs as")
     parser.add_argument("--env", metavar="NAME=VALUE", action="append", help="a variable for the container; repeatable")
     parser.add_argument("--dry-run", action="store_true", help="print the API calls and make none of them")

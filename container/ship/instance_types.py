@@ -46,6 +46,18 @@ def host_image(instance_type: str, asked: str) -> str:
     return _CUDA_13_AMI if _CUDA_13.match(instance_type) else ""
 
 
+def next_host_image(instance_type: str, had: tuple[str, str]) -> str:
+    """The InferenceAmiVersion for other instances of an endpoint: what somebody chose for GPUs stays with GPUs.
+
+    Args:
+        instance_type: of the new instances.
+        had: type and InferenceAmiVersion of those that they replace.
+    """
+    old_type, old_image = had
+    chosen = has_accelerator(old_type) and old_image != host_image(old_type, "")
+    return old_image if chosen and has_accelerator(instance_type) else host_image(instance_type, "")
+
+
 def check_instance_type(instance_type: str, known: Collection[str], *, multi_model: bool) -> None:
     """Refuse a type that SageMaker would refuse.
 

@@ -152,19 +152,21 @@ def test_hosts_with_gpus_have_a_driver_for_the_image(deploy, instance_type, flag
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
+    ("named", "flags", "expected"),
     [
-        (("--env", "A=1"), "al2-ami-sagemaker-inference-gpu-2"),
-        (("--instance-type", "ml.g4dn.2xlarge"), "al2023-ami-sagemaker-inference-gpu-4-1"),
-        (("--instance-type", CPU), None),
-        (("--host-image", "default"), None),
+        ("al2-ami-sagemaker-inference-gpu-2", ("--env", "A=1"), "al2-ami-sagemaker-inference-gpu-2"),
+        ("al2-ami-sagemaker-inference-gpu-2", ("--instance-type", "ml.g5.xlarge"), "al2-ami-sagemaker-inference-gpu-2"),
+        ("default", ("--instance-type", "ml.g5.xlarge"), None),
+        ("", ("--instance-type", "ml.g5.xlarge"), "al2023-ami-sagemaker-inference-gpu-4-1"),
+        ("al2-ami-sagemaker-inference-gpu-2", ("--instance-type", CPU), None),
+        ("al2-ami-sagemaker-inference-gpu-2", ("--host-image", "default"), None),
     ],
-    ids=["something else", "type", "CPU", "SageMaker's own"],
+    ids=["something else", "type", "type, with SageMaker's own", "type, with ours", "CPU", "SageMaker's own"],
 )
-def test_an_update_keeps_the_hosts_image_unless_it_changes_the_hosts(deploy, mme, flags, expected):
-    """Other instances get what suits them."""
-    named = ("--host-image", "al2-ami-sagemaker-inference-gpu-2")
-    assert deploy("bert", *named, instance_type="ml.g4dn.xlarge").code == 0
+def test_an_update_keeps_the_hosts_image_that_somebody_chose(deploy, mme, named, flags, expected):
+    """Other instances with GPUs have it too, and where nobody chose one, what suits them."""
+    chosen = ("--host-image", named) if named else ()
+    assert deploy("bert", *chosen, instance_type="ml.g4dn.xlarge").code == 0
 
     said = mme("update", "bert", *flags, "--dry-run")
     assert said.code == 0, said.err
