@@ -25,8 +25,8 @@ def known(error: Exception) -> MmeError:
 
 
 def log_failure(error: MmeError, exchange: Exchange) -> None:
-    """Our failures are errors; a client's are of interest to whoever asked for details."""
-    level = logging.ERROR if error.kind in _OURS else logging.DEBUG
+    """Our failures are errors; a client's, and what the log has, are of interest to whoever asked for details."""
+    level = logging.ERROR if error.kind in _OURS and not error.logged else logging.DEBUG
     if _log.isEnabledFor(level):
         headers = exchange.headers
         context = {

@@ -182,7 +182,8 @@ class Service:
         except MmeError as error:
             if error.kind is Kind.ALREADY_EXISTS:  # a request was quicker
                 return True
-            _log.error("start-up model '%s' did not load: %s", name, error, extra={"target_model": name})
+            why = "" if error.logged else f": {error}"
+            _log.error("start-up model '%s' did not load%s", name, why, extra={"target_model": name})
             return False
         except Exception:  # noqa: BLE001 - the others are loaded all the same, and the server is ready some time
             _log.exception("start-up model '%s' did not load", name, extra={"target_model": name})

@@ -48,6 +48,7 @@ class MmeError(Exception):
             none, which is nearly always.
         version: of a load, the version of the model that could not be loaded, if it is known.
         parts: of a load, the models that the ensemble consists of that could not be loaded; none of any other model.
+        logged: whether the log has it already, as it has every load that failed.
     """
 
     def __init__(self, kind: Kind, message: str, said: int = 0) -> None:
@@ -56,6 +57,7 @@ class MmeError(Exception):
         self.said = said
         self.version: int | None = None
         self.parts: tuple[str, ...] = ()
+        self.logged = False
 
     @property
     def message(self) -> str:

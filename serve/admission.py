@@ -392,7 +392,7 @@ def _refuse_too_soon(entry: Entry[Any]) -> None:
         entry.stats.misses += 1
         again = f"it is loaded again in {math.ceil(left)} s, or by whoever loads it by name"
         error = MmeError(failure.kind, f"{failure.message.rstrip()}; {again}")
-        error.version = failure.version
+        error.version, error.logged = failure.version, True
         raise error
 
 

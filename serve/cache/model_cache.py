@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mme.cache")
 _now = time.perf_counter_ns
 _PASSING = {Kind.UNAVAILABLE, Kind.CANCELLED, Kind.UNKNOWN_MODEL}
+_BROKEN = {Kind.INVALID_MODEL, Kind.EXECUTION_FAILED, Kind.INTERNAL}
 
 
 class ModelCache(Generic[P, T]):
@@ -366,9 +367,11 @@ class ModelCache(Generic[P, T]):
             entry.state, entry.reason, entry.failure = step(entry.state, Event.FAILED), failure.message, failure
         entry.stats.load_failures += 1
         self.events.tell(CacheEvent(Deed.FAILED, entry.name, why=failure.message, kind=error.kind))
-        # A request for a name that nobody has is its client's mistake, who is told.
-        level = logging.DEBUG if error.kind is Kind.UNKNOWN_MODEL and entry.waiters else logging.WARNING
+        level = logging.ERROR if error.kind in _BROKEN else logging.WARNING
+        if error.kind is Kind.UNKNOWN_MODEL and entry.waiters:  # its client's mistake, who is told
+            level = logging.DEBUG
         _log.log(level, "load failed: %s", failure.message, extra={"target_model": entry.name})
+        error.logged = True
         waiters, entry.waiters = entry.waiters, []
         for waiter in waiters:
             if not waiter.done():

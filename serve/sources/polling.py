@@ -108,7 +108,8 @@ class Poller:
             ours = isinstance(error, MmeError)
             if isinstance(error, MmeError) and error.kind is Kind.UNAVAILABLE:  # as S3 may be, or memory
                 self._seen[name] = _AGAIN
-            _log.error("model '%s' did not load: %s", name, error, exc_info=not ours, extra={"target_model": name})
+            why = "" if isinstance(error, MmeError) and error.logged else f": {error}"
+            _log.error("model '%s' did not load%s", name, why, exc_info=not ours, extra={"target_model": name})
             self._failing.add(name)
         else:
             self._failing.discard(name)

@@ -192,6 +192,21 @@ def processes(server):
     return sorted(server.processes.values())
 
 
+def test_a_load_that_fails_is_logged_once(serve, tmp_path):
+    """However it was asked for, and however many requests are told of it until it is loaded again."""
+    write(tmp_path, "broken", INITIALIZE.format(body=" " * 8 + "raise MemoryError('no weights')"))
+    server = serve({"MME_MODEL_REPOSITORY": str(tmp_path)})
+    eventually(lambda: "start-up model 'broken' did not load" in server.log, "the load at start")
+    statuses = {ask(server, "broken").status for _ in range(4)}
+
+    def said(words):
+        return [line["level"] for line in server.lines if words in line["message"]]
+
+    assert statuses == {507}
+    assert said("no weights") == said("load failed: ") != []
+    assert said("did not load") == ["error"]
+
+
 @pytest.mark.parametrize("deed", EXECUTIONS)
 def test_an_execution_that_goes_wrong(request, server, repository, name, deed):
     """Its client is told what happened; others are answered, and so is the next request to the same model."""

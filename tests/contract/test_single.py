@@ -82,12 +82,11 @@ def test_a_broken_model_is_never_healthy_and_the_log_says_why(serve, model_dir):
     """A model that does not load leaves /ping at 503 and says why in the log; the process goes on answering."""
     server = serve(model_dir(broken=b"not a model"), ready=False)
 
-    reason = eventually(
-        lambda: [line for line in server.lines if line["level"] == "error"], "the line that says why it did not load"
-    )
-    assert "'broken' did not load" in reason[0]["message"]
-    assert "ONNX Runtime can't load model 'broken'" in reason[0]["message"]
-    assert reason[0]["target_model"] == "broken"
+    eventually(lambda: "'broken' did not load" in server.log, "the line that says that it is lacking")
+    reason, lacking = [line for line in server.lines if line["level"] == "error"]
+    assert "ONNX Runtime can't load model 'broken'" in reason["message"]
+    assert lacking["message"] == "start-up model 'broken' did not load"
+    assert reason["target_model"] == lacking["target_model"] == "broken"
     for _ in range(3):
         assert server.ask("GET", "/ping").status == 503
     assert server.ask("GET", "/v2/health/live").status == 200
