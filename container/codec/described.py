@@ -37,6 +37,8 @@ def described(name: Any, datatype: Any, shape: Any) -> tuple[str, DataType, tupl
     if not isinstance(name, str) or not name:
         raise invalid_argument("every input must have a 'name'")
     data_type = BY_NAME.get(datatype) if isinstance(datatype, str) else None
+    if data_type is None and datatype is None:
+        raise invalid_argument(f"input '{name}' has no 'datatype': give one of {', '.join(BY_NAME)}")
     if data_type is None:
         raise invalid_argument(f"input '{name}' has datatype {datatype!r}; the protocol knows {', '.join(BY_NAME)}")
     return name, data_type, _shape(shape, name)

@@ -287,7 +287,15 @@ def test_every_tensor_has_a_name(name, decode, refusal, input_):
     assert refusal(decode, document) == "every requested output must have a 'name'"
 
 
-@pytest.mark.parametrize("datatype", [None, "", "FP31", "fp32", "TYPE_FP32", "STRING", 1, {}, []])
+def test_a_missing_datatype_is_called_so(decode, refusal, input_):
+    """With those that there are."""
+    tensor = input_(data=[1, 2])
+    for missing in ({**tensor, "datatype": None}, {key: tensor[key] for key in tensor if key != "datatype"}):
+        sentence = refusal(decode, {"inputs": [missing]})
+        assert sentence.startswith("input 'X' has no 'datatype': give one of BOOL, UINT8")
+
+
+@pytest.mark.parametrize("datatype", ["", "FP31", "fp32", "TYPE_FP32", "STRING", 1, {}, []])
 def test_an_unknown_datatype_is_refused_with_the_known_ones(datatype, decode, refusal, input_):
     """The sentence names the input, what it said, and what there is."""
     sentence = refusal(decode, {"inputs": [input_(datatype=datatype, data=[1, 2])]})
