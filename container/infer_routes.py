@@ -18,6 +18,7 @@ from container.call import Call
 from container.codec.body import body_request
 from container.codec.compression import inflate
 from container.codec.decode import Decoder
+from container.codec.described import NoInputsError
 from container.codec.framing import accepts_binary, explained, header_length
 from container.codec.generate import decode_generate
 from container.codec.json_pieces import LARGE, read_generate, read_infer
@@ -202,10 +203,13 @@ class InferRoutes:
             return
         except MmeError as wrong:
             content_type = headers.get("content-type", "")
-            if route.flavor is Flavor.KSERVE or self.engine.is_resident(name):
+            resident = self.engine.is_resident(name)
+            names_inputs = resident and isinstance(wrong, NoInputsError)  # for which the configuration is needed
+            if not names_inputs and (resident or route.flavor is Flavor.KSERVE):
                 # a local of that name would be the error's own, by its traceback: both, and the body, would stay
                 raise explained(wrong, content_type, body) from None
-            make = functools.partial(self._made_cold, call, route, body, explained(wrong, content_type, body))
+            read = explained(wrong, content_type, body).bare()  # whose frames hold this one
+            make = functools.partial(self._made_cold, call, route, body, read)
             self._aside(call, name, self.engine.submit_made(name, version, make))
             return
         if route.flavor is Flavor.KSERVE and name in self._decoupled and self.engine.is_resident(name):
@@ -302,7 +306,7 @@ class InferRoutes:
         if takes_body(config) and route.flavor is not Flavor.KSERVE:
             return self._body_request(call, route, body)
         if isinstance(read, MmeError):
-            raise read
+            raise read.of(config) if isinstance(read, NoInputsError) else read
         if config.decoupled and route.flavor is Flavor.KSERVE:
             raise _several()
         return read

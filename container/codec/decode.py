@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from container.codec.described import (
+    NoInputsError,
     check_number,
     check_size,
     described,
@@ -338,6 +339,7 @@ def _objects(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
     if isinstance(items, list):
         check_number(items, key)
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        fields = "name, shape, datatype and data" if key == "inputs" else "a name"
-        raise invalid_argument(f"the request must have '{key}': an array of objects with {fields}")
+        if key == "inputs":
+            raise NoInputsError
+        raise invalid_argument(f"the request must have '{key}': an array of objects with a name")
     return items

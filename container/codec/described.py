@@ -6,16 +6,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.errors import invalid_argument
+from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BY_NAME, BYTES, MAX_DIMS, decode_bytes_elements, element_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
 
+    from model_handlers.config import ModelConfig
     from model_handlers.tensor import Array, DataType
 
 _MAX_ELEMENTS = 1 << 40
 MAX_ITEMS = 4096  # inputs of a request, outputs, parameters: the event loop looks at each
+
+
+class NoInputsError(MmeError):
+    """JSON without `inputs`, as other servers take it: {"instances": …}. Kind INVALID_ARGUMENT."""
+
+    def __init__(self, expected: str = "") -> None:
+        super().__init__(
+            Kind.INVALID_ARGUMENT,
+            f"the request must have 'inputs': an array of objects with name, shape, datatype and data{expected}",
+        )
+
+    def of(self, config: ModelConfig) -> MmeError:
+        """The same with the inputs that the model takes."""
+        shapes = ", ".join(
+            f"'{spec.name}' {spec.data_type} {list(spec.shape(config.max_batch_size))}" for spec in config.inputs
+        )
+        return NoInputsError(f"; model '{config.name}' takes {shapes}")
 
 
 def check_number(items: Sized, what: str) -> None:

@@ -440,6 +440,18 @@ def test_an_unknown_version_is_refused(post, sums):
     assert reply.error == "Request for unknown model: 'arithmetic' version 7 is not found; served versions are 1"
 
 
+@pytest.mark.parametrize("path", ["/models/arithmetic/invoke", "/v2/models/arithmetic/infer"])
+def test_what_other_servers_take_is_told_the_inputs_of_the_model(path, post):
+    """Once it is in memory, by KServe, which loads no model for a request that is wrong."""
+    post("/models/arithmetic/invoke", {"instances": [1]})
+    reply = post(path, {"instances": [1]})
+    assert reply.status == 400
+    assert reply.error == (
+        "the request must have 'inputs': an array of objects with name, shape, datatype and data; "
+        "model 'arithmetic' takes 'A' FP32 [-1, 4], 'B' FP32 [-1, 4]"
+    )
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_model_that_does_not_load_says_why(times, post, json_inputs):
     """Each time it is asked for."""
