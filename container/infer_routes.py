@@ -76,7 +76,7 @@ class InferRoutes:
         tracer: what traces requests, None where traces go nowhere.
 
     Attributes:
-        draining: set when the server goes: /ping says so, everything else is still answered.
+        draining: set when the server goes, and no other is there: /ping says so, everything else is still answered.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ from container.targets import Work, work_of
 from container.wsgi import call_application
 from model_handlers.errors import MmeError
 from model_handlers.heap import return_large_blocks
-from serve.life import life_of
+from serve.life import is_followed, life_of
 from serve.threads import SteadyPool
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             await grpc.start()
         collector = QuietCollector()
         await self._beat_until(stop, collector)
-        service.routes.draining = True
+        # Who looks after us by a connection that it keeps would take the server for lost, whose next worker is there.
+        service.routes.draining = not (self._graceful and is_followed(self.ppid))
         for listener in listeners:
             listener.close()
         for port in metrics:

@@ -32,6 +32,16 @@ def began(life: str) -> float:
     return time.time() - up
 
 
+def is_followed(parent: int) -> bool:
+    """Whether that process has started another one since it started the calling one."""
+    ours = life_of(os.getpid())
+    try:
+        children = (_PROC / f"{parent}/task/{parent}/children").read_text().split()
+    except OSError:  # it has ended, or the kernel does not tell
+        return False
+    return any(life != ours and began(life) > began(ours) for life in map(life_of, map(int, children)) if life)
+
+
 def goes_on(life: str) -> bool:
     """Whether that life has not ended."""
     pid = life.split("-")[1] if life.count("-") == 2 else ""

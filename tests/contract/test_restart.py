@@ -6,6 +6,7 @@ import base64
 import json
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
@@ -161,6 +162,25 @@ def test_a_reload_of_the_master_keeps_what_is_registered(serve, tmp_path):
     assert listed(server).pop("m") == url
     assert models.y(server.ask("POST", "/models/m/invoke", models.ONE).json) == [2, 3, 4, 5]
     assert models.y(server.ask("POST", "/models/new/invoke", models.ONE).json) == [8, 9, 10, 11]
+
+
+def test_a_reload_of_the_master_fails_no_ping(serve):
+    """Nor one on a connection that the old worker keeps: the server lives all the while."""
+    server = serve({"SAGEMAKER_MULTI_MODEL": "true"})
+    ping = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
+    kept = [server.connect() for _ in range(200)]
+    assert {each.send(ping).answer().status for each in kept} == {200}
+    old, told = server.worker, set()
+    server.process.send_signal(signal.SIGHUP)
+    while kept and not is_over(old):
+        with kept.pop() as connection, suppress(OSError, AssertionError):  # it has been closed
+            told.add(connection.send(ping).answer().status)
+        time.sleep(0.02)
+    for connection in kept:
+        connection.close()
+
+    assert told == {200}
+    eventually(lambda: alive(server), "another worker")
 
 
 def test_a_server_gives_way_to_another_one_that_it_starts(serve):
