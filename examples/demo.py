@@ -34,7 +34,7 @@ from rich.console import Console
 from examples import classifiers, demo_screen, demo_sections
 from examples.build_models import CLASSIFIERS, ENCODERS, EVERYTHING, MODELS, build_all
 from examples.demo_client import BINARY_TYPE, ENDPOINT_NAME, Endpoint
-from examples.demo_servers import REGION, STORE, Container, DemoError, s3_server, upload
+from examples.demo_servers import REGION, STORE, Container, DemoError, asked_directly, s3_server, upload
 from examples.minilm import SentenceTokenizer
 from examples.sentences import SENTENCES
 
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     console.rule("1  models")
     layout = build_all(arguments.folder, console)
     # A cache of this run's own: every archive is downloaded anew.
-    with s3_server() as s3_url, TemporaryDirectory(prefix="cache-", dir=arguments.folder) as cache:
+    with asked_directly(), s3_server() as s3_url, TemporaryDirectory(prefix="cache-", dir=arguments.folder) as cache:
         console.rule("2  model store")
         upload([layout.archive(name) for name in EVERYTHING], s3_url, console)
         console.rule("3  container")

@@ -41,6 +41,21 @@ _LISTENING = re.compile(r"Listening at: (http://[^ ]+:\d+)")
 
 
 @contextmanager
+def asked_directly() -> Iterator[None]:
+    """Ask servers of this machine without the proxy of the environment, which can't reach them; children do so too."""
+    before = {name: os.environ.get(name) for name in ("no_proxy", "NO_PROXY")}
+    hosts = ",".join([*filter(None, [before["no_proxy"] or before["NO_PROXY"]]), "127.0.0.1", "localhost"])
+    os.environ.update(dict.fromkeys(before, hosts))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
 def s3_server() -> Iterator[str]:
     """An empty S3 on a free port of the loopback interface; gives its URL."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # or it logs a line per request

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from pathlib import Path
 
+import boto3
 import numpy as np
 import pytest
 
@@ -15,8 +17,22 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # examples are run from the 
 from examples import demo_client
 from examples.build_models import MODELS
 from examples.demo import Samples, plan
+from examples.demo_servers import CREDENTIALS, asked_directly, s3_server
 
 TENSORS = {"a": np.array([[1, -2]], np.int64), "b": np.array([[0.5, 1.5, 2.5]], np.float32)}
+
+
+def test_a_proxy_of_the_environment_is_not_asked(monkeypatch):
+    """Neither for the S3 server nor for the container, both of this machine; other hosts keep what they had."""
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with asked_directly(), s3_server() as url:
+        assert boto3.client("s3", endpoint_url=url, **CREDENTIALS).list_buckets()["Buckets"] == []
+        assert os.environ["no_proxy"].startswith("example.org,")
+
+    assert (os.environ["NO_PROXY"], os.environ.get("no_proxy")) == ("example.org", None)
 
 
 def test_every_round_calls_every_model_in_json_and_in_binary():
