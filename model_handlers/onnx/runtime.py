@@ -29,6 +29,7 @@ _MEMORY_WORDS = (
 )
 _OWN_LIMIT = "is smaller than requested bytes of"  # of an arena
 # It is wrapped in the place in the sources, the machine's name, and the option by which it was met.
+_HOST_NAME = re.compile(r"hostname=[^;]*(; )?")
 _CUDA_FAILURE = re.compile(r"CUDA failure \d+: [^;]*[^; ]")
 
 
@@ -106,7 +107,7 @@ def session_failure(error: Exception, model: str, *, others: bool) -> MmeError:
     failure = translated(error, model, loading=True)
     if not others or type(error) is not RuntimeError or failure.kind is not Kind.INVALID_MODEL:
         return failure
-    words = " ".join(str(error).split())
+    words = _words(error)
     found = _CUDA_FAILURE.search(words)
     return MmeError(
         Kind.UNAVAILABLE,
@@ -117,7 +118,7 @@ def session_failure(error: Exception, model: str, *, others: bool) -> MmeError:
 
 def translated(error: Exception, model: str, *, loading: bool) -> MmeError:
     """ONNX Runtime's exceptions carry a status class but no code for memory: its allocator's words are all there is."""
-    words = " ".join(str(error).split())
+    words = _words(error)
     if isinstance(error, MemoryError) or any(word in words for word in _MEMORY_WORDS):
         return out_of_memory(f"model '{model}' ran out of memory: {words}")
     if _OWN_LIMIT in words:  # more memory for all would be no help
@@ -127,3 +128,8 @@ def translated(error: Exception, model: str, *, loading: bool) -> MmeError:
         hint = "; the file is no ONNX model, or was cut off: export it, or copy it, anew" if is_none else ""
         return invalid_model(f"ONNX Runtime can't load model '{model}': {words}{hint}")
     return MmeError(Kind.EXECUTION_FAILED, f"ONNX Runtime failed while running model '{model}': {words}")
+
+
+def _words(error: Exception) -> str:
+    """What it says, in one line: of CUDA's failures all but the machine's name, which is no client's business."""
+    return _HOST_NAME.sub("", " ".join(str(error).split()))

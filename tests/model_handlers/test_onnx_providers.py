@@ -19,7 +19,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler, runtime
 from model_handlers.onnx.handler import OnGpu
 from model_handlers.onnx.providers import check_providers, providers
-from model_handlers.onnx.runtime import create_session, onnx_runtime, session_failure, unloadable
+from model_handlers.onnx.runtime import create_session, onnx_runtime, session_failure, translated, unloadable
 
 TOO_OLD = """/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_execution_provider_info.cc:63 static \
 onnxruntime::CUDAExecutionProviderInfo onnxruntime::CUDAExecutionProviderInfo::FromProviderOptions(const \
@@ -236,6 +236,15 @@ def test_of_what_cuda_says_the_sentence_has_no_more_than_that():
         "ONNX Runtime can't start a provider for model 'm' (CUDA failure 35: CUDA driver version is insufficient for CUDA "
         "runtime version); check its options, and that the driver"
     )
+
+
+@pytest.mark.parametrize("loading", [True, False])
+def test_no_error_names_the_machine(loading):
+    """Its clients are told what CUDA met and where in ONNX Runtime."""
+    failure = translated(RuntimeError(TOO_OLD), "m", loading=loading)
+
+    assert "hostname" not in failure.message
+    assert "CUDA runtime version ; GPU=-1 ; file=/onnxruntime_src" in failure.message
 
 
 LIMITED = """
