@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from container.codec.compression import inflate
 from container.grpc.status import Status, refuse
 from container.http2 import frames
+from container.http2.header_blocks import LARGEST, OVERSIZED
 from container.read_ahead import by_thread
 from model_handlers.errors import MmeError
 
@@ -46,6 +47,7 @@ _INTERNAL = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding"
 _TYPE = (b"content-type", b"application/grpc")
 _TYPES = (b"application/grpc+", b"application/grpc;")
 _NO_CALL = "this port speaks gRPC, whose calls are POSTs; ask for anything else at the port for HTTP"
+_TOO_LARGE = f"the metadata take more than {LARGEST >> 10} KiB: send fewer or shorter ones"
 _NO_TYPE = "the content-type of a call of gRPC is application/grpc or application/grpc+proto"
 _FIELDS = ((b":status", b"200"), _TYPE, (b"grpc-accept-encoding", b"identity,deflate,gzip"))
 _HEAD = frames.header_block(_FIELDS)
@@ -99,7 +101,10 @@ class Calls:
             elif name == b"content-type":
                 kind = value
         if method != b"POST":
-            _refuse_stream(stream, 405, _NO_CALL)
+            if fields == OVERSIZED:
+                _refuse_stream(stream, 200, _TOO_LARGE, Status.RESOURCE_EXHAUSTED)
+            else:
+                _refuse_stream(stream, 405, _NO_CALL)
             return None
         if kind != _TYPE[1] and not kind.startswith(_TYPES):
             _refuse_stream(stream, 415, _NO_TYPE)
@@ -410,9 +415,9 @@ class Rpc:
         self._messages.clear()
 
 
-def _refuse_stream(stream: Stream, http_status: int, words: str) -> None:
-    """Answer what is no call of gRPC, and say why where both its clients and others look."""
-    fields = [(b":status", b"%d" % http_status), _TYPE, *_status(Status.INTERNAL, words)]
+def _refuse_stream(stream: Stream, http_status: int, words: str, status: Status = Status.INTERNAL) -> None:
+    """Answer what is no call of gRPC, or one whose headers are not taken, where both its clients and others look."""
+    fields = [(b":status", b"%d" % http_status), _TYPE, *_status(status, words)]
     stream.end(frames.header_block(fields))
 
 

@@ -25,8 +25,8 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, cast
 
 from container.http2 import frames
-from container.http2.frames import Code, ConnectionFault, StreamFault
-from container.http2.header_blocks import LARGEST, LARGEST_READ, HeaderBlocks
+from container.http2.frames import Code, ConnectionFault, OversizedFault, StreamFault
+from container.http2.header_blocks import LARGEST, LARGEST_READ, OVERSIZED, HeaderBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -480,8 +480,10 @@ class Connection(asyncio.Protocol):
             fields = self._blocks.read(block)
         except StreamFault as fault:
             _log.info("a stream ends: %s", fault.why)
-            self._fault(number, fault.code)
-            return
+            if number <= self._last or not isinstance(fault, OversizedFault):
+                self._fault(number, fault.code)
+                return
+            fields = OVERSIZED
         if number <= self._last:
             self._trailers(flags, number, fields)
             return

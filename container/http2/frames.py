@@ -70,6 +70,10 @@ class StreamFault(Fault):
     """On one stream, which ends; the others go on."""
 
 
+class OversizedFault(StreamFault):
+    """Headers that are larger than is taken, and could be read all the same."""
+
+
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     """One frame."""
     return frame_head(len(payload), kind, flags, stream) + payload

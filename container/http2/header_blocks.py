@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 
-from container.http2.frames import Code, ConnectionFault, StreamFault
+from container.http2.frames import Code, ConnectionFault, OversizedFault, StreamFault
 
 if TYPE_CHECKING:
     from collections import deque
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Fields = tuple[tuple[bytes, bytes], ...]
 
 LARGEST = 64 << 10  # bytes of all that a block says, as RFC 9113 counts them: 32 beside those of each field
+OVERSIZED: Fields = ((b":oversized", b""),)  # in place of a request's that are larger; no client can say it
 LARGEST_READ = 4 * LARGEST  # and of what is read before it is refused
 _FIELD = 32
 _NAME = re.compile(rb"[!-9;-@\[-~]+")
@@ -76,7 +77,7 @@ class HeaderBlocks:
         values = b" ".join([value for _, value in fields])
         size = sum(map(len, names))
         if size + len(values) + _FIELD * len(names) > LARGEST:
-            raise StreamFault(Code.ENHANCE_YOUR_CALM, "headers of more than 64 KiB")
+            raise OversizedFault(Code.ENHANCE_YOUR_CALM, "headers of more than 64 KiB")
         if names not in self._good:
             _check_names(names)
             if len(self._good) >= _MOST:
