@@ -164,7 +164,7 @@ class Rpc:
                 self._encoding = value.decode("latin-1")
             elif name == b"grpc-accept-encoding" and compression and compression.encode() in value:
                 self._compression = compression
-        if method.streaming is not None:
+        if method.streaming is not None and not self._failed:
             self._begin(functools.partial(method.streaming, self))
 
     def __repr__(self) -> str:
@@ -399,7 +399,10 @@ class Rpc:
 
     def _expire_after(self, value: bytes) -> None:
         timeout = _TIMEOUT.fullmatch(value)
-        if timeout is not None and self._deadline is None:
+        if timeout is None:
+            text = value[:32].decode("latin-1")
+            self.fail(Status.INTERNAL, f"the grpc-timeout '{text}' is none: 1 to 8 digits and H, M, S, m, u or n")
+        elif self._deadline is None and not self._failed:
             seconds = int(timeout[1]) * _SECONDS[timeout[2]]
             self._deadline = asyncio.get_running_loop().call_later(seconds, self._expired)
 

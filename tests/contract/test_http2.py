@@ -216,6 +216,16 @@ def test_headers_that_are_too_large_or_against_the_rules_cost_their_call(port):
         assert client.answer(1)[0]["grpc-status"] == "0"
 
 
+def test_a_deadline_that_is_none_is_refused(port):
+    """Its client waits for so long, whatever it meant; other calls are answered."""
+    with Client(port) as client:
+        client.ask(1, block(INFER, b"application/grpc", (b"grpc-timeout", b"soon")))
+        client.ask(3, block(INFER, b"application/grpc", (b"grpc-timeout", b"1M")))
+        assert client.answer(1)[0]["grpc-status"] == "13"
+        assert client.answer(1)[0]["grpc-message"].startswith("the grpc-timeout 'soon' is none")
+        assert client.answer(3)[0]["grpc-status"] == "0"
+
+
 def test_a_server_that_goes_answers_all_that_it_says_it_serves(start):
     """Also what was asked before its client had heard of it; what is asked later is refused."""
     rows = 300_000

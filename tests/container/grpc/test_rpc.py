@@ -341,11 +341,17 @@ def test_deadlines_that_are_past(value):
 
 
 @pytest.mark.parametrize("value", [b"", b"1", b"-1S", b"123456789S", b"1 S", b"xS", b"1s"])
-def test_deadlines_that_are_none(value):
-    """Are not heeded."""
+@pytest.mark.parametrize("method", [Method(unary=_echo), Method(streaming=_echoes)], ids=["unary", "stream"])
+def test_deadlines_that_are_none(method, value):
+    """Are refused, since a client that set one does not wait for ever; nothing is executed."""
 
     async def run():
-        assert _call(Fake(), Method(unary=_echo), [(b"grpc-timeout", value)])._deadline is None
+        stream = Fake()
+        call = _call(stream, method, [(b"grpc-timeout", value), (b"grpc-timeout", b"1S")])
+        call.received(_message(b""))
+        call.ended()
+        assert (call._deadline, call._task, len(stream.blocks), stream.parts) == (None, None, 1, [])
+        assert frames.header_block([(b"grpc-status", b"13")]) in stream.blocks[0]
 
     asyncio.run(run())
 
