@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from container.ship.client import ask, checked_url
+from container.ship.client import ask, checked_url, local_endpoint
 from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:
@@ -61,7 +61,15 @@ def _screen(text: str) -> str:
 def _shown(arguments: argparse.Namespace) -> str:
     """The index as it is now."""
     url = checked_url(arguments.url)
-    index, headers = ask(f"{url}/v2/repository/index", b"{}", arguments.timeout)
+    try:
+        index, headers = ask(f"{url}/v2/repository/index", b"{}", arguments.timeout)
+    except MmeError:
+        local = local_endpoint(url, arguments.timeout)
+        if local is None:
+            raise
+        print(f"{url} is `mme local`: its container is asked, {local.container}", file=sys.stderr)
+        url = arguments.url = local.container  # the next time, too
+        index, headers = ask(f"{url}/v2/repository/index", b"{}", arguments.timeout)
     if arguments.json:
         return json.dumps(index, indent=None if arguments.watch else 2)
     stats: list[Row] = []

@@ -12,7 +12,7 @@ import re
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from container.ship.flags import DEFAULT_URL
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _JSON = "application/json"
+LOCAL_NAME = "local"  # of an endpoint that answers to any
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,13 @@ class Answer:
 
     headers: Mapping[str, str]
     body: bytes
+
+
+class LocalEndpoint(NamedTuple):
+    """An endpoint of `mme local`: a name that it answers to, and the URL of the container behind it."""
+
+    name: str
+    container: str
 
 
 def post(url: str, body: bytes | None, headers: Mapping[str, str], timeout: float) -> Answer:
@@ -85,6 +93,17 @@ def ask(url: str, body: bytes | None, timeout: float) -> tuple[Any, Mapping[str,
         return json.loads(answer.body), answer.headers
     except ValueError as error:
         raise MmeError(Kind.UNAVAILABLE, f"{url} answers no JSON: is it a server of models?") from error
+
+
+def local_endpoint(url: str, timeout: float) -> LocalEndpoint | None:
+    """What `mme local` says of itself at a URL; None where there is another server, or none."""
+    try:
+        told, _ = ask(f"{url}/", None, timeout)
+    except MmeError:  # no server answers that, and one that does not answer at all is told of by the first request
+        return None
+    if not isinstance(told, dict) or not {"endpoint", "container", "loaded"} <= told.keys():
+        return None
+    return LocalEndpoint(str(told["endpoint"] or LOCAL_NAME), str(told["container"]))
 
 
 def sentence_of(body: bytes) -> str:

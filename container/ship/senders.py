@@ -16,7 +16,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from container.ship.aws import aws_errors
-from container.ship.client import Answer, ask, checked_url, post, sentence_of
+from container.ship.client import LOCAL_NAME, Answer, checked_url, local_endpoint, post, sentence_of
 from container.ship.flags import DEFAULT_URL
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     Sender = Callable[[Request, str, str], Answer]
 
-_LOCAL_NAME = "local"  # of an endpoint that answers to any
 _ANSWERS = frozenset(  # what a running endpoint says of a request
     {"InternalFailure", "ModelError", "ModelNotReadyException", "ServiceUnavailable", "ValidationError"}
 )
@@ -44,28 +43,18 @@ def sender_of(arguments: argparse.Namespace, connections: int = 1) -> Sender:
         raise invalid_argument(f"two endpoints: '{arguments.name}' and --endpoint '{arguments.endpoint}'")
     if arguments.local and arguments.url:
         raise invalid_argument("--local is the Runtime API and --url plain HTTP: give one of them")
-    endpoint = arguments.name or arguments.endpoint or (_LOCAL_NAME if arguments.local else "")
+    endpoint = arguments.name or arguments.endpoint or (LOCAL_NAME if arguments.local else "")
     url = arguments.local or arguments.url or ""
     if not endpoint:
         url = checked_url(url or DEFAULT_URL)
-        endpoint = _local_endpoint(url, arguments.timeout)
-        if not endpoint:
+        local = local_endpoint(url, arguments.timeout)
+        if local is None:
             return _plain(url, arguments.timeout)
+        endpoint = local.name
         print(
             f"{url} is `mme local`, which speaks the Runtime API: asked through boto3, as by --local", file=sys.stderr
         )
     return _runtime(endpoint, url, arguments.timeout, connections)
-
-
-def _local_endpoint(url: str, timeout: float) -> str:
-    """The name of the endpoint that `mme local` is at a URL; "" where there is another server, or none."""
-    try:
-        told, _ = ask(f"{url}/", None, timeout)
-    except MmeError:  # no server answers that, and one that does not answer at all is told of by the first request
-        return ""
-    if not isinstance(told, dict) or not {"endpoint", "container", "loaded"} <= told.keys():
-        return ""
-    return str(told["endpoint"] or _LOCAL_NAME)
 
 
 def _plain(url: str, timeout: float) -> Sender:

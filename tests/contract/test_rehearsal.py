@@ -115,6 +115,10 @@ def test_pack_push_deploy_invoke_delete(environment, s3, bucket, tmp_path, runti
         capsys.readouterr()
         mme("invoke", "rehearsal", "--local", url, "--target", archives[1], "--json", json.dumps(models.ONE))
         assert models.y(json.loads(capsys.readouterr().out)) == [2, 3, 4, 5]
+        mme("models", "--url", url)
+        shown = capsys.readouterr()
+        assert f"{url} is `mme local`: its container is asked, http://127.0.0.1:" in shown.err
+        assert archives[1] in shown.out
     log = (tmp_path / "local.log").read_text()
     assert f"unloaded {archives[0]}: the container had no memory" in log
     assert log.count(f"loaded {archives[0]}: download") == 2
