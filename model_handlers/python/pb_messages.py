@@ -151,8 +151,8 @@ class InferenceRequest:
             raise TritonModelException(f"Requested output name {whose}")
 
     def inputs(self) -> list[Tensor]:
-        """Its tensors; optional inputs that the client left out are not among them."""
-        return self._inputs
+        """Its tensors, in a list of the caller's own; optional inputs that the client left out are not among them."""
+        return list(self._inputs)
 
     def request_id(self) -> str:
         """The client's name for it, or ""."""

@@ -99,8 +99,8 @@ class InferenceResponse:
         self._parameters = checked_parameters(parameters) if parameters is not None else {}
 
     def output_tensors(self) -> list[Tensor]:
-        """Its outputs."""
-        return self._output_tensors
+        """Its outputs, in a list of the caller's own."""
+        return list(self._output_tensors)
 
     def has_error(self) -> bool:
         """Whether something went wrong."""

@@ -342,6 +342,18 @@ def test_an_error_has_one_of_the_codes():
     assert "no code 99" in refused(pb_utils.TritonError, "x", 99)
 
 
+def test_a_model_may_change_the_list_of_tensors_that_it_got():
+    """Who adds a tensor to what `inputs()` or `output_tensors()` gave, to ask another model, changes neither of them."""
+    tensor, another = pb_utils.Tensor("X", np.zeros(1)), pb_utils.Tensor("Y", np.ones(1))
+    request = pb_utils.InferenceRequest(model_name="m", requested_output_names=["Z"], inputs=[tensor])
+    response = pb_utils.InferenceResponse([tensor])
+
+    request.inputs().append(another)
+    response.output_tensors().append(another)
+
+    assert request.inputs() == response.output_tensors() == [tensor]
+
+
 def test_a_request_that_a_model_made_has_no_sender():
     """Nobody waits for responses to it, and nobody leaves."""
     request = pb_utils.InferenceRequest()
