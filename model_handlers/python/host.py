@@ -67,7 +67,7 @@ class Host:
         self, config: ModelConfig, file: ModelFile, device: Device, lane: str, outside: Outside | None = None
     ) -> None:
         self._hosted = Hosted(config.name, file.path.parent, callers=(config.name,))
-        self._lane = lane
+        self._lane = config.own(lane)
         self._one_at_a_time = threading.Lock()
         self._loop: LoopThread | None = None
         self._loop_lock = threading.Lock()  # both `execute` and `is_ready` may be the first to need it
@@ -157,7 +157,7 @@ class Host:
         return {
             "model_config": json.dumps(config_json(self.config.authors())),
             "model_instance_kind": self._kind(device),
-            "model_instance_name": self.config.own(self._lane),
+            "model_instance_name": self._lane,
             "model_instance_device_id": str(device.index),
             "model_repository": str(file.model_directory),
             "model_version": file.version,

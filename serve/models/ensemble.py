@@ -77,7 +77,7 @@ class EnsembleModel:
         self.outstanding = 0
         self.readiness: JointReadiness = JointReadiness(member.readiness for member in members)
         decoupled = [member.config.decoupled for member in members]
-        self.graph = Graph(name, config.ensemble, decoupled)
+        self.graph = Graph(config.own(name), config.ensemble, decoupled)
         self.parts = [Part(*pair) for pair in zip(config.ensemble, members, strict=True)]
         self._turnstiles = Turnstiles(config.max_inflight) if config.max_inflight else None
         if self._turnstiles is not None:

@@ -58,7 +58,7 @@ class CheckedLayouts(Bounded):
 
     def __init__(self, config: ModelConfig, stats: ModelStats) -> None:
         super().__init__(KNOWN_LAYOUTS, KNOWN_BYTES)
-        self._config = config
+        self._config = config.authors()  # who is told what does not fit knows an ensemble's step by its own name
         self._stats = stats
 
     def __missing__(self, layout: Layout) -> Checked:

@@ -107,7 +107,7 @@ class Model:
         self._handlers = {id(handler): handler for _, handler in handlers}
         self.readiness = Readiness(name, lambda: list(self._handlers.values()), loop)
         signature = signature_for(name, version, self.config, initial_states or {})
-        self._queue: Queue[InferenceRequest] = queue_for(name, self.config, len(handlers))
+        self._queue: Queue[InferenceRequest] = queue_for(self.config.own(name), self.config, len(handlers))
         self._order: InOrder[Execution] | None = InOrder() if keeps_order(self.config, len(handlers)) else None
         unasked = any(handler.sees_requests for _, handler in handlers)
         self._decoupled = self.config.decoupled

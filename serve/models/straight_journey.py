@@ -91,7 +91,7 @@ class Journey:
     def _fail(self, error: MmeError) -> None:
         """The first error is the request's; what runs is not waited for longer than it takes to notice."""
         if self._error is None:
-            self._error = MmeError(error.kind, f"in ensemble '{self._ensemble.name}', {error.message}")
+            self._error = MmeError(error.kind, f"in ensemble '{self._ensemble.graph.name}', {error.message}")
             self._cancel()
 
     def _cancel(self) -> None:

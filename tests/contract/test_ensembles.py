@@ -122,6 +122,8 @@ def repository(tmp_path_factory):
     ensemble(root / "rows_last", "one IN a", "rows a OUT")
     python_model(root / "named", NAMED)
     ensemble(root / "naming", "named IN OUT")
+    python_model(root / "series", PYTHON, "max_batch_size: 8 sequence_batching { }")
+    ensemble(root / "serial", "series IN OUT")
     ensemble(root / "shown", "pixels IN a", "one a OUT")
     return root
 
@@ -236,6 +238,34 @@ def test_an_error_of_a_step_names_the_ensemble(server):
 
     assert (answer.status, answer.error) == (400, "in ensemble 'chain', no -99")
     assert out(ask(server, "chain", [1] * 4)) == [[22] * 4]
+
+
+@pytest.mark.parametrize(
+    ("whole", "rows", "words"),
+    {
+        "its code": (
+            "naming",
+            1,
+            "in ensemble 'naming', Failed to process the request(s) for model 'named_0', message: ",
+        ),
+        "its shapes": (
+            "rows_first",
+            9,
+            "in ensemble 'rows_first', inference request batch-size must be <= 8 for 'one'",
+        ),
+        "its sequences": (
+            "serial",
+            1,
+            "in ensemble 'serial', inference request to model 'series' must specify a non-zero",
+        ),
+        "an ensemble": ("nested", 1, "in ensemble 'nested', in ensemble 'chain', no -99"),
+    }.values(),
+)
+def test_a_step_that_fails_is_called_as_its_author_calls_it(server, whole, rows, words):
+    """In Triton's words, which begin with the ensemble: those who look for a model's name in them find it."""
+    answer = ask(server, whole, *[[-100, 0, 0, 0]] * rows)
+
+    assert answer.error.startswith(words), answer.error
 
 
 def test_a_part_is_told_its_own_name(server):
