@@ -6,11 +6,13 @@ has to end.
 
 from __future__ import annotations
 
+import glob
 import os
 import socket
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -24,7 +26,6 @@ from model_handlers.isolation.questions import WRITER
 # The machine may be busy: how long an example takes says nothing.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
-_TASKS = Path("/proc/self/task")
 _GRACE_SECONDS = 60.0  # for what was told to end, or to go, and is on its way
 
 
@@ -68,10 +69,10 @@ def fork_server():
 def nothing_left_behind(request: pytest.FixtureRequest, private_temporary_folder: Path):
     """Fails a test that leaves a thread, a child process, or a temporary or staging folder behind."""
     own = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
-    threads, children, files = set(_threads()), set(_children()), _names(private_temporary_folder)
+    threads, children, files = set(_threads()), _children(), _names(private_temporary_folder)
     yield
     left = [f"thread {thread.name}" for thread in _threads() if thread not in threads and not _ends(thread)]
-    processes = [process for process in _children() if process not in children]
+    processes = [process for number in _children() - children for process in _alive(number)]
     left += [f"process {process}" for process in psutil.wait_procs(processes, _GRACE_SECONDS)[1]]
     names = _names(private_temporary_folder) - files
     left += [f"temporary {name}" for name in names if not _goes(private_temporary_folder / name)]
@@ -101,25 +102,33 @@ def _goes(path: Path) -> bool:
     return not path.exists()
 
 
-def _children() -> list[psutil.Process]:
-    """Children of ours and theirs, but for a browser's: it starts and ends them as it likes, and ends with its driver."""
-    if not _have_children():
-        return []
-    processes = psutil.Process(os.getpid()).children(recursive=True)
-    browsers = {child for process in processes for child in _browsers(process)}
-    return [process for process in processes if process not in browsers]
+def _alive(number: int) -> list[psutil.Process]:
+    """It, unless it has ended since."""
+    with suppress(psutil.NoSuchProcess):
+        return [psutil.Process(number)]
+    return []
 
 
-def _have_children() -> bool:
-    """What nearly every test is over with: psutil reads the whole table of processes, twice a test."""
+def _children() -> set[int]:
+    """Processes that we or ours started and that live, but for a browser's: it starts and ends them as it likes.
+
+    Read once more, for what the end of another one in the middle of it hid.
+    """
+    return _below(os.getpid()) | _below(os.getpid())
+
+
+def _below(process: int) -> set[int]:
+    """From Linux's lists of children: psutil reads the machine's whole table of processes, twice a test."""
+    found = set()
+    for children in glob.glob(f"/proc/{process}/task/*/children"):  # noqa: PTH207 - Path's fails where a process ends
+        for child in map(int, _read(children).split()):
+            found |= {child} if _read(f"/proc/{child}/comm") == b"chromedriver\n" else {child, *_below(child)}
+    return found
+
+
+def _read(path: str) -> bytes:
+    """What is there, as long as its process lives."""
     try:
-        return any((thread / "children").read_bytes() for thread in _TASKS.iterdir())
-    except OSError:  # no Linux, or a thread that ended just now, whose children another one has
-        return True
-
-
-def _browsers(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True) if process.name() == "chromedriver" else []
-    except psutil.NoSuchProcess:
-        return []
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
