@@ -6,6 +6,7 @@ has to end.
 
 from __future__ import annotations
 
+import gc
 import glob
 import os
 import socket
@@ -27,6 +28,18 @@ from model_handlers.isolation.questions import WRITER
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 _GRACE_SECONDS = 60.0  # for what was told to end, or to go, and is on its way
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Tests and what they import are no garbage: a million objects that else are looked at again and again, to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)  # when the marks are there
