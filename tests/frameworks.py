@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from typing import Any
@@ -20,3 +21,19 @@ def framework(name: str) -> Any:
     if os.environ.get("REQUIRE_FRAMEWORKS") == "1":
         return importlib.import_module(name)
     return pytest.importorskip(name, reason=f"{name} is not installed: make frameworks")
+
+
+def framework_later(name: str) -> Any:
+    """The same, imported by the first test that wants something of it: each worker collects all tests, and runs a part."""
+    package = name.partition(".")[0]
+    return _Later(name) if importlib.util.find_spec(package) else framework(package)
+
+
+class _Later:
+    """A module that is not imported before it is used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)

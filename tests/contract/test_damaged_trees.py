@@ -13,11 +13,11 @@ import pytest
 from tests.contract import models
 from tests.contract.rows import ROWS
 from tests.contract.server import SCRIPTS, Server, clean_environment
-from tests.frameworks import framework
+from tests.frameworks import framework_later
 
-xgboost = framework("xgboost")
-lightgbm = framework("lightgbm")
-treelite = framework("treelite")
+xgboost = framework_later("xgboost")
+lightgbm = framework_later("lightgbm")
+treelite = framework_later("treelite")
 
 CONFIG = 'backend: "fil" parameters { key: "model_type" value { string_value: "%s" } }'
 FILES = {

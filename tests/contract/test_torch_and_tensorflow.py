@@ -9,10 +9,10 @@ import pytest
 
 from tests.contract.rows import ROWS, assert_each_gets_its_own, infer
 from tests.contract.server import Server, eventually
-from tests.frameworks import framework
+from tests.frameworks import framework_later
 
-torch = framework("torch")
-tf = framework("tensorflow")
+torch = framework_later("torch")
+tf = framework_later("tensorflow")
 
 TORCH = """
 backend: "pytorch" max_batch_size: 6 dynamic_batching { max_queue_delay_microseconds: 20000 }

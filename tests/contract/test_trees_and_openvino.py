@@ -7,11 +7,11 @@ import pytest
 
 from tests.contract.rows import ROWS, assert_each_gets_its_own, infer
 from tests.contract.server import Server
-from tests.frameworks import framework
+from tests.frameworks import framework_later
 
-xgboost = framework("xgboost")
-openvino = framework("openvino")
-ops = framework("openvino.opset13")
+xgboost = framework_later("xgboost")
+openvino = framework_later("openvino")
+ops = framework_later("openvino.opset13")
 
 TREES = 'backend: "fil" max_batch_size: 6 dynamic_batching { max_queue_delay_microseconds: 20000 }'
 NAMES = {"trees": ("input__0", "output__0"), "layer": ("x", "y")}

@@ -6,13 +6,14 @@ import re
 import socket
 import subprocess
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import pytest
 
 from tests.contract.server import PATIENCE, SCRIPTS, clean_environment, eventually
 from tests.docs.sentences import ROOT
 
-pytest.importorskip("skl2onnx", reason="the extra demo is not installed")
+pytestmark = pytest.mark.skipif(not find_spec("skl2onnx"), reason="the extra demo is not installed")
 
 TEXT = (ROOT / "docs" / "quickstart.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)

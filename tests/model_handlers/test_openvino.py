@@ -17,10 +17,10 @@ from model_handlers.config import InstanceGroup, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.openvino import OpenvinoHandler, runtime
 from model_handlers.tensor import BYTES, FP16, FP32, TensorSpec
-from tests.frameworks import framework
+from tests.frameworks import framework_later
 
-openvino = framework("openvino")
-ops = framework("openvino.opset13")
+openvino = framework_later("openvino")
+ops = framework_later("openvino.opset13")
 
 WEIGHTS = np.random.default_rng(3).normal(size=(16, 4)).astype(np.float32)
 ROWS = np.random.default_rng(4).normal(size=(8, 16)).astype(np.float32)

@@ -1,6 +1,7 @@
 """Models of trees: real ones, trained here, by the libraries that serve them."""
 
 import base64
+import importlib
 import json
 import logging
 import re
@@ -16,12 +17,12 @@ from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, FP64, TensorSpec
 from model_handlers.trees import TreesHandler, forests, libraries
-from tests.frameworks import framework
+from tests.frameworks import framework_later
 
-xgboost = framework("xgboost")
-lightgbm = framework("lightgbm")
-treelite = framework("treelite")
-sklearn_ensemble = framework("sklearn.ensemble")
+xgboost = framework_later("xgboost")
+lightgbm = framework_later("lightgbm")
+treelite = framework_later("treelite")
+sklearn_ensemble = framework_later("sklearn.ensemble")
 
 RNG = np.random.default_rng(7)
 ROWS = RNG.normal(size=(200, 5)).astype(np.float32)
@@ -447,7 +448,7 @@ def test_a_library_that_the_system_lacks_something_for_is_told_by_its_model_alon
     def import_without(name, *_):
         if name == "lightgbm":
             raise OSError("libgomp.so.1: cannot open shared object file")
-        return sys.modules[name]
+        return importlib.import_module(name)
 
     monkeypatch.setattr(libraries, "import_without", import_without)
     libraries.imported.cache_clear()
@@ -456,5 +457,5 @@ def test_a_library_that_the_system_lacks_something_for_is_told_by_its_model_alon
         libraries.imported("lightgbm")
 
     assert caught.value.kind is Kind.UNSUPPORTED
-    assert libraries.imported("xgboost") is xgboost
+    assert libraries.imported("xgboost").Booster is xgboost.Booster
     libraries.imported.cache_clear()
