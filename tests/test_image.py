@@ -6,6 +6,7 @@ import configparser
 import http.client
 import importlib.metadata
 import json
+import os
 import re
 import shutil
 import signal
@@ -168,14 +169,21 @@ def _build(tmp_path_factory):
             shutil.copy(ROOT / name, context / name)
     build = dockerfile.Build(folder / "root", context, STAGES)
     build.environment = build.make(STAGES["cpu"])
+    if "WHEELS" in os.environ:  # who goes on with what was built here
+        shutil.copy(wheel_of(build), os.environ["WHEELS"])
     return build
+
+
+def wheel_of(build):
+    """The wheel of mme that was built."""
+    (wheel,) = (build.folder / "dist").glob("*.whl")
+    return wheel
 
 
 @pytest.mark.slow
 def test_the_wheel_carries_every_module_and_no_test(build):
     """All of the three packages, what they read and that they are typed; nothing beside them but what is compiled."""
-    (wheel,) = (build.folder / "dist").glob("*.whl")
-    carried = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    carried = {name for name in zipfile.ZipFile(wheel_of(build)).namelist() if ".dist-info/" not in name}
     compiled = {name for name in carried if name.endswith(".so")}
     wanted = {
         str(path.relative_to(build.context))
