@@ -7,14 +7,12 @@ has to end.
 from __future__ import annotations
 
 import gc
-import glob
 import os
 import socket
 import tempfile
 import threading
 import time
-from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -23,6 +21,10 @@ from hypothesis import HealthCheck, settings
 from model_handlers.isolation.fork_client import FORKS
 from model_handlers.isolation.listener import Channel
 from model_handlers.isolation.questions import WRITER
+from tests.processes import children, read, still_there
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # The machine may be busy: how long an example takes says nothing.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -82,11 +84,11 @@ def fork_server():
 def nothing_left_behind(request: pytest.FixtureRequest, private_temporary_folder: Path):
     """Fails a test that leaves a thread, a child process, or a temporary or staging folder behind."""
     own = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
-    threads, children, files = set(_threads()), _children(), _names(private_temporary_folder)
+    threads, processes, files = set(_threads()), _processes(), _names(private_temporary_folder)
     yield
     left = [f"thread {thread.name}" for thread in _threads() if thread not in threads and not _ends(thread)]
-    processes = [process for number in _children() - children for process in _alive(number)]
-    left += [f"process {process}" for process in psutil.wait_procs(processes, _GRACE_SECONDS)[1]]
+    begun = still_there(_processes() - processes)
+    left += [f"process {process}" for process in psutil.wait_procs(begun, _GRACE_SECONDS)[1]]
     names = _names(private_temporary_folder) - files
     left += [f"temporary {name}" for name in names if not _goes(private_temporary_folder / name)]
     left += [f"staging {path}" for path in (own.rglob(".staging-*") if own else ())]
@@ -115,14 +117,7 @@ def _goes(path: Path) -> bool:
     return not path.exists()
 
 
-def _alive(number: int) -> list[psutil.Process]:
-    """It, unless it has ended since."""
-    with suppress(psutil.NoSuchProcess):
-        return [psutil.Process(number)]
-    return []
-
-
-def _children() -> set[int]:
+def _processes() -> set[int]:
     """Processes that we or ours started and that live, but for a browser's: it starts and ends them as it likes.
 
     Read once more, for what the end of another one in the middle of it hid.
@@ -131,17 +126,7 @@ def _children() -> set[int]:
 
 
 def _below(process: int) -> set[int]:
-    """From Linux's lists of children: psutil reads the machine's whole table of processes, twice a test."""
     found = set()
-    for children in glob.glob(f"/proc/{process}/task/*/children"):  # noqa: PTH207 - Path's fails where a process ends
-        for child in map(int, _read(children).split()):
-            found |= {child} if _read(f"/proc/{child}/comm") == b"chromedriver\n" else {child, *_below(child)}
+    for child in children(process):
+        found |= {child} if read(f"/proc/{child}/comm") == b"chromedriver\n" else {child, *_below(child)}
     return found
-
-
-def _read(path: str) -> bytes:
-    """What is there, as long as its process lives."""
-    try:
-        return Path(path).read_bytes()
-    except OSError:
-        return b""

@@ -22,7 +22,7 @@ from typing import Any, Self
 import psutil
 
 from tests.metric_text import families_of
-from tests.processes import is_over
+from tests.processes import below, children, is_over, still_there
 from tests.waiting import PATIENCE, eventually
 
 SCRIPTS = Path(sys.executable).parent
@@ -185,15 +185,15 @@ class Server:
     @property
     def worker(self) -> psutil.Process:
         """The process that serves."""
-        workers = psutil.Process(self.process.pid).children()
+        workers = children(self.process.pid)
         assert len(workers) == 1, workers
-        return workers[0]
+        return psutil.Process(workers[0])
 
     @property
     def processes(self) -> dict[psutil.Process, str]:
         """The processes below the worker that live, its fork server's too, with their names."""
         names = {}
-        for process in self.worker.children(recursive=True):
+        for process in still_there(below(self.worker.pid)):
             with suppress(psutil.NoSuchProcess):  # it ends while we look
                 if process.status() != psutil.STATUS_ZOMBIE:
                     names[process] = process.name()

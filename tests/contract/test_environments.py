@@ -15,6 +15,7 @@ import pytest
 from tests.contract import models
 from tests.contract.server import PATIENCE, Server, eventually, post
 from tests.environments import pack, venv, write_model, write_wheel
+from tests.processes import below, still_there
 
 # pip asks rustc for its version, and rustup's rustc writes into the home directory.
 _PATH = os.pathsep.join(path for path in os.environ["PATH"].split(os.pathsep) if not (Path(path) / "rustc").exists())
@@ -90,11 +91,6 @@ def kept(server):
 def said(server, name):
     """What the log has under a model's name."""
     return [line["message"] for line in server.lines if line.get("target_model") == name]
-
-
-def below(pid):
-    """All processes that a server has started, and those that they have."""
-    return psutil.Process(pid).children(recursive=True)
 
 
 def sleepers(server):
@@ -238,7 +234,7 @@ def test_what_runs_in_an_environment_ends_with_the_server(tmp_path, archive, end
             waiting.send(post("/models", {"model_name": "slow", "url": str(slow)}))
             eventually(lambda: sleepers(first), "an install to begin")
         worker = first.worker
-        processes = worker.children(recursive=True)
+        processes = still_there(below(worker.pid))
         assert len(processes) >= 5  # the fork server, the model, pip, the build, and what that started
         (first.process if end == "server" else worker).kill()
         if end == "server":  # gunicorn's worker notices that it is an orphan, and ends
@@ -246,10 +242,9 @@ def test_what_runs_in_an_environment_ends_with_the_server(tmp_path, archive, end
         _, alive = psutil.wait_procs(processes, PATIENCE)
         assert alive == []
     finally:
-        with suppress(psutil.NoSuchProcess):  # of the server itself
-            for process in below(first.process.pid):
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
+        for process in still_there(below(first.process.pid)):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         first._kill()
     (slow / "pkg/backend.py").write_text("raise SystemExit('not this time')")
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.contract.server import PATIENCE, Server, eventually, post
+from tests.processes import below, still_there
 
 CONFIG = """
 backend: "python"
@@ -324,7 +325,7 @@ def test_a_dead_server_leaves_no_process(own_server, repository, name):
     """Kill -9 of everything that gunicorn started: the models' processes end by themselves."""
     write(repository, name, EXECUTE.format(body=" " * 8 + "time.sleep(10**6)"))
     ask(own_server, name)
-    family = [own_server.worker, *own_server.worker.children(recursive=True)]
+    family = [own_server.worker, *still_there(below(own_server.worker.pid))]
     own_server.worker.kill()
     _, alive = psutil.wait_procs(family, PATIENCE)
 

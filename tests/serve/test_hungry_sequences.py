@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import random
 
 import psutil
@@ -10,6 +11,7 @@ import pytest
 from model_handlers.errors import Kind, MmeError
 from serve.cache.lifecycle import State
 from serve.targets import upkeep
+from tests.processes import below, still_there
 from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
 from tests.serve.integrity import check_integrity
 
@@ -79,7 +81,7 @@ class Life:
 
     def kill(self, name):
         """Its process, if it has one."""
-        for child in psutil.Process().children(recursive=True):
+        for child in still_there(below(os.getpid())):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if child.name() == f"{name}_0":
                     child.kill()

@@ -20,6 +20,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 import container
+from tests.processes import below
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
@@ -135,7 +136,7 @@ class Server:
 
     def processes(self):
         """The server's and those of its models, whoever started them."""
-        return [self.process.pid, *(child.pid for child in psutil.Process(self.process.pid).children(recursive=True))]
+        return [self.process.pid, *below(self.process.pid)]
 
     def stop(self):
         """End it as SageMaker does: nothing of it is left."""

@@ -1,6 +1,8 @@
 """Loads that take more than was promised to them: room is made as they grow, or they are stopped. Real processes."""
 
 import asyncio
+import os
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from model_handlers import allowance
 from model_handlers.errors import Kind, MmeError
 from serve.cache.lifecycle import State
+from tests.processes import below, still_there
 from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
 
 pytestmark = pytest.mark.usefixtures("fork_server")
@@ -28,8 +31,11 @@ async def refused(engine, name):
 
 def largest_process():
     """Bytes of the largest of our children and theirs."""
-    children = psutil.Process().children(recursive=True)
-    return max((child.memory_info().rss for child in children if child.is_running()), default=0)
+    sizes = [0]
+    for process in still_there(below(os.getpid())):
+        with suppress(psutil.NoSuchProcess):
+            sizes.append(process.memory_info().rss)
+    return max(sizes)
 
 
 async def largest_while(task):
