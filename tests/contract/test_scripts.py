@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import shutil
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -135,9 +137,16 @@ def store(tmp_path_factory, folders, in_s3):
 
 
 @pytest.fixture
-def cold(serve, in_s3):
-    """Such a server of the test's own, that has loaded nothing yet."""
-    return ByHeader(serve(in_s3))
+def cold(store, s3, bucket):
+    """Puts a model where that server finds it by a name that it has not heard before; returns what asks it."""
+    own = uuid.uuid4().hex
+
+    def put(name):
+        s3.copy({"Bucket": bucket, "Key": f"scripts/{name}.tar.gz"}, bucket, f"scripts/{own}.tar.gz")
+        return functools.partial(ByHeader(store).ask, own)
+
+    yield put
+    assert store.ask("POST", f"/v2/repository/models/{own}.tar.gz/unload", {}).status == 200
 
 
 @pytest.fixture(scope="module", params=["platform", "header", "boto3"])
@@ -268,7 +277,7 @@ def test_errors_have_the_statuses_of_sagemakers_containers(asker, name, body, co
 
 def test_a_script_without_memory_is_told_as_such(cold):
     """507 is how SageMaker learns that others have to go."""
-    answer = cold.ask("tells", b"memory", "text/csv")
+    answer = cold("tells")(b"memory", "text/csv")
 
     assert answer.status == 507
     assert "ran out of memory" in answer.json["error"]
@@ -276,13 +285,14 @@ def test_a_script_without_memory_is_told_as_such(cold):
 
 def test_a_script_that_ends_its_process_is_started_again(cold):
     """The request is answered with what happened, the next one by a new process."""
-    before = cold.ask("tells", b"").json["model"]["pid"]
+    ask = cold("tells")
+    before = ask(b"").json["model"]["pid"]
 
-    died = cold.ask("tells", b"die", "text/csv")
+    died = ask(b"die", "text/csv")
 
     assert died.status == 500
     assert "SIGKILL" in died.json["error"]
-    assert cold.ask("tells", b"").json["model"]["pid"] != before
+    assert ask(b"").json["model"]["pid"] != before
 
 
 def test_scripts_of_one_name_do_not_mix(asker):
@@ -356,21 +366,21 @@ def test_a_body_for_nobody_is_for_an_unknown_model(store):
 )
 def test_a_cold_script_is_asked_with_the_body_that_loaded_it(cold, body, content_type):
     """Nobody knew what the body was for before the load: nothing, tensors in JSON, or their binary form."""
-    answer = cold.ask("twin", body, content_type)
+    answer = cold("twin")(body, content_type)
 
     assert answer.status == 200
     assert answer.json["body"][1] == len(body)
     assert answer.json["content_type"] == (content_type or "application/json")
 
 
-def test_a_model_that_turns_from_a_script_into_tensors(cold, folders, s3, bucket, tmp_path):
+def test_a_model_that_turns_from_a_script_into_tensors(store, folders, s3, bucket, tmp_path):
     """Under one name: what a body means is what the archive of that day says, without a restart."""
     for source, status in (("tells", 200), ("plus", 400), ("tells", 200)):
         archive = models.pack(folders[source], tmp_path / f"{source}.tar.gz")
         s3.upload_file(str(archive), bucket, "scripts/turning.tar.gz")
         for _ in range(2):
-            assert cold.ask("turning", b"1,2", "text/csv").status == status
-        assert cold.server.ask("POST", "/v2/repository/models/turning.tar.gz/unload", {}).status == 200
+            assert ByHeader(store).ask("turning", b"1,2", "text/csv").status == status
+        assert store.ask("POST", "/v2/repository/models/turning.tar.gz/unload", {}).status == 200
     s3.delete_object(Bucket=bucket, Key="scripts/turning.tar.gz")
 
 
