@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from model_handlers.pytorch.runtime import PRELOAD as PYTORCH
 from model_handlers.pytorch.runtime import pytorch
 from model_handlers.source_code import syntax_tree
+from model_handlers.tensorflow.runtime import PRELOAD as TENSORFLOW
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 SCIKIT_LEARN = f"{__name__}:scikit_learn"
+SAVED_MODEL = "a SavedModel"
 _VARIABLES = {"environ", "environb", "putenv", "unsetenv"}  # of `os`
 _READS = {"get", "copy", "keys", "items", "values"}  # what changes nothing in `os.environ`
 _LARGEST = 1 << 20  # bytes of source
@@ -33,11 +35,15 @@ _MOST_FILES = 64
 
 
 class _Preload(NamedTuple):
-    """A function that imports, what has to be installed for it, and for whom it is: code that imports one of these."""
+    """A function that imports, what has to be installed for it, and for whom it is: code that imports one of `users`.
+
+    Code that imports one of `others` as well begins without.
+    """
 
     function: str
     needs: tuple[str, ...]
     users: frozenset[str]
+    others: frozenset[str] = frozenset()
 
 
 _PRELOADS = (  # the larger one first, for code that imports of both
@@ -47,6 +53,8 @@ _PRELOADS = (  # the larger one first, for code that imports of both
         frozenset({"transformers", "sentence_transformers", "peft"}),
     ),
     _Preload(PYTORCH, ("torch",), frozenset({"torch", "torchvision", "torchaudio", "timm"})),
+    # Without Keras, of which code that imports TensorFlow finds no modules then.
+    _Preload(TENSORFLOW, ("tensorflow",), frozenset({SAVED_MODEL}), frozenset({"tensorflow", "keras"})),
     _Preload(f"{__name__}:xgboost", ("xgboost",), frozenset({"xgboost"})),
     _Preload(SCIKIT_LEARN, ("sklearn",), frozenset({"sklearn", "joblib", "imblearn"})),
 )
@@ -58,14 +66,14 @@ def preload_for(file: Path, directories: Iterable[Path], imports: str = "") -> s
     Args:
         file: the model's code.
         directories: where it imports modules and packages of its own from.
-        imports: what it is known to import, though it does not show.
+        imports: what it is known to import, though it does not show; SAVED_MODEL where it has SavedModels loaded.
     """
     places = list(directories)
     beside = [each for place in places for each in sorted(place.glob("*.py")) if each != file]
     found = _all_imported([file, *beside], places)
     names = {imports, *(found or ())}
     wanted = next((each for each in _PRELOADS if names & each.users and _installed(each.needs)), None)
-    if wanted is None or found is None:
+    if wanted is None or found is None or names & wanted.others:
         return ""
     packages = (each.parent for place in places for each in place.glob("*/__init__.py"))
     hides = any(_installed([own.stem]) for own in (*beside, *packages))

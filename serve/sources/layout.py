@@ -18,6 +18,7 @@ from model_handlers.config import ModelConfig
 from model_handlers.disk import disk_errors
 from model_handlers.errors import invalid_argument, invalid_model
 from model_handlers.pbtxt import parse_config
+from model_handlers.python.script.no_script import script_for
 from serve.sources.misplaced import advice
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 from serve.sources.source import is_text
@@ -98,8 +99,8 @@ def directories(path: Path) -> list[Path]:
 
 
 def candidates_in(path: Path, scripts: Scripts) -> list[Path]:
-    """The model directories of an unpacked archive."""
-    if is_model(path):
+    """The model directories of an unpacked archive, itself where it needs no script: what it has below is its own."""
+    if is_model(path) or script_for(path):
         return [path]
     return [child for child in directories(path) if is_model(child)] or _scripts_in(path, scripts)
 

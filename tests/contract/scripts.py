@@ -25,6 +25,18 @@ def model_fn(model_dir):
     return joblib.load(os.path.join(model_dir, "model.joblib"))
 """
 
+# Of TensorFlow's container.
+HANDLERS = """
+import json
+
+def input_handler(data, context):
+    assert context.request_content_type == "text/csv"
+    return json.dumps({"instances": [float(word) for word in data.read().decode().split(",")]})
+
+def output_handler(response, context):
+    return json.dumps({**response.json(), "by": "script"}), context.accept_header
+"""
+
 # Tells with what its process began.
 BEGINS = """
 import os, sys

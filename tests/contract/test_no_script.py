@@ -1,8 +1,10 @@
-"""Archives that bring no inference script, as SageMaker's XGBoost and Hugging Face containers take them."""
+"""Archives that bring no inference script, as SageMaker's XGBoost, TensorFlow and Hugging Face containers take them."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -80,3 +82,43 @@ def test_a_model_of_hugging_face_is_its_pipeline(serve, tmp_path):
     server = serve({"MME_MODEL_DIR": str(folder), "HF_TASK": "fill-mask"})
     answer = server.ask("POST", "/invocations", b'{"inputs": "hello"}', **{"Content-Type": "application/json"})
     assert (answer.status, answer.json) == (200, [{"label": "fill-mask", "score": 5}])
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """The folder of a SavedModel that halves and adds two, as its archive unpacks."""
+    tf = framework("tensorflow")
+    module = tf.Module()
+    module.half = tf.Variable(0.5)
+    row = [tf.TensorSpec([None], tf.float32, "x")]
+    call = tf.function(lambda x: {"y": x * module.half + 2}, row, autograph=False)
+    module.call = call
+    folder = tmp_path_factory.mktemp("opt") / "model"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of TensorFlow, about itself
+        tf.saved_model.save(module, str(folder / "half_plus_two/00000123"), call)
+    return folder
+
+
+def test_a_saved_model_among_many_answers_as_tensorflow_serving(serve, half, tmp_path):
+    """With a script of its own, too; what its clients get wrong is a 400."""
+    script = scripts.lay_out(tmp_path / "own", scripts.HANDLERS)
+    shutil.copytree(half, script, dirs_exist_ok=True)
+    server = serve({"SAGEMAKER_MULTI_MODEL": "true"})
+    for name, folder in (("plain", half), ("own", script)):
+        assert server.ask("POST", "/models", {"model_name": name, "url": str(folder)}).status == 200
+
+    plain = server.ask("POST", "/models/plain/invoke", {"instances": [1.0, 2.0]}, Content_Type="application/json")
+    assert (plain.status, plain.json) == (200, {"predictions": [2.5, 3.0]})
+    refused = server.ask("POST", "/models/plain/invoke", {"instances": [[1.0]]}, Content_Type="application/json")
+    assert refused.status == 400
+    assert "input 'x' has shape [1, 1], but [-1] is expected" in refused.error
+    own = server.ask("POST", "/models/own/invoke", b"1.0", Content_Type="text/csv")
+    assert (own.status, own.json) == (200, {"predictions": [2.5], "by": "script"})
+
+
+def test_a_saved_model_alone_is_served(serve, half):
+    """Its folder is no model directory of Triton's."""
+    server = serve({"MME_MODEL_DIR": str(half), "SAGEMAKER_TFS_ENABLE_BATCHING": "true"})
+    answer = server.ask("POST", "/invocations", b"1.0\n2.0", Content_Type="text/csv")
+    assert (answer.status, answer.json) == (200, {"predictions": [2.5, 3.0]})

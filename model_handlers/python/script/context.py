@@ -14,7 +14,7 @@ from model_handlers.body import DEFAULT_TYPE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 _SESSION_ID = "X-Amzn-SageMaker-Session-Id"
 _NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -116,5 +116,5 @@ class Metrics:
 def request_headers(content_type: str, accept: str, custom_attributes: str, session_id: str = "") -> dict[str, str]:
     """The headers of a request as a context tells them."""
     headers = {"Content-Type": content_type or DEFAULT_TYPE, "Accept": accept}
-    told = {_CUSTOM_ATTRIBUTES: custom_attributes, _SESSION_ID: session_id}
+    told = {CUSTOM_ATTRIBUTES: custom_attributes, _SESSION_ID: session_id}
     return headers | {name: value for name, value in told.items() if value}

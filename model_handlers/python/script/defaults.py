@@ -1,10 +1,11 @@
 """What is done for a function that a script does not define, as Amazon's containers do it for each framework.
 
-A TorchScript file is loaded by torch, `xgboost-model` by xgboost, and what transformers saved by transformers. Models
-of torch get and answer tensors, in inference mode; boosters get matrices of their own; those of scikit-learn get floats
-and are asked to predict; pipelines of Hugging Face get `inputs` and `parameters` of a JSON object. Which framework it
-is, the model tells: none is imported but for a file of its own. A script that predicts itself is given images and
-sounds as Hugging Face's container gives them: the others read neither.
+A TorchScript file is loaded by torch, `xgboost-model` by xgboost, what transformers saved by transformers, and folders
+of SavedModels by TensorFlow. Models of torch get and answer tensors, in inference mode; boosters get matrices of their
+own; those of scikit-learn get floats and are asked to predict; pipelines of Hugging Face get `inputs` and `parameters`
+of a JSON object, SavedModels the JSON of TensorFlow Serving. Which framework it is, the model tells: none is imported
+but for a file of its own. A script that predicts itself is given images and sounds as Hugging Face's container gives
+them: the others read neither.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model_handlers.errors import invalid_model
-from model_handlers.python.script import boosters, pipelines
+from model_handlers.python.script import boosters, pipelines, saved_models
 from model_handlers.python.script.accept import preferred
 from model_handlers.python.script.failures import not_acceptable
 from model_handlers.python.script.formats import CSV, JSON, WRITES, MalformedBodyError, decode, media_type
-from model_handlers.python.script.no_script import BOOSTER_FILE, is_saved_pipeline
+from model_handlers.python.script.no_script import BOOSTER_FILE, is_saved_pipeline, saved_models_in
 
 if TYPE_CHECKING:
     from model_handlers.base import Device
@@ -52,7 +53,7 @@ class Defaults:
         self._default_accept = default_accept
 
     def model_fn(self, model_dir: str) -> Any:
-        """The directory's booster or pipeline, or its one TorchScript file, loaded.
+        """The directory's booster, pipeline or SavedModels, or its one TorchScript file, loaded.
 
         Raises:
             MmeError: INVALID_MODEL when there is none of these, more than one file, or no such library.
@@ -62,6 +63,8 @@ class Defaults:
             return boosters.load(directory / BOOSTER_FILE)
         if not (directory / _TORCHSCRIPT).is_file() and is_saved_pipeline(directory):
             return pipelines.load(self._model, directory, self._task, self._on)
+        if not (directory / _TORCHSCRIPT).is_file() and saved_models_in(directory):
+            return saved_models.SavedModels(self._model, directory, self._on)
         file = self._torchscript(directory)
         try:
             torch = importlib.import_module("torch")
@@ -80,6 +83,8 @@ class Defaults:
         """
         if boosters.is_booster(model):
             return boosters.matrix(body, content_type, model.num_features())
+        if isinstance(model, saved_models.SavedModels):
+            return saved_models.request(body, content_type)
         if pipelines.is_pipeline(model) or (for_script and pipelines.is_media(content_type)):
             return pipelines.decoded(body, content_type)
         data = decode(body, content_type)

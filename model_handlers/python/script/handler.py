@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, ClassVar
 from model_handlers.base import Handler, Placement
 from model_handlers.body import BACKEND
 from model_handlers.config_checks import normalise
+from model_handlers.python import frameworks
 from model_handlers.python.environment import wanted
-from model_handlers.python.frameworks import preload_for
 from model_handlers.python.imports import check_syntax
 from model_handlers.python.script.completion import with_body
 from model_handlers.python.script.host import ScriptHost
-from model_handlers.python.script.no_script import BOOSTER, FOLDER, PIPELINE
+from model_handlers.python.script.no_script import BOOSTER, FOLDER, PIPELINE, SAVED_MODEL, script_for
 from model_handlers.python.script.script_file import ScriptFile
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from model_handlers.environments.wanted import Wanted
     from model_handlers.errors import MmeError
 
-_IMPORTS = {PIPELINE: "transformers", BOOSTER: "xgboost"}
+_IMPORTS = {PIPELINE: "transformers", BOOSTER: "xgboost", SAVED_MODEL: frameworks.SAVED_MODEL}
 
 
 class ScriptHandler(Handler):
@@ -57,8 +57,10 @@ class ScriptHandler(Handler):
             return ""
         file = ScriptFile(config, model_file)
         if file.path.parent == FOLDER:
-            return preload_for(file.path, (file.model_directory,), _IMPORTS[file.path.name])
-        return preload_for(file.path, (file.path.parent, file.model_directory))
+            return frameworks.preload_for(file.path, (file.model_directory,), _IMPORTS[file.path.name])
+        handles = script_for(file.model_directory) == SAVED_MODEL  # which are loaded for a script without a model_fn
+        places = (file.path.parent, file.model_directory)
+        return frameworks.preload_for(file.path, places, frameworks.SAVED_MODEL if handles else "")
 
     @classmethod
     def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:

@@ -34,6 +34,8 @@ from model_handlers.python.script.formats import TEXT, MalformedBodyError
 from model_handlers.python.script.functions import ScriptFunctions
 from model_handlers.python.script.no_script import TASK
 from model_handlers.python.script.returned import Returned
+from model_handlers.python.script.saved_models import SavedModels
+from model_handlers.python.script.serving_handlers import transform_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -70,6 +72,9 @@ class ScriptHost:
             self.config = with_body(replace(config, decoupled=config.decoupled or self._functions.streams))
             self._model = self._loaded(str(file.model_directory))
             self._transform = self._functions.get("transform_fn")
+            if isinstance(self._model, SavedModels):
+                by_handlers = transform_by(self._script.module, file.path, config.name, self._context)
+                self._transform = self._transform or by_handlers
             own = "predict_fn" in self._functions
             read = functools.partial(self._defaults.input_fn, self._model, for_script=own)
             self._input = self._functions.get("input_fn") or read

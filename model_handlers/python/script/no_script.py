@@ -11,11 +11,15 @@ from pathlib import Path
 FOLDER = Path(__file__).parent / "built_in"
 BOOSTER = "booster.py"
 PIPELINE = "pipeline.py"
+SAVED_MODEL = "saved_model.py"
 LINES = "SAGEMAKER_BATCH"  # a parameter of models whose answers are put together line by line
 TASK = "HF_TASK"  # a parameter of models, by the variable that Amazon's container has for it
 
 BOOSTER_FILE = "xgboost-model"  # what SageMaker's XGBoost calls it
 CONFIG_FILE = "config.json"  # of a model that transformers saved, beside its weights
+_SAVED_FILE = "saved_model.pb"
+_SAVED_PLACES = ("", "*/", "*/*/")  # above the folder of a version: 1/, a-model/1/, export/Servo/1/
+_OF_TRITON = ("config.pbtxt", "model.py")  # somewhere above: it has a configuration, or code that reads it itself
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "tf_model*.h5")
 
 
@@ -23,10 +27,23 @@ def script_for(directory: Path) -> str:
     """The file name of the script for what lies in a directory, "" for none."""
     if (directory / BOOSTER_FILE).is_file():
         return BOOSTER
-    return PIPELINE if is_saved_pipeline(directory) else ""
+    if is_saved_pipeline(directory):
+        return PIPELINE
+    return SAVED_MODEL if saved_models_in(directory) else ""
 
 
 def is_saved_pipeline(directory: Path) -> bool:
     """Whether it holds a model as Hugging Face's libraries save them."""
     saved = (directory / CONFIG_FILE).is_file()
     return saved and any(path for pattern in _WEIGHTS for path in directory.glob(pattern))
+
+
+def saved_models_in(directory: Path) -> list[Path]:
+    """The folders of versions that each hold a SavedModel, in order, as TensorFlow Serving takes them."""
+    found = (file.parent for place in _SAVED_PLACES for file in directory.glob(f"{place}[0-9]*/{_SAVED_FILE}"))
+    return sorted(folder for folder in found if folder.name.isdecimal() and not _is_of_triton(folder, directory))
+
+
+def _is_of_triton(version: Path, directory: Path) -> bool:
+    above = (each for each in (version, *version.parents) if each.is_relative_to(directory))
+    return any((each / name).is_file() for each in above for name in _OF_TRITON)

@@ -16,6 +16,8 @@ from model_handlers.python.script import toolkits
 if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
 
+_LIBRARY = "lib"  # beside the script: packages that an archive brings unpacked
+
 
 class ScriptFile:
     """The places of one model.
@@ -42,6 +44,7 @@ class ScriptFile:
         """
         toolkits.install()
         code = self.path.parent
-        directories = list(dict.fromkeys(map(str, (code, self.model_directory))))
+        places = (code, *(each for each in (code / _LIBRARY,) if each.is_dir()), self.model_directory)
+        directories = list(dict.fromkeys(map(str, places)))
         root = self.model_directory if self.path.is_relative_to(self.model_directory) else code
         return ImportedFile(model, self.path, free_name(self.path.stem), directories, root)

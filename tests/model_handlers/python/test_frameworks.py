@@ -110,6 +110,23 @@ def test_the_larger_one_is_chosen(tmp_path):
     assert frameworks.preload_for(file, [tmp_path]) == frameworks.PYTORCH
 
 
+@pytest.mark.parametrize(
+    ("source", "imports", "expected"),
+    [
+        ("import json", frameworks.SAVED_MODEL, frameworks.TENSORFLOW),
+        ("import tensorflow", frameworks.SAVED_MODEL, ""),
+        ("from tensorflow.keras.models import load_model", "", ""),
+        ("import keras", frameworks.SAVED_MODEL, ""),
+    ],
+)
+def test_tensorflow_without_keras_is_for_saved_models_alone(tmp_path, source, imports, expected):
+    """Code that imports TensorFlow would find no modules of Keras in it."""
+    framework("tensorflow")
+    file = tmp_path / "inference.py"
+    file.write_text(source)
+    assert frameworks.preload_for(file, [tmp_path], imports) == expected
+
+
 def test_what_is_not_installed_is_left_to_the_model(tmp_path):
     """Whose error says so."""
     file = tmp_path / "model.py"

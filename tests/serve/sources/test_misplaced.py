@@ -100,7 +100,7 @@ def test_a_folder_of_very_many_is_not_searched(tmp_path):
             "found no version directory; move model.pt to 1/model.pt",
         ),
         (["serve/resnet/config.pbtxt", "serve/resnet/1/model.pt"], "a model lies too deep, in 'serve/resnet'"),
-        (["1/saved_model.pb"], "into 1/model.savedmodel/"),
+        (["saved_model.pb"], "into 1/model.savedmodel/"),
     ],
 )
 def test_a_load_says_it(tree, paths, words):

@@ -127,10 +127,15 @@ def test_two_scripts_in_one_archive_are_refused(tree):
         (["xgboost-model"], "booster.py", {"SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "text/csv"}),
         (["config.json", "model.safetensors", "1_Pooling/config.json"], "pipeline.py", {}),
         (["config.json", "pytorch_model-00001-of-00002.bin"], "pipeline.py", {}),
+        (["config.json", "tf_model.h5", "saved_model/1/saved_model.pb"], "pipeline.py", {}),
+        (["1/saved_model.pb", "2/saved_model.pb"], "saved_model.py", {}),
+        (["00000123/saved_model.pb"], "saved_model.py", {}),
+        (["export/Servo/1589/saved_model.pb"], "saved_model.py", {}),
+        (["a/1/saved_model.pb", "b/1/saved_model.pb"], "saved_model.py", {}),
     ],
 )
 def test_a_model_that_needs_no_script_gets_one(tree, paths, script, parameters):
-    """XGBoost's file, and what Hugging Face's libraries save, are models by themselves."""
+    """XGBoost's file, what Hugging Face's libraries save, and versions of SavedModels are models by themselves."""
     root = tree(*paths)
     model = open_target(root, "m")
 
@@ -158,6 +163,27 @@ def test_what_is_set_for_models_without_scripts_is_said_to_them(tree):
     assert dict(booster.config.parameters) == said
     own = open_target(tree(CODE), "m", scripts)
     assert dict(own.config.parameters) == {"HF_TASK": "fill-mask"}
+
+
+def test_a_script_beside_a_folder_of_saved_models_is_theirs(tree):
+    """As TensorFlow's container has it: the archive is one model."""
+    root = tree("half/1/saved_model.pb", CODE)
+    model = open_target(root, "m")
+
+    assert (model.path, model.config.default_model_filename) == (root, CODE)
+
+
+@pytest.mark.parametrize(
+    ("paths", "file"),
+    [
+        (["m/1/model.savedmodel/saved_model.pb"], "model.savedmodel"),
+        (["m/1/model.py", "m/1/saved_model.pb"], "model.py"),
+        (["m/1/model.py", "m/1/3/saved_model.pb"], "model.py"),
+    ],
+)
+def test_saved_models_of_triton_are_no_scripts(tree, paths, file):
+    """One in its own directory, and one that a Python model reads."""
+    assert open_target(tree(*paths), "m").config.default_model_filename == file
 
 
 @pytest.mark.parametrize("paths", [["config.json"], ["model.safetensors"], ["config.json", "optimizer.pt"]])

@@ -1,0 +1,218 @@
+"""TensorFlow's SavedModels as SageMaker's TensorFlow container takes them: their folders, and what clients send.
+
+An archive holds folders called by a number, each with a SavedModel: the versions of one model, or of several in a
+folder each. Clients ask for the newest, or name another by `tfs-` words among their custom attributes. The library is
+imported when the first model is loaded, by the process that it is in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from model_handlers.config import ModelConfig
+from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.python.script.accept import preferred
+from model_handlers.python.script.context import CUSTOM_ATTRIBUTES
+from model_handlers.python.script.formats import CSV, JSON, MalformedBodyError, UnsupportedFormatError, media_type
+from model_handlers.python.script.no_script import saved_models_in
+from model_handlers.python.script.serving_json import columns_of, outcome, rows_of
+from model_handlers.tensor import BF16
+from model_handlers.tensorflow import SavedModelHandler
+from model_handlers.tensorflow.options import DEFAULT_SIGNATURE, SIGNATURE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from model_handlers.base import Device, Handler
+    from model_handlers.python.script.context import Context
+
+JSON_LINES = "application/jsonlines"
+NAME, VERSION, METHOD = "tfs-model-name", "tfs-model-version", "tfs-method"
+PREDICT = "predict"
+_LINES = (JSON_LINES, "application/jsons")
+_ATTRIBUTE = re.compile(r"(tfs-[a-z-]+)=([^,]+)")
+_FORMS = ("instances", "inputs", "examples")  # one of which each request to TensorFlow Serving has
+_NUMBERS = re.compile(r'\s*["\d.Ee+-]')  # how a row of CSV begins that is JSON as it stands
+
+
+def said_by(context: Context) -> dict[str, str]:
+    """What a request's custom attributes say to TensorFlow's container: `tfs-model-name=a,tfs-model-version=2`."""
+    text = context.get_request_header(0, CUSTOM_ATTRIBUTES) or ""
+    return {key: value.strip() for key, value in _ATTRIBUTE.findall(text)}
+
+
+class SavedModels:
+    """The SavedModels of one archive. The newest of each is loaded at once, whatever else clients name when they do.
+
+    Who names no model means the first one, as in Amazon's container.
+
+    Args:
+        model: the name under which they are served, for messages.
+        directory: the archive's.
+        device: where they compute.
+
+    Raises:
+        MmeError: INVALID_MODEL, UNSUPPORTED without TensorFlow, OUT_OF_MEMORY.
+    """
+
+    def __init__(self, model: str, directory: Path, device: Device) -> None:
+        self._model = model
+        self._device = device
+        self._versions: dict[str, dict[int, Path]] = {}
+        for folder in saved_models_in(directory):
+            self._versions.setdefault(folder.parent.name, {})[int(folder.name)] = folder
+        self._loaded: dict[tuple[Path, str], Handler] = {}
+        for versions in self._versions.values():
+            self._function(versions[max(versions)], DEFAULT_SIGNATURE)
+
+    def predict(self, document: Mapping[str, Any], said: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """What TensorFlow Serving answers to a request's document, with arrays in it.
+
+        Args:
+            document: `instances` (one or several rows) or `inputs` (whole tensors), and perhaps `signature_name`.
+            said: see `said_by`.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT for what the client got wrong; EXECUTION_FAILED, OUT_OF_MEMORY.
+        """
+        said = said or {}
+        if said.get(METHOD, PREDICT) != PREDICT or "examples" in document:
+            raise self._refused(f"{METHOD} is to be '{PREDICT}', with instances or inputs: nothing else is served")
+        function = self._function(self._folder(said), str(document.get("signature_name") or DEFAULT_SIGNATURE))
+        try:
+            rows = "instances" in document
+            specs = function.config.inputs
+            given = rows_of(document["instances"], specs) if rows else columns_of(document["inputs"], specs)
+        except KeyError:
+            raise self._refused("the document has neither 'instances' nor 'inputs'") from None
+        except (ValueError, TypeError, OverflowError) as error:
+            raise self._refused(str(error)) from error
+        self._check_shapes(given, function.config)
+        names = [spec.name for spec in function.config.outputs]
+        results = dict(zip(names, function.execute(given, names), strict=True))
+        try:
+            return outcome(results, given, rows=rows)
+        except ValueError as error:
+            raise self._refused(str(error)) from error
+
+    def _folder(self, said: Mapping[str, str]) -> Path:
+        """The version that a client names, the newest of the first model if it names none.
+
+        The name of an archive's only model is whatever its folder was called, so any is taken for it.
+        """
+        first = next(iter(self._versions))
+        name = said.get(NAME, first) if len(self._versions) > 1 else first
+        by_number = {str(number): folder for number, folder in sorted(self._versions.get(name, {}).items())}
+        wanted = said.get(VERSION, next(reversed(by_number), ""))
+        if not by_number:
+            raise self._refused(f"{NAME} is '{name}', but its models are {', '.join(self._versions)}")
+        if wanted not in by_number:
+            raise self._refused(f"{VERSION} is '{wanted}', but its versions are {', '.join(by_number)}")
+        return by_number[wanted]
+
+    def _function(self, folder: Path, signature: str) -> Handler:
+        known = self._loaded.get((folder, signature))
+        if known is not None:
+            return known
+        parameters = {} if signature == DEFAULT_SIGNATURE else {SIGNATURE: signature}
+        config = ModelConfig(
+            name=self._model,
+            backend=SavedModelHandler.backend,
+            platform=SavedModelHandler.platform,
+            default_model_filename=folder.name,
+            parameters=parameters,
+        )
+        try:
+            function = SavedModelHandler.load(config, folder, self._device)
+        except MmeError as error:
+            if parameters and error.kind is Kind.INVALID_MODEL:  # it is the client that named the signature
+                raise invalid_argument(error.message) from error
+            raise
+        if any(spec.data_type is BF16 for spec in (*function.config.inputs, *function.config.outputs)):
+            raise invalid_model(f"model '{self._model}': JSON has no BF16: cast to FP32 in the signature '{signature}'")
+        self._loaded[folder, signature] = function
+        return function
+
+    def _check_shapes(self, given: Mapping[str, Any], config: ModelConfig) -> None:
+        for spec in config.inputs:
+            inner = spec.dims if spec.reshape is None else spec.reshape
+            full = (-1, *inner) if config.max_batch_size > 0 else inner
+            array = given[spec.name]
+            fits = array.ndim == len(full) and all(
+                want in (-1, has) for want, has in zip(full, array.shape, strict=True)
+            )
+            if not fits:
+                raise self._refused(f"input '{spec.name}' has shape {list(array.shape)}, but {list(full)} is expected")
+
+    def _refused(self, sentence: str) -> MmeError:
+        return invalid_argument(f"model '{self._model}': {sentence}")
+
+
+def request(body: bytes | str, content_type: object) -> dict[str, Any]:
+    """The document for TensorFlow Serving that a body is, or is made into as Amazon's container does it.
+
+    JSON that is none of TensorFlow Serving's becomes one instance, or several where it is a list of lists; lines of
+    JSON and rows of CSV become instances.
+
+    Raises:
+        UnsupportedFormatError: no such content type is read.
+        MalformedBodyError: it can't be read as that.
+    """
+    kind = media_type(content_type)
+    if kind not in {JSON, CSV, *_LINES}:
+        raise UnsupportedFormatError(content_type)
+    try:
+        text = body if isinstance(body, str) else bytes(body).decode()
+        return {"instances": _from_csv(text)} if kind == CSV else _from_json(text)
+    except (ValueError, RecursionError) as error:
+        raise MalformedBodyError(f"the body is not {content_type}: {error}") from error
+
+
+def answer(document: Mapping[str, Any], accept: str) -> tuple[bytes, str]:
+    """The body of an answer and its content type: JSON, which is one line, whatever else a client would like better."""
+    return written(document), preferred(accept, (JSON, JSON_LINES), JSON) or JSON
+
+
+def written(document: Mapping[str, Any]) -> bytes:
+    """A document with arrays as JSON, in which numbers that are none are NaN and Infinity."""
+    arrays = (value for value in _arrays(document) if value.dtype.kind == "f")
+    if all(np.isfinite(array).all() for array in arrays):
+        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return json.dumps(document, default=lambda value: value.tolist()).encode()
+
+
+def _arrays(value: Any) -> list[Any]:
+    """All arrays and numbers of numpy's in a document."""
+    if isinstance(value, np.ndarray | np.generic):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [array for each in inner for array in _arrays(each)]
+
+
+def _from_json(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        lines = [line for line in text.splitlines() if line.strip()]
+        if len(lines) < 2:
+            raise
+        return {"instances": [json.loads(line) for line in lines]}
+    if isinstance(document, dict) and any(form in document for form in _FORMS):
+        return document
+    several = isinstance(document, list) and document and isinstance(document[0], list)
+    return {"instances": document if several else [document]}
+
+
+def _from_csv(text: str) -> list[Any]:
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    if not lines:
+        raise ValueError("it holds no row")
+    if not _NUMBERS.match(lines[0]):  # words without quotes
+        return [line.split(",") if "," in line else line for line in lines]
+    return [json.loads(f"[{line}]" if "," in line else line) for line in lines]
