@@ -35,7 +35,7 @@ from model_handlers.python.script.functions import ScriptFunctions
 from model_handlers.python.script.no_script import TASK
 from model_handlers.python.script.returned import Returned
 from model_handlers.python.script.saved_models import SavedModels
-from model_handlers.python.script.serving_handlers import transform_by
+from model_handlers.python.script.serving_handlers import ServingHandlers, handlers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -72,9 +72,10 @@ class ScriptHost:
             self.config = with_body(replace(config, decoupled=config.decoupled or self._functions.streams))
             self._model = self._loaded(str(file.model_directory))
             self._transform = self._functions.get("transform_fn")
-            if isinstance(self._model, SavedModels):
-                by_handlers = transform_by(self._script.module, file.path, config.name, self._context)
-                self._transform = self._transform or by_handlers
+            self._handlers: ServingHandlers | None = None
+            if isinstance(self._model, SavedModels) and self._transform is None:
+                self._handlers = handlers_of(self._script.module, file.path, config.name, self._model, self._context)
+                self._transform = self._handlers
             own = "predict_fn" in self._functions
             read = functools.partial(self._defaults.input_fn, self._model, for_script=own)
             self._input = self._functions.get("input_fn") or read
@@ -98,6 +99,8 @@ class ScriptHost:
     def close(self) -> None:
         """Forget the model."""
         with self._one_at_a_time:
+            if self._handlers is not None:
+                self._handlers.close()
             self._script.forget()
             del self._script, self._functions, self._model
             del self._transform, self._input, self._predict, self._output

@@ -52,6 +52,9 @@ class SavedModels:
 
     Who names no model means the first one, as in Amazon's container.
 
+    Attributes:
+        default: the folder of that one.
+
     Args:
         model: the name under which they are served, for messages.
         directory: the archive's.
@@ -67,6 +70,7 @@ class SavedModels:
         self._versions: dict[str, dict[int, Path]] = {}
         for folder in saved_models_in(directory):
             self._versions.setdefault(folder.parent.name, {})[int(folder.name)] = folder
+        self.default = next(iter(self._versions))
         self._loaded: dict[tuple[Path, str], Handler] = {}
         for versions in self._versions.values():
             self._function(versions[max(versions)], DEFAULT_SIGNATURE)
@@ -106,8 +110,7 @@ class SavedModels:
 
         The name of an archive's only model is whatever its folder was called, so any is taken for it.
         """
-        first = next(iter(self._versions))
-        name = said.get(NAME, first) if len(self._versions) > 1 else first
+        name = said.get(NAME, self.default) if len(self._versions) > 1 else self.default
         by_number = {str(number): folder for number, folder in sorted(self._versions.get(name, {}).items())}
         wanted = said.get(VERSION, next(reversed(by_number), ""))
         if not by_number:

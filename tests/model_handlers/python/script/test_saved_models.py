@@ -37,6 +37,18 @@ def output_handler(response, context):
     return response.content, context.accept_header
 """
 
+HANDLER = """
+import json
+import requests
+
+def handler(data, context):
+    row = [float(word) for word in data.read().decode("utf-8").split(",")]
+    response = requests.post(context.rest_uri, data=json.dumps({"instances": [row]}))
+    if response.status_code != 200:
+        raise ValueError(f"{response.status_code} {response.text}")
+    return response.content, context.accept_header
+"""
+
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
@@ -198,15 +210,18 @@ def test_handlers_of_a_script_stand_before_and_behind(scripts, of_a):
     assert "has shape [1, 1]" in failed.message
 
 
-@pytest.mark.parametrize(
-    ("source", "sentence"),
-    [
-        ("def handler(data, context): pass", "write input_handler"),
-        ("def input_handler(data, context): pass", "needs both input_handler and output_handler"),
-    ],
-)
-def test_handlers_that_cannot_be_served_are_refused(scripts, of_a, source, sentence):
-    """When the model loads, with what to write instead."""
-    with pytest.raises(MmeError, match=sentence) as caught:
-        scripts.load(source, files=of_a)
+def test_a_handler_asks_tensorflow_serving_itself(scripts, saved):
+    """At the address that its context tells, of the model and version that the client names; for others there is 404."""
+    model = scripts.load(HANDLER, files=saved)
+
+    assert model.told("1,2", CSV) == {"predictions": [[10, 20]]}
+    assert model.told("1,2", CSV, custom_attributes="tfs-model-name=a,tfs-model-version=1") == {"predictions": [[2, 4]]}
+    assert '400 {"error":' in model.refused("1", CSV).message
+    assert "404" in model.refused("1,2", CSV, custom_attributes="tfs-method=no/such").message
+
+
+def test_one_of_two_handlers_is_refused(scripts, of_a):
+    """When the model loads."""
+    with pytest.raises(MmeError, match="needs both input_handler and output_handler") as caught:
+        scripts.load("def input_handler(data, context): pass", files=of_a)
     assert caught.value.kind is Kind.INVALID_MODEL
