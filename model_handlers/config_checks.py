@@ -140,7 +140,7 @@ def _check_runtime(config: ModelConfig) -> None:
     if "/" in runtime:
         raise invalid_model(f"backend library name '{runtime}' escapes backend directory")
     library = _LIBRARY.fullmatch(runtime)
-    own = runtime == "model.py" and config.backend == "python"
+    own = runtime == "model.py" and config.backend in {"python", "pytorch"}
     named = own or (library is not None and config.backend in {"", library[1]})
     if runtime and not named:
         raise invalid_model(

@@ -79,6 +79,7 @@ BACKENDS = (
     Backend("openvino", (), "model.xml", "model_handlers.openvino:OpenvinoHandler"),
     Backend("pytorch", ("pytorch_libtorch", "libtorch"), "model.pt", "model_handlers.pytorch:TorchHandler"),
     Backend("pytorch", ("torch_aoti",), "model.pt2", "model_handlers.pytorch:Pt2Handler"),
+    Backend("pytorch", ("pytorch",), "model.py", "model_handlers.pytorch:CodeHandler", detect=False),
     Backend("python", (), "model.py", "model_handlers.python.handler:PythonHandler"),
     Backend("sagemaker", (), "code/inference.py", "model_handlers.python.script.handler:ScriptHandler", detect=False),
     Backend(
@@ -118,12 +119,14 @@ def find_backend(name: str, platform: str, model: str, version_directory: Path |
 
     Beside those of the table these are the ones that installed packages register, and those whose code lies in the
     archive itself, in `version_directory`. With a backend that has no platforms, such as `python`, a platform means
-    nothing, as in Triton.
+    nothing, as in Triton; but `pytorch` has Triton's Python backend take a module of PyTorch's.
 
     Raises:
         MmeError: INVALID_MODEL when the two disagree or neither is known; UNSUPPORTED when the package that registers
             the backend can't be imported.
     """
+    if (name, platform) == ("python", "pytorch") and _is_module(version_directory):
+        name = "pytorch"
     if name and not any(b.platforms for b in BACKENDS if b.name == name):
         platform = ""
     if platform and not any(platform in b.platforms for b in BACKENDS):
@@ -142,6 +145,12 @@ def find_backend(name: str, platform: str, model: str, version_directory: Path |
         f"Model '{model}': the backends served here are {', '.join(served_backends())}; another one is a package that "
         f"registers it, or a {HANDLER_FILE} beside the model.{_meant(name)}"
     )
+
+
+def _is_module(version_directory: Path | None) -> bool:
+    """Whether a platform of Triton's Python backend has to make a model of what lies there: a module of PyTorch's."""
+    code = None if version_directory is None else version_directory / "model.py"
+    return code is not None and code.is_file() and b"TritonPythonModel" not in code.read_bytes()
 
 
 def _instead(platform: str) -> str:

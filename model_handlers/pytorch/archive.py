@@ -2,7 +2,8 @@
 
 All that PyTorch writes today are zip archives. TorchScript and exported programs hold weights, code and plain data.
 A module that was saved whole (`torch.save(model)`) is a pickle, which runs whatever its author likes when it is read,
-and is refused. So is an archive that would unfold into far more than it is. Runs on load threads.
+and is refused; beside code of its name it is taken for weights, of which tensors alone are read. Refused is an archive,
+too, that would unfold into far more than it is. Runs on load threads.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from model_handlers.errors import invalid_model
 if TYPE_CHECKING:
     from pathlib import Path
 
+_CODE, _WEIGHTS = ".py", ".pt"
 _PICKLE = b"\x80"  # the first byte of a pickle of any protocol in use
 _GROWTH = 4  # weights are stored as they are; only code is compressed
 _SPARE = 64 << 20  # bytes of code that a small archive may unfold into
@@ -32,14 +34,17 @@ class Format(Enum):
     SCRIPT = "TorchScript"
     EXPORTED = "exported program"
     COMPILED = "AOTInductor package"
+    CODE = "code of a module, with its weights"
 
 
 def recognise(path: Path, model: str) -> Format:
     """The format of a file.
 
     Raises:
-        MmeError: INVALID_MODEL for what is none of them, a pickle, or a zip bomb.
+        MmeError: INVALID_MODEL for what is none of them, a pickle without the code that it is of, or a zip bomb.
     """
+    if path.suffix == _CODE:
+        return Format.CODE
     try:
         with path.open("rb") as file:
             start = file.read(1)
@@ -47,12 +52,25 @@ def recognise(path: Path, model: str) -> Format:
             members = archive.infolist()
     except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
         if isinstance(error, zipfile.BadZipFile) and start == _PICKLE:
+            if source_of(path).is_file():
+                return Format.CODE
             raise invalid_model(f"{_pickled(path, model)}") from None
         raise invalid_model(
             f"'{path.name}' of model '{model}' is no PyTorch file, which is a zip archive: {error}; {_INSTEAD}"
         ) from None
     _check_growth(path, sum(member.file_size for member in members), model)
     return _format(path, {member.filename.partition("/")[2] for member in members}, model)
+
+
+def source_of(path: Path) -> Path:
+    """Where the code is whose weights a file is."""
+    return path.with_suffix(_CODE)
+
+
+def weights_of(path: Path) -> Path | None:
+    """The weights of code, None where it brings none."""
+    weights = path.with_suffix(_WEIGHTS)
+    return weights if weights.is_file() else None
 
 
 def _check_growth(path: Path, unfolded: int, model: str) -> None:
@@ -77,6 +95,8 @@ def _format(path: Path, names: set[str], model: str) -> Format:
     if any(name.startswith(_COMPILED) for name in names):
         return Format.COMPILED
     if "data.pkl" in names:
+        if source_of(path).is_file():
+            return Format.CODE
         raise invalid_model(_pickled(path, model))
     raise invalid_model(
         f"'{path.name}' of model '{model}' is a zip archive, but neither TorchScript nor an exported program; "
@@ -87,5 +107,5 @@ def _format(path: Path, names: set[str], model: str) -> Format:
 def _pickled(path: Path, model: str) -> str:
     return (
         f"'{path.name}' of model '{model}' is a pickle (torch.save), which could run any code when it is read, and is "
-        f"not read: {_INSTEAD}"
+        f"not read: {_INSTEAD}; weights alone are read beside {source_of(path).name}, the code of their module"
     )

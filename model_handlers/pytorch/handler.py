@@ -1,4 +1,4 @@
-"""PyTorch models: TorchScript, exported programs and AOTInductor packages, on CPU or GPU.
+"""PyTorch models: TorchScript, exported programs, AOTInductor packages and code with weights, on CPU or GPU.
 
 PyTorch holds the GIL while it loads, and programs of torch.export hold it between their operators, so each instance
 has a process of its own, forked from one that has imported PyTorch; on a GPU all models share one, and its CUDA
@@ -14,8 +14,10 @@ import gc
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from model_handlers.base import Handler, Placement
+from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError
-from model_handlers.pytorch.archive import recognise
+from model_handlers.pytorch.archive import Format, recognise, weights_of
+from model_handlers.pytorch.code import Code, check_declared
 from model_handlers.pytorch.options import Options, set_up_process, sets_process
 from model_handlers.pytorch.programs import load_program, shared_program
 from model_handlers.pytorch.runtime import (
@@ -80,15 +82,21 @@ class TorchHandler(Handler):
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
         """Inputs and outputs of an exported program; TorchScript and packages keep no types."""
-        return completed(config, load_program(model_file, recognise(model_file, config.name), None, config.name))
+        form = recognise(model_file, config.name)
+        if form is Format.CODE:
+            check_declared(config)
+            return normalise(config)
+        return completed(config, load_program(model_file, form, None, config.name))
 
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> TorchHandler:  # noqa: ARG003 - its process is its own
         """Load the file; parameters are named as Triton's PyTorch backend names them."""
         form = recognise(model_file, config.name)
+        if form is Format.CODE:
+            check_declared(config)
         torch = pytorch()
         options = Options.of(config)
-        set_up_process(torch, config, model_file)
+        set_up_process(torch, config, (weights_of(model_file) if form is Format.CODE else None) or model_file)
         on = cuda_device(device.index, config.name) if device.kind == "gpu" else None
         load = shared_program if options.share else load_program
         try:
@@ -123,6 +131,8 @@ class TorchHandler(Handler):
 
     def close(self) -> None:
         """Drop the model, and have the device's memory given back that its allocator keeps."""
+        if isinstance(self._program, Code):
+            self._program.forget()
         is_graph = self._program is not None and self._program.tensors is not None
         self._program = None
         if is_graph:
@@ -168,3 +178,10 @@ class Pt2Handler(TorchHandler):
 
     platform: ClassVar[str] = "torch_aoti"
     default_filename: ClassVar[str] = "model.pt2"
+
+
+class CodeHandler(TorchHandler):
+    """The same, from the code of a module, with its weights beside it or without any."""
+
+    platform: ClassVar[str] = "pytorch"
+    default_filename: ClassVar[str] = "model.py"

@@ -1,4 +1,4 @@
-"""Loaded models of PyTorch's three formats, behind one face: what they take and give, and how they are called.
+"""Loaded models of PyTorch's formats and of code, behind one face: what they take and give, and how they are called.
 
 Loaded on load threads, called on the threads that execute.
 """
@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.pytorch.archive import Format
+from model_handlers.pytorch.code import Code
 from model_handlers.pytorch.names import Slot
 from model_handlers.pytorch.runtime import never_unpickling, pytorch, translated
 from model_handlers.pytorch.tensors import data_type
@@ -46,7 +47,12 @@ def load_program(path: Path, form: Format, device: Any, model: str) -> Program:
     Raises:
         MmeError: INVALID_MODEL, OUT_OF_MEMORY.
     """
-    made: dict[Format, Any] = {Format.SCRIPT: Script, Format.EXPORTED: Exported, Format.COMPILED: Compiled}
+    made: dict[Format, Any] = {
+        Format.SCRIPT: Script,
+        Format.EXPORTED: Exported,
+        Format.COMPILED: Compiled,
+        Format.CODE: Code,
+    }
     try:
         with never_unpickling():
             program: Program = made[form](str(path), device, model)

@@ -75,7 +75,7 @@ def test_a_platform_means_nothing_to_a_backend_that_has_none(name, platform):
     ("name", "platform", "sentence"),
     [
         ("", "caffe2_netdef", "unexpected platform type 'caffe2_netdef' for bert; there are tensorflow_savedmodel, "),
-        ("", "caffe2_netdef", "pytorch_libtorch, libtorch, torch_aoti, or name a backend instead"),
+        ("", "caffe2_netdef", "pytorch_libtorch, libtorch, torch_aoti, pytorch, or name a backend instead"),
         (
             "",
             "python",
