@@ -86,7 +86,7 @@ class Script:
     def __init__(self, path: str, device: Any, model: str) -> None:
         self._module = pytorch().jit.load(path, map_location=device or "cpu").eval()
         schema = getattr(self._module, "forward").schema  # noqa: B009 - a module without forward says so here
-        arguments = [argument for argument in schema.arguments if argument.name != "self"]
+        arguments = schema.arguments[1:]  # behind the module itself, whatever forward calls it
         self._dictionary = arguments[0].name if len(arguments) == 1 and _kind(arguments[0].type) == "Dict" else ""
         self.arguments = None if self._dictionary else tuple(_argument(argument, model) for argument in arguments)
         self.results = _results(schema.returns[0].type) if schema.returns else ()

@@ -59,6 +59,13 @@ class _Generous(torch.nn.Module):
         return [x[0:1], x[0:1] * 2]
 
 
+class _Own(torch.nn.Module):
+    """Its input, of a module that calls itself otherwise."""
+
+    def forward(module, x: torch.Tensor):  # noqa: N805 - the point of it
+        return x
+
+
 class _Same(torch.nn.Module):
     """Its input."""
 
@@ -96,6 +103,13 @@ def test_names_follow_triton_s_rules(convention, save, load, specs):
 
     for scaled, answer in zip(is_scaled, answers, strict=True):
         np.testing.assert_array_equal(answer, wanted[0 if scaled else 1])
+
+
+def test_a_module_may_call_itself_anything(save, load, specs):
+    """It is no argument that anybody sends."""
+    handler = load(save(_Own()), specs(x=("FP32", [4])), specs(y=("FP32", [4])))
+
+    np.testing.assert_array_equal(handler.execute({"x": X}, ["y"]), [X])
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
