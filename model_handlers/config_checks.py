@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _MOST_LEVELS = 1024  # each is a queue that is looked at when a batch is formed
 CHECKSUM = "checksum"
+_OF_TENSORFLOW = ("tensorrt", "auto_mixed_precision", "gpu_io")  # Triton's, which spare time or memory
 _BATCH_STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 _TAG = re.compile(r"[A-Za-z0-9_]+")
 _LIBRARY = re.compile(r"libtriton_(\w+)\.so")
@@ -117,8 +118,10 @@ def _check_batch_size(config: ModelConfig) -> None:
 
 
 def _check_accelerators(config: ModelConfig) -> None:
-    """Once the backend is known: only ONNX Runtime has them."""
-    if (config.gpu_accelerators or config.cpu_accelerators) and config.backend not in {"", "onnxruntime"}:
+    """Once the backend is known: only ONNX Runtime has them. TensorFlow's own make no other answers."""
+    spared = _OF_TENSORFLOW if config.backend == "tensorflow" else ()
+    asked = [*config.cpu_accelerators, *(each for each in config.gpu_accelerators if each.name not in spared)]
+    if asked and config.backend not in {"", "onnxruntime"}:
         raise MmeError(
             Kind.UNSUPPORTED,
             f"model '{config.name}': config.pbtxt field 'optimization.execution_accelerators' is not honoured for "

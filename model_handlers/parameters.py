@@ -88,18 +88,18 @@ def warn_of_unknown(
     """Log the parameters that change nothing, once a model: those that nobody knows, and those with a reason."""
     for key, reason in (harmless or {}).items():
         if key in config.parameters:
-            _warn(logger, f"parameter '{key}' changes nothing: {reason}", config.name)
+            warn_once(logger, f"parameter '{key}' changes nothing: {reason}", config.name)
     reasons = harmless or {}
     unknown = [
         f"'{key}'" for key in config.parameters if key not in known and key not in reasons and not key.startswith(_OURS)
     ]
     if unknown:
-        _warn(logger, f"parameters without effect on {kind}: {', '.join(unknown)}", config.name)
+        warn_once(logger, f"parameters without effect on {kind}: {', '.join(unknown)}", config.name)
 
 
 @functools.lru_cache(maxsize=1024)
-def _warn(logger: str, sentence: str, model: str) -> None:
-    """Once: a model is loaded several times in its life."""
+def warn_once(logger: str, sentence: str, model: str) -> None:
+    """Log what changes nothing, once: a model is loaded several times in its life."""
     logging.getLogger(logger).warning("%s", sentence, extra={"target_model": model})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.parameters import integer, warn_of_unknown
+from model_handlers.parameters import integer, warn_of_unknown, warn_once
 from model_handlers.threads import processors
 
 if TYPE_CHECKING:
@@ -42,6 +42,10 @@ def check(config: ModelConfig) -> None:
     warn_of_unknown(
         config, (SIGNATURE, TAG, _WITHIN, _BETWEEN, _INIT), "TensorFlow models", "mme.tensorflow", _WITHOUT_EFFECT
     )
+    names = ", ".join(each.name for each in config.gpu_accelerators)
+    if names:
+        sentence = f"gpu_execution_accelerator {names} changes nothing: TensorFlow computes by itself here"
+        warn_once("mme.tensorflow", sentence, config.name)
     if _INIT in config.parameters:
         raise MmeError(
             Kind.UNSUPPORTED,

@@ -20,6 +20,7 @@ from model_handlers.onnx import OnnxHandler, runtime
 from model_handlers.onnx.handler import OnGpu
 from model_handlers.onnx.providers import check_providers, providers
 from model_handlers.onnx.runtime import create_session, onnx_runtime, session_failure, translated, unloadable
+from model_handlers.tensorflow.options import check as check_tensorflow
 
 TOO_OLD = """/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_execution_provider_info.cc:63 static \
 onnxruntime::CUDAExecutionProviderInfo onnxruntime::CUDAExecutionProviderInfo::FromProviderOptions(const \
@@ -142,11 +143,21 @@ def test_what_does_not_exist_is_refused_by_name(config, device, sentence):
 
 def test_accelerators_are_onnx_runtimes_alone():
     """A model of another backend that names one is refused, since nothing would come of it."""
-    config = ModelConfig("m", "openvino", cpu_accelerators=(Accelerator("openvino"),))
-    with pytest.raises(
-        MmeError, match=r"'optimization\.execution_accelerators' is not honoured for backend 'openvino'"
-    ):
-        normalise(config)
+    openvino = ModelConfig("m", "openvino", cpu_accelerators=(Accelerator("openvino"),))
+    tensorflow = ModelConfig("m", "tensorflow", gpu_accelerators=(Accelerator("tensorrt"), Accelerator("cuda")))
+    for config in (openvino, tensorflow):
+        sentence = rf"'optimization\.execution_accelerators' is not honoured for backend '{config.backend}'"
+        with pytest.raises(MmeError, match=sentence):
+            normalise(config)
+
+
+def test_tensorflows_own_accelerators_are_taken_and_told_of(caplog):
+    """Its models answer the same without, as Triton's do where there is no GPU."""
+    names = ("tensorrt", "auto_mixed_precision", "gpu_io")
+    config = normalise(ModelConfig("tf", "tensorflow", gpu_accelerators=tuple(map(Accelerator, names))))
+    with caplog.at_level("WARNING", "mme.tensorflow"):
+        check_tensorflow(config)
+    assert "tensorrt, auto_mixed_precision, gpu_io changes nothing" in caplog.text
 
 
 def test_openvino_as_an_accelerator_is_refused_with_the_way_to_have_it(doubler):
