@@ -7,6 +7,7 @@ that the model is in. PURE, but for the reading of a model's file.
 from __future__ import annotations
 
 import importlib
+import json
 import pickle
 import sys
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from model_handlers.python.script.formats import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -32,15 +34,43 @@ if TYPE_CHECKING:
 LIBSVM = ("text/libsvm", "text/x-libsvm")
 
 _PICKLED = b"\x80"  # how a pickle begins, and none of XGBoost's own formats
+_OF_CLASSES = ("multi:softmax", "binary:hinge")  # objectives whose predictions are numbers of classes
 _SEPARATORS = ",;\t| "
 
 
-def load(file: Path) -> Any:
-    """The booster in a file, which is of one of XGBoost's formats, or pickled as older containers have it.
+class Folds:
+    """The boosters of a cross-validation, which predict together: their mean, or the class that most of them say."""
+
+    def __init__(self, boosters: Sequence[Any]) -> None:
+        self._boosters = boosters
+        objective = json.loads(boosters[0].save_config())["learner"]["objective"]["name"]
+        self._votes = objective in _OF_CLASSES
+
+    def num_features(self) -> int:
+        """How many features a row has."""
+        features: int = self._boosters[0].num_features()
+        return features
+
+    def predict(self, rows: Any) -> Any:
+        """What they predict."""
+        predictions = np.array([predict(booster, rows) for booster in self._boosters])
+        if not self._votes:
+            return predictions.mean(0)
+        return importlib.import_module("scipy.stats").mode(predictions, keepdims=False).mode
+
+
+def load(files: Sequence[Path]) -> Any:
+    """The booster in a file, or those in several as one model.
 
     Raises:
         Exception: what the library or pickle says of it.
     """
+    boosters = [_loaded(file) for file in files]
+    return boosters[0] if len(boosters) == 1 else Folds(boosters)
+
+
+def _loaded(file: Path) -> Any:
+    """A booster in one of XGBoost's formats, or pickled as older containers have it."""
     content = file.read_bytes()
     if content.startswith(_PICKLED):
         return pickle.loads(content)  # noqa: S301 - the customer's own, as the code beside a model would be
@@ -50,9 +80,9 @@ def load(file: Path) -> Any:
 
 
 def is_booster(model: Any) -> bool:
-    """Whether a model is one, and no estimator in scikit-learn's style."""
+    """Whether a model is one, or several, and no estimator in scikit-learn's style."""
     xgboost = sys.modules.get("xgboost")
-    return xgboost is not None and isinstance(model, xgboost.Booster)
+    return isinstance(model, Folds) or (xgboost is not None and isinstance(model, xgboost.Booster))
 
 
 def matrix(body: bytes | str, content_type: object, features: int = 0) -> Any:
@@ -87,6 +117,8 @@ def matrix(body: bytes | str, content_type: object, features: int = 0) -> Any:
 
 def predict(booster: Any, rows: Any) -> Any:
     """What the booster predicts, by the trees up to its best round where it knows one."""
+    if isinstance(booster, Folds):
+        return booster.predict(rows)
     best = booster.attr("best_iteration")
     rounds = (0, int(best) + 1) if best is not None else (0, 0)
     return booster.predict(rows, iteration_range=rounds, validate_features=False)

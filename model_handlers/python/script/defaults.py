@@ -22,7 +22,7 @@ from model_handlers.python.script import boosters, pipelines, saved_models
 from model_handlers.python.script.accept import preferred
 from model_handlers.python.script.failures import not_acceptable
 from model_handlers.python.script.formats import CSV, JSON, WRITES, MalformedBodyError, decode, media_type
-from model_handlers.python.script.no_script import BOOSTER_FILE, is_saved_pipeline, saved_models_in
+from model_handlers.python.script.no_script import boosters_in, is_saved_pipeline, saved_models_in
 
 if TYPE_CHECKING:
     from model_handlers.base import Device
@@ -59,8 +59,9 @@ class Defaults:
             MmeError: INVALID_MODEL when there is none of these, more than one file, or no such library.
         """
         directory = Path(model_dir)
-        if (directory / BOOSTER_FILE).is_file():
-            return boosters.load(directory / BOOSTER_FILE)
+        of_boosters = boosters_in(directory)
+        if of_boosters:
+            return boosters.load(of_boosters)
         if not (directory / _TORCHSCRIPT).is_file() and is_saved_pipeline(directory):
             return pipelines.load(self._model, directory, self._task, self._on)
         if not (directory / _TORCHSCRIPT).is_file() and saved_models_in(directory):

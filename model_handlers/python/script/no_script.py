@@ -15,7 +15,7 @@ SAVED_MODEL = "saved_model.py"
 LINES = "SAGEMAKER_BATCH"  # a parameter of models whose answers are put together line by line
 TASK = "HF_TASK"  # a parameter of models, by the variable that Amazon's container has for it
 
-BOOSTER_FILE = "xgboost-model"  # what SageMaker's XGBoost calls it
+_BOOSTER_FILES = ("xgboost-model", "xgboost-model-[0-9]*")  # of SageMaker's XGBoost, and of its cross-validation
 CONFIG_FILE = "config.json"  # of a model that transformers saved, beside its weights
 _SAVED_FILE = "saved_model.pb"
 _SAVED_PLACES = ("", "*/", "*/*/")  # above the folder of a version: 1/, a-model/1/, export/Servo/1/
@@ -25,11 +25,16 @@ _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "tf_model*.h5")
 
 def script_for(directory: Path) -> str:
     """The file name of the script for what lies in a directory, "" for none."""
-    if (directory / BOOSTER_FILE).is_file():
+    if boosters_in(directory):
         return BOOSTER
     if is_saved_pipeline(directory):
         return PIPELINE
     return SAVED_MODEL if saved_models_in(directory) else ""
+
+
+def boosters_in(directory: Path) -> list[Path]:
+    """The files of a model of SageMaker's XGBoost: one, or one for each fold of a cross-validation, in order."""
+    return sorted(file for name in _BOOSTER_FILES for file in directory.glob(name) if file.is_file())
 
 
 def is_saved_pipeline(directory: Path) -> bool:

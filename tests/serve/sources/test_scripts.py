@@ -125,6 +125,7 @@ def test_two_scripts_in_one_archive_are_refused(tree):
     ("paths", "script", "parameters"),
     [
         (["xgboost-model"], "booster.py", {"SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "text/csv"}),
+        (["xgboost-model-0", "xgboost-model-1"], "booster.py", {"SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "text/csv"}),
         (["config.json", "model.safetensors", "1_Pooling/config.json"], "pipeline.py", {}),
         (["config.json", "pytorch_model-00001-of-00002.bin"], "pipeline.py", {}),
         (["config.json", "tf_model.h5", "saved_model/1/saved_model.pb"], "pipeline.py", {}),

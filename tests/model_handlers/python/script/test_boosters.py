@@ -182,6 +182,22 @@ def test_trees_behind_the_best_round_do_not_count(scripts):
     np.testing.assert_allclose(loaded.told(as_csv(ROWS[:2]), CSV), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("objective", ["reg:squarederror", "multi:softmax", "multi:softprob"])
+def test_boosters_of_a_cross_validation_are_one_model(scripts, objective):
+    """Their mean is the answer, or the class that most of them say, the least of those that as many say."""
+    labels, settings = (ROWS[:, 0] * 3).astype(int), {"max_depth": 2, "objective": objective}
+    settings |= {"num_class": 3} if objective.startswith("multi") else {}
+    folds = [xgboost.train(settings, xgboost.DMatrix(ROWS[at::4], labels[at::4]), 2) for at in range(4)]
+    files = {f"xgboost-model-{at}": pickle.dumps(fold) for at, fold in enumerate(folds)}
+    loaded = scripts.load("", files=files)
+
+    each = np.array([fold.predict(xgboost.DMatrix(ROWS)) for fold in folds])
+    expected = each.mean(0)
+    if objective == "multi:softmax":
+        expected = [np.bincount(column).argmax() for column in each.astype(int).T]
+    np.testing.assert_allclose(loaded.told(as_csv(ROWS), CSV), expected, rtol=1e-5)
+
+
 def test_a_script_of_the_xgboost_container_runs_as_it_is(scripts):
     """Its encoder is there without the package, and what trains in the same file is imported, too."""
     loaded = scripts.load(
