@@ -16,7 +16,7 @@ FRAMEWORKS := .venv/.frameworks
 GPU_INSTALLED := .venv-gpu/.installed
 GPU_INSTALLER ?= .venv-gpu/bin/python -m pip install
 BUILT := build/compiled
-PROTO := model_handlers/proto/model_config.proto container/grpc/grpc_service.proto
+PROTO := model_handlers/proto/model_config.proto model_handlers/proto/record.proto container/grpc/grpc_service.proto
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

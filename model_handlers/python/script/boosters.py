@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from model_handlers.python.script import recordio
 from model_handlers.python.script.accept import preferred
 from model_handlers.python.script.formats import (
     CSV,
@@ -24,6 +25,7 @@ from model_handlers.python.script.formats import (
     encode,
     media_type,
 )
+from model_handlers.python.script.recordio import RECORDIO
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +88,7 @@ def is_booster(model: Any) -> bool:
 
 
 def matrix(body: bytes | str, content_type: object, features: int = 0) -> Any:
-    """The rows of a body, as XGBoost's matrix: of CSV and LIBSVM, or of an array in JSON or numpy's format.
+    """The rows of a body, as XGBoost's matrix: of CSV, LIBSVM and RecordIO, or of an array in JSON or numpy's format.
 
     Args:
         body: what the client sent.
@@ -154,6 +156,8 @@ def _rows(body: bytes | str, kind: str, content_type: object, features: int) -> 
         return _table(_text(body))
     if kind in LIBSVM:
         return _sparse(_text(body), features)
+    if kind == RECORDIO:
+        return recordio.rows_of(body.encode() if isinstance(body, str) else body)
     rows = decode(body, content_type)
     return np.atleast_2d(rows) if isinstance(rows, np.ndarray) else rows
 

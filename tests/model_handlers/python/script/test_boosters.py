@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import struct
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tests.model_handlers.python.script.conftest import Loaded
 xgboost = framework("xgboost")
 
 CSV, SVM, NPY = "text/csv", "text/libsvm", "application/x-npy"
+RECORDIO = "application/x-recordio-protobuf"
 ROWS = np.random.default_rng(0).random((40, 3)).astype(np.float32)
 ROWS[0, 1] = np.nan
 BOOSTER = xgboost.train({"max_depth": 3}, xgboost.DMatrix(ROWS, ROWS[:, 0] * 2 - ROWS[:, 2]), 4)
@@ -58,6 +60,25 @@ def as_npy(rows):
     return stream.getvalue()
 
 
+def part(number, content):
+    """A field of protobuf's that is a message, a text or numbers."""
+    size = len(content)
+    length = bytes([size]) if size < 128 else bytes([size & 127 | 128, size >> 7])
+    return bytes([number << 3 | 2]) + length + content
+
+
+def record(values, keys=(), shape=(), *, field=2, name=b"values"):
+    """A row as SageMaker's Record, behind a header and with what fills it up."""
+    tensor = part(1, values) + (part(2, bytes(keys)) if keys else b"") + (part(3, bytes(shape)) if shape else b"")
+    content = part(1, part(1, name) + part(2, part(field, tensor))) + part(3, b"uid")
+    return struct.pack("<II", 0xCED7230A, len(content)) + content + b"\0" * (-len(content) % 4)
+
+
+def as_records(rows, dtype="<f4", field=2):
+    """Rows as RecordIO."""
+    return b"".join(record(row.astype(dtype).tobytes(), field=field) for row in rows)
+
+
 @pytest.fixture
 def bare(scripts, request):
     """The model of an archive that is its file alone."""
@@ -96,6 +117,12 @@ def test_a_file_of_xgboost_is_a_model(bare, form):
         (as_svm(ROWS[:2], label=""), "text/x-libsvm"),
         (json.dumps(ROWS[:2].tolist()), "application/json"),
         (as_npy(ROWS[:2]), NPY),
+        (as_records(ROWS[:2]), RECORDIO),
+        (as_records(ROWS[:2], "<f8", 3), RECORDIO),
+        (
+            record(ROWS[0, ::2].tobytes(), (0, 2), (3,)) + record(ROWS[1].tobytes(), (0, 1, 2), (3,)),
+            RECORDIO,
+        ),
     ],
 )
 def test_rows_are_read_in_every_form(bare, body, content_type):
@@ -135,6 +162,17 @@ def test_csv_is_written_as_the_container_does(bare, parameters, ends):
         ("1,2,1e39", CSV, "a number is infinite, or too large"),
         ("0:-inf", SVM, "a number is infinite, or too large"),
         (f"{10**30}:1", SVM, "the body is not rows of numbers in"),
+        (b"", RECORDIO, "it holds no record"),
+        (as_records(ROWS[:1])[:-4], RECORDIO, "at byte 0 there is no whole record"),
+        (as_records(ROWS[:1]) + b"rest", RECORDIO, "its last record is cut off"),
+        (b"8 bytes, " + as_records(ROWS[:1]), RECORDIO, "at byte 0 there is no whole record"),
+        (struct.pack("<II", 0xCED7230A, 4) + b"\xff" * 4, RECORDIO, "the body is not rows of numbers in"),
+        (record(b"", name=b"other"), RECORDIO, "a record has no feature 'values'"),
+        (record(b"", field=9), RECORDIO, "the feature 'values' of a record is no numbers"),
+        (record(bytes(8)) + record(bytes(12)), RECORDIO, "its rows are not all of one length"),
+        (record(bytes(16)), RECORDIO, "a row of the body has 4 numbers, and the model 3 features"),
+        (record(bytes(8), (1,), (3,)), RECORDIO, "has not as many values as columns"),
+        (record(bytes(4), (7,), (3,)), RECORDIO, "the body is not rows of numbers in"),
         ('[[1, 2, "3"]]', "application/json", "they hold what is no number"),
         ('{"rows": 1}', "application/json", "the body is not rows of numbers in application/json"),
     ],
@@ -151,7 +189,7 @@ def test_types_that_it_neither_reads_nor_writes_are_refused(bare):
     """With the statuses that tell."""
     loaded = bare()
 
-    assert loaded.refused(b"x", "application/x-recordio-protobuf").kind is Kind.UNSUPPORTED_MEDIA_TYPE
+    assert loaded.refused(b"x", "application/x-parquet").kind is Kind.UNSUPPORTED_MEDIA_TYPE
     assert loaded.refused(as_csv(ROWS[:1]), CSV, "image/png").kind is Kind.NOT_ACCEPTABLE
 
 

@@ -1,0 +1,81 @@
+"""SageMaker's `application/x-recordio-protobuf`: rows of features as Amazon's algorithms read them. PURE.
+
+Records lie one after another, each behind a magic number and its length and filled up to four bytes. A record is a
+message whose feature `values` is a row: numbers, or numbers with the columns that they are of.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from model_handlers.proto.record_pb2 import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RECORDIO = "application/x-recordio-protobuf"
+
+_HEADER = struct.Struct("<II")
+_MAGIC = 0xCED7230A
+_LENGTH = (1 << 29) - 1  # the bits of a length; those above tell of records in parts, which Amazon's do not have
+_FEATURES = "values"
+
+
+def rows_of(body: bytes) -> Any:
+    """The rows as an array, or as a sparse matrix where records say columns.
+
+    Raises:
+        ValueError: they are no such records, or not all of one length.
+    """
+    tensors = [_tensor(content) for content in _records(memoryview(body))]
+    if not tensors:
+        raise ValueError("it holds no record")
+    if not any(len(tensor.keys) for tensor in tensors):
+        if len({len(tensor.values) for tensor in tensors}) > 1:
+            raise ValueError("its rows are not all of one length")
+        return np.array([tensor.values for tensor in tensors], np.float32)
+    return _sparse(tensors)
+
+
+def _records(body: memoryview) -> Iterator[bytes]:
+    place = 0
+    while place < len(body):
+        if len(body) - place < _HEADER.size:
+            raise ValueError("its last record is cut off")
+        magic, length = _HEADER.unpack_from(body, place)
+        end = place + _HEADER.size + length
+        if magic != _MAGIC or length > _LENGTH or end > len(body):
+            raise ValueError(f"at byte {place} there is no whole record")
+        yield bytes(body[place + _HEADER.size : end])
+        place = end + -length % 4
+
+
+def _tensor(content: bytes) -> Any:
+    try:
+        record = Record.FromString(content)
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+    if _FEATURES not in record.features:
+        raise ValueError(f"a record has no feature '{_FEATURES}'")
+    value = record.features[_FEATURES]
+    kind = value.WhichOneof("value")
+    if kind is None:
+        raise ValueError(f"the feature '{_FEATURES}' of a record is no numbers")
+    tensor = getattr(value, kind)
+    if tensor.keys and len(tensor.keys) != len(tensor.values):
+        raise ValueError("a record has not as many values as columns")
+    return tensor
+
+
+def _sparse(tensors: list[Any]) -> Any:
+    width = max((tensor.shape[0] if tensor.shape else max(tensor.keys, default=-1) + 1) for tensor in tensors)
+    rows = np.repeat(np.arange(len(tensors)), [len(tensor.values) for tensor in tensors])
+    columns = [column for tensor in tensors for column in (tensor.keys or range(len(tensor.values)))]
+    values = np.array([value for tensor in tensors for value in tensor.values], np.float32)
+    csr_matrix = importlib.import_module("scipy.sparse").csr_matrix
+    return csr_matrix((values, (rows, columns)), shape=(len(tensors), width))
