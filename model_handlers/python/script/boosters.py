@@ -19,6 +19,7 @@ from model_handlers.python.script.accept import preferred
 from model_handlers.python.script.formats import (
     CSV,
     JSON,
+    READS,
     MalformedBodyError,
     UnsupportedFormatError,
     decode,
@@ -134,7 +135,7 @@ def answer(prediction: Any, accept: str, *, lines: bool) -> tuple[str | memoryvi
     """
     content_type = preferred(accept, (CSV, JSON), CSV)
     if content_type is None:
-        raise UnsupportedFormatError(accept)
+        raise UnsupportedFormatError(accept, (CSV, JSON))
     if content_type == JSON:
         return encode(prediction, JSON), JSON
     values = map(str, np.asarray(prediction).tolist())
@@ -158,6 +159,8 @@ def _rows(body: bytes | str, kind: str, content_type: object, features: int) -> 
         return _sparse(_text(body), features)
     if kind == RECORDIO:
         return recordio.rows_of(body.encode() if isinstance(body, str) else body)
+    if kind not in READS:
+        raise UnsupportedFormatError(content_type, (*LIBSVM, RECORDIO, *READS))
     rows = decode(body, content_type)
     return np.atleast_2d(rows) if isinstance(rows, np.ndarray) else rows
 

@@ -37,8 +37,8 @@ def failed_call(function: str, error: BaseException, model: str) -> MmeError:
         return out_of_memory(f"model '{model}' ran out of memory while {function} ran: {told(error)}")
     names = [each.__name__ for each in type(error).__mro__]
     if _UNSUPPORTED in names:
-        refuse = not_acceptable if function == "output_fn" else unsupported_media_type
-        return refuse(model, function, str(error).partition("\n")[0])
+        refuse, types = (not_acceptable, WRITES) if function == "output_fn" else (unsupported_media_type, READS)
+        return refuse(model, function, str(error).partition("\n")[0], getattr(error, "types", ()) or types)
     if isinstance(error, MalformedBodyError):
         return invalid_argument(printable(f"model '{model}': {error}"))
     status = next((getattr(error, field, None) for name, field in _WITH_STATUS.items() if name in names), None)
@@ -54,14 +54,14 @@ def with_status(status: int, sentence: str) -> MmeError:
     return MmeError(kind, printable(sentence), said)
 
 
-def unsupported_media_type(model: str, function: str, reason: str) -> MmeError:
+def unsupported_media_type(model: str, function: str, reason: str, types: Sequence[str] = READS) -> MmeError:
     """The body is of a type that the function does not read."""
-    return MmeError(Kind.UNSUPPORTED_MEDIA_TYPE, _unsupported(model, function, reason, "input_fn reads", READS))
+    return MmeError(Kind.UNSUPPORTED_MEDIA_TYPE, _unsupported(model, function, reason, "input_fn reads", types))
 
 
-def not_acceptable(model: str, function: str, reason: str) -> MmeError:
+def not_acceptable(model: str, function: str, reason: str, types: Sequence[str] = WRITES) -> MmeError:
     """The client accepts no type that the function writes."""
-    return MmeError(Kind.NOT_ACCEPTABLE, _unsupported(model, function, reason, "output_fn writes", WRITES))
+    return MmeError(Kind.NOT_ACCEPTABLE, _unsupported(model, function, reason, "output_fn writes", types))
 
 
 def _unsupported(model: str, function: str, reason: str, does: str, types: Sequence[str]) -> str:

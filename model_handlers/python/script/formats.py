@@ -27,9 +27,14 @@ _NOT_WHOLE = ".eEnN"  # a number written with one of these is no integer
 
 
 class UnsupportedFormatError(Exception):
-    """No such content type is read, or written. Scripts know it by this name, from Amazon's toolkits."""
+    """No such content type is read, or written. Scripts know it by this name, from Amazon's toolkits.
 
-    def __init__(self, content_type: object) -> None:
+    Attributes:
+        types: what is read or written instead, () for what is of any model.
+    """
+
+    def __init__(self, content_type: object, types: tuple[str, ...] = ()) -> None:
+        self.types = types
         super().__init__(f"Content type {content_type} is not supported by this framework.")
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 JSON_LINES = "application/jsonlines"
 NAME, VERSION, METHOD = "tfs-model-name", "tfs-model-version", "tfs-method"
 PREDICT = "predict"
-_LINES = (JSON_LINES, "application/jsons")
+_READS = (JSON, CSV, JSON_LINES, "application/jsons")
 _ATTRIBUTE = re.compile(r"(tfs-[a-z-]+)=([^,]+)")
 _FORMS = ("instances", "inputs", "examples")  # one of which each request to TensorFlow Serving has
 _NUMBERS = re.compile(r'\s*["\d.Ee+-]')  # how a row of CSV begins that is JSON as it stands
@@ -168,8 +168,8 @@ def request(body: bytes | str, content_type: object) -> dict[str, Any]:
         MalformedBodyError: it can't be read as that.
     """
     kind = media_type(content_type)
-    if kind not in {JSON, CSV, *_LINES}:
-        raise UnsupportedFormatError(content_type)
+    if kind not in _READS:
+        raise UnsupportedFormatError(content_type, _READS)
     try:
         text = body if isinstance(body, str) else bytes(body).decode()
         return {"instances": _from_csv(text)} if kind == CSV else _from_json(text)

@@ -189,8 +189,12 @@ def test_types_that_it_neither_reads_nor_writes_are_refused(bare):
     """With the statuses that tell."""
     loaded = bare()
 
-    assert loaded.refused(b"x", "application/x-parquet").kind is Kind.UNSUPPORTED_MEDIA_TYPE
-    assert loaded.refused(as_csv(ROWS[:1]), CSV, "image/png").kind is Kind.NOT_ACCEPTABLE
+    unread = loaded.refused(b"x", "application/x-parquet")
+    assert unread.kind is Kind.UNSUPPORTED_MEDIA_TYPE
+    assert "reads text/libsvm, text/x-libsvm, application/x-recordio-protobuf, application/json," in unread.message
+    unwritten = loaded.refused(as_csv(ROWS[:1]), CSV, "image/png")
+    assert unwritten.kind is Kind.NOT_ACCEPTABLE
+    assert "writes text/csv and application/json;" in unwritten.message
 
 
 def test_a_file_that_is_no_booster_says_so(scripts):

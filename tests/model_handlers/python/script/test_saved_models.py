@@ -171,8 +171,10 @@ def test_what_the_client_got_wrong_is_told(model, body, attributes, sentence):
 
 
 def test_no_other_content_type_is_read(model):
-    """It is a 415."""
-    assert model.refused(b"", "image/png").kind is Kind.UNSUPPORTED_MEDIA_TYPE
+    """It is a 415, which says what is."""
+    refused = model.refused(b"", "image/png")
+    assert refused.kind is Kind.UNSUPPORTED_MEDIA_TYPE
+    assert "reads application/json, text/csv, application/jsonlines and application/jsons;" in refused.message
 
 
 @pytest.mark.parametrize(("accept", "content_type"), [("", JSON), (LINES, LINES), ("text/csv", JSON)])
