@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _STAGING_PREFIX = ".staging-"
+_LEFT: set[Path] = set()  # what could not be removed: that takes descriptors, of which there may be none
 _EXISTS = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
@@ -39,12 +40,20 @@ def remove_staging(directory: Path) -> None:
 @contextmanager
 def staging_directory(parent: Path) -> Iterator[Path]:
     """A new directory that is gone afterwards, unless it was renamed."""
+    for left in list(_LEFT):
+        _remove(left)
     staging, fd = _staging(parent)
     try:
         yield staging
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        _remove(staging)
         os.close(fd)
+
+
+def _remove(staging: Path) -> None:
+    """Remove it, or have the next one who stages anything do it."""
+    shutil.rmtree(staging, ignore_errors=True)
+    (_LEFT.add if staging.exists() else _LEFT.discard)(staging)
 
 
 def publish(staging: Path, directories: Iterable[Path], destination: Path) -> None:
@@ -81,6 +90,9 @@ def _staging(parent: Path) -> tuple[Path, int]:
             fd = _locked(staging)
         except (FileNotFoundError, BlockingIOError):
             continue
+        except OSError:
+            staging.rmdir()
+            raise
         if staging.exists():
             return staging, fd
         os.close(fd)

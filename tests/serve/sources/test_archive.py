@@ -5,6 +5,7 @@ import fcntl
 import gzip
 import io
 import os
+import resource
 import string
 import subprocess
 import sys
@@ -553,6 +554,23 @@ def test_staging_that_another_run_took_for_the_deads_is_made_anew(tmp_path, monk
         remove_staging(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == [folder.name]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_staging_that_could_not_be_removed_is_removed_by_the_next(tmp_path):
+    """That takes descriptors: while there are none nothing new is left, and what is left goes as soon as there are some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with staging_directory(tmp_path) as left:
+        (left / "model").write_bytes(b"x")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"), staging_directory(tmp_path):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert list(tmp_path.iterdir()) == [left]
+
+    with staging_directory(tmp_path) as staging:
+        assert list(tmp_path.iterdir()) == [staging]
 
 
 def test_killed_in_the_middle(tmp_path, targz_bytes):
