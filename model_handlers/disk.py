@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_argument, out_of_memory
+from model_handlers.system_limits import advised
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 def own_directory(directory: Path) -> None:
@@ -82,6 +84,8 @@ def disk_errors(what: str) -> Iterator[None]:
             raise out_of_memory(
                 f"{what}: the disk is full; free some of it or give the directory a larger one"
             ) from error
+        if error.errno in _NO_FILES:  # which says nothing of the disk
+            raise MmeError(Kind.UNAVAILABLE, f"{what}: {advised(error)}") from error
         raise MmeError(Kind.INTERNAL, f"{what}: {error}; check the directory and its permissions") from error
 
 

@@ -274,9 +274,10 @@ class Artifacts:
     def _copies(self, name: str) -> list[Path]:
         """What is unpacked of an archive, the one used last at the end."""
         found = []
-        for path in self._directory.glob(f"{self._key(name)}-*"):
-            with suppress(FileNotFoundError):  # it leaves for another
-                found.append((path.stat().st_mtime_ns, path))
+        with disk_errors(f"{self._directory} cannot be read"):
+            for path in self._directory.glob(f"{self._key(name)}-*"):
+                with suppress(FileNotFoundError):  # it leaves for another
+                    found.append((path.stat().st_mtime_ns, path))
         return [path for _, path in sorted(found)]
 
     def _path(self, name: str, etag: str) -> Path:

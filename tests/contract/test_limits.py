@@ -112,6 +112,32 @@ def test_open_files_that_run_out_are_told(tmp_path, archives):
         assert invoke(server, there[0]).status == 200
 
 
+def test_a_load_that_can_open_no_file_is_told(tmp_path, archives):
+    """Whichever file it is: nothing is said of the disk or the archive, and the same load succeeds once there is room."""
+    with (
+        limited(tmp_path, archives, "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))") as server,
+        server.connect() as connection,
+    ):
+        assert invoke(server, "onnx-0").status == 200
+        kept = [server.connect() for _ in range(100)]
+        eventually(lambda: "all 100 files that the server may have open are open" in server.log, "a warning")
+        said = set()
+        named = {"X_Amzn_SageMaker_Target_Model": "onnx-1.tar.gz"}
+        while (answer := connection.send(post("/invocations", models.ONE, **named)).answer()).status != 200:
+            assert answer.status == 503, answer.error
+            assert "raise the limit of open files (ulimit -n)" in answer.error
+            said.add(answer.error.partition(":")[0])
+            kept.pop(0).close()
+        for each in kept:
+            each.close()
+        assert any("cannot be read" in sentence for sentence in said)
+        assert any("cannot be unpacked" in sentence for sentence in said)
+
+        eventually(lambda: alive(server), "a connection with an answer")
+        assert invoke(server, "onnx-2").status == 200
+        assert server.staging() == []
+
+
 def test_the_server_may_have_as_many_files_open_as_it_is_allowed(tmp_path, archives):
     """The soft limit, 1024 on many systems, is raised to the hard one."""
     hard = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 4096)
