@@ -604,9 +604,13 @@ def test_an_error_is_the_status_of_a_stream_that_wants_it_so(server):
     with Stream(server, headers={"triton_grpc_error": "true"}) as stream:
         stream.ask("counter", count(-3))
         _, first = stream.next()
+    with Stream(server, headers={"triton_grpc_error": "true"}) as stream:
+        stream.ask("nobody", count(1))
+        _, refused = stream.next()
 
     assert (error.status(), error.message()) == ("StatusCode.INVALID_ARGUMENT", "nothing to count")
     assert (first.status(), first.message()) == ("StatusCode.INTERNAL", "not that one")
+    assert refused.status() == "StatusCode.NOT_FOUND"
 
 
 def test_a_stream_ends_when_its_requests_have_been_answered(bare):

@@ -371,6 +371,18 @@ def test_the_json_form_tells_what_is_set():
     assert document["dynamic_batching"]["default_queue_policy"]["default_timeout_microseconds"] == 5_000_000_000
 
 
+def test_the_json_form_tells_what_is_in_effect():
+    """What changes nothing here has its default, and a strategy of sequences is named though config.pbtxt names none."""
+    more = "sequence_batching { } optimization { priority: PRIORITY_MAX eager_batching: true }"
+    config = parse_config(f"{more} instance_group [ {{ kind: KIND_CPU host_policy: 'one' }} ]", model="bert")
+
+    document = config_json(config)
+
+    assert document["optimization"] == OPTIMIZATION
+    assert document["instance_group"][0]["host_policy"] == ""
+    assert "direct" in document["sequence_batching"]
+
+
 def numbers(value):
     """Protobuf's JSON with its strings of digits as the numbers they stand for."""
     if isinstance(value, dict):
