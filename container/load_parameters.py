@@ -47,7 +47,7 @@ def load_override(parameters: Mapping[str, Any]) -> Override | None:
     """What a load request has a model loaded with; None for what the model has itself.
 
     Raises:
-        MmeError: INVALID_ARGUMENT for a parameter that is none, or not of its type.
+        MmeError: INVALID_ARGUMENT for a parameter that is none, not of its type, or an empty configuration.
     """
     files: dict[str, bytes] = {}
     for key, value in parameters.items():
@@ -55,8 +55,10 @@ def load_override(parameters: Mapping[str, Any]) -> Override | None:
             files[key] = _decoded(key, value)
         elif key != "config" or not isinstance(value, str):
             raise invalid_argument(f"Unrecognized load parameter '{key[:_SHOWN]}' with type '{_type_of(value)}'")
-    config = parameters.get("config", "")
-    return Override(config, files) if config or files else None
+    config = parameters.get("config")
+    if config == "":
+        raise invalid_argument("load parameter 'config' is empty: leave it out for the model's own configuration")
+    return Override(config or "", files) if config or files else None
 
 
 def unload_dependents(parameters: Mapping[str, Any]) -> bool:

@@ -38,6 +38,7 @@ def test_overrides_are_understood(parameters, override):
         ({"other": 1}, "Unrecognized load parameter 'other' with type 'INT'"),
         ({"other": True}, "Unrecognized load parameter 'other' with type 'BOOL'"),
         ({"other": 1.5}, "Unrecognized load parameter 'other' with type 'DOUBLE'"),
+        ({"config": ""}, "load parameter 'config' is empty: leave it out for the model's own configuration"),
         ({"config": {"max_batch_size": 1}}, "Unrecognized load parameter 'config' with type 'dict'"),
         ({"file:1/model.onnx": "not base64!"}, "file parameter 'file:1/model.onnx' must be the file in base64"),
         ({"file:1/model.onnx": 3}, "file parameter 'file:1/model.onnx' must be the file in base64"),
