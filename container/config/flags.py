@@ -20,8 +20,9 @@ examples:
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    summary = "print what is understood, and every problem; exit code 1 if there are any"
     check = actions.add_parser(
-        "check", help="print what is understood, and every problem; exit code 1 if there are any"
+        "check", help=summary, description=summary, epilog=_EXAMPLES, formatter_class=parser.formatter_class
     )
     sources = "a model directory, a repository of several, or a .tar.gz archive"
     check.add_argument("sources", metavar="DIR|ARCHIVE", nargs="+", help=sources)
@@ -29,7 +30,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--config-name", default="", metavar="NAME", help="read configs/NAME.pbtxt where a model has it")
     check.add_argument("--program", default="inference.py", metavar="FILE", help="what inference scripts are called")
     check.add_argument("--quiet", action="store_true", help="only problems, no configurations and trees")
-    fields = actions.add_parser("fields", help="what becomes of each field of config.pbtxt")
+    summary = "what becomes of each field of config.pbtxt"
+    fields = actions.add_parser("fields", help=summary, description=summary)
     fields.add_argument("--format", choices=("text", "markdown"), default="text")
 
 

@@ -296,6 +296,14 @@ def test_help_has_examples(command, capsys):
     assert f"  mme {command}" in capsys.readouterr().out.partition("examples:")[2]
 
 
+def test_help_of_an_action_has_them_too(capsys):
+    """It says what the action does, and how it is used."""
+    assert run("config", "check", "--help") == 0
+    told = capsys.readouterr().out
+    assert "print what is understood" in told.partition("positional arguments:")[0]
+    assert "  mme config check ./repository " in told.partition("examples:")[2]
+
+
 @pytest.mark.parametrize("words", [[], ["--help"]])
 def test_without_a_command_the_way_from_a_file_to_an_endpoint_is_shown(words, capsys):
     """Its commands are those that there are; to have named none is a mistake."""
