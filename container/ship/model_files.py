@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import invalid_argument
 from model_handlers.registry import detect_backend
 from serve.sources.scripts import DEFAULT_SCRIPTS
+from serve.sources.store import ARCHIVE_SUFFIX
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,6 +57,10 @@ def recognised(path: Path) -> ModelFile | None:
         raise invalid_argument(f"'{path}' does not exist: name a model directory or a model file")
     if path.is_dir():
         return ModelFile("model.savedmodel") if _is_saved_model(path) else None
+    if path.name.endswith(ARCHIVE_SUFFIX):
+        raise invalid_argument(
+            f"'{path}' is packed already: `mme config check` tells what it holds, `mme push` uploads it"
+        )
     found = _by_name(path)
     if found is None:
         raise invalid_argument(f"'{path}' is no model that is known here: {_KNOWN}")

@@ -134,6 +134,11 @@ class LocalStore:
     """The archives in a folder and the folders below it."""
 
     def __init__(self, directory: Path) -> None:
+        if directory.is_file():
+            raise invalid_argument(
+                f"model store '{directory}' is a file: name the folder that holds the archives, which "
+                "`mme pack` makes of models"
+            )
         if not directory.is_dir():
             raise invalid_argument(f"model store '{directory}' is not a directory: create it, or name another")
         self._directory = directory

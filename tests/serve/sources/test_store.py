@@ -99,6 +99,15 @@ def test_open_store_refuses(uri, s3_environment):
     assert kind_of(open_store, uri)[0] is Kind.INVALID_ARGUMENT
 
 
+def test_a_file_is_no_store(tmp_path):
+    """Whoever names a model is told where it belongs: made anew, the folder would be in its way."""
+    (tmp_path / "iris.onnx").touch()
+    with pytest.raises(MmeError, match=r"iris.onnx' is a file: name the folder that holds the archives") as refused:
+        open_store(str(tmp_path / "iris.onnx"))
+
+    assert refused.value.kind is Kind.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize("part_size", [1_000_002, 1_000_003, 1_000_004, 100_000, 333_335, 65_536])
 def test_download_across_parts(part_size, s3):
     """The bytes arrive in order, however the parts fall."""
