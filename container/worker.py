@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import functools
 import logging
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import uvloop
 from gunicorn.arbiter import Arbiter
@@ -40,7 +42,7 @@ from serve.life import is_followed, life_of
 from serve.threads import SteadyPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from concurrent.futures import Future
 
     from flask import Flask
@@ -48,12 +50,14 @@ if TYPE_CHECKING:
     from container.grpc.server import GrpcServer
     from container.http1 import Exchange
 
+T = TypeVar("T")
 _log = logging.getLogger("mme.worker")
 _SWITCH_INTERVAL = 0.0005  # seconds; a lane's thread must not keep the loop waiting for Python's default of 5 ms
 _NOTIFY_SECONDS = 1.0
 _QUICK_SECONDS = 1.0  # for models to end that owe answers which nobody gets any more
 _CLOSE_SECONDS = 2.0  # for models to end that owe none; gunicorn kills us a second later
 _PARTING_SECONDS = 1.0  # for clients that keep connections to hear, with one more answer, that they are to leave
+_PORT_TRIES, _PORT_SECONDS = 40, 0.1  # as long as for HTTP's port, see `gunicorn_conf`
 _READ_THREADS = 8
 _CHANGE_THREADS = 256  # idle ones cost nothing; each load or unload under way holds one
 _ASK_THREADS = 256  # likewise, each probe of a model that hangs
@@ -156,11 +160,28 @@ async def _metrics_port(service: Service, front: _Front, loop: asyncio.AbstractE
         return ()
     port = MetricsPort(front.handle, loop)
     try:
-        await port.open(settings.metrics_address or settings.host, settings.metrics_port)
+        await _patiently(functools.partial(port.open, settings.metrics_address or settings.host, settings.metrics_port))
     except MmeError as error:
         await service.close()
         _give_up(error)
     return (port,)
+
+
+async def _patiently(listen: Callable[[], Awaitable[T]]) -> T:
+    """What listens at a port that the worker before this one, or another server, may be about to leave.
+
+    Raises:
+        MmeError: it is still taken after a while, or can't be listened to.
+    """
+    for _ in range(_PORT_TRIES):
+        try:
+            return await listen()
+        except MmeError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+                raise
+        await asyncio.sleep(_PORT_SECONDS)
+    return await listen()
 
 
 def _give_up(error: MmeError) -> NoReturn:
@@ -175,8 +196,11 @@ async def _grpc_server(service: Service) -> GrpcServer | None:
         return None
     from container.grpc.server import GrpcServer  # noqa: PLC0415 - optional, and 40 ms
 
-    try:
+    async def made() -> GrpcServer:
         return GrpcServer(service)
+
+    try:
+        return await _patiently(made)
     except MmeError as error:
         await service.close()
         _give_up(error)

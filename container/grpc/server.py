@@ -60,6 +60,9 @@ class GrpcServer:
         settings = service.settings
         self._loop = asyncio.get_running_loop()
         self._tls = _tls(settings)
+        host, port = settings.grpc_address or settings.host, settings.grpc_port or 0
+        self._sockets = listening(host, port, "gRPC", "--grpc-port/MME_GRPC_PORT")
+        self.port: int = self._sockets[0].getsockname()[1]
         self._draining = asyncio.Event()
         self._restrictions = Restrictions(settings.grpc_restrictions, GRPC_PREFIX, "protocol")
         self._keepalive = Keepalive(self._loop, **keepalive_rules(settings.grpc_keepalive))
@@ -79,9 +82,6 @@ class GrpcServer:
             },
         }
         self._calls = Calls(found, settings.max_body_bytes, _ALGORITHMS[settings.grpc_compression])
-        host, port = settings.grpc_address or settings.host, settings.grpc_port or 0
-        self._sockets = listening(host, port, "gRPC", "--grpc-port/MME_GRPC_PORT")
-        self.port: int = self._sockets[0].getsockname()[1]
 
     async def start(self) -> None:
         """Answer requests from now on."""

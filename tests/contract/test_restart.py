@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import signal
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -181,6 +182,24 @@ def test_a_reload_of_the_master_fails_no_ping(serve):
 
     assert told == {200}
     eventually(lambda: alive(server), "another worker")
+
+
+@pytest.mark.parametrize("port", ["GRPC", "METRICS"])
+def test_a_reload_of_the_master_waits_for_the_ports_of_a_busy_worker(serve, port):
+    """One that is told to end and does not get round to it keeps its ports: the next one has to be patient."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        number = free.getsockname()[1]
+    server = serve({"SAGEMAKER_MULTI_MODEL": "true", f"MME_{port}_PORT": str(number)})
+    old = server.worker
+    old.suspend()
+    server.process.send_signal(signal.SIGHUP)
+    eventually(lambda: len(psutil.Process(server.process.pid).children()) == 2, "another worker")
+    time.sleep(1)  # enough for it to want the port
+    old.resume()
+    eventually(lambda: is_over(old), "the old worker to end")
+    eventually(lambda: alive(server), "an answer of the new one")
+
+    assert server.log.count(f"listening at port {number}") == 2
 
 
 def test_a_server_gives_way_to_another_one_that_it_starts(serve):
