@@ -111,7 +111,7 @@ def test_the_configuration_and_the_files_tell(version, backend, platform, weight
         (version / "model.pt").touch()
     found = find_backend(backend, platform, "m", version)
     found = found if platform else told_by_file(found, version)
-    assert handler_for(found, "m") is handler
+    assert handler_for(found) is handler
 
 
 def test_a_python_model_with_that_platform_stays_one(version):
