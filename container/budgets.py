@@ -17,16 +17,17 @@ _DEVICE_SHARE = 0.9
 
 
 def memory_budget(settings: Settings) -> Footprint:
-    """Bytes for all models together, on the host and on all GPUs.
+    """Bytes for all models together, on the host and on each GPU by its number.
 
     Raises:
         SettingsError: when a reserve leaves nothing.
     """
     host = _bytes("MME_MEMORY_BUDGET", settings.memory_budget, devices.host_memory(), _HOST_SHARE)
-    each = (
-        _bytes("MME_GPU_MEMORY_BUDGET", settings.gpu_memory_budget, gpu.total, _DEVICE_SHARE) for gpu in devices.gpus()
-    )
-    return Footprint(host, sum(each))
+    each = {
+        gpu.index: _bytes("MME_GPU_MEMORY_BUDGET", settings.gpu_memory_budget, gpu.total, _DEVICE_SHARE)
+        for gpu in devices.gpus()
+    }
+    return Footprint(host, tuple(each.get(number, 0) for number in range(max(each, default=-1) + 1)))
 
 
 def disk_budget(settings: Settings) -> int | None:

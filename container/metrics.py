@@ -20,16 +20,18 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.utils import floatToGoString
 
 from container.machine_metrics import MachineCollector
+from model_handlers.gpus import gpu_uuids
 from model_handlers.metric_checks import MetricKind
 from model_handlers.metrics import METRICS
 from serve.stats import BOUNDS_SECONDS, EVICTION_REASONS, FAILURE_REASONS, FIRST_RESPONSES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from container.on_loop import OnLoop
     from container.service import Service
     from container.views import View
+    from model_handlers.base import Footprint
     from model_handlers.metrics import Family, Reading
     from serve.engine import Engine
     from serve.latencies import Latencies, Summary
@@ -268,26 +270,30 @@ class _Collector:
     def _memory(self) -> Iterator[Metric]:
         cache = self._engine.cache
         yield GaugeMetricFamily("mme_loaded_models", "Models in memory (LoadedModelCount)", cache.resident_count)
-        model = GaugeMetricFamily(
-            "mme_model_memory_bytes", "Bytes that a model takes, as measured", labels=["model", "kind"]
-        )
+        uuids = gpu_uuids()
+        model = GaugeMetricFamily("mme_model_memory_bytes", "Bytes that a model takes, as measured")
         for entry in cache.entries.values():
             if entry.resident is not None:
-                model.add_metric([entry.name, "host"], entry.footprint.host)
-                model.add_metric([entry.name, "device"], entry.footprint.device)
+                on = {number: uuid for number, uuid in uuids.items() if entry.footprint.on({number}).devices}
+                _add_memory(model, entry.footprint, on, model=entry.name)
         yield model
         for what, footprint in (("budget", cache.room.budget), ("used", cache.room.used())):
-            family = GaugeMetricFamily(
-                f"mme_memory_{what}_bytes", f"Bytes of memory for models: {what}", labels=["kind"]
-            )
-            family.add_metric(["host"], footprint.host)
-            family.add_metric(["device"], footprint.device)
+            family = GaugeMetricFamily(f"mme_memory_{what}_bytes", f"Bytes of memory for models: {what}")
+            _add_memory(family, footprint, uuids)
             yield family
         disk = self._engine.disk_room
         if disk is not None:
             yield GaugeMetricFamily("mme_disk_budget_bytes", "Bytes of disk for archives and weights", disk.budget)
             yield GaugeMetricFamily("mme_disk_used_bytes", "Bytes of disk that archives and weights take", disk.used)
             yield CounterMetricFamily("mme_disk_evictions", "Archives that left the disk for others", disk.evictions)
+
+
+def _add_memory(family: Metric, footprint: Footprint, uuids: Mapping[int, str], **labels: str) -> None:
+    """A sample for the host, and one for each of these GPUs."""
+    family.add_sample(family.name, {**labels, "kind": "host"}, footprint.host)
+    sizes = dict(enumerate(footprint.devices))
+    for number, uuid in uuids.items():
+        family.add_sample(family.name, {**labels, "kind": "device", "gpu_uuid": uuid}, sizes.get(number, 0))
 
 
 def _labels(model: str, version: int, stats: ModelStats) -> dict[str, str]:

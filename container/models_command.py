@@ -133,7 +133,8 @@ def _one_line(text: str) -> str:
 
 
 def _memory(cache: Row) -> str:
-    parts = [(cache.get("host_bytes", 0), ""), (cache.get("device_bytes", 0), " GPU")]
+    parts = [(cache.get("host_bytes", 0), "")]
+    parts += [(size, f" GPU {number}") for number, size in enumerate(cache.get("gpu_bytes", []))]
     return " + ".join(f"{size / 1e6:.1f} MB{where}" for size, where in parts if size)
 
 

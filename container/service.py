@@ -29,6 +29,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.parameters import EXECUTION_SECONDS, Deadlines
 from model_handlers.isolation.segments import SIZES
 from serve.cache.eviction import Rules
+from serve.cache.room import megabytes
 from serve.control import Control
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
@@ -110,10 +111,9 @@ class Service:
         """Begin to load the start-up models; the server accepts requests meanwhile."""
         budget = self.engine.options.budget
         _log.info(
-            "serving in %s mode, memory budget %.0f MB on the host, %.0f MB on GPUs",
+            "serving in %s mode, memory budget %s",
             self.settings.mode.value,
-            budget.host / 1e6,
-            budget.device / 1e6,
+            megabytes(budget),
         )
         if complaint := gpus.complaint():
             _log.warning("no GPU is used: NVIDIA's driver says '%s'", complaint)

@@ -9,14 +9,16 @@ each maps its framework's exceptions where it calls the framework.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from itertools import starmap, zip_longest
+from operator import add, sub
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from model_handlers.outside import offered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from model_handlers.config import ModelConfig
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from model_handlers.errors import MmeError
     from model_handlers.outside import Outside
     from model_handlers.tensor import Array, DataType
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ CPU = Device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes that a model takes: on the host, and on devices all together.
+    """Bytes that a model takes: on the host, and on each device by its number, up to the last that it takes any of.
 
     `shared` names files that it maps beside that and other models may map too, and what its processes were forked from
     like those of others, name → bytes, each to be counted once: sums have each once. Only what was measured, or is
@@ -50,31 +54,85 @@ class Footprint:
     """
 
     host: int = 0
-    device: int = 0
+    devices: tuple[int, ...] = ()
     shared: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.devices and not self.devices[-1]:
+            last = max((number for number, size in enumerate(self.devices) if size), default=-1)
+            object.__setattr__(self, "devices", self.devices[: last + 1])
 
     def __add__(self, other: Footprint) -> Footprint:
         shared = {**self.shared, **other.shared} if self.shared and other.shared else self.shared or other.shared
-        return Footprint(self.host + other.host, self.device + other.device, shared)
+        return Footprint(self.host + other.host, _each(add, self.devices, other.devices), shared)
 
     def __sub__(self, other: Footprint) -> Footprint:
-        return Footprint(self.host - other.host, self.device - other.device)
+        return Footprint(self.host - other.host, _each(sub, self.devices, other.devices))
+
+    @property
+    def device(self) -> int:
+        """On all devices together: what people are told, and nothing to decide by."""
+        return sum(self.devices)
 
     def whole(self) -> Footprint:
         """What this takes where nobody else maps any of the files."""
-        return Footprint(self.host + sum(self.shared.values()), self.device)
+        return Footprint(self.host + sum(self.shared.values()), self.devices)
 
     def beyond(self, other: Footprint) -> Footprint:
         """What this takes more than `other`, never less than nothing."""
-        return Footprint(max(self.host - other.host, 0), max(self.device - other.device, 0))
+        return Footprint(max(self.host - other.host, 0), _each(_more, self.devices, other.devices))
+
+    def within(self, other: Footprint) -> Footprint:
+        """What this takes, of each memory no more than `other` does."""
+        return Footprint(min(self.host, other.host), _each(min, self.devices, other.devices))
+
+    def most(self, other: Footprint) -> Footprint:
+        """Of each memory what the one of them takes that takes more."""
+        return Footprint(max(self.host, other.host), _each(max, self.devices, other.devices))
 
     def fits(self, room: Footprint) -> bool:
-        """Whether this much goes into `room`, in both kinds of memory."""
-        return self.host <= room.host and self.device <= room.device
+        """Whether this much goes into `room`, in each memory that it takes any of: the others may be overdrawn."""
+        if self.host > 0 and self.host > room.host:
+            return False
+        there = room.devices
+        for number, size in enumerate(self.devices):
+            if size > 0 and size > (there[number] if number < len(there) else 0):
+                return False
+        return True
 
     def scaled(self, factor: float) -> Footprint:
         """This footprint times a factor."""
-        return Footprint(int(self.host * factor), int(self.device * factor))
+        return Footprint(int(self.host * factor), tuple(int(size * factor) for size in self.devices))
+
+    def on(self, numbers: Collection[int]) -> Footprint:
+        """This on the host, and of devices on these alone."""
+        return replace(self, devices=tuple(size if n in numbers else 0 for n, size in enumerate(self.devices)))
+
+
+def total(footprints: Iterable[Footprint], first: Footprint | None = None) -> Footprint:
+    """All of them together, and `first`, without what they share: `sum`, at a third of the price."""
+    host, devices = (0, []) if first is None else (first.host, list(first.devices))
+    for footprint in footprints:
+        host += footprint.host
+        for number, size in enumerate(footprint.devices):
+            if number < len(devices):
+                devices[number] += size
+            else:
+                devices.append(size)
+    return Footprint(host, tuple(devices))
+
+
+def _each(work: Callable[[int, int], R], these: tuple[int, ...], those: tuple[int, ...]) -> tuple[R, ...]:
+    """Device by device. Most machines have none, or one."""
+    if not these and not those:
+        return ()
+    if len(these) == len(those):
+        return tuple(map(work, these, those))
+    return tuple(starmap(work, zip_longest(these, those, fillvalue=0)))
+
+
+def _more(size: int, other: int) -> int:
+    return max(size - other, 0)
 
 
 class Placement(Enum):

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import psutil
 
 from model_handlers import control_groups
-from model_handlers.base import CPU, Device
+from model_handlers.base import CPU, Device, Footprint
 from model_handlers.config import InstanceKind
 from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.gpus import Gpu, complaint, gpu_count, gpus
+from model_handlers.gpus import Gpu, complaint, gpu_uuids, gpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from model_handlers.config import InstanceGroup, ModelConfig
 
-__all__ = ["Gpu", "gpu_count", "gpus"]
+__all__ = ["Gpu", "gpu_uuids", "gpus"]
 _log = logging.getLogger("mme.devices")
 
 
@@ -54,9 +54,10 @@ def processor_share() -> float:
     return busy / 100
 
 
-def device_memory_used() -> int:
-    """Bytes in use on all GPUs together, by anybody."""
-    return sum(gpu.used for gpu in gpus()) if gpu_count() else 0
+def device_memory_used() -> tuple[int, ...]:
+    """Bytes in use on each GPU by its number, by anybody."""
+    used = {gpu.index: gpu.used for gpu in gpus()} if gpu_uuids() else {}
+    return tuple(used.get(number, 0) for number in range(max(used, default=-1) + 1))
 
 
 def private_memory(process: int | str = "self") -> int:
@@ -94,12 +95,12 @@ def place(
     """The lanes that instance groups ask for, `count` on each device: their names, `<group>_<index>`, and devices.
 
     Without a GPU, KIND_GPU groups run on the CPU, which is logged once for all of them, unless `require_gpu` forbids.
-    A KIND_MODEL group has `count` in all, which the model itself places: they count for the first GPU.
+    A KIND_MODEL group has `count` in all, which the model itself places: they are told the first GPU.
 
     Raises:
         MmeError: INVALID_MODEL for a GPU that is not there, UNAVAILABLE when a GPU is required and there is none.
     """
-    available = gpu_count() if gpu_capable else 0
+    available = tuple(gpu_uuids()) if gpu_capable else ()
     stranded = [group.name for group in groups if group.kind is InstanceKind.GPU and not available]
     if stranded:
         _warn_no_gpu(", ".join(stranded), model, require_gpu=require_gpu)
@@ -116,8 +117,21 @@ def settled(groups: Sequence[InstanceGroup], model: str, *, gpu_capable: bool) -
     Raises:
         MmeError: as `place`.
     """
-    available = gpu_count() if gpu_capable else 0
+    available = tuple(gpu_uuids()) if gpu_capable else ()
     return tuple(_settled(group, _devices(group, model, available)) for group in groups)
+
+
+def size_on(groups: Sequence[InstanceGroup], lanes: Sequence[tuple[str, Device]], size: int) -> Footprint:
+    """A model's files, of `size` bytes, as often as memory is to hold them: once on the host, once on each GPU.
+
+    One that places itself (KIND_MODEL) may be there because it is too large for one GPU: it is spread over all of them.
+    """
+    host = size if any(device == CPU for _, device in lanes) else 0
+    numbers = {device.index for _, device in lanes if device.kind == "gpu"}
+    if numbers and any(group.kind is InstanceKind.MODEL for group in groups):
+        size //= len(gpu_uuids())
+        numbers = set(gpu_uuids())
+    return Footprint(host, tuple(size if number in numbers else 0 for number in range(max(numbers, default=-1) + 1)))
 
 
 def _settled(group: InstanceGroup, devices: Sequence[Device]) -> InstanceGroup:
@@ -127,17 +141,17 @@ def _settled(group: InstanceGroup, devices: Sequence[Device]) -> InstanceGroup:
     return replace(group, kind=InstanceKind.GPU if on else InstanceKind.CPU, gpus=on)
 
 
-def _devices(group: InstanceGroup, model: str, available: int) -> tuple[Device, ...]:
-    missing = [gpu for gpu in group.gpus if gpu >= available]
+def _devices(group: InstanceGroup, model: str, available: Sequence[int]) -> tuple[Device, ...]:
+    missing = [gpu for gpu in group.gpus if gpu not in available]
     if available and missing and group.kind is InstanceKind.GPU:
         raise invalid_model(
             f"instance group {group.name} of model {model} specifies invalid or unsupported gpu id {missing[0]}. "
-            f"GPUs on this machine are: {', '.join(str(index) for index in range(available))}"
+            f"GPUs on this machine are: {', '.join(map(str, available))}"
         )
     if group.kind is InstanceKind.CPU or missing or not available:
         return (CPU,) * group.count
     # A model that places itself is there once for all of them: the first stands for it.
-    everywhere = range(1) if group.kind is InstanceKind.MODEL else range(available)
+    everywhere = available[:1] if group.kind is InstanceKind.MODEL else available
     return tuple(Device("gpu", index) for index in group.gpus or everywhere for _ in range(group.count))
 
 
@@ -147,7 +161,7 @@ def _no_gpu() -> str:
 
 
 def _warn_no_gpu(names: str, model: str, *, require_gpu: bool) -> None:
-    reason = "the installed framework was built without GPU support" if gpu_count() else _no_gpu()
+    reason = "the installed framework was built without GPU support" if gpu_uuids() else _no_gpu()
     sentence = f"instance group {names} of model {model} has kind KIND_GPU but {reason}"
     if require_gpu:
         raise MmeError(Kind.UNAVAILABLE, f"{sentence}, and MME_REQUIRE_GPU forbids to run it on the CPU")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from model_handlers.base import Device
 
@@ -244,6 +244,6 @@ def _text(value: Any) -> str:
 
 
 @functools.cache
-def gpu_count() -> int:
-    """How many GPUs there are; asked of the driver once."""
-    return len(gpus())
+def gpu_uuids() -> Mapping[int, str]:
+    """The name of each GPU that models may be on, by CUDA's number, which may have gaps; asked of the driver once."""
+    return {gpu.index: gpu.uuid for gpu in gpus()}

@@ -82,6 +82,7 @@ def _cached(entry: Entry[Target]) -> dict[str, Any]:
     cached = {
         "host_bytes": entry.footprint.host,
         "device_bytes": entry.footprint.device,
+        "gpu_bytes": list(entry.footprint.devices),
         "leases": entry.leases,
         "pinned": entry.pinned and entry.resident is not None,
         **_counted(entry.stats),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from container.dashboard.watcher import Happening, Watcher
     from container.settings import Settings
+    from model_handlers.base import Footprint
     from serve.cache.cache_entry import Entry
     from serve.engine import Engine
     from serve.targets.target import Target
@@ -60,12 +61,13 @@ class Documents:
         matching = [entry for entry in entries if _matches(entry, wanted)]
         shown = _shown(matching)
         failed = self._failed_requests()
+        budgets = _sizes(self._engine.cache.room.budget)
         loads = sorted((entry for entry in entries if entry.task is not None), key=lambda entry: entry.loading_since)
         return {
             "at": time.time(),
             "source": self._source,
             "uptime": now - self._began,
-            "memory": [memory for kind in ("host", "device") if (memory := self._memory(kind, entries, now))],
+            "memory": [self._memory(kind, budget, entries, now) for kind, budget in budgets.items()],
             "disk": self._disk(),
             "counts": {
                 "known": len(entries),
@@ -98,24 +100,25 @@ class Documents:
             return None
         return {"budget": room.budget, "used": room.used, "archives": room.archives, "evictions": room.evictions}
 
-    def _memory(self, kind: str, entries: Iterable[Entry[Target]], now: float) -> dict[str, Any] | None:
-        """One budget and who takes how much of it, the largest first; None where there is no memory of that kind."""
-        room = self._engine.cache.room
-        budget: int = getattr(room.budget, kind)
-        if not budget:
-            return None
-        holding = [entry for entry in entries if getattr(entry.footprint, kind)]
-        bars = heapq.nlargest(BARS, holding, key=lambda entry: (getattr(entry.footprint, kind), entry.name))
-        held = sum(getattr(entry.footprint, kind) for entry in holding)
-        barred = sum(getattr(entry.footprint, kind) for entry in bars)
+    def _memory(self, kind: str, budget: int, entries: Iterable[Entry[Target]], now: float) -> dict[str, Any]:
+        """One budget and who takes how much of it, the largest first."""
+        holding = [(size, entry) for entry in entries if (size := _sizes(entry.footprint).get(kind, 0))]
+        bars = heapq.nlargest(BARS, holding, key=lambda each: (each[0], each[1].name))
+        held = sum(size for size, _ in holding)
         return {
             "kind": kind,
             "budget": budget,
             "held": held,
-            "reserved": getattr(room.reserved, kind),
-            "bars": [{**_bar(entry, now), "bytes": getattr(entry.footprint, kind)} for entry in bars],
-            "rest": {"models": len(holding) - len(bars), "bytes": held - barred},
+            "reserved": _sizes(self._engine.cache.room.reserved).get(kind, 0),
+            "bars": [{**_bar(entry, now), "bytes": size} for size, entry in bars],
+            "rest": {"models": len(holding) - len(bars), "bytes": held - sum(size for size, _ in bars)},
         }
+
+
+def _sizes(footprint: Footprint) -> dict[str, int]:
+    """Bytes of each kind of memory that there are any of: `host`, `gpu0`, `gpu1` and so on."""
+    kinds = {"host": footprint.host, **{f"gpu{number}": size for number, size in enumerate(footprint.devices)}}
+    return {kind: size for kind, size in kinds.items() if size}
 
 
 def _source(settings: Settings) -> str:
@@ -179,8 +182,7 @@ def _row(entry: Entry[Target], now: float) -> dict[str, Any]:
         "reason": _reason(entry)[:_LONGEST_REASON],
         "versions": sorted(resident.versions) if resident is not None else [],
         "pinned": entry.pinned and resident is not None,
-        "host": entry.footprint.host,
-        "device": entry.footprint.device,
+        "held": _sizes(entry.footprint),
         "hits": entry.stats.hits,
         "misses": entry.stats.misses,
         "leases": entry.leases,

@@ -177,6 +177,11 @@ def under_way(load: Mapping[str, Any]) -> str:
     return f"for {span(load['seconds'])}{waiting}"
 
 
+def place(kind: str) -> str:
+    """Where a kind of memory is: `host` is the host, `gpu1` is GPU 1."""
+    return "the host" if kind == "host" else f"GPU {kind.removeprefix('gpu')}"
+
+
 def held(memory: Mapping[str, Any]) -> str:
     """A budget in words."""
     loading = f", {size(memory['reserved'])} promised to loads" if memory["reserved"] else ""
@@ -215,13 +220,15 @@ def rest(others: Mapping[str, int]) -> str:
 def rows(models: Sequence[Mapping[str, Any]], memory: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Models with what their rows say; the largest has the longest bar, of the kind of memory that it takes more of."""
     budgets = {each["kind"]: each["budget"] for each in memory}
-    shares = [max((model[kind] / budget for kind, budget in budgets.items()), default=0) for model in models]
+    shares = [
+        max((model["held"].get(kind, 0) / budget for kind, budget in budgets.items()), default=0) for model in models
+    ]
     largest = max(shares, default=0) or 1
     return [_row(model, _percent(share, largest)) for model, share in zip(models, shares, strict=True)]
 
 
 def _row(model: Mapping[str, Any], share: str) -> dict[str, Any]:
-    parts = [f"{size(model[kind])}{where}" for kind, where in (("host", ""), ("device", " on devices")) if model[kind]]
+    parts = [size(taken) + ("" if kind == "host" else f" on {place(kind)}") for kind, taken in model["held"].items()]
     return {**model, "share": share, "memory": " + ".join(parts) or _NOTHING, "note": _note(model)}
 
 

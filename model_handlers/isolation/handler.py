@@ -120,11 +120,12 @@ class IsolatedHandler(Handler):
         self._taken = Footprint()
         self._shared_taken = 0  # bytes of its segments, when they could be looked at last
         super().__init__(config)
-        before = devices.device_memory_used() if uses_gpu else 0
+        before = devices.device_memory_used() if uses_gpu else ()
         with self._lock:
             self._child, self.config = self._begin()
         if uses_gpu:
-            self._taken = Footprint(self._taken.host, max(devices.device_memory_used() - before, 0))
+            now = Footprint(self._taken.host, devices.device_memory_used())
+            self._taken = now.beyond(Footprint(0, before))
         allowance = allowed()
         if allowance is not None:
             allowance.settle(self.memory().host)
@@ -225,7 +226,7 @@ class IsolatedHandler(Handler):
         """
         private = self._child.private_memory()
         if private is not None:
-            self._taken = Footprint(private, self._taken.device)
+            self._taken = Footprint(private, self._taken.devices)
         if self._lock.acquire(blocking=False):  # else a batch executes
             try:
                 self._shared_taken = self._segments.taken
@@ -367,7 +368,7 @@ class IsolatedHandler(Handler):
                 reply = child.call(self._load, (), self._deadlines.load, _LOADING, look)
             if "loaded" in reply:
                 if child.host is not None:  # what it takes is what its host takes more
-                    self._taken = Footprint(max(child.host.private_memory() - hosted, 0), self._taken.device)
+                    self._taken = Footprint(max(child.host.private_memory() - hosted, 0), self._taken.devices)
                 self.tells_ready = bool(reply["tells_ready"])
                 return child, config_from(reply["loaded"])
             refusal = error_from(reply["error"])

@@ -23,17 +23,17 @@ class Charges:
 
     def counted(self, footprint: Footprint) -> Footprint:
         """What a model would be charged for: files that others map already cost nothing."""
-        return Footprint(footprint.host + self.shared.beyond(footprint.shared), footprint.device)
+        return Footprint(footprint.host + self.shared.beyond(footprint.shared), footprint.devices)
 
     def charge(self, entry: Entry[Any], footprint: Footprint) -> None:
         """A model takes this from now on."""
         charge = self.shared.map(entry, footprint.shared)
-        entry.footprint = Footprint(footprint.host + charge, footprint.device)
+        entry.footprint = Footprint(footprint.host + charge, footprint.devices)
 
     def recharge(self, entry: Entry[Any], footprint: Footprint) -> None:
         """It takes this instead. Who is charged for files stays so, where they are the same."""
         if self.shared.maps(entry, footprint.shared):
-            entry.footprint = Footprint(footprint.host + self.shared.charge(entry), footprint.device)
+            entry.footprint = Footprint(footprint.host + self.shared.charge(entry), footprint.devices)
         else:
             self.discharge(entry)
             self.charge(entry, footprint)

@@ -9,7 +9,8 @@ A policy puts the models in memory in an order, the one to be missed least in fr
           victim, so that what was precious once and is not asked for any more falls behind what is used now.
 
 Never a leased model, a pinned one, or one that has not been in memory for long enough; never anybody for a model that
-can't fit at all. The plan names the shortest prefix of the candidates in that order which makes enough room, then
+can't fit at all. Memory is the host's and each device's, a budget of its own each: who takes none of what is short
+makes no room. The plan names the shortest prefix of the candidates in that order which makes enough room, then
 spares whoever turns out not to be needed, so that a large victim does not cost a small one its place.
 """
 
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from model_handlers.base import Footprint
+from model_handlers.base import Footprint, total
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -137,24 +138,14 @@ def plan(
         now: the reading of the clock that `last_used` and `keep_until` are of.
     """
     staying = [r for r in residents if not r.leaving]
-    pinned = sum((r.footprint for r in staying if r.keep_until == FOR_EVER), Footprint())
+    pinned = total(r.footprint for r in staying if r.keep_until == FOR_EVER)
     if not need.fits(budget - pinned):
         return Plan((), fits=False, possible=False)
-    used = sum((r.footprint for r in staying), reserved)
-    chosen: list[Resident] = []
-    for candidate in _candidates(staying, budget, policy, now):
-        if need.fits(budget - used):
-            break
-        chosen.append(candidate)
-        used = used - candidate.footprint
-    if not need.fits(budget - used):
+    free = budget - total((r.footprint for r in staying), reserved)
+    victims = _victims(_candidates(staying, budget, policy, now), free, need)
+    if victims is None:
         return Plan((), fits=False, possible=True, again_at=_again_at(staying, now))
-    for victim in reversed(chosen[:-1]):  # the one to be missed most of them first
-        if need.fits(budget - used - victim.footprint):
-            chosen.remove(victim)
-            used = used + victim.footprint
-    names = tuple(victim.name for victim in chosen)
-    return Plan(names, fits=True, possible=True, age=_age(chosen, budget, policy))
+    return Plan(_names(victims), fits=True, possible=True, age=_age(victims, budget, policy))
 
 
 def relief(
@@ -162,28 +153,45 @@ def relief(
 ) -> Plan:
     """Decide who must go so that `need` bytes come back, whatever room the budget has.
 
-    It is everybody who may go if they hold less than that. Arguments are those of `plan`.
+    It is everybody who may go and holds any of a memory of which all of them hold less than that. Arguments are those
+    of `plan`.
     """
-    staying = [r for r in residents if not r.leaving]
-    taken = sum((r.footprint for r in staying), Footprint())
-    made = plan(staying, budget - taken, need, budget, policy, now)  # as if all that is free were promised
-    if made.fits:
-        return made
-    everybody = _candidates(staying, budget, policy, now)
-    return Plan(
-        tuple(r.name for r in everybody), fits=False, possible=made.possible, age=_age(everybody, budget, policy)
-    )
+    candidates = _candidates([r for r in residents if not r.leaving], budget, policy, now)
+    there = need.within(total(r.footprint for r in candidates))
+    victims = _victims(candidates, Footprint(), there) or []
+    return Plan(_names(victims), fits=there == need, possible=True, age=_age(victims, budget, policy))
+
+
+def _victims(candidates: Iterable[Resident], free: Footprint, need: Footprint) -> list[Resident] | None:
+    """Who of those that may go, in that order, makes `need` fit beside what is free; None where all don't."""
+    chosen: list[Resident] = []
+    for candidate in candidates:
+        if need.fits(free):
+            break
+        chosen.append(candidate)
+        free += candidate.footprint
+    if not need.fits(free):
+        return None
+    for victim in reversed(chosen[:-1]):  # the one to be missed most of them first
+        if need.fits(free - victim.footprint):
+            chosen.remove(victim)
+            free -= victim.footprint
+    return chosen
+
+
+def _names(residents: Iterable[Resident]) -> tuple[str, ...]:
+    return tuple(resident.name for resident in residents)
 
 
 def worth(resident: Resident, budget: Footprint) -> float:
     """What GreedyDual-Size-Frequency thinks of a resident: who is worth least goes first.
 
-    Bytes of the host and of devices count by what share of their budget they are.
+    Bytes of the host and of each device count by what share of their budget they are.
     """
     share = 0.0
     for taken, whole in (
         (resident.footprint.host, budget.host),
-        (resident.footprint.device, budget.device),
+        *zip(resident.footprint.devices, budget.devices, strict=False),
     ):
         share += taken / whole if whole else 0.0
     return resident.age + (resident.uses * resident.reload_seconds / share if share else FOR_EVER)

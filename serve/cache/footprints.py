@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Footprint
@@ -16,9 +17,8 @@ from serve.cache.estimates import REMEMBERED, SMALLEST, Seen, expected
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FORM = "mme footprints 1"
+FORM = "mme footprints 2"
 _ARTIFACTS = 10_000  # one more forgets the one unused for longest
-_KINDS = ("host", "device")
 
 
 class Footprints:
@@ -58,26 +58,28 @@ class Footprints:
             if seen is not None:
                 self._remember(identity, seen)
                 return seen
-            host, device = (
-                expected(self._models.get(f"{backend} {kind}", ()), getattr(on_disk, kind), factor) for kind in _KINDS
-            )
-        return Footprint(host, device)
+            on_host, on_device = (self._models.get(f"{backend} {kind}", ()) for kind in ("host", "device"))
+            host = expected(on_host, on_disk.host, factor)
+            devices = tuple(expected(on_device, size, factor) for size in on_disk.devices)
+        return Footprint(host, devices)
 
     def measured(self, identity: str, backend: str, on_disk: Footprint, taken: Footprint) -> None:
         """Remember what an artifact took, and learn from it."""
         with self._lock:
             self._remember(identity, taken)
-            for kind in _KINDS:
-                size = getattr(on_disk, kind)
-                if size >= SMALLEST:
-                    models = self._models.setdefault(f"{backend} {kind}", deque(maxlen=REMEMBERED))
-                    models.append(Seen(size, getattr(taken, kind)))
+            self._learn(f"{backend} host", on_disk.host, taken.host)
+            for size, bytes_taken in zip_longest(on_disk.devices, taken.devices, fillvalue=0):
+                self._learn(f"{backend} device", size, bytes_taken)
+
+    def _learn(self, key: str, on_disk: int, taken: int) -> None:
+        if on_disk >= SMALLEST:
+            self._models.setdefault(key, deque(maxlen=REMEMBERED)).append(Seen(on_disk, taken))
 
     def takes_at_least(self, identity: str, taken: Footprint) -> None:
         """Remember what an artifact took when its load was stopped."""
         with self._lock:
             before = self._seen.get(identity, taken)
-            self._remember(identity, Footprint(max(before.host, taken.host), max(before.device, taken.device)))
+            self._remember(identity, before.most(taken))
 
     def _remember(self, identity: str, footprint: Footprint) -> None:
         self._seen.pop(identity, None)
@@ -90,7 +92,7 @@ class Footprints:
         with self._lock:
             seen = list(self._seen.items())
             models = {key: [list(one) for one in models] for key, models in self._models.items()}
-        rows = {identity: {"host": footprint.host, "device": footprint.device} for identity, footprint in seen}
+        rows = {identity: {"host": footprint.host, "devices": footprint.devices} for identity, footprint in seen}
         return {"seen": rows, "models": models}
 
 
@@ -112,7 +114,7 @@ def _footprint(row: Any) -> Footprint | None:
     """A footprint out of a file that a later version, or nobody we know, may have written."""
     if not isinstance(row, dict):
         return None
-    known = {name: row.get(name, 0) for name in _KINDS}
-    if not all(isinstance(number, int) and number >= 0 for number in known.values()):
+    host, devices = row.get("host", 0), row.get("devices", ())
+    if not isinstance(devices, list | tuple) or not all(isinstance(n, int) and n >= 0 for n in (host, *devices)):
         return None
-    return Footprint(**known)
+    return Footprint(host, tuple(devices))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from serve.cache.room import Room
 
     GiveWay = Callable[[Entry[Any]], None]
-    Relieve = Callable[[str, int], Coroutine[Any, Any, tuple[str, ...]]]
+    Relieve = Callable[[str, tuple[int, ...]], Coroutine[Any, Any, tuple[str, ...]]]
 
 _log = logging.getLogger("mme.cache")
 _now = time.perf_counter_ns
@@ -90,7 +90,7 @@ def _of_devices(need: Footprint) -> Iterator[None]:
     except OutgrownError:
         raise
     except MmeError as error:
-        if error.kind is not Kind.OUT_OF_MEMORY or not need.device:
+        if error.kind is not Kind.OUT_OF_MEMORY or not need.devices:
             raise
         raise _DeviceFullError(error.kind, error.message) from error
 
@@ -265,7 +265,7 @@ class Loading(Generic[P, T]):
             return await self._load_claimed(entry, prepared, need, left, evicted)
         except _DeviceFullError as error:
             full = error.bare()  # what was loaded until then hangs on its frames
-        victims = await self._relieve(entry.name, need.device)
+        victims = await self._relieve(entry.name, need.devices)
         if not victims:
             raise full
         evicted += victims

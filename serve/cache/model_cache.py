@@ -262,9 +262,9 @@ class ModelCache(Generic[P, T]):
         """
         return await self._put_out(name, self._ranking.residents(and_from_disk=reason == "disk"), need, reason)
 
-    async def _relieve_devices(self, name: str, need: int) -> tuple[str, ...]:
-        """The same of devices alone, for a load: who holds none of their memory stays."""
-        residents = [each for each in self._ranking.residents() if each.footprint.device and each.name != name]
+    async def _relieve_devices(self, name: str, need: tuple[int, ...]) -> tuple[str, ...]:
+        """The same of devices alone, for a load: who holds none of the memory that is needed stays."""
+        residents = [each for each in self._ranking.residents() if each.name != name]
         return await self._put_out(name, residents, Footprint(0, need), "load")
 
     async def _put_out(
@@ -423,6 +423,7 @@ class ModelCache(Generic[P, T]):
                     "reason": reason,
                     "host_bytes": entry.footprint.host,
                     "device_bytes": entry.footprint.device,
+                    "gpu_bytes": list(entry.footprint.devices),
                 },
             )
             self._start_closing(entry, f"evicted for '{beneficiary}'")

@@ -15,7 +15,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from model_handlers.base import Footprint
+from model_handlers.base import Footprint, total
 from model_handlers.errors import Kind, MmeError, out_of_memory
 from serve.cache import eviction
 
@@ -93,7 +93,7 @@ class Room:
 
     def used(self) -> Footprint:
         """Bytes of everything in memory and of everything promised."""
-        return sum((resident.footprint for resident in self._residents()), self.reserved)
+        return total((resident.footprint for resident in self._residents()), self.reserved)
 
     async def reserve(self, name: str, need: Footprint, give_way: Callable[[], None] | None = None) -> list[str]:
         """Have `need` bytes promised to model `name`, evicting whom it takes, waiting for models in use.
@@ -172,9 +172,9 @@ class Room:
         if not self._evicts or self.used().fits(self.budget):
             return
         residents = list(self._residents())
-        staying = sum((each.footprint for each in residents if each.name == name), self.reserved)
+        staying = total((each.footprint for each in residents if each.name == name), self.reserved)
         others = [each for each in residents if each.name != name]
-        plan = eviction.plan(others, staying, Footprint(), self.budget, self._policy, time.monotonic())
+        plan = eviction.plan(others, Footprint(), staying, self.budget, self._policy, time.monotonic())
         if plan.victims:
             self._evict(plan, name, "growth")
 
@@ -264,7 +264,7 @@ class Room:
         staying = [resident for resident in self._residents() if not resident.leaving]
         instead = self.budget - self._kept(resident for resident in staying if resident.name != claim.name)
         instead -= Footprint() if self._evicts else ahead
-        beside = instead - sum((one.footprint for one in staying if one.name == claim.name), Footprint())
+        beside = instead - total(one.footprint for one in staying if one.name == claim.name)
         if not claim.need.fits(instead):
             return False
         return not claim.need.fits(beside) or self._wait_for_each_other(staying)
@@ -272,14 +272,14 @@ class Room:
     def _kept(self, others: Iterable[eviction.Resident]) -> Footprint:
         """Bytes that nobody gives back, whoever waits for them."""
         if not self._evicts:
-            return sum((other.footprint for other in others), self.reserved)
-        return sum((other.footprint for other in others if other.keep_until == eviction.FOR_EVER), Footprint())
+            return total((other.footprint for other in others), self.reserved)
+        return total(other.footprint for other in others if other.keep_until == eviction.FOR_EVER)
 
     def _wait_for_each_other(self, staying: list[eviction.Resident]) -> bool:
         """Whether nobody who is to take a place has room beside those that stay until their places are taken."""
         waiting = {claim.name: claim for claim in self._claims if claim.give_way and not claim.granted.done()}
         stay = [one.footprint for one in staying if one.name in waiting or one.keep_until == eviction.FOR_EVER]
-        free = self.budget - sum(stay, Footprint())
+        free = self.budget - total(stay)
         return not any(claim.need.fits(free) for claim in waiting.values())
 
     def _withdraw(self, claim: _Claim) -> None:
@@ -292,22 +292,24 @@ class Room:
     def _too_big(self, name: str, need: Footprint) -> str:
         return (
             f"model '{name}' needs {megabytes(need)}, more than the whole memory budget of "
-            f"{megabytes(self.budget)}: raise {_setting(need, self.budget)} or serve it on a larger instance"
+            f"{megabytes(self.budget, need)}: raise {_setting(need, self.budget)} or serve it on a larger instance"
         )
 
     def _full(self, claim: _Claim) -> str:
+        need = claim.need
         return (
-            f"model '{claim.name}' needs {megabytes(claim.need)}, but {megabytes(self.used())} of "
-            f"{megabytes(self.budget)} are taken: unload a model first"
+            f"model '{claim.name}' needs {megabytes(need)}, but {megabytes(self.used(), need)} of "
+            f"{megabytes(self.budget, need)} are taken: unload a model first"
         )
 
     def _pinned(self, claim: _Claim) -> str:
+        need = claim.need
         pinned = [r.footprint for r in self._residents() if r.keep_until == eviction.FOR_EVER]
-        taken = sum(pinned, Footprint())
+        taken = total(pinned)
         return (
-            f"model '{claim.name}' needs {megabytes(claim.need)}, but {megabytes(taken)} of {megabytes(self.budget)} "
-            f"are taken by {len(pinned)} pinned models: pin fewer of them (MME_PIN), or raise "
-            f"{_setting(claim.need, self.budget - taken)}"
+            f"model '{claim.name}' needs {megabytes(need)}, but {megabytes(taken, need)} of "
+            f"{megabytes(self.budget, need)} are taken by {len(pinned)} pinned models: pin fewer of them (MME_PIN), or "
+            f"raise {_setting(need, self.budget - taken)}"
         )
 
     def _in_use(self, claim: _Claim) -> str:
@@ -325,7 +327,12 @@ def _setting(need: Footprint, room: Footprint) -> str:
     return "MME_MEMORY_BUDGET" if need.host > room.host else "MME_GPU_MEMORY_BUDGET"
 
 
-def megabytes(footprint: Footprint) -> str:
-    """A footprint for people."""
-    host = f"{footprint.host / 1e6:.1f} MB"
-    return f"{host} and {footprint.device / 1e6:.1f} MB of device memory" if footprint.device else host
+def megabytes(footprint: Footprint, of: Footprint | None = None) -> str:
+    """A footprint for people; of devices, those alone that `of` takes any of, which is itself if it is not given."""
+    sizes = dict(enumerate(footprint.devices))
+    on = [
+        f"{sizes.get(number, 0) / 1e6:.1f} MB on GPU {number}"
+        for number, size in enumerate((of or footprint).devices)
+        if size
+    ]
+    return " and ".join([f"{footprint.host / 1e6:.1f} MB", ", ".join(on)] if on else [f"{footprint.host / 1e6:.1f} MB"])

@@ -168,9 +168,9 @@ class Preparer:
             handler.prepare(directory.config, directory.model_file(max(directory.versions)))
         brought = look(self._environments, directory, handler, placement, cancelled)
         size = directory.size() - brought.size_in(directory)
-        on_gpus = len({device for _, device in lanes if device.kind == "gpu"})
-        on_disk = Footprint(size if any(device == CPU for _, device in lanes) else 0, size * on_gpus)
-        identity = f"{content} {placement.value} {','.join(str(device) for _, device in lanes)}{brought.mark}"
+        on_disk = devices.size_on(directory.config.instance_groups, lanes, size)
+        where = f"{','.join(str(device) for _, device in lanes)}{_of_how_many(lanes)}"
+        identity = f"{content} {placement.value} {where}{brought.mark}"
         estimate = self._footprints.expected(identity, handler.backend, on_disk, handler.estimate_factor)
         pinned = is_pinned(directory.config)
         forms = self._forms(directory, handler, placement, lanes)
@@ -211,6 +211,11 @@ class Preparer:
             return None
         files = {version: directory.model_file(version) for version in directory.versions}
         return TargetForms(self._store, handler, weights, directory.config, files)
+
+
+def _of_how_many(lanes: list[tuple[str, Device]]) -> str:
+    """How many GPUs there are, if a model is on any: its code may take memory of each."""
+    return f" of {len(devices.gpu_uuids())}" if any(device.kind == "gpu" for _, device in lanes) else ""
 
 
 def _opened(source: Unpacked | InRepository, name: str, scripts: Scripts, override: str) -> ModelDirectory:

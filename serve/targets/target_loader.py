@@ -189,7 +189,7 @@ class ModelLoader:
         try:
             models, taken = self._load_measured(prepared, cancelled)
         except OutgrownError as error:
-            least = Footprint(error.need - before, prepared.estimate.device)
+            least = Footprint(error.need - before, prepared.estimate.devices)
             self._footprints.takes_at_least(prepared.identity, least)
             raise
         if prepared.placement is Placement.INLINE:
@@ -210,8 +210,8 @@ class ModelLoader:
                 if prepared.placement is Placement.PROCESS:
                     load()
                     all_of_it = sum((model.memory() for model in models.values()), Footprint())
-                    taken = replace(all_of_it, device=max(all_of_it.device - others.take.device, 0))
-                    here = Footprint(0, taken.device)
+                    taken = replace(all_of_it, devices=all_of_it.beyond(others.take).devices)
+                    here = Footprint(0, taken.devices)
                 else:
                     taken = here = self._weighed(prepared, load, cancelled, others)
         except BaseException:
@@ -230,7 +230,8 @@ class ModelLoader:
         if prepared.forms is not None:
             return prepared.forms.weighed(taken)
         # A heap page that an unloaded model left behind may be used again without being seen: never less than the file.
-        return Footprint(max(taken.host, size), max(taken.device, 0))
+        numbers = {device.index for _, device in prepared.lanes if device.kind == "gpu"}
+        return taken.most(Footprint(size)).on(numbers)  # elsewhere it was others who took some meanwhile
 
     def _ensembles(self, prepared: PreparedTarget, members: dict[str, Target]) -> dict[int, AnyModel]:
         """Every selected version of an ensemble: they differ in nothing but their numbers."""

@@ -130,7 +130,7 @@ class TargetForms:
         if not self.refined:
             files = sum(_size(file) for file in self._files.values())
             floor = files - sum(form.blob_bytes for form in self._forms.values())
-        return Footprint(max(taken.host, floor), max(taken.device, 0), expected.shared)
+        return Footprint(max(taken.host, floor), shared=expected.shared)
 
     # -- loading -------------------------------------------------------------------------------------------------
 

@@ -25,28 +25,28 @@ def machine(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("setting", "host", "device"),
+    ("setting", "host", "each"),
     [
-        (None, 800, 180 + 360),
-        (0.5, 500, 100 + 200),
-        (1.0, 1000, 200 + 400),
-        (123, 123, 123 + 123),
-        (5000, 5000, 5000 + 5000),
-        (Share(0.9, 100), 800, 80 + 260),
+        (None, 800, (180, 360)),
+        (0.5, 500, (100, 200)),
+        (1.0, 1000, (200, 400)),
+        (123, 123, (123, 123)),
+        (5000, 5000, (5000, 5000)),
+        (Share(0.9, 100), 800, (80, 260)),
     ],
 )
-def test_a_budget_is_bytes_a_share_or_what_there_is(machine, setting, host, device):
+def test_a_budget_is_bytes_a_share_or_what_there_is(machine, setting, host, each):
     """Of the host once, and of each of two GPUs; unset, a share that leaves the system what it needs."""
     machine(200, 400)
 
-    assert memory_budget(Settings(memory_budget=setting, gpu_memory_budget=setting)) == Footprint(host, device)
+    assert memory_budget(Settings(memory_budget=setting, gpu_memory_budget=setting)) == Footprint(host, each)
 
 
 def test_without_a_gpu_there_is_no_budget_for_any(machine):
     """Whatever the setting says."""
     machine()
     for setting in (None, 0.5, 123, Share(0.5, 10**9)):
-        assert memory_budget(Settings(memory_budget=7, gpu_memory_budget=setting)) == Footprint(7, 0)
+        assert memory_budget(Settings(memory_budget=7, gpu_memory_budget=setting)) == Footprint(7, ())
 
 
 @pytest.mark.parametrize("name", ["memory_budget", "gpu_memory_budget"])

@@ -192,7 +192,7 @@ def test_the_index_tells_what_the_cache_knows(own, json_inputs):
     assert thrice["cache"]["host_bytes"] == own.engine.cache.entries["thrice"].footprint.host > 0
     assert {"device_bytes": 0, "leases": 0, "hits": 1, "misses": 1, "loads": 1}.items() <= thrice["cache"].items()
     assert before < datetime.fromisoformat(thrice["cache"]["last_used"]) < datetime.now(UTC) + timedelta(seconds=1)
-    blank = {"host_bytes": 0, "device_bytes": 0, "leases": 0, "pinned": False, "hits": 0, "loads": 0}
+    blank = {"host_bytes": 0, "device_bytes": 0, "gpu_bytes": [], "leases": 0, "pinned": False, "hits": 0, "loads": 0}
     assert rows["bad"]["cache"] == {**blank, "misses": 1, "refused": 1}
     assert {"hits": 1, "misses": 0, "loads": 1, "host_bytes": 0}.items() <= rows["twice"]["cache"].items()
 

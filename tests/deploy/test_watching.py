@@ -87,7 +87,7 @@ def test_a_query_asks_for_what_a_server_tells(told, expression):
     asked = set(_NAME.findall(_RECORDED.sub("", expression)))
     assert asked <= set(told)
     assert set(_RECORDED.findall(expression)) <= recorded
-    labels = set().union(*(told[name] for name in asked)) | {"instance", "job"}
+    labels = set().union(*(told[name] for name in asked)) | {"instance", "job", "gpu_uuid"}  # the last where GPUs are
     for name, matchers in _SELECTOR.findall(expression):
         selected = {re.split(r"[=!]", matcher)[0].strip() for matcher in matchers.split(",")}
         # a family without samples yet, such as of the response cache, tells no labels

@@ -42,7 +42,7 @@ def fork_server():
 
 def answers_and_goes(handler_class, path, expected):
     """Load it in a process on the GPU, compare, unload: NVML's figure is what it was."""
-    before = devices.device_memory_used()
+    before = sum(devices.device_memory_used())
     handler = start_isolated(
         handler_class, ModelConfig("m", max_batch_size=8, inputs=(X,), outputs=(Y,)), path, GPU, "m_0"
     )
@@ -54,7 +54,7 @@ def answers_and_goes(handler_class, path, expected):
         assert handler.memory().device >= WIDTH * WIDTH * 4
     finally:
         handler.close()
-    assert devices.device_memory_used() - before < 16 << 20
+    assert sum(devices.device_memory_used()) - before < 16 << 20
 
 
 def test_torchscript_on_a_gpu(tmp_path, fork_server):

@@ -22,7 +22,7 @@ GPU0, GPU1 = Device("gpu", 0), Device("gpu", 1)
 @pytest.fixture
 def machine(monkeypatch):
     """Sets how many GPUs the machine has."""
-    return lambda count: monkeypatch.setattr(devices, "gpu_count", lambda: count)
+    return lambda count: monkeypatch.setattr(devices, "gpu_uuids", lambda: {n: f"GPU-{n}" for n in range(count)})
 
 
 def place(*groups, capable=True, required=False):
@@ -177,8 +177,8 @@ def test_a_framework_for_cpus_is_named_as_the_reason(machine):
 def test_a_machine_without_a_gpu_has_none():
     """No GPU and no driver is not an error: there are none, and their memory is nothing."""
     assert devices.gpus() == ()
-    assert devices.gpu_count() == 0
-    assert devices.device_memory_used() == 0
+    assert devices.gpu_uuids() == {}
+    assert devices.device_memory_used() == ()
 
 
 def settle():

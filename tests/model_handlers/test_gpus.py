@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from model_handlers import devices, gpus
-from model_handlers.base import Device
+from model_handlers.base import Device, Footprint
 from model_handlers.config import InstanceGroup, InstanceKind, ModelConfig
 from model_handlers.errors import MmeError
 from tests.fake_nvml import FakeGpu, FakeNvml
@@ -20,6 +20,7 @@ def machine(monkeypatch):
     """Sets the machine's GPUs, and CUDA_VISIBLE_DEVICES."""
 
     def machine(*listed, shown=None):
+        gpus.gpu_uuids.cache_clear()
         fake = FakeNvml(list(listed))
         monkeypatch.setitem(sys.modules, "pynvml", fake)
         monkeypatch.delenv(gpus.VARIABLE, raising=False)
@@ -28,7 +29,8 @@ def machine(monkeypatch):
             monkeypatch.setenv(gpus.VARIABLE, shown)
         return fake
 
-    return machine
+    yield machine
+    gpus.gpu_uuids.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -153,12 +155,41 @@ def test_a_gpu_that_is_lost_takes_no_other_with_it(machine):
     assert [reading.uuid for reading in gpus.readings()] == [B]
 
 
-def test_memory_in_use_is_that_of_the_gpus_that_are_shown(machine, monkeypatch):
-    """What others do on GPUs that this process may not use is none of its models' business."""
-    machine(FakeGpu(A, used=1), FakeGpu(B, used=20), FakeGpu(C, used=300), shown="0,1")
-    monkeypatch.setattr(devices, "gpu_count", lambda: 2)
+def test_memory_in_use_is_that_of_the_gpus_that_are_shown(machine):
+    """By CUDA's numbers. What others do on GPUs that this process may not use is none of its models' business."""
+    machine(FakeGpu(A, used=1), FakeGpu(B, used=20), FakeGpu(C, used=300), shown="1,0")
+    assert devices.device_memory_used() == (20, 1)
 
-    assert devices.device_memory_used() == 21
+    machine(FakeGpu(A, lost=True), FakeGpu(B, used=20))
+    assert devices.device_memory_used() == (0, 20)
+
+
+def test_models_are_placed_where_a_gpu_tells_its_memory(machine):
+    """The numbers of the others stay what they are: models went to the first where it was lost, and not to the second."""
+    machine(FakeGpu(A), FakeGpu(B, lost=True), FakeGpu(C))
+    lanes = devices.place((InstanceGroup("g", InstanceKind.GPU),), "m", gpu_capable=True, require_gpu=True)
+
+    assert [device for _, device in lanes] == [Device("gpu", 0), Device("gpu", 2)]
+    with pytest.raises(MmeError, match=r"unsupported gpu id 1\. GPUs on this machine are: 0, 2"):
+        devices.place((InstanceGroup("g", InstanceKind.GPU, gpus=(1,)),), "m", gpu_capable=True, require_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        (InstanceGroup("g"), Footprint(0, (600, 0, 600))),
+        (InstanceGroup("g", InstanceKind.GPU, 3, gpus=(2,)), Footprint(0, (0, 0, 600))),
+        (InstanceGroup("g", InstanceKind.MODEL), Footprint(0, (300, 0, 300))),
+        (InstanceGroup("g", InstanceKind.CPU, 2), Footprint(600)),
+    ],
+    ids=lambda value: value.kind.name if isinstance(value, InstanceGroup) else None,
+)
+def test_each_gpu_holds_a_models_files_once(machine, group, expected):
+    """However many instances are there. A model that places itself may be larger than any of them: it is spread."""
+    machine(FakeGpu(A), FakeGpu(B, lost=True), FakeGpu(C))
+    lanes = devices.place((group,), "m", gpu_capable=True, require_gpu=True)
+
+    assert devices.size_on((group,), lanes, 600) == expected
 
 
 @pytest.mark.parametrize(
@@ -170,10 +201,9 @@ def test_memory_in_use_is_that_of_the_gpus_that_are_shown(machine, monkeypatch):
         (pynvml.NVML_ERROR_UNKNOWN, "Unknown Error"),
     ],
 )
-def test_a_driver_that_does_not_answer_is_quoted(machine, monkeypatch, caplog, broken, said):
+def test_a_driver_that_does_not_answer_is_quoted(machine, caplog, broken, said):
     """A model for a GPU runs on the CPU then, and the line that says so says what the driver said."""
     machine().broken = broken
-    monkeypatch.setattr(devices, "gpu_count", lambda: len(gpus.gpus()))
     group = InstanceGroup("g", InstanceKind.GPU)
 
     with caplog.at_level("WARNING", "mme.devices"):

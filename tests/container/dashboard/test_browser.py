@@ -30,7 +30,7 @@ def test_bars_are_as_wide_as_their_bytes(served, page):
     for name, megabytes in (("big", 100), ("middle", 50), ("small", 25)):
         assert widths[name] / whole == pytest.approx(megabytes / 200, abs=0.002)
     assert page.text('[data-kind="host"] figcaption') == "On the host 175 MB of 200 MB held by models"
-    assert page.widths('[data-kind="device"] .segment') == {}
+    assert page.widths('[data-kind="gpu0"] .segment') == {}
     shares = page.run(
         "return [...document.querySelectorAll('#rows .held')].map((each) => each.getBoundingClientRect().width)"
     )

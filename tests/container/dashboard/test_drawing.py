@@ -139,12 +139,12 @@ def test_an_event_is_told_in_words(event, text):
 
 def test_rows_have_bars_of_the_memory_that_is_scarcer():
     """The largest share of either budget is the longest bar; versions are named unless it is just the first."""
-    budgets = [{"kind": "host", "budget": 1000}, {"kind": "device", "budget": 100}]
-    blank = {"host": 0, "device": 0, "versions": [1], "reason": "", "pinned": False}
+    budgets = [{"kind": "host", "budget": 1000}, {"kind": "gpu1", "budget": 100}]
+    blank = {"held": {}, "versions": [1], "reason": "", "pinned": False}
     rows = drawing.rows(
         [
-            {**blank, "host": 100, "device": 40, "versions": [1, 3]},
-            {**blank, "host": 100},
+            {**blank, "held": {"host": 100, "gpu1": 40}, "versions": [1, 3]},
+            {**blank, "held": {"host": 100}},
             {**blank, "versions": [], "reason": "evicted for 'x'"},
             {**blank, "versions": [2], "pinned": True},
         ],
@@ -153,7 +153,7 @@ def test_rows_have_bars_of_the_memory_that_is_scarcer():
     assert [row["share"] for row in rows] == ["100", "25", "0", "0"]
     assert [row["note"] for row in rows] == ["versions 1, 3", "", "evicted for 'x'", "pinned, version 2"]
     assert [row["memory"].replace(SPACE, " ") for row in rows] == [
-        "100 B + 40 B on devices",
+        "100 B + 40 B on GPU 1",
         "100 B",
         *["\N{EN DASH}"] * 2,
     ]

@@ -34,7 +34,7 @@ def test_the_data_tell_memory_models_and_what_happened(served, ask):
     host, device = found["memory"]
     assert (host["kind"], host["budget"], host["held"], host["reserved"]) == ("host", 200_000_000, 110_000_000, 0)
     assert [(bar["name"], bar["bytes"]) for bar in host["bars"]] == [("next", 80_000_000), ("small", 30_000_000)]
-    assert (device["kind"], device["budget"], device["bars"]) == ("device", 1000, [])
+    assert (device["kind"], device["budget"], device["bars"]) == ("gpu0", 1000, [])
     assert found["counts"] == {"known": 3, "resident": 2, "matching": 3, "loading": 0, "failed": 0}
     rows = {row["name"]: row for row in found["models"]}
     assert list(rows) == ["next", "small", "big"]
@@ -90,7 +90,7 @@ def test_many_models_are_bars_and_rows_up_to_a_number_and_a_sum(served):
     assert sum(bar["bytes"] for bar in memory["bars"]) + memory["rest"]["bytes"] == memory["held"]
     assert len(found["models"]) == ROWS
     assert found["rest"]["models"] == BARS + 5 - ROWS
-    assert sum(row["host"] for row in found["models"]) + found["rest"]["host"] == memory["held"]
+    assert sum(row["held"]["host"] for row in found["models"]) + found["rest"]["host"] == memory["held"]
     last = f"m{BARS + 4:03d}"
     filtered = data(running, f"?filter={last.upper()}")
     assert ([row["name"] for row in filtered["models"]], filtered["counts"]["matching"]) == ([last], 1)

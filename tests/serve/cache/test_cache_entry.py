@@ -67,5 +67,5 @@ def test_using_a_model_that_is_not_there_is_a_bug_of_ours():
 def test_repr_is_fit_for_logs():
     """Host and device memory together, in megabytes."""
     entry = entry_of([])
-    entry.footprint = Footprint(1_500_000, 500_000)
+    entry.footprint = Footprint(1_500_000, (500_000,))
     assert repr(entry) == "<Entry a: UNAVAILABLE, 2.0 MB, 0 leases>"

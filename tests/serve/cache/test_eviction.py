@@ -89,15 +89,15 @@ def test_reserved_bytes_cannot_be_evicted():
 def test_both_kinds_of_memory_count():
     """A model needs room on the host and on the device; whoever holds neither kind that is short stays."""
     residents = [
-        Resident("on the host", Footprint(40, 0), 1),
-        Resident("on the device", Footprint(10, 60), 2),
-        Resident("on both", Footprint(20, 30), 3),
+        Resident("on the host", Footprint(40, ()), 1),
+        Resident("on the device", Footprint(10, (60,)), 2),
+        Resident("on both", Footprint(20, (30,)), 3),
     ]
-    budget = Footprint(100, 100)
+    budget = Footprint(100, (100,))
 
-    assert plan(residents, NOTHING, Footprint(10, 50), budget).victims == ("on the device",)
-    assert plan(residents, NOTHING, Footprint(60, 10), budget).victims == ("on the host",)
-    assert plan(residents, NOTHING, Footprint(1, 101), budget) == Plan((), fits=False, possible=False)
+    assert plan(residents, NOTHING, Footprint(10, (50,)), budget).victims == ("on the device",)
+    assert plan(residents, NOTHING, Footprint(60, (10,)), budget).victims == ("on the host",)
+    assert plan(residents, NOTHING, Footprint(1, (101,)), budget) == Plan((), fits=False, possible=False)
 
 
 def test_a_full_budget_is_still_possible():
@@ -105,9 +105,10 @@ def test_a_full_budget_is_still_possible():
     assert evict(host("a", 1, 1), need=100) == Plan(("a",), fits=True, possible=True)
 
 
-def test_over_budget_even_nothing_needs_room():
+def test_over_budget_whoever_needs_any_makes_room():
     """When models measured more than was estimated, a small one that comes makes room for that as well."""
-    assert evict(host("a", 70, 1), host("b", 60, 2), need=0).victims == ("a",)
+    assert evict(host("a", 70, 1), host("b", 60, 2), need=1).victims == ("a",)
+    assert evict(host("a", 70, 1), host("b", 60, 2), need=0) == Plan((), fits=True, possible=True)
 
 
 # -- policies ----------------------------------------------------------------------------------------------------------
@@ -160,11 +161,11 @@ def test_the_age_is_what_the_dearest_victim_was_worth():
 
 def test_bytes_of_a_device_count_by_their_share_of_its_memory():
     """Half of a small GPU weighs as much as half of a large host; a model that takes nothing is never worth going."""
-    budget = Footprint(1000, 10)
-    on_host, on_device = Resident("h", Footprint(500, 0), 1.0, 1, 1.0), Resident("d", Footprint(0, 5), 1.0, 1, 1.0)
+    budget = Footprint(1000, (10,))
+    on_host, on_device = Resident("h", Footprint(500, ()), 1.0, 1, 1.0), Resident("d", Footprint(0, (5,)), 1.0, 1, 1.0)
 
     assert worth(on_host, budget) == worth(on_device, budget) == 2.0
-    assert worth(Resident("both", Footprint(500, 5), 1.0, 1, 1.0), budget) == 1.0
+    assert worth(Resident("both", Footprint(500, (5,)), 1.0, 1, 1.0), budget) == 1.0
     assert worth(Resident("empty", Footprint(), 1.0, 1, 1.0), budget) == FOR_EVER
     assert worth(Resident("no GPU", Footprint(500), 1.0, 1, 1.0), Footprint(1000)) == 2.0
 
@@ -224,6 +225,20 @@ def test_relief_counts_what_comes_back_and_not_what_is_free(need, names, fits):
     assert relief(residents, Footprint(need), Footprint(200), Policy.GDSF).age == (10.0 if "d" in names else 0.0)
 
 
+def test_each_gpu_is_relieved_of_what_it_can_give():
+    """Where those on one hold less than is needed there, all of them go, and on another no more than it takes."""
+    residents = [
+        Resident("none", Footprint(50), 1),
+        Resident("a", Footprint(1, (30,)), 2),
+        Resident("b", Footprint(1, (0, 30)), 3),
+        Resident("c", Footprint(1, (0, 30)), 4),
+    ]
+
+    assert relief(residents, Footprint(0, (40, 40)), BUDGET).victims == ("a", "b", "c")
+    assert relief(residents, Footprint(0, (40, 20)), BUDGET).victims == ("a", "b")
+    assert relief(residents, Footprint(0, (0, 20)), BUDGET) == Plan(("b",), fits=True, possible=True)
+
+
 @pytest.mark.parametrize(
     ("pins", "pinned"),
     [
@@ -246,7 +261,9 @@ def test_pins_are_names_or_patterns(pins, pinned):
 
 # -- whatever is there -----------------------------------------------------------------------------------------------
 
-footprints = st.builds(Footprint, st.integers(0, 60), st.sampled_from([0, 0, 20, 50]))
+on_gpus = st.sampled_from([(), (), (20,), (50,), (0, 20), (0, 50), (20, 20)])
+footprints = st.builds(Footprint, st.integers(0, 60), on_gpus)
+needs = st.builds(Footprint, st.integers(0, 120), st.tuples(st.integers(0, 90), st.integers(0, 50)))
 crowds = st.lists(
     st.tuples(
         footprints,
@@ -266,7 +283,7 @@ crowds = st.lists(
         for index, (footprint, used, uses, seconds, keep, leased, left) in enumerate(rows)
     ]
 )
-BUDGET = Footprint(100, 80)
+BUDGET = Footprint(100, (80, 40))
 NOW = 3.0
 ORDERS = {
     Policy.LRU: lambda resident: resident.last_used,
@@ -281,7 +298,7 @@ def total(residents):
 
 
 @settings(deadline=None, max_examples=600)
-@given(crowds, footprints, st.builds(Footprint, st.integers(0, 120), st.integers(0, 90)), st.sampled_from(list(Policy)))
+@given(crowds, footprints, needs, st.sampled_from(list(Policy)))
 def test_a_plan_is_enough_and_not_more(residents, reserved, need, policy):
     """Victims are those who may go, in the policy's order, enough, each of them needed; and none if it is in vain."""
     result = plan(residents, reserved, need, BUDGET, policy, NOW)

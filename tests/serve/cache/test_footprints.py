@@ -11,20 +11,20 @@ from serve.cache.estimates import SMALLEST
 from serve.cache.footprints import Footprints
 
 MB = 1_000_000
-DISK = Footprint(100 * MB, 50 * MB)
+DISK = Footprint(100 * MB, (50 * MB,))
 
 
 def test_the_same_bytes_take_what_they_took(tmp_path):
     """A measured artifact is expected to take the same again, also after a restart, whatever others taught."""
     known = Footprints()
-    assert known.expected("a", "onnx", DISK, 1.5) == Footprint(150 * MB, 75 * MB)
-    known.measured("a", "onnx", DISK, Footprint(123, 45))
+    assert known.expected("a", "onnx", DISK, 1.5) == Footprint(150 * MB, (75 * MB,))
+    known.measured("a", "onnx", DISK, Footprint(123, (45,)))
     for number in range(5):
-        known.measured(f"other {number}", "onnx", DISK, Footprint(500 * MB, 500 * MB))
+        known.measured(f"other {number}", "onnx", DISK, Footprint(500 * MB, (500 * MB,)))
     restarted = Footprints(json.loads(json.dumps(known.snapshot())))
 
     for memory in (known, restarted):
-        assert memory.expected("a", "onnx", DISK, 1.5) == Footprint(123, 45)
+        assert memory.expected("a", "onnx", DISK, 1.5) == Footprint(123, (45,))
     assert repr(restarted) == "<Footprints of 6 artifacts, by 2 kinds of handlers>"
 
 
@@ -32,20 +32,20 @@ def test_each_handler_and_each_kind_of_memory_has_a_factor_of_its_own():
     """What one framework's models take on the host says nothing of another's, nor of a device."""
     known = Footprints()
     for number in range(3):
-        known.measured(f"a{number}", "onnx", DISK, Footprint(200 * MB, 200 * MB))
+        known.measured(f"a{number}", "onnx", DISK, Footprint(200 * MB, (200 * MB,)))
     restarted = Footprints(known.snapshot())
 
     for memory in (known, restarted):
-        assert memory.expected("new", "onnx", DISK, 1.5) == Footprint(200 * MB, 200 * MB)
+        assert memory.expected("new", "onnx", DISK, 1.5) == Footprint(200 * MB, (200 * MB,))
         assert memory.expected("new", "onnx", Footprint(10 * MB), 1.5) == Footprint(20 * MB)
-        assert memory.expected("new", "python", DISK, 1.5) == Footprint(150 * MB, 75 * MB)
+        assert memory.expected("new", "python", DISK, 1.5) == Footprint(150 * MB, (75 * MB,))
 
 
 def test_small_models_teach_nothing():
     """What a framework takes for itself says nothing about weights."""
     known = Footprints()
     known.measured("small", "onnx", Footprint(SMALLEST - 1), Footprint(10 * MB))
-    assert known.expected("next", "onnx", DISK, 1.5) == Footprint(150 * MB, 75 * MB)
+    assert known.expected("next", "onnx", DISK, 1.5) == Footprint(150 * MB, (75 * MB,))
 
     known.measured("larger", "onnx", Footprint(SMALLEST), Footprint(3 * SMALLEST))
     assert known.expected("next", "onnx", Footprint(SMALLEST), 1.5).host == 3 * SMALLEST
@@ -55,9 +55,9 @@ def test_only_the_latest_count():
     """A framework that was updated is soon known for what it takes now."""
     known = Footprints()
     for number in range(40):
-        known.measured(f"old {number}", "onnx", DISK, Footprint(900 * MB, 0))
+        known.measured(f"old {number}", "onnx", DISK, Footprint(900 * MB, ()))
     for number in range(32):
-        known.measured(f"new {number}", "onnx", DISK, Footprint(100 * MB, 0))
+        known.measured(f"new {number}", "onnx", DISK, Footprint(100 * MB, ()))
 
     assert known.expected("next", "onnx", DISK, 1.5).host == 100 * MB
     assert len(known.snapshot()["models"]["onnx host"]) == 32
@@ -80,7 +80,16 @@ def test_the_artifact_unused_for_longest_is_forgotten(monkeypatch):
     "document",
     [
         {"seen": [], "models": None},
-        {"seen": {"a": None, "b": [1, 2], "c": {"host": "much"}, "d": {"host": -1}, "e": {"host": 1.5}}},
+        {
+            "seen": {
+                "a": None,
+                "b": [1, 2],
+                "c": {"host": "much"},
+                "d": {"host": -1},
+                "e": {"host": 1.5},
+                "f": {"devices": 7},
+            }
+        },
         {"ratios": {"onnx host": [1.5, 1.6]}},
         {"models": {"onnx host": "high", "onnx device": [1, None], "python host": [[1, 2, 3]]}},
         {"models": {"a host": [[0, 1]], "b host": [[1 << 20, -1]], "c host": [[1 << 20, "2"]], "d host": [[1 << 20]]}},
@@ -94,10 +103,10 @@ def test_what_makes_no_sense_is_left_out(document):
 
 def test_fields_of_another_version_do_no_harm():
     """A row may know more than we do, or less."""
-    rows = {"more": {"host": 1, "device": 2, "elsewhere": 3}, "less": {"host": 4}}
+    rows = {"more": {"host": 1, "devices": [2], "elsewhere": 3}, "less": {"host": 4}}
     known = Footprints({"seen": rows})
 
-    assert known.expected("more", "onnx", DISK, 1.5) == Footprint(1, 2)
+    assert known.expected("more", "onnx", DISK, 1.5) == Footprint(1, (2,))
     assert known.expected("less", "onnx", DISK, 1.5) == Footprint(4)
 
 

@@ -433,11 +433,11 @@ def test_what_a_failed_load_made_is_not_kept(play, what):
 
 def on_gpu(number):
     """A footprint in megabytes of a device, and 1 MB of the host."""
-    return Footprint(10**6, number * 10**6)
+    return Footprint(10**6, (number * 10**6,))
 
 
 FULL = "CUDA out of memory"
-DEVICES = Footprint(100 * 10**6, 100 * 10**6)
+DEVICES = Footprint(100 * 10**6, (100 * 10**6,))
 
 
 @pytest.mark.parametrize("evicts", [True, False])

@@ -14,7 +14,7 @@ from serve.cache.room import Room, megabytes
 
 def mb(number, device=0):
     """A footprint in megabytes."""
-    return Footprint(number * 10**6, device * 10**6)
+    return Footprint(number * 10**6, (device * 10**6,))
 
 
 class House:
@@ -285,7 +285,7 @@ def test_the_setting_is_named_that_gives_more(run, idle, need, setting):
         house = House(budget=mb(100, 50))
         assert f"raise {setting} or serve" in str((await claim(house, "huge", need, idle)).exception())
         house.moves_in("pinned", mb(99, 49), Footprint(), keep_until=FOR_EVER)
-        part = Footprint(min(need.host, mb(2).host), min(need.device, mb(2).host))
+        part = Footprint(min(need.host, mb(2).host), (min(need.device, mb(2).host),))
         assert f"(MME_PIN), or raise {setting}" in str((await claim(house, "part", part, idle)).exception())
 
     run(main())
@@ -317,6 +317,24 @@ def test_an_extension_does_not_wait_for_models_in_use(run):
     run(main())
 
 
+def test_who_grew_on_one_gpu_moves_nobody_from_another(run):
+    """Only who holds memory of the GPU that is overdrawn leaves for it."""
+
+    async def main():
+        house = House(1, 1, 1, budget=Footprint(100, (50, 50)))
+        for name, on in (("r0", (40,)), ("r1", (0, 20)), ("r2", (20, 40))):
+            house.change(name, footprint=Footprint(1, on))
+        house.room.regain("r1")
+        assert house.evicted == [("r2", "r1")]
+        assert house.room.spare(Footprint(1, (0, 50))) is False
+        house.gone("r2")
+        house.room.regain("r1")
+        assert house.evicted == [("r2", "r1")]
+        assert house.room.spare(Footprint(1, (10, 30)))
+
+    run(main())
+
+
 def test_device_memory_has_a_budget_of_its_own(run, idle):
     """A model that fits the host but not the devices is out of memory, and both are named."""
 
@@ -324,7 +342,10 @@ def test_device_memory_has_a_budget_of_its_own(run, idle):
         house = House(budget=mb(100, 10))
         task = await claim(house, "gpu", mb(1, 11), idle)
         assert failure(task) is Kind.OUT_OF_MEMORY
-        assert "1.0 MB and 11.0 MB of device memory" in str(task.exception())
+        assert (
+            "needs 1.0 MB and 11.0 MB on GPU 0, more than the whole memory budget of 100.0 MB and 10.0 MB on GPU 0"
+            in str(task.exception())
+        )
         assert (await claim(house, "gpu", mb(1, 10), idle)).result() == []
 
     run(main())
@@ -534,7 +555,8 @@ def test_no_more_is_evicted_while_those_who_leave_make_enough_room(run, idle):
 def test_people_read_megabytes(run):
     """Footprints and rooms print as megabytes."""
     assert megabytes(mb(2)) == "2.0 MB"
-    assert megabytes(mb(2, 3)) == "2.0 MB and 3.0 MB of device memory"
+    assert megabytes(mb(2, 3)) == "2.0 MB and 3.0 MB on GPU 0"
+    assert megabytes(Footprint(0, (0, 10**6, 2 * 10**6))) == "0.0 MB and 1.0 MB on GPU 1, 2.0 MB on GPU 2"
     assert repr(House(30).room) == "<Room 30.0 MB of 100.0 MB taken, 0 claims waiting>"
 
 
