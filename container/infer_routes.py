@@ -77,6 +77,7 @@ class InferRoutes:
 
     Attributes:
         draining: set when the server goes, and no other is there: /ping says so, everything else is still answered.
+        broken: set when the instance should be replaced: likewise.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class InferRoutes:
         self.engine = engine
         self.default_model = default_model
         self.draining = False
+        self.broken = False
         self.starting = starting
         self._max_body = max_body
         self._patience = patience
@@ -162,7 +164,7 @@ class InferRoutes:
                 status, headers, body = answers.error(error, Flavor.SAGEMAKER.value)
                 exchange.respond(status, headers, (body,))
                 return True
-        if self.draining or self.starting:
+        if self.draining or self.starting or self.broken:
             exchange.respond(503, b"", ())
         else:
             exchange.respond(200, b"", ())

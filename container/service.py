@@ -197,7 +197,8 @@ class Service:
         Of a repository, and where only those models answer that somebody loaded, the loads at start are over, however
         each of them ended: a rollout that waits for this sends its requests to models in memory.
         """
-        return self._has_begun and not self.routes.draining and not self.routes.starting
+        going = self.routes.draining or self.routes.broken
+        return self._has_begun and not going and not self.routes.starting
 
     async def close(self) -> None:
         """Give everything back."""

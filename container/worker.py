@@ -29,6 +29,7 @@ from container.answers import too_large
 from container.app import make_app
 from container.garbage import QuietCollector
 from container.http1 import Http1Server, Limits
+from container.lost_gpus import LostGpus
 from container.metrics_port import MetricsPort
 from container.on_loop import OnLoop
 from container.open_files import OpenFiles, raise_limit
@@ -104,7 +105,7 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         if grpc is not None:
             await grpc.start()
         collector = QuietCollector()
-        await self._beat_until(stop, collector)
+        await self._beat_until(stop, collector, service, LostGpus(settings.cache_dir, life_of(self.ppid)))
         # Who looks after us by a connection that it keeps would take the server for lost, whose next worker is there.
         service.routes.draining = not (self._graceful and is_followed(self.ppid))
         for listener in listeners:
@@ -127,13 +128,18 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         self.alive = False
         stop.set()
 
-    async def _beat_until(self, stop: asyncio.Event, collector: QuietCollector) -> None:
+    async def _beat_until(
+        self, stop: asyncio.Event, collector: QuietCollector, service: Service, gpus: LostGpus
+    ) -> None:
         """Tell the master that the loop turns, and collect garbage; stop when asked to, or when the master is gone."""
         files = OpenFiles()
         while not stop.is_set():
             self.notify()
             collector.look()
             files.look()
+            if gpus.look():
+                self._stop_asked(signal.SIGTERM, stop)
+            service.routes.broken = gpus.are_broken
             if self.ppid != os.getppid():
                 _log.error("the master process is gone; stopping")
                 self._stop_asked(signal.SIGTERM, stop)

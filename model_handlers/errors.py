@@ -84,7 +84,7 @@ class ElsewhereError(MmeError):
 
 
 class LostProcessError(MmeError):
-    """Nothing works any more in the process that raises it. One of models alone ends then, and another begins."""
+    """Nothing works any more on the GPU, in the process that raises it, which is to end; another begins."""
 
     __slots__ = ()
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from model_handlers.completion import complete
-from model_handlers.errors import invalid_argument
+from model_handlers.cuda_driver import lost
+from model_handlers.errors import MmeError, invalid_argument
 from model_handlers.mapped import MappedHandler
 from model_handlers.onnx import forms
 from model_handlers.onnx.external import take_weights_out
@@ -85,9 +86,12 @@ class OnnxHandler(MappedHandler):
             preload_cuda(runtime)
         if TENSORRT_PROVIDER in dict(wanted):
             preload_tensorrt()
-        session = create_session(_onnx_path(model_file), options, config.name, wanted)
+        try:
+            session = create_session(_onnx_path(model_file), options, config.name, wanted)
+        except MmeError as error:
+            raise (error if device.kind == "cpu" else lost(error, device.index)) from error.__cause__
         check_providers(wanted, session.get_providers(), config.name, device, unloadable)
-        return cls(session, config) if device.kind == "cpu" else OnGpu(session, config)
+        return cls(session, config) if device.kind == "cpu" else OnGpu(session, config, device.index)
 
     @classmethod
     def refinement(cls, config: ModelConfig) -> str:
@@ -144,6 +148,17 @@ class OnGpu(OnnxHandler):
 
     inline: ClassVar[bool] = False
     warms: ClassVar[bool] = True
+
+    def __init__(self, session: Any, config: ModelConfig, gpu: int) -> None:
+        super().__init__(session, config)
+        self._gpu = gpu
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """As on the CPU; who fails asks whether the GPU is there for anybody else."""
+        try:
+            return super().execute(inputs, outputs)
+        except MmeError as error:
+            raise lost(error, self._gpu) from error.__cause__
 
 
 def _runner(session: Any, options: Any) -> Callable[[Sequence[str], Mapping[str, Array]], list[Array]]:

@@ -15,7 +15,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.errors import Kind, LostProcessError, MmeError, invalid_model, out_of_memory
+from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.lost import lost_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,10 +108,7 @@ def lost(failure: MmeError, device: Any) -> MmeError:
     try:
         pytorch().cuda.synchronize(device)
     except RuntimeError:
-        kind = (
-            Kind.UNAVAILABLE if failure.kind is Kind.INVALID_MODEL else failure.kind
-        )  # the file may be as good as any
-        return LostProcessError(kind, f"{failure.message}; in this process the GPU answers nothing but errors now")
+        return lost_process(failure)
     return failure
 
 

@@ -7,12 +7,14 @@ its thread wait for the device.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import Handler
 from model_handlers.completion import complete
 from model_handlers.config import DynamicBatching, InstanceKind
+from model_handlers.cuda_driver import lost
 from model_handlers.errors import Kind, MmeError
 from model_handlers.parameters import choice, switch, warn_of_unknown
 from model_handlers.tensorrt.engine import Engine
@@ -48,6 +50,7 @@ class TensorrtHandler(Handler):
         self._profiles = chosen(config, engine.profiles)
         super().__init__(_complete(config, engine, self._profiles))
         self._engine = engine
+        self._gpu = device.index
         self._idle: deque[Context] = deque()
         try:
             for _ in range(_instances(config, device)):
@@ -85,12 +88,16 @@ class TensorrtHandler(Handler):
                 f"model '{config.name}' is an engine of TensorRT, which runs on a GPU, but its instances are to run on "
                 "the CPU; give them kind KIND_GPU",
             )
-        engine = Engine(config.name, model_file, device.index, compatible=compatible, strategy=strategy)
         try:
-            return cls(engine, config, device)
-        except BaseException:
-            engine.close()
-            raise
+            engine = Engine(config.name, model_file, device.index, compatible=compatible, strategy=strategy)
+            try:
+                return cls(engine, config, device)
+            except BaseException:
+                with suppress(MmeError):  # it tells no more than what went wrong before
+                    engine.close()
+                raise
+        except MmeError as error:
+            raise lost(error, device.index) from error.__cause__
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Execute one batch, in a context that nobody else uses."""
@@ -100,6 +107,8 @@ class TensorrtHandler(Handler):
             context = self._engine.context()
         try:
             return context.execute(self._profiles, inputs, outputs)
+        except MmeError as error:
+            raise lost(error, self._gpu) from error.__cause__
         finally:
             self._idle.append(context)
 

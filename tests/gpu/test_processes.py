@@ -5,6 +5,8 @@ Never yet run on a GPU.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -24,6 +26,24 @@ GPU = Device("gpu", 0)
 WIDTH = 4096
 ROWS = np.random.default_rng(4).normal(size=(8, WIDTH)).astype(np.float32)
 X, Y = TensorSpec("x", FP32, (WIDTH,)), TensorSpec("y", FP32, (WIDTH,))
+
+LOSES = """
+import torch
+from model_handlers.cuda_driver import lost
+from model_handlers.errors import Kind, MmeError
+
+def asked():
+    return lost(MmeError(Kind.EXECUTION_FAILED, "it failed"), 0)
+
+print(type(asked()).__name__)
+table = torch.nn.Embedding(10, 4).to("cuda:0")
+table(torch.tensor([1], device="cuda:0")).cpu()
+print(type(asked()).__name__)
+try:
+    table(torch.tensor([99], device="cuda:0")).cpu()
+except RuntimeError:
+    print(type(asked()).__name__, asked())
+"""
 
 
 @pytest.fixture
@@ -102,6 +122,20 @@ def test_a_kernel_that_goes_wrong_ends_the_process_and_all_come_back(tmp_path, f
     finally:
         good.close()
         bad.close()
+
+
+def test_a_gpu_that_is_lost_is_told_by_its_driver():
+    """By the same assertion, in a process of its own: the driver has nothing to say before it, and names it afterwards."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no GPU")
+    done = subprocess.run([sys.executable, "-c", LOSES], capture_output=True, text=True, timeout=120, check=False)
+
+    told = done.stdout.splitlines()
+    assert told[:2] == ["MmeError", "MmeError"], done.stderr  # before there is a context, and after
+    assert told[2].startswith(
+        "LostProcessError it failed; in this process the GPU answers nothing but errors now (CUDA"
+    )
 
 
 def test_a_saved_model_on_a_gpu(tmp_path, fork_server):

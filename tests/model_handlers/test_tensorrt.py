@@ -10,9 +10,10 @@ import threading
 import numpy as np
 import pytest
 
+from model_handlers import cuda_driver, lost
 from model_handlers.base import CPU, Device
 from model_handlers.config import InstanceGroup, InstanceKind, ModelConfig
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, LostProcessError, MmeError
 from model_handlers.tensor import BYTES, FP32, TensorSpec
 from model_handlers.tensorrt import TensorrtHandler, cuda, handler, runtime
 from model_handlers.tensorrt.plans import PlanHeader, read_header
@@ -289,6 +290,27 @@ def test_the_driver_is_asked_before_the_runtime_is_made(nvidia, tmp_path, monkey
 
     assert caught.value.kind is Kind.UNAVAILABLE
     assert nvidia.logger is None
+
+
+def test_a_gpu_that_answers_nothing_but_errors_is_lost_with_the_process(load, nvidia, monkeypatch):
+    """Who fails asks the driver about the GPU of its own, when it executes and when it is loaded."""
+    asked = []
+
+    def trouble(_library, index):
+        asked.append(index)
+        return "CUDA error 719"
+
+    engine = load()
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda_driver, "_trouble", trouble)
+        patch.setattr(lost, "_reasons", [])
+        patch.setattr(nvidia.cuda, "cudaMemcpyAsync", lambda *_: (nvidia.cuda.cudaError_t.cudaErrorInvalidValue,))
+        with pytest.raises(LostProcessError, match=r"the GPU failed .* nothing but errors now \(CUDA error 719\)"):
+            answer(engine)
+        patch.setattr(nvidia.cuda, "cudaSetDevice", lambda *_: (nvidia.cuda.cudaError_t.cudaErrorInvalidValue,))
+        with pytest.raises(LostProcessError):
+            load()
+    assert asked == [1, 1]
 
 
 # -- small parts -----------------------------------------------------------------------------------------------------

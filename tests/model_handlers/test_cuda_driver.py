@@ -1,0 +1,141 @@
+"""Whether a GPU still answers: what the driver's library is asked, a stand-in of it, and what becomes of its answer."""
+
+# ruff: noqa: D102 - the methods are the driver's
+import numpy as np
+import pytest
+
+from model_handlers import cuda_driver, lost
+from model_handlers.config import ModelConfig
+from model_handlers.errors import Kind, LostProcessError, MmeError
+from model_handlers.onnx.handler import OnGpu
+
+ILLEGAL_ADDRESS, OUT_OF_MEMORY, IN_CAPTURE = 700, 2, 900
+
+
+class FakeDriver:
+    """The driver's library, of a machine with two GPUs. `error` is what the second one answers."""
+
+    def __init__(self, error=0, *, active=True, retains=True):
+        self.error, self.active, self.retains = error, active, retains
+        self.current = self.held = 0
+
+    def cuDeviceGet(self, device, number):
+        device._obj.value = number
+        return 0 if number < 2 else 101
+
+    def cuDevicePrimaryCtxGetState(self, _device, _flags, active):
+        active._obj.value = self.active
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context, device):
+        if not self.retains:
+            return self.error
+        context._obj.value = 1000 + device.value
+        self.held += 1
+        return 0
+
+    def cuCtxPushCurrent_v2(self, context):
+        self.current = context.value
+        return 0
+
+    def cuCtxSynchronize(self):
+        return self.error if self.current == 1001 else 0
+
+    def cuCtxPopCurrent_v2(self, _context):
+        self.current = 0
+        return 0
+
+    def cuDevicePrimaryCtxRelease_v2(self, _device):
+        self.held -= 1
+        return 0
+
+    def cuGetErrorString(self, error, words):
+        words._obj.value = b"an illegal memory access was encountered" if error == ILLEGAL_ADDRESS else None
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def _unheard(monkeypatch):
+    """What this process has lost is nobody else's business."""
+    monkeypatch.setattr(lost, "_reasons", [])
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Puts a stand-in into the library's place."""
+
+    def driver(*args, **options):
+        made = FakeDriver(*args, **options)
+        monkeypatch.setattr(cuda_driver, "driver", lambda: made)
+        return made
+
+    return driver
+
+
+def asked(kind=Kind.EXECUTION_FAILED, gpu=1):
+    """What is raised where this went wrong on a GPU."""
+    return cuda_driver.lost(MmeError(kind, "it failed"), gpu)
+
+
+@pytest.mark.parametrize("retains", [True, False])
+def test_a_gpu_that_answers_nothing_but_errors_is_lost(driver, retains):
+    """Its driver's words are in the sentence; the model's file may be as good as any; no context stays held."""
+    made = driver(ILLEGAL_ADDRESS, retains=retains)
+    words = (
+        "it failed; in this process the GPU answers nothing but errors now (CUDA error 700, an illegal memory access"
+    )
+
+    for kind, told in ((Kind.EXECUTION_FAILED, Kind.EXECUTION_FAILED), (Kind.INVALID_MODEL, Kind.UNAVAILABLE)):
+        error = asked(kind)
+        assert (type(error), error.kind) == (LostProcessError, told)
+        assert error.message.startswith(words)
+    assert lost.first_reason() == error.message
+    assert (made.held, made.current) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "gpu", "kind"),
+    [
+        ({"error": 0}, 1, Kind.EXECUTION_FAILED),
+        ({"error": OUT_OF_MEMORY}, 1, Kind.OUT_OF_MEMORY),
+        ({"error": IN_CAPTURE}, 1, Kind.EXECUTION_FAILED),
+        ({"error": ILLEGAL_ADDRESS, "active": False}, 1, Kind.UNAVAILABLE),
+        ({"error": ILLEGAL_ADDRESS}, 0, Kind.EXECUTION_FAILED),
+        ({"error": ILLEGAL_ADDRESS}, 7, Kind.EXECUTION_FAILED),
+        ({"error": ILLEGAL_ADDRESS}, 1, Kind.INVALID_ARGUMENT),
+    ],
+    ids=["answers", "full", "busy with a capture", "never used", "another GPU", "no such GPU", "the client's mistake"],
+)
+def test_what_passes_is_no_loss(driver, options, gpu, kind):
+    """An ordinary failure stays what it is, and this process has lost nothing."""
+    made = driver(**options)
+    error = asked(kind, gpu)
+
+    assert (type(error), error.kind, error.message) == (MmeError, kind, "it failed")
+    assert lost.first_reason() == ""
+    assert made.held == 0
+
+
+@pytest.mark.skipif(cuda_driver.driver() is not None, reason="this machine has a driver")
+def test_without_a_driver_nothing_is_lost():
+    """By the loader that is there."""
+    assert type(asked()) is MmeError
+
+
+def test_an_onnx_model_asks_after_each_failure(driver):
+    """The process is lost with the GPU that its session is on, and not with another's."""
+
+    class Session:
+        def run(self, *_):
+            raise RuntimeError("CUDA failure 700: an illegal memory access was encountered")
+
+        def get_inputs(self):
+            return ()
+
+        get_outputs = get_inputs
+
+    driver(ILLEGAL_ADDRESS)
+    for gpu, kind in ((1, LostProcessError), (0, MmeError)):
+        with pytest.raises(MmeError, match="failed while running model 'm': CUDA failure 700") as caught:
+            OnGpu(Session(), ModelConfig("m"), gpu).execute({"x": np.ones(1)}, ["y"])
+        assert type(caught.value) is kind
