@@ -197,13 +197,31 @@ def _present(nvml: Any) -> dict[str, Any]:
     Drivers count what a control group keeps from this process, or what has left the bus, and then don't hand it out.
     """
     present = {}
-    for index in range(nvml.nvmlDeviceGetCount()):
+    for gpu in _by_place(nvml, list(_handed_out(nvml))):
         with suppress(nvml.NVMLError):
-            gpu = nvml.nvmlDeviceGetHandleByIndex(index)
             handle = _mig_device(nvml, gpu) if _is_cut(nvml, gpu) else gpu
             if handle is not None:
                 present[_text(nvml.nvmlDeviceGetUUID(gpu))] = handle
     return present
+
+
+def _handed_out(nvml: Any) -> Iterator[Any]:
+    for index in range(nvml.nvmlDeviceGetCount()):
+        with suppress(nvml.NVMLError):
+            yield nvml.nvmlDeviceGetHandleByIndex(index)
+
+
+def _by_place(nvml: Any, found: list[Any]) -> list[Any]:
+    """In the order of the bus, as CUDA numbers them. NVML lists them so, too, and promises no order."""
+
+    def place(gpu: Any) -> tuple[int, int, int]:
+        info = nvml.nvmlDeviceGetPciInfo(gpu)
+        return info.domain, info.bus, info.device
+
+    try:
+        return sorted(found, key=place)
+    except nvml.NVMLError:  # one is lost
+        return found
 
 
 def _is_cut(nvml: Any, gpu: Any) -> bool:

@@ -30,6 +30,7 @@ class FakeGpu:
     cut: bool = False
     parts: tuple[FakeGpu, ...] = ()
     capability: tuple[int, int] = (9, 0)
+    bus: int = 0
 
 
 @dataclass
@@ -74,6 +75,11 @@ class FakeNvml:
         if gpu.lost:
             raise self.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         return SimpleNamespace(total=gpu.total, used=gpu.used, free=gpu.total - gpu.used)
+
+    def nvmlDeviceGetPciInfo(self, gpu: FakeGpu) -> Any:
+        if gpu.lost:
+            raise self.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return SimpleNamespace(domain=0, bus=gpu.bus, device=0)
 
     def nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu) -> list[int]:
         return list(gpu.capability)

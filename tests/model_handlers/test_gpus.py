@@ -68,6 +68,15 @@ def test_gpus_are_numbered_as_cuda_numbers_them(machine):
     assert fake.open == 0  # and NVML is left as it was found
 
 
+def test_gpus_are_numbered_by_their_places_on_the_bus(machine):
+    """As CUDA does with PCI_BUS_ID, whatever order NVML lists them in."""
+    machine(FakeGpu(A, bus=0xB0), FakeGpu(B, bus=0x1E), FakeGpu(C, bus=0x5C))
+    assert [gpu.uuid for gpu in gpus.gpus()] == [B, C, A]
+
+    machine(FakeGpu(A, bus=0xB0), FakeGpu(B, bus=0x1E), FakeGpu(C, bus=0x5C), shown="2,0")
+    assert [gpu.uuid for gpu in gpus.gpus()] == [A, B]
+
+
 def test_a_gpu_in_parts_stands_for_the_first(machine):
     """A GPU that is cut into MIG devices is one of them, by its UUID, with its memory."""
     machine(FakeGpu(A, parts=(FakeGpu(MIG, 400, 40), FakeGpu("MIG-other", 400, 0))))
