@@ -160,6 +160,7 @@ class FakeContext:
         made.contexts.append(self)
 
     def set_optimization_profile_async(self, index: int, stream: int) -> bool:
+        self._raise("Error in set optimization profile async.")
         self.made.cuda.streams[stream].append(lambda: setattr(self, "profile", index))
         return True
 
@@ -175,7 +176,14 @@ class FakeContext:
         self.address[name] = address
         return address in self.made.cuda.device
 
+    def _raise(self, words: str) -> None:
+        """As the bindings do, whose logger has the reason."""
+        if self.made.raises:
+            self.made.logger.log(ILogger.Severity.ERROR, self.made.raises)
+            raise RuntimeError(words)
+
     def infer_shapes(self) -> list[str]:
+        self._raise("infer_shapes error code: -1")
         return [] if self.shape else ["x"]
 
     def execute_async_v3(self, stream: int) -> bool:
@@ -215,6 +223,8 @@ class FakeTensorrt(types.ModuleType):
         self.data_type = DataType.FLOAT
         self.refuses = ""
         self.broken = False
+        self.raises = ""
+        self.begins = True
         self.host_code = False
         self.logger: Any = None
         self.contexts: list[FakeContext] = []
@@ -223,6 +233,9 @@ class FakeTensorrt(types.ModuleType):
 
     def Runtime(self, logger: Any) -> FakeRuntime:
         self.logger = logger
+        if not self.begins:
+            logger.log(ILogger.Severity.INTERNAL_ERROR, "CUDA initialization failure with error: 35")
+            raise TypeError("pybind11::init(): factory function returned nullptr")
         return FakeRuntime(self)
 
 

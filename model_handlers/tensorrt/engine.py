@@ -21,7 +21,7 @@ from model_handlers.tensorrt.profiles import Profile, select
 from model_handlers.tensorrt.runtime import last_words, make_logger, tensorrt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from model_handlers.tensor import Array
@@ -72,7 +72,12 @@ class Engine:
         self._device = device
         cuda.set_device(device)
         self._logger = make_logger(framework)
-        self._runtime = framework.Runtime(self._logger)
+        try:
+            self._runtime = framework.Runtime(self._logger)
+        except TypeError as error:  # of the bindings, since there is none
+            words = last_words(self._logger.said)
+            sentence = f"model '{model}' was to run on gpu:{device}, but {header.builder} can't begin there ({words})"
+            raise MmeError(Kind.UNAVAILABLE, f"{sentence}; check that the driver fits it") from error
         if compatible:
             self._runtime.engine_host_code_allowed = True
         plan = path.read_bytes()
@@ -144,6 +149,14 @@ class Engine:
             Kind.EXECUTION_FAILED, f"TensorRT failed while running model '{self.model}' ({what}): {last_words(said)}"
         )
 
+    @contextlib.contextmanager
+    def failing(self, what: str) -> Iterator[None]:
+        """What TensorRT raises in there, and does not only say to its logger, is a failure."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.failure(what) from error
+
     def close(self) -> None:
         """Give the device's memory back; its contexts are closed already."""
         cuda.set_device(self._device)
@@ -201,7 +214,8 @@ class Context:
         self._switch(select(self._engine.model, profiles, ranged))
         for name, array in inputs.items():
             self._give(name, array)
-        lacking = self._context.infer_shapes()
+        with self._engine.failing("shapes that do not go together"):
+            lacking = self._context.infer_shapes()
         if lacking:
             raise self._engine.failure(f"input {', '.join(lacking)} is not complete")
         shapes = {name: self._expect(name) for name in self._engine.outputs}
@@ -211,8 +225,8 @@ class Context:
 
     def _switch(self, profile: Profile) -> None:
         if profile.index != self._profile:
-            if not self._context.set_optimization_profile_async(profile.index, self._stream.number):
-                raise self._engine.failure(f"profile {profile.index}")
+            with self._engine.failing(f"profile {profile.index}"):
+                self._context.set_optimization_profile_async(profile.index, self._stream.number)
             self._stream.wait()
             self._profile = profile.index
 

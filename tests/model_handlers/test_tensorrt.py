@@ -292,6 +292,32 @@ def test_the_driver_is_asked_before_the_runtime_is_made(nvidia, tmp_path, monkey
     assert nvidia.logger is None
 
 
+def test_what_tensorrt_raises_is_a_failure_in_its_own_words(load, nvidia):
+    """Shapes that an operator can't bring together, as one that was exported for a single row, and profiles."""
+    engine = load()
+    answer(engine)
+    nvidia.raises = "reshape would change volume 30720 to 15360"
+    with pytest.raises(MmeError, match=r"running model 'm' \(shapes that do not .*\): reshape would change") as caught:
+        answer(engine)
+    assert caught.value.kind is Kind.EXECUTION_FAILED
+    nvidia.raises = ""
+    answer(engine)
+
+    nvidia.raises = "no memory for profile 0"
+    with pytest.raises(MmeError, match=r"running model 'm' \(profile 0\): no memory for profile 0"):
+        load()
+    nvidia.raises = ""
+
+
+def test_a_runtime_that_can_not_begin_is_no_fault_of_the_model(load, nvidia):
+    """The bindings raise TypeError, since they got none; the logger has the reason."""
+    nvidia.begins = False
+    error = refused(load)
+
+    assert error.kind is Kind.UNAVAILABLE
+    assert "can't begin there (CUDA initialization failure with error: 35); check that the driver" in error.message
+
+
 def test_a_gpu_that_answers_nothing_but_errors_is_lost_with_the_process(load, nvidia, monkeypatch):
     """Who fails asks the driver about the GPU of its own, when it executes and when it is loaded."""
     asked = []
