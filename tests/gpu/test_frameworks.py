@@ -5,11 +5,18 @@ Never yet run on a GPU.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
 from container import cli
+from model_handlers import gpus
 from model_handlers.base import CPU, Device
 from model_handlers.config import Accelerator, InstanceGroup, InstanceKind, ModelConfig
 from model_handlers.onnx import OnnxHandler
@@ -26,6 +33,26 @@ KINDS = {
     "positive": (TensorProto.BOOL, np.bool_),
     "shape": (TensorProto.INT64, np.int64),
 }
+
+ON_THE_SECOND = """
+import json, sys, threading
+from pathlib import Path
+import numpy as np
+from model_handlers import devices
+from model_handlers.base import Device
+from model_handlers.config import ModelConfig
+from model_handlers.onnx import OnnxHandler
+
+rows = np.random.default_rng(4).normal(size=(8, 64)).astype(np.float32)
+before, found = devices.device_memory_used(), []
+handler = OnnxHandler.load(ModelConfig("m"), Path(sys.argv[1]), Device("gpu", 1))
+thread = threading.Thread(target=lambda: found.extend(handler.execute({"x": rows}, ["y"])))
+thread.start()
+thread.join()
+after = devices.device_memory_used()
+taken = [now - then for now, then in zip(after, before)]
+print(json.dumps({"found": found[0].tolist(), "taken": taken[:2]}))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +96,21 @@ def test_onnx_by_cuda(model, expected, config):
         (found,) = handler.execute({"x": ROWS[rows]}, ["y"])
         np.testing.assert_allclose(found, expected[rows], rtol=1e-2, atol=1e-2)
     handler.close()
+
+
+@BUILT_FOR_GPUS
+@pytest.mark.skipif(len(gpus.gpus()) < 2, reason="there is one GPU alone")
+def test_a_model_on_the_second_gpu_takes_none_of_the_first(model, expected):
+    """In a process that has used neither, where a thread of its own executes: not even CUDA's context is on the first."""
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    run = [sys.executable, "-c", ON_THE_SECOND, str(model)]
+    done = subprocess.run(run, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+    told = json.loads(done.stdout)
+    np.testing.assert_allclose(told["found"], expected, rtol=1e-2, atol=1e-2)
+    first, second = told["taken"]
+    assert first < 32 << 20 < second
 
 
 @BUILT_FOR_GPUS
