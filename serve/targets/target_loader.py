@@ -10,6 +10,7 @@ import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from model_handlers import devices
 from model_handlers.allowance import Allowance, OutgrownError, allowed, allowing
 from model_handlers.base import CPU, Footprint, Handler, Placement
 from model_handlers.config_checks import normalise
@@ -229,9 +230,11 @@ class ModelLoader:
         taken -= others.take
         if prepared.forms is not None:
             return prepared.forms.weighed(taken)
-        # A heap page that an unloaded model left behind may be used again without being seen: never less than the file.
+        # A heap page that an unloaded model left behind may be used again without being seen, and what leaves a GPU
+        # meanwhile hides what comes: never less than the file, where it is held.
+        least = devices.size_on(prepared.directory.config.instance_groups, prepared.lanes, size)
         numbers = {device.index for _, device in prepared.lanes if device.kind == "gpu"}
-        return taken.most(Footprint(size)).on(numbers)  # elsewhere it was others who took some meanwhile
+        return taken.most(least).on(numbers)  # elsewhere it was others who took some meanwhile
 
     def _ensembles(self, prepared: PreparedTarget, members: dict[str, Target]) -> dict[int, AnyModel]:
         """Every selected version of an ensemble: they differ in nothing but their numbers."""

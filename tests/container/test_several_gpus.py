@@ -79,8 +79,10 @@ def server(nvml, start, tmp_path):
     """A repository server; `ask` lays out a model and asks it."""
     running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, load_models=(), gpu_memory_budget=0.8)
 
-    def ask(name, megabytes, *, on=(), pinned=False):
+    def ask(name, megabytes, *, on=(), pinned=False, takes=None):
         write_heavy(tmp_path, name, megabytes, on, pinned)
+        if takes is not None:
+            (tmp_path / name / "1" / "size").write_text(str(takes))
         return running.infer(name, {"inputs": [{"name": "X", "shape": [1], "datatype": "INT32", "data": [1]}]})
 
     running.ask = ask
@@ -127,6 +129,18 @@ def test_want_of_memory_names_the_gpu(server):
     assert "700.0 MB on GPU 0 of 1073.7 MB and 800.0 MB on GPU 0 are taken by 1 pinned models" in full.error
     assert "more than the whole memory budget of 1073.7 MB and 800.0 MB on GPU 2: raise MME_GPU_MEM" in large.error
     assert server.ask("other", 200, on=[3]).status == 200
+
+
+def test_a_model_on_a_gpu_alone_takes_none_of_the_host_for_its_file(server, nvml):
+    """What is measured there counts. On its GPU it takes no less than the file, whoever gives memory back meanwhile."""
+    nvml.listed[1].used = 900 * MB
+    answer = server.ask("large", 6000, on=[1], takes=0)
+    assert answer.status == 200, answer.body
+
+    (row,) = server.http("POST", "/v2/repository/index", {}, b"{}").json
+    assert row["cache"]["host_bytes"] < 30 * MB
+    assert row["cache"]["gpu_bytes"][0] == 0
+    assert 60 * MB <= row["cache"]["gpu_bytes"][1] < 61 * MB
 
 
 def test_each_gpu_is_told_apart(server):
