@@ -84,7 +84,8 @@ def fork_server():
 def nothing_left_behind(request: pytest.FixtureRequest, private_temporary_folder: Path):
     """Fails a test that leaves a thread, a child process, or a temporary or staging folder behind."""
     own = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
-    threads, processes, files = set(_threads()), _processes(), _names(private_temporary_folder)
+    threads, files = set(_threads()), _names(private_temporary_folder)
+    processes = _processes() | _processes()  # the end of one of them, while they are listed, may hide another
     yield
     left = [f"thread {thread.name}" for thread in _threads() if thread not in threads and not _ends(thread)]
     begun = still_there(_processes() - processes)
@@ -118,11 +119,8 @@ def _goes(path: Path) -> bool:
 
 
 def _processes() -> set[int]:
-    """Processes that we or ours started and that live, but for a browser's: it starts and ends them as it likes.
-
-    Read once more, for what the end of another one in the middle of it hid.
-    """
-    return _below(os.getpid()) | _below(os.getpid())
+    """Processes that we or ours started and that live, but for a browser's: it starts and ends them as it likes."""
+    return _below(os.getpid())
 
 
 def _below(process: int) -> set[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import subprocess
 import sys
@@ -20,8 +19,10 @@ if TYPE_CHECKING:
 
 def children(process: int) -> list[int]:
     """What it has started and is not buried, by Linux's own list: psutil reads the machine's whole table of processes."""
-    files = glob.glob(f"/proc/{process}/task/*/children")  # noqa: PTH207 - Path's fails where a thread ends
-    return [int(child) for file in files for child in read(file).split()]
+    threads: list[Path] = []
+    with suppress(OSError):  # it has ended
+        threads = list(Path(f"/proc/{process}/task").iterdir())
+    return [int(child) for thread in threads for child in read(f"{thread}/children").split()]
 
 
 def below(process: int) -> set[int]:
