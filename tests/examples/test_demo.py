@@ -29,7 +29,8 @@ def test_a_proxy_of_the_environment_is_not_asked(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "example.org")
     monkeypatch.delenv("no_proxy", raising=False)
     with asked_directly(), s3_server() as url:
-        assert boto3.client("s3", endpoint_url=url, **CREDENTIALS).list_buckets()["Buckets"] == []
+        answer = boto3.client("s3", endpoint_url=url, **CREDENTIALS).list_buckets()
+        assert answer["ResponseMetadata"]["HTTPStatusCode"] == 200
         assert os.environ["no_proxy"].startswith("example.org,")
 
     assert (os.environ["NO_PROXY"], os.environ.get("no_proxy")) == ("example.org", None)
