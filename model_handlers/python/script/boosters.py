@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.python.script import recordio
+from model_handlers.importing import is_installed
 from model_handlers.python.script.accept import preferred
 from model_handlers.python.script.formats import (
     CSV,
@@ -26,7 +26,6 @@ from model_handlers.python.script.formats import (
     encode,
     media_type,
 )
-from model_handlers.python.script.recordio import RECORDIO
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,10 +34,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LIBSVM = ("text/libsvm", "text/x-libsvm")
+RECORDIO = "application/x-recordio-protobuf"
 
 _PICKLED = b"\x80"  # how a pickle begins, and none of XGBoost's own formats
 _OF_CLASSES = ("multi:softmax", "binary:hinge")  # objectives whose predictions are numbers of classes
 _SEPARATORS = ",;\t| "
+_OF_PROTOBUF = (RECORDIO,) if is_installed("google.protobuf") else ()  # a model's own environment may lack it
+_ALL = (*LIBSVM, *_OF_PROTOBUF, *READS)
 
 
 class Folds:
@@ -153,14 +155,15 @@ def libsvm_to_dmatrix(body: bytes | str) -> Any:
 
 
 def _rows(body: bytes | str, kind: str, content_type: object, features: int) -> Any:
+    if kind not in _ALL:
+        raise UnsupportedFormatError(content_type, _ALL)
     if kind == CSV:
         return _table(_text(body))
     if kind in LIBSVM:
         return _sparse(_text(body), features)
     if kind == RECORDIO:
+        recordio = importlib.import_module("model_handlers.python.script.recordio")
         return recordio.rows_of(body.encode() if isinstance(body, str) else body)
-    if kind not in READS:
-        raise UnsupportedFormatError(content_type, (*LIBSVM, RECORDIO, *READS))
     rows = decode(body, content_type)
     return np.atleast_2d(rows) if isinstance(rows, np.ndarray) else rows
 

@@ -18,8 +18,6 @@ from model_handlers.proto.record_pb2 import Record
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RECORDIO = "application/x-recordio-protobuf"
-
 _HEADER = struct.Struct("<II")
 _MAGIC = 0xCED7230A
 _LENGTH = (1 << 29) - 1  # the bits of a length; those above tell of records in parts, which Amazon's do not have

@@ -7,12 +7,13 @@ imported when the first model is loaded, by the process that it is in.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import orjson
 
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
@@ -26,7 +27,7 @@ from model_handlers.tensorflow import SavedModelHandler
 from model_handlers.tensorflow.options import DEFAULT_SIGNATURE, SIGNATURE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from model_handlers.base import Device, Handler
@@ -38,6 +39,11 @@ PREDICT = "predict"
 _READS = (JSON, CSV, JSON_LINES, "application/jsons")
 _ATTRIBUTE = re.compile(r"(tfs-[a-z-]+)=([^,]+)")
 _FORMS = ("instances", "inputs", "examples")  # one of which each request to TensorFlow Serving has
+_quickly: Callable[[Any], bytes] | None = None
+with contextlib.suppress(ImportError):  # a model's own environment may lack it
+    import orjson
+
+    _quickly = functools.partial(orjson.dumps, option=orjson.OPT_SERIALIZE_NUMPY)
 _NUMBERS = re.compile(r'\s*["\d.Ee+-]')  # how a row of CSV begins that is JSON as it stands
 
 
@@ -185,8 +191,8 @@ def answer(document: Mapping[str, Any], accept: str) -> tuple[bytes, str]:
 def written(document: Mapping[str, Any]) -> bytes:
     """A document with arrays as JSON, in which numbers that are none are NaN and Infinity."""
     arrays = (value for value in _arrays(document) if value.dtype.kind == "f")
-    if all(np.isfinite(array).all() for array in arrays):
-        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    if _quickly is not None and all(np.isfinite(array).all() for array in arrays):
+        return _quickly(document)
     return json.dumps(document, default=lambda value: value.tolist()).encode()
 
 
