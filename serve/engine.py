@@ -17,7 +17,6 @@ from concurrent.futures import CancelledError
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.base import Footprint
 from model_handlers.body import takes_body
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
@@ -427,7 +426,7 @@ class Engine:
 
     def _let_go(self, archive: str) -> bool:
         """Put one model out of memory, so that its archive may leave the disk for another. On a load thread."""
-        relief = asyncio.run_coroutine_threadsafe(self.cache.relieve(archive, Footprint(1), "disk"), self._loop)
+        relief = asyncio.run_coroutine_threadsafe(self.cache.relieve(archive, None, "disk"), self._loop)
         try:
             return bool(relief.result(_LET_GO_SECONDS))
         except (TimeoutError, CancelledError):  # the server ends

@@ -149,14 +149,21 @@ def plan(
 
 
 def relief(
-    residents: Iterable[Resident], need: Footprint, budget: Footprint, policy: Policy = Policy.LRU, now: float = 0.0
+    residents: Iterable[Resident],
+    need: Footprint | None,
+    budget: Footprint,
+    policy: Policy = Policy.LRU,
+    now: float = 0.0,
 ) -> Plan:
     """Decide who must go so that `need` bytes come back, whatever room the budget has.
 
-    It is everybody who may go and holds any of a memory of which all of them hold less than that. Arguments are those
-    of `plan`.
+    It is everybody who may go and holds any of a memory of which all of them hold less than that. Where the need is
+    None one goes, whatever it holds. Other arguments are those of `plan`.
     """
     candidates = _candidates([r for r in residents if not r.leaving], budget, policy, now)
+    if need is None:
+        first = candidates[:1]
+        return Plan(_names(first), fits=bool(first), possible=True, age=_age(first, budget, policy))
     there = need.within(total(r.footprint for r in candidates))
     victims = _victims(candidates, Footprint(), there) or []
     return Plan(_names(victims), fits=there == need, possible=True, age=_age(victims, budget, policy))

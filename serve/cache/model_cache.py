@@ -254,8 +254,10 @@ class ModelCache(Generic[P, T]):
         for closing in [one.closing for one in {entry, loading, *retiring} if one.closing is not None]:
             await asyncio.shield(closing)
 
-    async def relieve(self, name: str, need: Footprint, reason: str) -> tuple[str, ...]:
+    async def relieve(self, name: str, need: Footprint | None, reason: str) -> tuple[str, ...]:
         """Put out others that hold about so much memory, for a model that is short of what no budget here counts.
+
+        Where it is short of no memory, `need` is None: one goes, whatever it holds.
 
         Returns:
             their names, when their memory was given back; () if there is nobody who may go.
@@ -268,7 +270,7 @@ class ModelCache(Generic[P, T]):
         return await self._put_out(name, residents, Footprint(0, need), "load")
 
     async def _put_out(
-        self, name: str, residents: list[eviction.Resident], need: Footprint, reason: str
+        self, name: str, residents: list[eviction.Resident], need: Footprint | None, reason: str
     ) -> tuple[str, ...]:
         victims = self.room.relieve(name, residents, need, reason)
         closings = [closing for name in victims if (closing := self.entries[name].closing) is not None]

@@ -154,11 +154,12 @@ class Room:
         return claim.evicted
 
     def relieve(
-        self, name: str, residents: Iterable[eviction.Resident], need: Footprint, reason: str
+        self, name: str, residents: Iterable[eviction.Resident], need: Footprint | None, reason: str
     ) -> tuple[str, ...]:
         """Begin to put out those residents that hold `need` bytes together, or all who may go if they hold less.
 
-        It is for model `name`, which is short of what no budget here counts. Where nobody is put out, nobody is.
+        A need of None is one of them, whatever it holds. It is for model `name`, which is short of what no budget here
+        counts. Where nobody is put out, nobody is.
         """
         if not self._evicts:
             return ()

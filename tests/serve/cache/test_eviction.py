@@ -225,6 +225,15 @@ def test_relief_counts_what_comes_back_and_not_what_is_free(need, names, fits):
     assert relief(residents, Footprint(need), Footprint(200), Policy.GDSF).age == (10.0 if "d" in names else 0.0)
 
 
+@pytest.mark.parametrize("policy", Policy)
+def test_one_goes_whatever_it_holds(policy):
+    """Where it is no memory that is short: a model that takes none of the host leaves the disk as well as any."""
+    on_gpu = [Resident(name, Footprint(0, (30,)), used) for name, used in (("b", 2), ("a", 1))]
+
+    assert relief(on_gpu, None, BUDGET, policy) == Plan(("a",), fits=True, possible=True)
+    assert relief([host("pinned", 5, 1, keep_until=FOR_EVER)], None, BUDGET, policy) == Plan((), False, True)
+
+
 def test_each_gpu_is_relieved_of_what_it_can_give():
     """Where those on one hold less than is needed there, all of them go, and on another no more than it takes."""
     residents = [
