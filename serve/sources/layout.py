@@ -19,6 +19,7 @@ from model_handlers.disk import disk_errors
 from model_handlers.errors import invalid_argument, invalid_model
 from model_handlers.pbtxt import parse_config
 from model_handlers.python.script.no_script import script_for
+from model_handlers.registry import detect_backend
 from serve.sources.misplaced import advice
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 from serve.sources.source import is_text
@@ -99,10 +100,22 @@ def directories(path: Path) -> list[Path]:
 
 
 def candidates_in(path: Path, scripts: Scripts) -> list[Path]:
-    """The model directories of an unpacked archive, itself where it needs no script: what it has below is its own."""
-    if is_model(path) or script_for(path):
+    """The model directories of an unpacked archive.
+
+    It is one itself if it needs no script: what it has below is its own, unless that is models of Triton's, which read
+    what lies above or beside them by their code.
+    """
+    if is_model(path):
         return [path]
-    return [child for child in directories(path) if is_model(child)] or _scripts_in(path, scripts)
+    models = [child for child in directories(path) if is_model(child)]
+    if script_for(path) and not any(map(_is_of_triton, models)):
+        return [path]
+    return models or _scripts_in(path, scripts)
+
+
+def _is_of_triton(path: Path) -> bool:
+    """Whether a directory with versions is more than numbers: it has a configuration, or a file that needs none."""
+    return (path / CONFIG_NAME).is_file() or any(map(detect_backend, versions_in(path).values()))
 
 
 def models_in(path: Path, name: str, scripts: Scripts) -> list[Path]:

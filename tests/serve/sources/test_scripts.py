@@ -187,6 +187,20 @@ def test_saved_models_of_triton_are_no_scripts(tree, paths, file):
     assert open_target(tree(*paths), "m").config.default_model_filename == file
 
 
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["xgboost-model", "m/1/model.onnx"],
+        ["config.json", "model.safetensors", "m/config.pbtxt", "m/1/model.py"],
+        ["m/1/model.py", "shared/encoder/1/saved_model.pb"],
+    ],
+)
+def test_what_lies_beside_a_model_of_triton_is_for_its_code(tree, paths):
+    """The model is what is served, and not what it reads."""
+    root = tree(*paths)
+    assert open_target(root, "m").path == root / "m"
+
+
 @pytest.mark.parametrize("paths", [["config.json"], ["model.safetensors"], ["config.json", "optimizer.pt"]])
 def test_half_of_a_saved_model_is_none(tree, paths):
     """There have to be both, its description and weights."""
