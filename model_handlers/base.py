@@ -274,11 +274,11 @@ class Handler(ABC):
         return False
 
     @classmethod
-    def shares_gpu_process(cls, config: ModelConfig) -> bool:  # noqa: ARG003 - for those whose models may want to be alone
+    def shares_gpu_process(cls, config: ModelConfig, model_file: Path) -> bool:  # noqa: ARG003 - for those whose models may want to be alone
         """Whether this model shares the process of its backend's models on a GPU: not where it changes that process.
 
         Raises:
-            MmeError: INVALID_MODEL for a parameter that is not what it should be.
+            MmeError: INVALID_MODEL for a parameter, or a file, that is not what it should be.
         """
         return cls.shared_on_gpu
 

@@ -62,7 +62,7 @@ def start_isolated(
             on_gpu
             and program is None
             and PLACEMENT not in config.parameters
-            and handler_class.shares_gpu_process(config)
+            and handler_class.shares_gpu_process(config, model_file)
         )
     host = f"{handler_class.backend} on {device}" if shared else ""
     return isolated(load, config, lane, uses_gpu=on_gpu, program=program, preload=preload, host=host)

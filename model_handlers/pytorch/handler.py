@@ -70,9 +70,14 @@ class TorchHandler(Handler):
         return built_for_cuda()
 
     @classmethod
-    def shares_gpu_process(cls, config: ModelConfig) -> bool:
-        """Unless its parameters change what its neighbours would execute with."""
-        return cls.shared_on_gpu and not sets_process(config)
+    def shares_gpu_process(cls, config: ModelConfig, model_file: Path) -> bool:
+        """Unless its parameters change what its neighbours would execute with, or it is code.
+
+        What that imports from beside itself belongs to the whole process, where another model's is called the same.
+        """
+        if not cls.shared_on_gpu or sets_process(config):
+            return False
+        return recognise(model_file, config.name) is not Format.CODE
 
     @classmethod
     def prepare(cls, config: ModelConfig, model_file: Path) -> None:  # noqa: ARG003 - of all models

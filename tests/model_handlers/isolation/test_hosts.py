@@ -273,8 +273,8 @@ def test_models_share_where_their_framework_wants_it(case, monkeypatch, tmp_path
         shared_on_gpu = shares
 
         @classmethod
-        def shares_gpu_process(cls, config):
-            return super().shares_gpu_process(config) and "ALONE" not in config.parameters
+        def shares_gpu_process(cls, config, model_file):
+            return super().shares_gpu_process(config, model_file) and "ALONE" not in config.parameters
 
     monkeypatch.setattr(start, "IsolatedHandler", Told)
     start.start_isolated(Shares, ModelConfig("m", parameters=parameters), tmp_path, device, "m_0")

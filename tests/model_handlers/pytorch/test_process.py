@@ -19,7 +19,7 @@ from model_handlers.errors import Kind, LostProcessError, MmeError
 from model_handlers.isolation.fork_client import FORKS, forks_with
 from model_handlers.isolation.parameters import placement_of
 from model_handlers.isolation.start import start_isolated
-from model_handlers.pytorch import TorchHandler
+from model_handlers.pytorch import CodeHandler, TorchHandler
 from model_handlers.pytorch.programs import load_program
 from model_handlers.pytorch.runtime import pytorch
 from model_handlers.pytorch.tensors import to_tensor
@@ -140,9 +140,18 @@ def test_models_have_processes_by_default():
     ],
     ids=str,
 )
-def test_models_that_set_what_a_process_has_are_alone_in_one(parameters, shares):
+def test_models_that_set_what_a_process_has_are_alone_in_one(wide, parameters, shares):
     """On a GPU too: others would execute with what they set."""
-    assert TorchHandler.shares_gpu_process(ModelConfig("m", parameters=parameters)) is shares
+    assert TorchHandler.shares_gpu_process(ModelConfig("m", parameters=parameters), wide[1]) is shares
+
+
+def test_code_is_alone_in_a_process(tmp_path):
+    """On a GPU too: its modules would be those of another model's code that are called the same."""
+    (tmp_path / "model.py").touch()
+    torch.save({"shift": torch.tensor([0.5])}, tmp_path / "model.pt")
+
+    assert not CodeHandler.shares_gpu_process(ModelConfig("m"), tmp_path / "model.py")
+    assert not TorchHandler.shares_gpu_process(ModelConfig("m"), tmp_path / "model.pt")
 
 
 def test_predictions_in_a_process(wide, start):
