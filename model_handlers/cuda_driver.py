@@ -35,22 +35,32 @@ def lost(failure: MmeError, index: int) -> MmeError:
 
 
 def _trouble(library: Any, index: int) -> str:
-    """What the driver answers to everything from now on; "" where it answers, or has not begun to."""
+    """What the driver answers to everything from now on; "" where it answers, or has not begun to.
+
+    Any of its functions may be the one that tells: each can return the error of work that was begun before.
+    """
     if library is None:
         return ""
-    device, context, active, flags = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint()
-    if library.cuDeviceGet(ctypes.byref(device), index):
-        return ""
-    library.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active))
-    if not active.value:  # asking would make a context
-        return ""
-    error = int(library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
-    if not error:
-        library.cuCtxPushCurrent_v2(context)
-        error = int(library.cuCtxSynchronize())
-        library.cuCtxPopCurrent_v2(ctypes.byref(context))
-        library.cuDevicePrimaryCtxRelease_v2(device)
+    device, active, flags = ctypes.c_int(), ctypes.c_int(), ctypes.c_uint()
+    error = library.cuDeviceGet(ctypes.byref(device), index)
+    error = error or library.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active))
+    if not error and active.value:  # asking for more would make a context
+        error = _of_context(library, device)
     return _words(library, error) if error in _FOR_GOOD else ""
+
+
+def _of_context(library: Any, device: ctypes.c_int) -> int:
+    """What the driver says of the context that all in this process have on a GPU, 0 if nothing is wrong."""
+    context = ctypes.c_void_p()
+    error: int = library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    if error:
+        return error
+    error = library.cuCtxPushCurrent_v2(context)
+    if not error:
+        error = library.cuCtxSynchronize()
+        library.cuCtxPopCurrent_v2(ctypes.byref(context))
+    library.cuDevicePrimaryCtxRelease_v2(device)
+    return error
 
 
 def _words(library: Any, error: int) -> str:

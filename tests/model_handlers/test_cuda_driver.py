@@ -1,6 +1,8 @@
 """Whether a GPU still answers: what the driver's library is asked, a stand-in of it, and what becomes of its answer."""
 
 # ruff: noqa: D102 - the methods are the driver's
+import inspect
+
 import numpy as np
 import pytest
 
@@ -13,33 +15,37 @@ ILLEGAL_ADDRESS, OUT_OF_MEMORY, IN_CAPTURE = 700, 2, 900
 
 
 class FakeDriver:
-    """The driver's library, of a machine with two GPUs. `error` is what the second one answers."""
+    """The driver's library, of a machine with two GPUs. `error` is what the second one answers, by which function."""
 
-    def __init__(self, error=0, *, active=True, retains=True):
-        self.error, self.active, self.retains = error, active, retains
+    def __init__(self, error=0, *, active=True, by="cuCtxSynchronize"):
+        self.error, self.active, self.by = error, active, by
         self.current = self.held = 0
 
     def cuDeviceGet(self, device, number):
         device._obj.value = number
         return 0 if number < 2 else 101
 
-    def cuDevicePrimaryCtxGetState(self, _device, _flags, active):
-        active._obj.value = self.active
-        return 0
+    def cuDevicePrimaryCtxGetState(self, device, _flags, active):
+        error = self.told(device.value)
+        active._obj.value = self.active and not error
+        return error
 
     def cuDevicePrimaryCtxRetain(self, context, device):
-        if not self.retains:
-            return self.error
         context._obj.value = 1000 + device.value
-        self.held += 1
-        return 0
+        self.held += not (error := self.told(device.value))
+        return error
 
     def cuCtxPushCurrent_v2(self, context):
-        self.current = context.value
-        return 0
+        error = self.told(context.value - 1000)
+        self.current = 0 if error else context.value
+        return error
 
     def cuCtxSynchronize(self):
-        return self.error if self.current == 1001 else 0
+        return self.told(self.current - 1000) if self.current else 201
+
+    def told(self, gpu):
+        """What the function that called this one answers."""
+        return self.error if gpu == 1 and inspect.stack()[1].function == self.by else 0
 
     def cuCtxPopCurrent_v2(self, _context):
         self.current = 0
@@ -77,10 +83,12 @@ def asked(kind=Kind.EXECUTION_FAILED, gpu=1):
     return cuda_driver.lost(MmeError(kind, "it failed"), gpu)
 
 
-@pytest.mark.parametrize("retains", [True, False])
-def test_a_gpu_that_answers_nothing_but_errors_is_lost(driver, retains):
-    """Its driver's words are in the sentence; the model's file may be as good as any; no context stays held."""
-    made = driver(ILLEGAL_ADDRESS, retains=retains)
+@pytest.mark.parametrize(
+    "by", ["cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuCtxSynchronize"]
+)
+def test_a_gpu_that_answers_nothing_but_errors_is_lost(driver, by):
+    """Whichever function says so. Its driver's words are in the sentence; the model's file may be as good as any."""
+    made = driver(ILLEGAL_ADDRESS, by=by)
     words = (
         "it failed; in this process the GPU answers nothing but errors now (CUDA error 700, an illegal memory access"
     )
