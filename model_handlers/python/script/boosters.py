@@ -163,7 +163,7 @@ def _rows(body: bytes | str, kind: str, content_type: object, features: int) -> 
         return _sparse(_text(body), features)
     if kind == RECORDIO:
         recordio = importlib.import_module("model_handlers.python.script.recordio")
-        return recordio.rows_of(body.encode() if isinstance(body, str) else body)
+        return recordio.rows_of(body.encode() if isinstance(body, str) else body, features)
     rows = decode(body, content_type)
     return np.atleast_2d(rows) if isinstance(rows, np.ndarray) else rows
 

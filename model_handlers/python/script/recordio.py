@@ -24,8 +24,12 @@ _LENGTH = (1 << 29) - 1  # the bits of a length; those above tell of records in 
 _FEATURES = "values"
 
 
-def rows_of(body: bytes) -> Any:
+def rows_of(body: bytes, features: int = 0) -> Any:
     """The rows as an array, or as a sparse matrix where records say columns.
+
+    Args:
+        body: the records.
+        features: columns of rows that say some of theirs and not how many they have.
 
     Raises:
         ValueError: they are no such records, or not all of one length.
@@ -37,7 +41,7 @@ def rows_of(body: bytes) -> Any:
         if len({len(tensor.values) for tensor in tensors}) > 1:
             raise ValueError("its rows are not all of one length")
         return np.array([tensor.values for tensor in tensors], np.float32)
-    return _sparse(tensors)
+    return _sparse(tensors, features)
 
 
 def _records(body: memoryview) -> Iterator[bytes]:
@@ -70,8 +74,10 @@ def _tensor(content: bytes) -> Any:
     return tensor
 
 
-def _sparse(tensors: list[Any]) -> Any:
-    width = max((tensor.shape[0] if tensor.shape else max(tensor.keys, default=-1) + 1) for tensor in tensors)
+def _sparse(tensors: list[Any], features: int) -> Any:
+    width = max(
+        tensor.shape[0] if tensor.shape else max([features, *(key + 1 for key in tensor.keys)]) for tensor in tensors
+    )
     rows = np.repeat(np.arange(len(tensors)), [len(tensor.values) for tensor in tensors])
     columns = [column for tensor in tensors for column in (tensor.keys or range(len(tensor.values)))]
     values = np.array([value for tensor in tensors for value in tensor.values], np.float32)

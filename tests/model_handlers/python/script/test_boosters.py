@@ -130,11 +130,14 @@ def test_rows_are_read_in_every_form(bare, body, content_type):
     np.testing.assert_allclose(bare().told(body, content_type), EXPECTED, rtol=1e-6)
 
 
-def test_columns_that_libsvm_leaves_out_are_missing(bare):
-    """However few there are."""
+@pytest.mark.parametrize(
+    ("body", "content_type"), [("0:0.5", SVM), (record(np.array([0.5], "<f4").tobytes(), (0,)), RECORDIO)]
+)
+def test_columns_that_a_body_leaves_out_are_missing(bare, body, content_type):
+    """However few there are, where it does not say how many columns a row has."""
     expected = BOOSTER.predict(xgboost.DMatrix(np.array([[0.5, np.nan, np.nan]], np.float32)))
 
-    np.testing.assert_allclose(bare().told("0:0.5", SVM), expected, rtol=1e-6)
+    np.testing.assert_allclose(bare().told(body, content_type), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("parameters", "ends"), [({}, ""), ({"SAGEMAKER_BATCH": "true"}, "\n")])
