@@ -41,7 +41,7 @@ class MetricsPort:
         Raises:
             MmeError: INVALID_ARGUMENT when the port is taken.
         """
-        sockets = listening(host, port, "metrics", "MME_METRICS_PORT")
+        sockets = listening(host, port, "metrics", "MME_METRICS_PORT or MME_METRICS_ADDRESS")
         for each in sockets:
             self._listeners.append(await self._loop.create_server(self._http.protocol_factory, sock=each))
         _log.info("metrics listening at port %d", sockets[0].getsockname()[1])

@@ -61,7 +61,7 @@ class GrpcServer:
         self._loop = asyncio.get_running_loop()
         self._tls = _tls(settings)
         host, port = settings.grpc_address or settings.host, settings.grpc_port or 0
-        self._sockets = listening(host, port, "gRPC", "--grpc-port/MME_GRPC_PORT")
+        self._sockets = listening(host, port, "gRPC", "--grpc-port/MME_GRPC_PORT or --grpc-address/MME_GRPC_ADDRESS")
         self.port: int = self._sockets[0].getsockname()[1]
         self._draining = asyncio.Event()
         self._restrictions = Restrictions(settings.grpc_restrictions, GRPC_PREFIX, "protocol")
