@@ -22,11 +22,12 @@ from model_handlers.python.script import boosters, pipelines, saved_models
 from model_handlers.python.script.accept import preferred
 from model_handlers.python.script.failures import not_acceptable
 from model_handlers.python.script.formats import CSV, JSON, WRITES, MalformedBodyError, decode, media_type
-from model_handlers.python.script.no_script import boosters_in, is_saved_pipeline, saved_models_in
+from model_handlers.python.script.no_script import TASK, boosters_in, is_saved_pipeline, saved_models_in
 
 if TYPE_CHECKING:
     from model_handlers.base import Device
     from model_handlers.errors import MmeError
+    from model_handlers.python.script.context import Context
     from model_handlers.tensor import Array
 
 _TORCHSCRIPT = "model.pt"
@@ -41,14 +42,14 @@ class Defaults:
         script: the file that leaves them out, for messages.
         device: where a model of torch computes.
         default_accept: the type of an answer to a client that likes all alike.
-        task: what a model of Hugging Face is for, "" for what its architecture is made for.
+        context: tells what a model of Hugging Face is for, and of the request.
     """
 
-    def __init__(self, model: str, script: Path, device: Device, default_accept: str, task: str = "") -> None:
+    def __init__(self, model: str, script: Path, device: Device, default_accept: str, context: Context) -> None:
         self._model = model
         self._script = script
         self._on = device
-        self._task = task
+        self._context = context
         self._device = "cpu" if device.kind == "cpu" else f"cuda:{device.index}"
         self._default_accept = default_accept
 
@@ -63,7 +64,7 @@ class Defaults:
         if of_boosters:
             return boosters.load(of_boosters)
         if not (directory / _TORCHSCRIPT).is_file() and is_saved_pipeline(directory):
-            return pipelines.load(self._model, directory, self._task, self._on)
+            return pipelines.load(self._model, directory, self._context.parameters.get(TASK, ""), self._on)
         if not (directory / _TORCHSCRIPT).is_file() and saved_models_in(directory):
             return saved_models.SavedModels(self._model, directory, self._on)
         file = self._torchscript(directory)
@@ -106,6 +107,8 @@ class Defaults:
                 return model.to(self._device).eval()(data)
         if boosters.is_booster(model):
             return boosters.predict(model, data)
+        if isinstance(model, saved_models.SavedModels):
+            return model.predict(data, saved_models.said_by(self._context))
         if isinstance(data, dict) and "inputs" in data and callable(model):
             return model(data["inputs"], **(data.get("parameters") or {}))
         if callable(getattr(model, "predict", None)):

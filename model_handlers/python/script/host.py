@@ -32,7 +32,6 @@ from model_handlers.python.script.defaults import Defaults
 from model_handlers.python.script.failures import failed_call
 from model_handlers.python.script.formats import TEXT, MalformedBodyError
 from model_handlers.python.script.functions import ScriptFunctions
-from model_handlers.python.script.no_script import TASK
 from model_handlers.python.script.returned import Returned
 from model_handlers.python.script.saved_models import SavedModels
 from model_handlers.python.script.serving_handlers import ServingHandlers, handlers_of
@@ -63,7 +62,7 @@ class ScriptHost:
         self._one_at_a_time = threading.Lock()
         gpu = device.index if device.kind == "gpu" else None
         self._context = Context(config.name, str(file.model_directory), gpu, config.parameters)
-        self._defaults = Defaults(config.name, file.path, device, self._default_accept, config.parameters.get(TASK, ""))
+        self._defaults = Defaults(config.name, file.path, device, self._default_accept, self._context)
         # INFO and more, as Amazon's containers have it; no effect in a process that keeps a log of its own.
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s: %(name)s: %(message)s")
         self._script = file.imported(config.name)

@@ -200,6 +200,14 @@ def test_clients_name_versions_and_models(scripts, saved, model):
     assert "its models are a, b" in both.refused(row, **{ATTRIBUTES: "tfs-model-name=c"}).message
 
 
+@pytest.mark.parametrize("source", ["", "import json\ndef input_fn(body, content_type): return json.loads(body)"])
+def test_clients_name_versions_beside_a_script_that_asks_for_nothing_itself(scripts, of_a, source):
+    """What its functions leave to the default is asked of the version that the client means."""
+    model = scripts.load(source, files=of_a)
+    told = model.told('{"instances": [[1, 2]]}', custom_attributes="tfs-model-version=1")
+    assert told == {"predictions": [[2, 4]]}
+
+
 def test_handlers_of_a_script_stand_before_and_behind(scripts, of_a):
     """They get the body as a stream and TensorFlow Serving's answer as a response; modules of code/lib are found."""
     model = scripts.load(HANDLERS, files={**of_a, "code/lib/shapes.py": "ROW = [[1, 1]]"})
