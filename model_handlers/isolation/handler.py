@@ -442,4 +442,6 @@ def _refusal(child: Child, death: ChildDiedError) -> MmeError:
     if child.host is None and child.exit_code is None:  # whatever ended its fork server, it was not this model
         error = _NeverBeganError if child.never_began else MmeError
         return error(Kind.UNAVAILABLE, f"{death.message}; load it again")
+    if child.killed:  # the model may be as good as any, though it may have been for what it took
+        return MmeError(Kind.EXECUTION_FAILED, f"{death.message}; load it again")
     return MmeError(Kind.INVALID_MODEL, death.message)

@@ -61,6 +61,11 @@ class Host:
         """What it writes, all of its guests together."""
         return self._child.output
 
+    @property
+    def killed(self) -> bool:
+        """Whether somebody ended it: see `Child`."""
+        return self._child.killed
+
     def died(self) -> bool:
         """Whether it is no more, or not to be trusted with another guest."""
         with self._lock:

@@ -43,6 +43,7 @@ _END_SECONDS = 2.0  # for the fork server to tell the exit code of a process tha
 _WORDS = 3000  # characters of standard error in an error message
 _LOOK_MILLISECONDS = 20  # between two looks at a process that is waited for
 _OUT_OF_MEMORY_CODE = 137  # 128 + SIGKILL: what shells and containers make of a kill
+_OF_OTHERS = (signal.SIGKILL, signal.SIGTERM)  # which no code brings upon itself
 
 
 class Child:
@@ -56,6 +57,7 @@ class Child:
 
     Attributes:
         alive: whether it can be called.
+        killed: whether somebody ended it, whatever it did; known once it was told how it ended.
         descriptors: those that it is heard on.
         output: what it writes.
         host: as given.
@@ -67,6 +69,7 @@ class Child:
         self.host = host
         self._subject = f"model '{model}': the process of '{lane}'"
         self.alive = True
+        self.killed = False
         self._fate: tuple[Kind, str] | None = None
         self._messages = MessageReader()
         self._at_start = LEDGER.count()
@@ -120,6 +123,7 @@ class Child:
         self._leash.wait(0)
         if not self._leash.over:
             self._fate = Kind.EXECUTION_FAILED, f"was killed by {_signal_name(signal.SIGKILL)}"  # ours
+            self.killed = True
         self._leash.drop()
         self.alive = False
 
@@ -310,7 +314,9 @@ class Child:
             self._leash.let_go()
             return Kind.EXECUTION_FAILED, "was ended, since it closed its connection"
         if self.host is not None and self.host.died():
-            return self.host.fate()
+            fate = self.host.fate()
+            self.killed = self.host.killed
+            return fate
         if self._leash.code is None:
             return Kind.EXECUTION_FAILED, "ended together with the process that it was forked from, or never began"
         if self._leash.code >= 0:
@@ -319,6 +325,7 @@ class Child:
         number = -self._leash.code
         if number == signal.SIGKILL and LEDGER.claim(self._at_start):
             return Kind.OUT_OF_MEMORY, "was killed by the system, which ran out of memory,"
+        self.killed = number in _OF_OTHERS
         return Kind.EXECUTION_FAILED, f"was killed by {_signal_name(number)}"
 
     def _died(self, kind: Kind, what: str, doing: str) -> ChildDiedError:

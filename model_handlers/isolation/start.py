@@ -39,7 +39,8 @@ def start_isolated(
 
     Raises:
         MmeError: what the handler's `load` raised; INVALID_MODEL when the process died or hung while loading,
-            OUT_OF_MEMORY when the system ended it for want of memory, UNAVAILABLE when no process can be had.
+            EXECUTION_FAILED when somebody killed it, OUT_OF_MEMORY when the system ended it for want of memory,
+            UNAVAILABLE when no process can be had.
     """
     load = {
         "do": "load",

@@ -38,7 +38,7 @@ def try_file(handler_class: type[Handler], config: ModelConfig, model_file: Path
 
     Raises:
         MmeError: what `try_load` raised; INVALID_MODEL when the process died or hung of the file, OUT_OF_MEMORY when
-            the system ended it for want of memory, UNAVAILABLE when no process can be had, or all are ended.
+            the system ended it for want of memory, UNAVAILABLE when no process can be had, or somebody else ended it.
     """
     message = {
         "do": "try",
@@ -59,7 +59,7 @@ def try_file(handler_class: type[Handler], config: ModelConfig, model_file: Path
     except ChildDiedError as death:
         if death.kind is Kind.OUT_OF_MEMORY:
             raise
-        if child.exit_code is None:  # whatever ended its fork server, it was not this file
+        if child.killed or child.exit_code is None:  # whatever ended it, or its fork server, it was not this file
             sentence = f"model '{config.name}': its file could not be tried; load it again"
             raise MmeError(Kind.UNAVAILABLE, sentence) from death
         raise invalid_model(death.message) from death

@@ -66,6 +66,14 @@ def test_a_process_that_hangs_is_ended(attempt):
     assert "was ended, since it gave no answer within 0.5 s, while it read 'model.txt'" in error.message
 
 
+def test_who_is_killed_by_somebody_has_no_damaged_file(attempt):
+    """What it would have died of, or not, the next trial tells."""
+    error = attempt("killed")
+
+    assert error.kind is Kind.UNAVAILABLE
+    assert "its file could not be tried; load it again" in error.message
+
+
 def test_the_end_of_the_fork_server_is_not_the_files_fault(attempt, monkeypatch):
     """Nothing is known of the file then, which is tried by the next fork server."""
     forks = ForkClient()
