@@ -67,10 +67,17 @@ class Leash:
             self.read()
 
     def let_go(self) -> None:
-        """End the process, if it still runs: the fork server kills it, and tells."""
+        """End the process, if it still runs: the fork server kills it, and tells.
+
+        One that is not there yet is not waited for: its fork server may be busy with its imports, and ends it when it
+        comes to it, before it does anything.
+        """
+        if self.over or self._end.fileno() < 0:
+            return
+        self.wait(0)
         if not self.over:
             self.drop()
-            self.wait(_REAP_SECONDS)
+            self.wait(_REAP_SECONDS if self.pid else 0)
 
     def drop(self) -> None:
         """Have the process ended, without waiting for that."""

@@ -399,6 +399,12 @@ class LoadDies(Model):
         ctypes.string_at(0)
 
 
+class LoadIsKilled(Model):
+    @classmethod
+    def load(cls, config, model_file, device, lane):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class LoadEndsAll(Model):
     """Has its fork server die, unless its file forbids it."""
 
@@ -459,6 +465,8 @@ class Tried(Model):
             os.abort()
         elif deed == "exit":
             os._exit(3)
+        elif deed == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         elif deed == "end all":
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(600)
@@ -500,6 +508,17 @@ class Preloaded(Echo):
 def end_this_process():
     """The same, for others."""
     os._exit(4)
+
+
+def import_for_ever():
+    """As a large framework does on a slow disk, for as long as a test lasts."""
+    time.sleep(600)
+
+
+class PreloadTakesLong(Echo):
+    """What its processes are to be forked with takes long to import."""
+
+    preload = "isolated_models:import_for_ever"
 
 
 class PreloadEnds(Echo):
