@@ -38,6 +38,7 @@ import time
 import traceback
 from typing import NoReturn, TextIO
 
+from model_handlers import devices
 from model_handlers.isolation import child
 from model_handlers.isolation.program import MAX_ORDER, Order
 from model_handlers.kin import family_of, found_family, processes
@@ -50,6 +51,8 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_FDS = 8
 _SWEEP_SECONDS = 1.0
+_LOOK_SECONDS = 1.0  # between two looks at the machine's memory of one that has no children
+_WORTH = 2  # times what was imported takes: it is kept where so much memory is free
 _libc = ctypes.CDLL(None)
 
 
@@ -60,7 +63,8 @@ def main(command_fd: int, preload: str = "", patience: float | None = None) -> N
         command_fd: our end of that socket.
         preload: `module:function`, to be called before the first fork; "" for nothing.
         patience: seconds without children after which we begin anew, by executing the program that we are: what was
-            imported is worth its memory only as long as there are any. None for never.
+            imported is worth its memory only as long as there are any. Sooner where the machine is short of it, and
+            None for never.
     """
     environ = dict(os.environ)  # what is imported may change it
     usual_priority()  # not that of the load that needed it first
@@ -101,10 +105,14 @@ class _ForkServer:
 
     def run(self) -> bool:
         """Fork, kill and reap until nobody can ask for more; False where nobody did for so long."""
+        idle_since = time.monotonic()
         while True:
-            ready = self._selector.select(None if self._leashes else self._patience)
+            ready = self._selector.select(self._rest(idle_since))
             if not ready:
-                return False
+                if self._rest(idle_since) == 0 or _is_scarce():
+                    return False
+                continue
+            idle_since = time.monotonic()
             for key, _ in ready:
                 if key.data is not None:
                     self._kill(key.data)
@@ -115,6 +123,12 @@ class _ForkServer:
                     self._end()
                     return True
             self._reap()
+
+    def _rest(self, idle_since: float) -> float | None:
+        """Seconds to wait for whatever comes; None for as long as it takes."""
+        if self._leashes or self._patience is None:
+            return None
+        return max(min(_LOOK_SECONDS, idle_since + self._patience - time.monotonic()), 0)
 
     def _serve(self) -> bool:
         packet, fds, _, _ = socket.recv_fds(self._command, MAX_ORDER, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
@@ -217,6 +231,14 @@ class _ForkServer:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
+
+
+def _is_scarce() -> bool:
+    """Whether the machine needs the memory of what nobody uses just now: it is in no model's count."""
+    try:
+        return devices.free_memory() < _WORTH * devices.private_memory()
+    except OSError:  # nobody tells
+        return False
 
 
 def _report(leash: socket.socket, number: int) -> None:

@@ -1,9 +1,13 @@
 """Models that go wrong in every way: each batch gets one clear error, and the process's end leaves nothing."""
 
 import logging
+import math
 import os
 import resource
 import signal
+import socket
+import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -20,24 +24,27 @@ from isolated_models import (
     LoadEndsAll,
     LoadExits,
     LoadHangs,
+    LoadIsKilled,
     LoadRaises,
     LoadRefuses,
     LoadsOnce,
     Misbehaves,
     Preloaded,
     PreloadEnds,
+    PreloadTakesLong,
     RequestsPreloadEnds,
 )
 
 from model_handlers import devices
+from model_handlers.allowance import Allowance, allowing
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation import fork_client, process
+from model_handlers.isolation import fork_client, leash, process
 from model_handlers.isolation.fork_client import ForkClient, forks_with
 from model_handlers.isolation.oom import LEDGER
 from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.restarts import LIMIT
 from tests.processes import ends_with_all_it_started, is_over
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 X = np.arange(4, dtype="f4")
 
@@ -262,11 +269,15 @@ def test_restart_that_fails(start):
         (LoadRefuses, Kind.UNSUPPORTED, "not this kind of model"),
         (LoadExits, Kind.INVALID_MODEL, "called sys.exit(4) while it was loaded"),
         (LoadDies, Kind.INVALID_MODEL, "was killed by SIGSEGV while it loaded the model"),
+        (LoadIsKilled, Kind.EXECUTION_FAILED, "was killed by SIGKILL while it loaded the model; load it again"),
         (LoadHangs, Kind.INVALID_MODEL, "gave no answer within 0.2 s"),
     ],
 )
 def test_loads_that_fail(start, handler_class, kind, words):
-    """A load that raises, refuses, exits, dies or hangs is one error that says so, and leaves no process."""
+    """A load that raises, refuses, exits, dies or hangs is one error that says so, and leaves no process.
+
+    One that somebody killed says nothing of the model: what others do is no reason to throw its archive away.
+    """
     with pytest.raises(MmeError) as raised:
         start(handler_class, MME_LOAD_TIMEOUT="0.2" if handler_class is LoadHangs else "60")
 
@@ -324,6 +335,43 @@ def test_what_processes_are_forked_from_counts_once_and_is_given_back(start, mon
             again.close()
     finally:
         forks.stop()
+
+
+def test_what_nobody_uses_goes_at_once_where_memory_is_short():
+    """It is in no model's count, and may be the rest of what the machine has."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    program = (
+        "import socket; from model_handlers import devices; from model_handlers.isolation import fork_server; "
+        "devices.free_memory = lambda: 0; "
+        f"print(fork_server._ForkServer(socket.socket(fileno={theirs.fileno()}), 3600.0).run())"
+    )
+    with ours, theirs:
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            pass_fds=[theirs.fileno()],
+            timeout=PATIENCE,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    assert ended.stdout == "False\n"
+
+
+def test_a_load_that_is_cancelled_waits_for_no_import(start, monkeypatch):
+    """Its process is not there before its framework is, which takes seconds; whoever unloads it need not wait for that."""
+    monkeypatch.setattr(leash, "_REAP_SECONDS", math.inf)  # no time for whoever waits
+    monkeypatch.setattr(fork_client, "_STOP_SECONDS", 0.1)
+    looks = iter(range(3))
+
+    def must_go_on():
+        if next(looks, None) is None:
+            raise MmeError(Kind.CANCELLED, "nobody wants it any more")
+
+    try:
+        with pytest.raises(MmeError, match="nobody wants it"), allowing(Allowance(int, must_go_on)):
+            start(PreloadTakesLong)
+    finally:
+        forks_with(PreloadTakesLong.preload).stop()
 
 
 def test_files_where_fork_servers_run_hide_none_of_pythons(start, tmp_path, monkeypatch):
