@@ -732,8 +732,11 @@ def _acknowledged(transport: asyncio.Transport) -> int:
 
     A transport of TLS tells only of what it has not encrypted yet.
     """
+    end = transport.get_extra_info("socket")
+    if end is None:  # TLS has let go of it, which is told a turn of the loop later
+        return -1
     try:
-        told = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        told = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     except OSError:  # it is closed
         return -1
     acknowledged: int = _TCP_INFO.unpack(told)[0] if len(told) == _TCP_INFO.size else -1

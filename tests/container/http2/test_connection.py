@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import ssl
 import weakref
 
 import pytest
@@ -644,6 +645,40 @@ def test_what_a_client_has_taken_is_known(loop_factory):
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(asyncio.wait_for(run(), PATIENCE))
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_nothing_is_known_of_a_client_whose_tls_has_ended(loop_factory):
+    """Its transport has no socket any more; whoever waited for a sign of the client may ask just then."""
+    told = []
+    ciphers = "AECDH-AES256-SHA:@SECLEVEL=0"  # which need no certificate
+
+    def context(side):
+        made = ssl.SSLContext(side)
+        made.check_hostname, made.verify_mode, made.maximum_version = False, ssl.CERT_NONE, ssl.TLSVersion.TLSv1_2
+        made.set_ciphers(ciphers)
+        return made
+
+    class Speaks(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+            told.append(module._acknowledged(transport) >= 0)
+
+        def connection_lost(self, _error):
+            told.append(module._acknowledged(self.transport))
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(Speaks, "127.0.0.1", 0, ssl=context(ssl.PROTOCOL_TLS_SERVER))
+        address = server.sockets[0].getsockname()
+        _, writer = await asyncio.open_connection(*address, ssl=context(ssl.PROTOCOL_TLS_CLIENT))
+        writer.transport.abort()
+        await until(lambda: len(told) == 2)
+        server.close()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(asyncio.wait_for(run(), PATIENCE))
+    assert told == [True, -1]
 
 
 def test_nothing_is_left_of_a_connection():
