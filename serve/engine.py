@@ -46,7 +46,7 @@ from serve.targets import proofs
 from serve.targets.proofs import Proofs
 from serve.targets.target_loader import ModelLoader
 from serve.targets.upkeep import Upkeep
-from serve.threads import SteadyPool, ThreadPerTask
+from serve.threads import LOAD_PATIENCE_SECONDS, SteadyPool, ThreadPerTask
 from serve.weights.store import WeightStore
 from serve.weights.tiering import Tiering
 
@@ -88,7 +88,7 @@ class Engine:
         self._store = WeightStore(options.cache_directory / "weights", self._disk_has_room)
         self._script = SharedScript(options.scripts, options.cache_directory)
         self._origins = Origins(options, self._script.scripts, self._store, self._let_go)
-        self._loads = ThreadPerTask("load", lower_priority)
+        self._loads = ThreadPerTask("load", lower_priority, patience=LOAD_PATIENCE_SECONDS)
         self.poll = LoopPoll(loop, self._loads.works)
         # Threads of their own: an unload must not queue behind the downloads it would make room for.
         self._unloads = SteadyPool(options.load_threads + _SPARE, "unload", lower_priority)

@@ -13,11 +13,12 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import threading
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar, cast
 
 from model_handlers.errors import MmeError
 from model_handlers.system_limits import start_thread
@@ -30,10 +31,19 @@ R = TypeVar("R")
 
 _log = logging.getLogger("mme.threads")
 _AGAIN_SECONDS = 0.1  # until a thread is tried again for which the system had no room
+LOAD_PATIENCE_SECONDS = 10.0  # that a load waits for its thread
 
 
 def _nothing() -> None:
     """No work, and no preparation."""
+
+
+class _Asked(NamedTuple):
+    """A thread to be started, and who is told when there is no room for it by that time of the monotonic clock."""
+
+    thread: threading.Thread
+    refused: Callable[[MmeError], None]
+    until: float
 
 
 class ThreadStarter:
@@ -41,11 +51,21 @@ class ThreadStarter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._asked: SimpleQueue[threading.Thread] = SimpleQueue()
+        self._asked: SimpleQueue[_Asked] = SimpleQueue()
         self._running = False
 
-    def start(self, thread: threading.Thread) -> None:
+    def start(
+        self,
+        thread: threading.Thread,
+        refused: Callable[[MmeError], None] = lambda _: None,
+        patience: float = math.inf,
+    ) -> None:
         """Have a thread started, soon.
+
+        Args:
+            thread: it.
+            refused: told why, on another thread, once it was tried for so many seconds; it is not started any more.
+            patience: those seconds.
 
         Raises:
             RuntimeError: the system has no room even for the one that starts threads; nothing was asked for then.
@@ -55,21 +75,29 @@ class ThreadStarter:
                 if not self._running:
                     threading.Thread(target=self._main, name="starter", daemon=True).start()
                     self._running = True
-        self._asked.put(thread)
+        self._asked.put(_Asked(thread, refused, time.monotonic() + patience))
 
     def _main(self) -> None:
-        told = False
+        full = False
         while True:
-            thread = self._asked.get()
-            try:
-                start_thread(thread)
-                told = False
-            except MmeError as error:  # some of those that there are will end
-                if not told:
-                    _log.warning("%s; it is tried again until there is room for it", error)
-                told = True
+            asked = self._asked.get()
+            full = self._is_full_for(asked, full)
+            del asked  # which knows what is to come of the work
+
+    def _is_full_for(self, asked: _Asked, before: bool) -> bool:  # noqa: FBT001 - as it was for the one before
+        """Whether the system has no room for a thread, which is tried again then or refused; else it is started."""
+        try:
+            start_thread(asked.thread)
+        except MmeError as error:  # some of those that there are will end
+            if not before:
+                _log.warning("%s; it is tried again until there is room for it", error)
+            if time.monotonic() > asked.until:
+                asked.refused(error)
+            else:
                 time.sleep(_AGAIN_SECONDS)
-                self._asked.put(thread)
+                self._asked.put(asked)
+            return True
+        return False
 
 
 STARTER = ThreadStarter()
@@ -138,11 +166,13 @@ class ThreadPerTask(Executor):
     Args:
         name: what threads are called, with a number behind it.
         initializer: called on each thread first.
+        patience: seconds that work waits for a thread for which the system has no room; then that is its error.
     """
 
-    def __init__(self, name: str, initializer: Callable[[], None] = _nothing) -> None:
+    def __init__(self, name: str, initializer: Callable[[], None] = _nothing, *, patience: float = math.inf) -> None:
         self._names = (f"{name}_{number}" for number in itertools.count())
         self._initializer = initializer
+        self._patience = patience
         self._lock = threading.Lock()
         self._threads: dict[threading.Thread, threading.Event] = {}  # one that is not started can't be joined
         self._closed = False
@@ -163,15 +193,22 @@ class ThreadPerTask(Executor):
                 future.set_result(result)
             finally:
                 del future  # whose error knows this frame: they, and the arguments, would wait for the collector
-                with self._lock:
-                    del self._threads[threading.current_thread()]
-                ended.set()
+                over(threading.current_thread())
+
+        def over(thread: threading.Thread) -> None:
+            with self._lock:
+                del self._threads[thread]
+            ended.set()
+
+        def refused(error: MmeError) -> None:
+            future.set_exception(error)
+            over(thread)
 
         with self._lock:
             if self._closed:
                 raise RuntimeError("no work is taken on after the shutdown")
             thread = threading.Thread(target=run, args=(future,), name=next(self._names))
-            STARTER.start(thread)  # which ends no sooner than this lock is free
+            STARTER.start(thread, refused, self._patience)  # which ends no sooner than this lock is free
             self._threads[thread] = ended
         return future
 
@@ -186,4 +223,5 @@ class ThreadPerTask(Executor):
             threads = list(self._threads.items())
         for thread, ended in threads if wait else ():
             ended.wait()
-            thread.join()
+            if thread.ident is not None:  # else it was never begun
+                thread.join()

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 
+from model_handlers.errors import Kind, MmeError
 from serve.threads import STARTER, SteadyPool, ThreadPerTask, on_daemon
 from tests.waiting import PATIENCE, eventually
 
@@ -134,6 +135,26 @@ def test_where_there_is_no_room_for_a_thread_it_is_tried_again(caplog):
     assert told.startswith("thread 'Refused' can't be started: raise the limit of processes and threads")
     for thread in threads:
         thread.join(PATIENCE)
+
+
+def test_work_that_finds_no_room_for_its_thread_is_refused_in_time(monkeypatch):
+    """A load would wait for as long as one may take, and then be told of its time; nobody waits for it at the end."""
+
+    def refused(thread):
+        raise RuntimeError("can't start new thread")
+
+    hurried, patient = ThreadPerTask("load", patience=0.2), ThreadPerTask("write")
+    STARTER.start(threading.Thread(target=int))  # which begins the thread that starts them
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refused)
+        waits = patient.submit(int)
+        with pytest.raises(MmeError, match="thread 'load_0' can't be started: raise the limit") as raised:
+            hurried.submit(int).result(PATIENCE)
+        assert raised.value.kind is Kind.UNAVAILABLE
+        assert not waits.done()
+    assert waits.result(PATIENCE) == hurried.submit(int).result(PATIENCE) == 0
+    hurried.shutdown()
+    patient.shutdown()
 
 
 def test_a_pool_does_its_work_though_the_system_has_no_room_for_threads(monkeypatch):
