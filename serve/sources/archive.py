@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _COPY_SIZE = 1 << 20
+_MOST_INFLATED = 1032  # bytes that one of deflate's can stand for
 
 
 def extract(
@@ -35,6 +36,7 @@ def extract(
     destination: Path,
     *,
     name: str,
+    packed: int | None = None,
     limits: ExtractLimits | None = None,
     claim: Callable[[int], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
@@ -48,6 +50,7 @@ def extract(
         stream: the archive's bytes, read on another thread.
         destination: must not exist, or be empty.
         name: the archive's name, for errors.
+        packed: its bytes, where they are known: who leaves the disk for it leaves for no more than it can hold.
         limits: what the archive may unpack to; the defaults of `ExtractLimits` if None.
         claim: called before each file is written, with its bytes; what it raises ends the unpacking.
         cancelled: polled about twenty times a second.
@@ -67,7 +70,7 @@ def extract(
     with stream, disk_errors(f"archive '{name}' cannot be unpacked into {destination.parent}"):
         with staging_directory(destination.parent) as staging:
             with InflatedStream(stream, f"archive '{name}'", check) as source:
-                unpacking = _Unpacking(name, staging, limits or ExtractLimits(), claim)
+                unpacking = _Unpacking(name, staging, packed, limits or ExtractLimits(), claim)
                 unpacking.run(source)
             publish(staging, unpacking.directories(), destination)
         return unpacking.bytes
@@ -78,9 +81,12 @@ class _Unpacking(Unpacking):
 
     packer = "`mme pack`"
 
-    def __init__(self, archive: str, root: Path, limits: ExtractLimits, claim: Callable[[int], None]) -> None:
+    def __init__(
+        self, archive: str, root: Path, packed: int | None, limits: ExtractLimits, claim: Callable[[int], None]
+    ) -> None:
         super().__init__(f"archive '{archive}'", root, limits.max_files)
         self.bytes = 0
+        self._packed = packed
         self._empty = True
         self._archive = archive
         self._limits = limits
@@ -102,6 +108,11 @@ class _Unpacking(Unpacking):
 
     def _take(self, member: tarfile.TarInfo, source: InflatedStream) -> None:
         self._claimed += member.size
+        if self._packed is not None and self._claimed > self._packed * _MOST_INFLATED:
+            raise self.refused(
+                f"claims {member.size} bytes for member {shown(member.name)}, more than its {self._packed} bytes can "
+                "hold: its header is wrong; pack it again"
+            )
         if self._claimed > self._limits.max_bytes:
             raise self.refused(
                 f"unpacks to more than {self._limits.max_bytes} bytes, the limit, at member {shown(member.name)}"

@@ -254,7 +254,9 @@ class Artifacts:
     def _bring(self, obj: StoredObject, path: Path, claim: Callable[[int], None], cancelled: Callable[[], bool]) -> int:
         """Make the directory `path` of it, complete or not at all; its bytes, each claimed before it was written."""
         stream = self.store.open(obj)
-        return extract(stream, path, name=obj.name, limits=self._limits, claim=claim, cancelled=cancelled)
+        return extract(
+            stream, path, name=obj.name, packed=obj.size, limits=self._limits, claim=claim, cancelled=cancelled
+        )
 
     def _remember_broken(self, path: Path, error: MmeError) -> None:
         with self._guard:

@@ -321,6 +321,20 @@ def test_bomb_of_headers(tmp_path):
     refused(gzip.compress(record * 100_000), tmp_path)
 
 
+def test_a_size_that_the_archive_cannot_hold(tmp_path, tar_bytes):
+    """Nobody leaves the disk for it, and it is the archive's fault, not the disk's; zeros, packed tightly, are taken."""
+    data = gzip.compress(header("model.onnx", tarfile.REGTYPE, size=1 << 30).tobuf())
+    claims = []
+
+    words = refused(data, tmp_path, packed=len(data), claim=claims.append)
+
+    assert f"claims {1 << 30} bytes for member 'model.onnx', more than its {len(data)} bytes can hold" in words
+    assert claims == []
+    zeros = gzip.compress(tar_bytes(("zeros", bytes(4 << 20))), 9)
+    assert unpack(zeros, tmp_path, packed=len(zeros)) == 4 << 20
+    assert (4 << 20) / len(zeros) > 900
+
+
 def test_many_directories_in_a_row(tmp_path, targz_bytes):
     """Their headers follow one another without data, and are no header of a megabyte."""
     directories = [header(f"d{number}", tarfile.DIRTYPE) for number in range(3000)]
