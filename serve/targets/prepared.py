@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from model_handlers import devices
 from model_handlers.base import CPU, Footprint, Handler, Placement
-from model_handlers.errors import invalid_model
+from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.isolation.start import start_isolated
 from serve.models.warm_up import warm_up
 from serve.scheduling.ensemble_check import check_circle
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from model_handlers.base import Device
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from serve.targets.environments import Brought
     from serve.weights.forms import TargetForms
 
+_OF_FILES = {Kind.INVALID_MODEL, Kind.UNSUPPORTED, Kind.INTERNAL}
 PIN = "MME_PIN"  # the parameter by which a model's configuration asks never to be evicted
 
 
@@ -78,6 +81,13 @@ class PreparedTarget:
         """Whether there have to be such proofs of any of the target's models."""
         return self.is_delicate or any(member.tried_first for member in self.members)
 
+    def folders(self) -> Iterator[Path]:
+        """Where the files of its models lie."""
+        yield self.directory.path
+        yield from self.directory.versions.values()
+        for member in self.members:
+            yield from member.folders()
+
     def release(self) -> None:
         """The files may go."""
         if self.hold is not None:
@@ -105,6 +115,24 @@ class PreparedTarget:
         if config.cc_filenames:
             return devices.file_for(device, config, self.directory.versions[version])
         return self.directory.model_file(version)
+
+
+@contextmanager
+def still_there(name: str, folders: Iterable[Path]) -> Iterator[None]:
+    """What goes wrong in there with the files of a model is no fault of theirs if somebody removed them meanwhile.
+
+    Raises:
+        MmeError: UNAVAILABLE where that is so.
+    """
+    try:
+        yield
+    except (MmeError, OSError) as error:
+        gone = next((folder for folder in folders if not folder.is_dir()), None)
+        if gone is None or (isinstance(error, MmeError) and error.kind not in _OF_FILES):
+            raise
+        raise MmeError(
+            Kind.UNAVAILABLE, f"model '{name}': {gone} was removed while it was loaded; put it back, and load it again"
+        ) from error
 
 
 def in_order(target: PreparedTarget) -> list[PreparedTarget]:

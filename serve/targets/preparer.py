@@ -22,7 +22,7 @@ from serve.sources.repository import ModelDirectory, made_of_parts, open_model, 
 from serve.sources.s3.gathering import Gathering
 from serve.sources.source import Archived, InBucket, InRepository, Overridden, Source, Unpacked
 from serve.targets.environments import Brought, look, make
-from serve.targets.prepared import PreparedTarget, is_pinned
+from serve.targets.prepared import PreparedTarget, is_pinned, still_there
 from serve.weights.forms import TargetForms
 from serve.weights.mode import Weights, weights_of
 
@@ -75,7 +75,8 @@ class Preparer:
         if isinstance(source, InBucket):
             return self._gathered(name, source, override, cancelled)
         if not isinstance(source, Archived):
-            return self._found(name, source, override, sent, cancelled)
+            with still_there(name, [source.path]):
+                return self._found(name, source, override, sent, cancelled)
         return self._fetched(name, source, override, cancelled)
 
     def _found(

@@ -31,7 +31,7 @@ from serve.sources.repository import ModelDirectory, made_of_parts
 from serve.sources.scripts import Scripts
 from serve.stats import new_stats
 from serve.targets.measuring import Scales
-from serve.targets.prepared import PreparedTarget, in_order
+from serve.targets.prepared import PreparedTarget, in_order, still_there
 from serve.targets.preparer import Preparer
 from serve.targets.proofs import Proofs
 from serve.targets.target import Target
@@ -147,7 +147,11 @@ class ModelLoader:
         must_go_on = functools.partial(_must_go_on, prepared, cancelled)
         allowance = Allowance(more, must_go_on) if more is not None else None
         try:
-            with made_of_parts(prepared.directory.config), allowing(allowance):
+            with (
+                still_there(prepared.target, prepared.folders()),
+                made_of_parts(prepared.directory.config),
+                allowing(allowance),
+            ):
                 for member in in_order(prepared):
                     with _blamed(member, prepared):
                         members[member.directory.path.name] = self._load(member, members, {}, cancelled)

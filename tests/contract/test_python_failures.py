@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ parameters { key: "MME_LOAD_TIMEOUT" value: { string_value: "5" } }
 """
 
 HEAD = """
-import ctypes, os, resource, signal, subprocess, sys, time
+import ctypes, os, resource, shutil, signal, subprocess, sys, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -110,6 +111,19 @@ LOADS = {
     "os._exit": (INITIALIZE.format(body=" " * 8 + "os._exit(6)"), "ended with exit code 6 while it loaded the model"),
     "a segmentation fault": (INITIALIZE.format(body=" " * 8 + "ctypes.string_at(0)"), "SIGSEGV while it loaded"),
     "eternal sleep": (INITIALIZE.format(body=" " * 8 + "time.sleep(10**6)"), "gave no answer within 5 s"),
+}
+# What befalls a model that is loaded, by nobody's fault but others' → the status and words of the load's error.
+BEFALLS = {
+    "its process is killed": (
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        500,
+        "was killed by SIGKILL while it loaded the model; load it again",
+    ),
+    "its folder is removed": (
+        "shutil.rmtree(args['model_repository']); open(args['model_repository'] + '/1/weights')",
+        503,
+        "was removed while it was loaded; put it back, and load it again",
+    ),
 }
 NUMBERS = itertools.count()
 
@@ -300,6 +314,21 @@ def test_a_load_that_goes_wrong(server, repository, name, deed):
     assert words in answer.error
     assert set(neighbour.statuses) == {200}
     eventually(lambda: processes(server) == before, "the process to be gone")
+
+
+@pytest.mark.parametrize("what", BEFALLS)
+def test_what_others_do_to_a_model_that_is_loaded_does_not_make_it_invalid(server, repository, name, what):
+    """A 400 would say that it will never load, and an archive would be thrown away."""
+    body, status, words = BEFALLS[what]
+    write(repository, name, INITIALIZE.format(body=f"        {body}"))
+    answer = ask(server, name)
+
+    assert (answer.status, words in answer.error) == (status, True), answer.error
+    shutil.rmtree(repository / name, ignore_errors=True)
+    write(repository, name, INITIALIZE.format(body="        pass"))
+    assert server.ask("POST", f"/v2/repository/models/{name}/load").status == 200
+    assert ask(server, name).status == 200
+    server.ask("POST", f"/v2/repository/models/{name}/unload", {})
 
 
 @pytest.mark.parametrize(
