@@ -72,8 +72,6 @@ class Admission:
         self._loads = loads
         self._unloads = unloads
         self._by_name: set[str] = set()  # where clients have a say: who was loaded by name, not with an ensemble
-        # Who left because a part of it was unloaded, or did not load for its parts → all its parts.
-        self._dormant: dict[str, frozenset[str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # what goes on though nobody waits for it any more
 
     def __repr__(self) -> str:
@@ -158,15 +156,15 @@ class Admission:
     async def _reload(self, name: str, source: Source, anew: set[str]) -> None:
         """Also what consists of it, unless that is among those which are loaded anew already."""
         anew.add(name)
-        parts = self._dormant.pop(name, None)
+        parts = self._register.rouse(name)
         self._register.serve(name)
         entry = self._cache.entries.get(name) or self._register.add(name, source)
         served = entry.resident is not None
         try:
             report = await self._load_or_give_up(entry, self._cache.reload(entry, source))
         except MmeError:
-            if parts is not None:  # it may have been for want of them
-                self._dormant.setdefault(name, parts)
+            if parts is not None and name not in self._register.dormant:  # it may have been for want of them
+                self._register.lay_down(name, parts)
             raise
         for whole in wholes_of(name, self._cache.entries) if served and report.load else ():
             if whole not in anew:
@@ -177,8 +175,8 @@ class Admission:
 
     async def _wake(self, part: str, anew: set[str]) -> None:
         """Load again what left because a part of it was unloaded, or did not load, now that all of them are there."""
-        for whole, parts in list(self._dormant.items()):
-            wakes = whole in self._dormant and part in parts  # it may have come back with another one of these
+        for whole, parts in list(self._register.dormant.items()):
+            wakes = whole in self._register.dormant and part in parts  # it may have come back with another one of these
             if wakes and all(self._is_registered(each) for each in parts):
                 with contextlib.suppress(MmeError):  # the log says why
                     await self._reload(whole, self._register.source(whole), anew)
@@ -245,7 +243,7 @@ class Admission:
         except MmeError as error:
             entry = self._cache.entries.get(entry.name, entry)
             if error.parts and self._options.control.limits and not isinstance(entry.source, Overridden):
-                self._dormant[entry.name] = frozenset(error.parts)
+                self._register.lay_down(entry.name, frozenset(error.parts))
             if goes_on and entry.resident is not None:
                 raise
             if entry.task is not None:
@@ -288,7 +286,7 @@ class Admission:
             MmeError: UNKNOWN_MODEL when it is not registered; UNAVAILABLE when it still executes or loads after a long
                 time. Then its memory comes back when that ends.
         """
-        if self._dormant.pop(name, None):
+        if self._register.rouse(name):
             self._by_name.discard(name)
         entry = self._cache.entries.get(name)
         if entry is None or entry.abandoned:
@@ -297,7 +295,9 @@ class Admission:
         wholes = self._without(name)
         await self._unload_in_time(entry)
         for whole in wholes:
-            if whole in self._dormant and whole in self._cache.entries:  # nobody loaded or unloaded it meanwhile
+            if (
+                whole in self._register.dormant and whole in self._cache.entries
+            ):  # nobody loaded or unloaded it meanwhile
                 await self._unload_in_time(self._cache.entries[whole])
         for part in parts:
             stays = part in self._by_name or wholes_of(part, self._cache.entries)  # one may have come meanwhile
@@ -307,7 +307,8 @@ class Admission:
     def _without(self, part: str) -> list[str]:
         """Who leaves with a part that somebody unloads; where requests bring in what they ask for, nobody does."""
         wholes = wholes_of(part, self._cache.entries) if self._options.control.limits else []
-        self._dormant |= {whole: held_by(whole, self._cache.entries) for whole in wholes}
+        for whole in wholes:
+            self._register.lay_down(whole, held_by(whole, self._cache.entries))
         return wholes
 
     async def _unload_in_time(self, entry: Entry[Target]) -> None:
@@ -357,7 +358,7 @@ class Admission:
         entry.source = origin(entry.source)
         if entry.abandoned:
             self._register.withdraw(entry.name)
-            if entry.name not in self._dormant:  # else it comes back as what it was
+            if entry.name not in self._register.dormant:  # else it comes back as what it was
                 self._by_name.discard(entry.name)
         in_repository = isinstance(entry.source, InRepository | InBucket)
         if not in_repository or not self._origins.offers(entry.name):

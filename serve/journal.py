@@ -67,6 +67,7 @@ class Journal:
         rows: name → what is registered.
         aliases: other name → name.
         unloaded: names that somebody unloaded, which a start-up list must not bring back.
+        dormant: who left because a part of it was unloaded, or did not load for its parts → all its parts.
 
     Args:
         directory: where journals lie.
@@ -79,6 +80,7 @@ class Journal:
         self.rows: dict[str, Row] = {}
         self.aliases: dict[str, str] = {}
         self.unloaded: set[str] = set()
+        self.dormant: dict[str, frozenset[str]] = {}
         self._entries = entries
         self._file: LazyFile | None = None
         if not life:
@@ -116,10 +118,12 @@ class Journal:
     def _snapshot(self) -> dict[str, Any]:
         """Taken on a thread: a copy of a dictionary is made at one stroke."""
         rows, aliases, unloaded = self.rows.copy(), self.aliases.copy(), self.unloaded.copy()
+        dormant = self.dormant.copy()
         return {
             "models": [asdict(row) | {"used": self._used(row)} for row in rows.values()],
             "aliases": aliases,
             "unloaded": sorted(unloaded),
+            "dormant": {name: sorted(parts) for name, parts in dormant.items()},
         }
 
     def _used(self, row: Row) -> float:
@@ -133,9 +137,10 @@ class Journal:
             self.rows = {row.name: row for row in rows}
             self.aliases = dict(document.get("aliases", ()))
             self.unloaded = set(document.get("unloaded", ()))
+            self.dormant = {name: frozenset(parts) for name, parts in dict(document.get("dormant", ())).items()}
         except (TypeError, ValueError, KeyError) as error:
             _log.warning("the journal of the worker before this one is ignored: %s", error)
-            self.rows, self.aliases, self.unloaded = {}, {}, set()
+            self.rows, self.aliases, self.unloaded, self.dormant = {}, {}, set(), {}
 
 
 def clock() -> float:

@@ -191,6 +191,25 @@ class Register:
             del self._journal.aliases[alias]
             self._journal.changed()
 
+    # -- who waits for its parts ---------------------------------------------------------------------------------
+
+    @property
+    def dormant(self) -> Mapping[str, frozenset[str]]:
+        """Who left because a part of it was unloaded, or did not load for its parts → all its parts."""
+        return self._journal.dormant
+
+    def lay_down(self, name: str, parts: frozenset[str]) -> None:
+        """It comes back when all of these are there."""
+        self._journal.dormant[name] = parts
+        self._journal.changed()
+
+    def rouse(self, name: str) -> frozenset[str] | None:
+        """It comes back, or does not, by somebody's doing: the parts that it waited for, if it did."""
+        parts = self._journal.dormant.pop(name, None)
+        if parts is not None:
+            self._journal.changed()
+        return parts
+
     # -- the journal ---------------------------------------------------------------------------------------------
 
     @property

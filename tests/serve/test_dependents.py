@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from serve.control import Control
 from serve.dependents import parts_of, wholes_of
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
+from serve.life import life_of
 from serve.sources.source import InRepository, Unpacked
 from tests.serve.integrity import check_integrity
 
@@ -93,9 +95,11 @@ async def _answer(engine, toys):
     return (await call.answer()).outputs[0][2][0, 0]
 
 
-def loads_on_request(tmp_path):
+def loads_on_request(tmp_path, life=""):
     """An engine over the repository `r`, of which only what is asked for is loaded."""
-    options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r", control=Control.EXPLICIT)
+    options = EngineOptions(
+        Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r", control=Control.EXPLICIT, life=life
+    )
     return Engine(options, asyncio.get_running_loop())
 
 
@@ -513,6 +517,30 @@ def test_a_part_that_is_unloaded_while_its_ensemble_is_loaded_keeps_nobody_waiti
             await engine.reload(part)
             assert await _answer(engine, toys) == 4
             check_integrity(engine.cache)
+        finally:
+            await engine.close()
+
+    run(main())
+
+
+def test_the_next_worker_knows_who_waits_for_its_parts(run, toys, tmp_path, lay_out):
+    """An ensemble that left with a part comes back with it, whichever worker is there by then."""
+    lay_out(e=ENSEMBLE)
+    life = life_of(os.getppid())
+
+    async def main():
+        before = loads_on_request(tmp_path, life)
+        try:
+            await before.reload("e")
+            await before.unload("a")
+            assert not before.is_ready("e")
+        finally:
+            await before.close()
+        engine = loads_on_request(tmp_path, life)
+        try:
+            assert not engine.is_ready("e")
+            await engine.reload("a")
+            assert await _answer(engine, toys) == 4
         finally:
             await engine.close()
 

@@ -100,7 +100,7 @@ def journals(run, tmp_path):
 
 
 def test_the_next_worker_knows_what_this_one_knew(journals, tmp_path):
-    """Rows, other names, what was unloaded by hand, and when each model was used last."""
+    """Rows, other names, what was unloaded by hand, who waits for its parts, and when each model was used last."""
 
     async def scene(opened):
         entries = {"a": Used(0.0), "b": Used(5.0)}
@@ -108,6 +108,7 @@ def test_the_next_worker_knows_what_this_one_knew(journals, tmp_path):
         journal.rows = {"a": Row("a", "/models/a", body=True, used=7.0, config="{}", folder="f"), "b": Row("b")}
         journal.aliases["other"] = "a"
         journal.unloaded.add("c")
+        journal.dormant["e"] = frozenset({"b", "c"})
         journal.changed()
         await journal.flush()
 
@@ -115,6 +116,7 @@ def test_the_next_worker_knows_what_this_one_knew(journals, tmp_path):
         assert again.rows["a"] == journal.rows["a"]
         assert again.rows["b"].used > 1e9
         assert (list(again.rows), again.aliases, again.unloaded) == (["a", "b"], {"other": "a"}, {"c"})
+        assert again.dormant == {"e": {"b", "c"}}
         assert repr(again) == "<Journal of 2 models, 1 aliases>"
         assert [path.name for path in tmp_path.iterdir()] == [f"journal-{OWN}.json"]
 
@@ -151,6 +153,7 @@ def test_a_server_started_anew_knows_nothing(journals, tmp_path):
         {"models": [{"name": 5}]},
         {"models": [{"name": "a", "used": "today"}]},
         {"models": [{"name": "a", "url": None}]},
+        {"models": [{"name": "a"}], "dormant": {"e": 7}},
     ],
 )
 def test_a_journal_that_makes_no_sense_is_ignored(journals, tmp_path, document, caplog):
@@ -159,7 +162,7 @@ def test_a_journal_that_makes_no_sense_is_ignored(journals, tmp_path, document, 
     async def scene(opened):
         (tmp_path / f"journal-{OWN}.json").write_text(json.dumps({"form": "mme journal 1", **document}))
         journal = opened()
-        assert (journal.rows, journal.aliases, journal.unloaded) == ({}, {}, set())
+        assert (journal.rows, journal.aliases, journal.unloaded, journal.dormant) == ({}, {}, set(), {})
         assert "is ignored" in caplog.text
         journal.rows["b"] = Row("b")
         journal.changed()
