@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Footprint
 from serve.cache.shared_bytes import SharedBytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from serve.cache.cache_entry import Entry
 
 
@@ -20,10 +23,21 @@ class Charges:
 
     def __init__(self) -> None:
         self.shared: SharedBytes[Entry[Any]] = SharedBytes()
+        self._expected: Counter[str] = Counter()  # files, by loads under way to which they are promised
 
     def counted(self, footprint: Footprint) -> Footprint:
-        """What a model would be charged for: files that others map already cost nothing."""
-        return Footprint(footprint.host + self.shared.beyond(footprint.shared), footprint.devices)
+        """What a model would be charged for: files that others map already, or are about to, cost nothing."""
+        files = {file: size for file, size in footprint.shared.items() if not self._expected[file]}
+        return Footprint(footprint.host + self.shared.beyond(files), footprint.devices)
+
+    def expect(self, files: Iterable[str]) -> None:
+        """A load is under way that these are promised to."""
+        self._expected.update(files)
+
+    def expect_no_more(self, files: Iterable[str]) -> None:
+        """It is over."""
+        self._expected.subtract(files)
+        self._expected = +self._expected
 
     def charge(self, entry: Entry[Any], footprint: Footprint) -> None:
         """A model takes this from now on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ class Footprints:
         """Remember what an artifact took when its load was stopped."""
         with self._lock:
             before = self._seen.get(identity, taken)
-            self._remember(identity, before.most(taken))
+            self._remember(identity, replace(before.most(taken), shared=before.shared))
 
     def _remember(self, identity: str, footprint: Footprint) -> None:
         self._seen.pop(identity, None)
@@ -92,8 +93,7 @@ class Footprints:
         with self._lock:
             seen = list(self._seen.items())
             models = {key: [list(one) for one in models] for key, models in self._models.items()}
-        rows = {identity: {"host": footprint.host, "devices": footprint.devices} for identity, footprint in seen}
-        return {"seen": rows, "models": models}
+        return {"seen": {identity: _row(footprint) for identity, footprint in seen}, "models": models}
 
 
 def _items(document: Any) -> list[tuple[str, Any]]:
@@ -110,11 +110,18 @@ def _is_seen(row: Any) -> bool:
     )
 
 
+def _row(footprint: Footprint) -> dict[str, Any]:
+    row: dict[str, Any] = {"host": footprint.host, "devices": footprint.devices}
+    return row | {"shared": dict(footprint.shared)} if footprint.shared else row
+
+
 def _footprint(row: Any) -> Footprint | None:
     """A footprint out of a file that a later version, or nobody we know, may have written."""
     if not isinstance(row, dict):
         return None
-    host, devices = row.get("host", 0), row.get("devices", ())
-    if not isinstance(devices, list | tuple) or not all(isinstance(n, int) and n >= 0 for n in (host, *devices)):
+    host, devices, shared = row.get("host", 0), row.get("devices", ()), row.get("shared", {})
+    if not isinstance(devices, list | tuple) or not isinstance(shared, dict):
         return None
-    return Footprint(host, tuple(devices))
+    if not all(isinstance(n, int) and n >= 0 for n in (host, *devices, *shared.values())):
+        return None
+    return Footprint(host, tuple(devices), shared)

@@ -60,14 +60,19 @@ class _Promise:
 
     Attributes:
         size: how many.
+        apart: how many of the host's are for files that others may map, too, and none of the model's own.
         orphaned: whether the load was given up; it ends when its thread comes back.
     """
 
-    def __init__(self, room: Room, size: Footprint) -> None:
+    def __init__(self, room: Room, charges: Charges, need: Footprint, size: Footprint) -> None:
         self.size = size
+        self.apart = size.host - need.host
         self.orphaned = False
         self._room = room
+        self._charges = charges
         self._over = False
+        self._files = list(need.shared)
+        charges.expect(self._files)
 
     def grow(self, more: Footprint) -> None:
         """So many more were promised by the room."""
@@ -76,8 +81,14 @@ class _Promise:
         else:
             self.size += more
 
+    def loaded(self) -> None:
+        """What it took is known by now, its files among it."""
+        self._charges.expect_no_more(self._files)
+        self._files = []
+
     def end(self) -> None:
         """The bytes are free, or counted as a resident's from now on."""
+        self.loaded()
         self._over = True
         self._room.give_back(self.size)
 
@@ -278,13 +289,13 @@ class Loading(Generic[P, T]):
         claimed = self._charges.counted(need)
         give_way = None if entry.predecessor is None else functools.partial(self._give_way, entry)
         evicted += await self._room.reserve(entry.name, claimed, give_way)
-        return await self._load_reserved(entry, prepared, claimed, left, evicted)
+        promise = _Promise(self._room, self._charges, need, claimed)
+        return await self._load_reserved(entry, prepared, promise, left, evicted)
 
     async def _load_reserved(
-        self, entry: Entry[T], prepared: P, need: Footprint, left: float, evicted: list[str]
+        self, entry: Entry[T], prepared: P, promise: _Promise, left: float, evicted: list[str]
     ) -> Footprint | None:
         """Load within a reservation; commit, or give everything back. What it takes, when that was too small."""
-        promise = _Promise(self._room, need)
 
         def late(loading: asyncio.Future[tuple[T, Footprint]]) -> None:
             promise.orphaned = True
@@ -300,11 +311,12 @@ class Loading(Generic[P, T]):
                 must_go_on(entry)
                 began = _now()
                 load = functools.partial(self._loader.load, prepared, more=self._asking(entry, promise, evicted))
-                with _of_devices(need):
+                with _of_devices(promise.size):
                     resident, footprint = await self._in_time(entry, left, self._on_thread(entry, late, load))
                 entry.reload_ns = _now() - began
             try:
                 must_go_on(entry)
+                promise.loaded()
                 whole = self._charges.counted(footprint)
                 more = await self._room.extend(entry.name, promise.size, whole)
                 if more is not None:
@@ -330,7 +342,7 @@ class Loading(Generic[P, T]):
         loop = asyncio.get_running_loop()
 
         def more(host: int) -> int:
-            asked = asyncio.run_coroutine_threadsafe(self._grow(entry, promise, Footprint(host), evicted), loop)
+            asked = asyncio.run_coroutine_threadsafe(self._grow(entry, promise, host, evicted), loop)
             while True:
                 try:
                     return asked.result(_POLL_SECONDS)
@@ -341,26 +353,27 @@ class Loading(Generic[P, T]):
 
         return more
 
-    async def _grow(self, entry: Entry[T], promise: _Promise, whole: Footprint, evicted: list[str]) -> int:
+    async def _grow(self, entry: Entry[T], promise: _Promise, host: int, evicted: list[str]) -> int:
         """Have so many bytes promised to a load that goes on; where they are free, some more. How many that are."""
-        headroom = max(_HEADROOM, whole.host // _HEADROOM_PART)
-        ample = Footprint(whole.host + headroom).beyond(promise.size)
+        whole = Footprint(host + promise.apart)
+        headroom = max(_HEADROOM, host // _HEADROOM_PART)
+        ample = (whole + Footprint(headroom)).beyond(promise.size)
         if self._room.spare(ample):
             promise.grow(ample)
-            return promise.size.host
+            return promise.size.host - promise.apart
         more = whole.beyond(promise.size)
         try:
             victims = await self._room.extend(entry.name, promise.size, whole)
         except MmeError as error:
             if error.kind is not Kind.OUT_OF_MEMORY:
                 raise
-            raise OutgrownError(error.message, whole.host, final=True) from None
+            raise OutgrownError(error.message, host, final=True) from None
         if victims is None:
             sentence = f"model '{entry.name}' needs {whole.host / 1e6:.1f} MB, which are not free"
-            raise OutgrownError(sentence, whole.host, final=False)
+            raise OutgrownError(sentence, host, final=False)
         evicted += victims
         promise.grow(more)
-        return promise.size.host
+        return promise.size.host - promise.apart
 
     async def _try_files(self, entry: Entry[T], prepared: P, left: float) -> None:
         """Within the reservation, since it takes the memory that is reserved, but in nobody's way who loads."""

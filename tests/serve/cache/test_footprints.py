@@ -28,6 +28,18 @@ def test_the_same_bytes_take_what_they_took(tmp_path):
     assert repr(restarted) == "<Footprints of 6 artifacts, by 2 kinds of handlers>"
 
 
+def test_what_a_model_shares_is_remembered_by_name():
+    """It is to be there once for all who take it, of whom each takes its own."""
+    known = Footprints()
+    known.measured("a", "python", DISK, Footprint(5 * MB, shared={"fork server of f": 90 * MB}))
+    known.takes_at_least("a", Footprint(7 * MB))
+    restarted = Footprints(json.loads(json.dumps(known.snapshot())))
+
+    for memory in (known, restarted):
+        expected = memory.expected("a", "python", DISK, 1.5)
+        assert (expected.host, expected.shared) == (7 * MB, {"fork server of f": 90 * MB})
+
+
 def test_each_handler_and_each_kind_of_memory_has_a_factor_of_its_own():
     """What one framework's models take on the host says nothing of another's, nor of a device."""
     known = Footprints()
@@ -88,6 +100,8 @@ def test_the_artifact_unused_for_longest_is_forgotten(monkeypatch):
                 "d": {"host": -1},
                 "e": {"host": 1.5},
                 "f": {"devices": 7},
+                "g": {"host": 1, "shared": ["weights"]},
+                "h": {"host": 1, "shared": {"weights": -1}},
             }
         },
         {"ratios": {"onnx host": [1.5, 1.6]}},

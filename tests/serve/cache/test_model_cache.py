@@ -2031,6 +2031,53 @@ def test_what_others_map_already_is_neither_claimed_nor_charged(play):
     play(scene)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_two_will_map_that_load_at_once_is_promised_once(play, fails):
+    """Where nobody is evicted the second would be out of memory for want of room that it does not need.
+
+    If the first does not load after all, the second needs the room itself.
+    """
+
+    async def scene(world):
+        for name in "ab":
+            world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
+        if fails:
+            world.press.failures["load", "a"] = [MmeError(Kind.INVALID_MODEL, "no")]
+        loads = [await world.begin(name, "load") for name in "ab"]
+        await world.do("prepare a", "prepare b")
+        assert world.cache.room.reserved == mb(70)
+
+        await world.do("load a", "load b")
+        assert isinstance((await asyncio.gather(*loads, return_exceptions=True))[0], MmeError) == fails
+        assert world.cache.room.used() == (mb(60) if fails else mb(70))
+        assert world.entry("b").footprint == (mb(60) if fails else mb(10))
+
+    play(scene, evicts=False)
+
+
+@pytest.mark.parametrize("used", ["a", "b"])
+def test_nobody_leaves_in_vain_whose_bytes_an_heir_takes_over(play, used):
+    """Who is charged for what one in use maps as well frees no more than its own: another one leaves, or nobody."""
+
+    async def scene(world):
+        for name in "ab":
+            world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
+        world.press.sizes |= {"c": (mb(25), mb(25)), "new": (mb(25), mb(25)), "large": (mb(45), mb(45))}
+        await world.resident("a", "b", "c")
+        await (await world.begin(used))
+
+        await world.resident("new")
+        assert world.entry("c").state is State.UNAVAILABLE
+        large = await world.begin("large", "load")
+        await world.do_all()
+        assert {world.entry(name).state for name in ("a", "b", "new")} == {State.READY}
+        world.entry(used).release()
+        await world.do_all()
+        await large
+
+    play(scene)
+
+
 def test_those_who_share_leave_together_when_their_files_are_in_the_way(play):
     """What one of them gives back is charged to the next, so that the cache goes on until there is room."""
 
