@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # A mistyped variable of these families would otherwise be a setting that silently does not hold. SageMaker itself
-# adds SAGEMAKER_ variables as it likes, so those that are not in the table are let through.
+# adds SAGEMAKER_ variables as it likes, so those that are not in the table are let through; one that is a letter or
+# two from one of the table is said.
 _STRICT_PREFIXES = ("MME_", "SAGEMAKER_TRITON_")
+_LOOSE_PREFIX = "SAGEMAKER_"
+_MISTYPED = 0.9  # how alike names are, of which one is likely meant for the other
 
 # Kubernetes describes every Service of the namespace to every container; one called "mme" (or "mme-…") makes
 # MME_PORT=tcp://10.0.0.1:8080, MME_SERVICE_HOST and MME_PORT_8080_TCP_ADDR, none of which is meant for us.
@@ -54,7 +57,7 @@ class Reading:
     notices: list[str] = field(default_factory=list)
 
     def collect(self, environ: Mapping[str, str]) -> None:
-        """Take the variables of the table out of `environ`, and refuse unknown ones of our families."""
+        """Take the variables of the table out of `environ`; refuse or tell others that may be meant for us."""
         for name, text in sorted(environ.items()):
             if not text.strip() or _is_service_link(name, text):
                 continue
@@ -62,6 +65,8 @@ class Reading:
                 self.given[name] = Given(BY_NAME[name].label, text.strip())
             elif name.startswith(_STRICT_PREFIXES):
                 self.problems.append(_unknown(name))
+            elif name.startswith(_LOOSE_PREFIX) and (meant := _nearest(name, _LOOSE_PREFIX, _MISTYPED)):
+                self.notices.append(f"{name} means nothing to the server; did you mean {meant}?")
 
     def parse(self) -> None:
         """Parse what is given, in the table's order."""
@@ -98,7 +103,13 @@ def _is_service_link(name: str, text: str) -> bool:
 
 def _unknown(name: str) -> str:
     begins = next((prefix for prefix in _STRICT_PREFIXES if name.startswith(prefix)), "")  # which makes none alike
-    known = {each.removeprefix(begins): each for each in BY_NAME}
-    nearest = difflib.get_close_matches(name.removeprefix(begins), known, n=1, cutoff=0.6)
-    hint = f"did you mean {known[nearest[0]]}?" if nearest else "remove it; `mme settings` lists those there are"
+    nearest = _nearest(name, begins, 0.6)
+    hint = f"did you mean {nearest}?" if nearest else "remove it; `mme settings` lists those there are"
     return f"{name}: there is no such variable; {hint}"
+
+
+def _nearest(name: str, begins: str, cutoff: float) -> str | None:
+    """The variable that is most like it behind what it begins with, if any is as much as `cutoff`."""
+    known = {each.removeprefix(begins): each for each in BY_NAME}
+    nearest = difflib.get_close_matches(name.removeprefix(begins), known, n=1, cutoff=cutoff)
+    return known[nearest[0]] if nearest else None

@@ -212,6 +212,20 @@ def test_unknown_variable_of_the_platform_is_let_through():
     assert Settings.from_environ({"SAGEMAKER_REGION": "eu-west-1", "SAGEMAKER_NEW_THING": "1"}) == Settings()
 
 
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("SAGEMAKER_MODEL_SERVER_WORKER", "SAGEMAKER_MODEL_SERVER_WORKERS"),
+        ("SAGEMAKER_MULTI_MODE", "SAGEMAKER_MULTI_MODEL"),
+    ],
+)
+def test_a_mistyped_variable_of_the_platform_is_said(name, nearest):
+    """It starts, since SageMaker may know more of them, and the log has what was likely meant."""
+    settings = Settings.from_environ({name: "3"})
+
+    assert settings.notices == (f"{name} means nothing to the server; did you mean {nearest}?",)
+
+
 def test_empty_variable_counts_as_unset():
     """An empty value means the same as no variable, also where a value would be refused."""
     assert Settings.from_environ({"MME_PORT": "", "SAGEMAKER_PROGRAM": " "}) == Settings()
