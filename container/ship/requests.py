@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -118,9 +119,15 @@ def _arrays(specs: list[str] | tuple[str, ...]) -> dict[str, Any]:
     for spec in specs:
         name, file = _named("--npy", spec)
         try:
-            arrays[name] = np.load(file, allow_pickle=False)
-        except ValueError as error:
+            array = np.load(file, allow_pickle=False)
+        except (ValueError, EOFError, BadZipFile) as error:
             raise invalid_argument(f"--npy '{spec}': {file} is no .npy file of plain numbers or strings") from error
+        if not isinstance(array, np.ndarray):
+            inside = ", ".join(f"'{each}'" for each in array)
+            raise invalid_argument(
+                f"--npy '{spec}': {file} holds arrays by name ({inside}): np.save the one that is meant"
+            )
+        arrays[name] = array
     return arrays
 
 

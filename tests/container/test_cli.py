@@ -765,6 +765,8 @@ def test_output_file_gets_the_answer_as_it_came(server, tmp_path, capsys):
         (("--json", "{}", "--url", "localhost:8080"), 2, "is not an address"),
         (("--npy", "X"), 2, "is not INPUT=FILE"),
         (("--npy", "X=text.npy"), 2, "is no .npy file"),
+        (("--npy", "X=empty.npy"), 2, "is no .npy file"),
+        (("--npy", "X=several.npz"), 2, "several.npz holds arrays by name ('a', 'b'): np.save the one that is meant"),
         (("--npy", "X=complex.npy"), 2, "no data type for complex128"),
         (("--npy", "X=none.npy"), 1, "No such file or directory: none.npy"),
         (("--json", "none.json"), 1, "No such file or directory: none.json"),
@@ -773,6 +775,8 @@ def test_output_file_gets_the_answer_as_it_came(server, tmp_path, capsys):
 def test_wrong_arguments_of_invoke_are_one_sentence(arguments, code, message, tmp_path, monkeypatch, capsys):
     """Each mistake in the command is one sentence and nothing is sent."""
     (tmp_path / "text.npy").write_text("not an array")
+    (tmp_path / "empty.npy").write_bytes(b"")
+    np.savez(tmp_path / "several.npz", a=np.ones(1), b=np.ones(1))
     np.save(tmp_path / "complex.npy", np.ones(1, np.complex128))
     monkeypatch.chdir(tmp_path)
 
