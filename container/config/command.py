@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from container.config.check import check
-from container.config.fields import field_rows
+from container.config.fields import exceptions, field_rows
 from container.config.report import document, lines
 from serve.sources.scripts import Scripts
 
@@ -67,12 +67,12 @@ def _show(shown: Iterable[Line]) -> None:
 
 
 def _run_fields(arguments: argparse.Namespace) -> int:
-    rows = list(field_rows())
     if arguments.format == "markdown":
-        print("| field | | what becomes of it |\n|---|---|---|")
-        for path, fate, reason in rows:
-            print(f"| `{path}` | {fate} | {reason} |")
+        print("| field | | why |\n|---|---|---|")
+        for (fate, reason), paths in exceptions().items():
+            print(f"| {', '.join(f'`{path}`' for path in paths)} | {fate} | {reason} |")
         return 0
+    rows = list(field_rows())
     width = max(len(path) for path, _, _ in rows)
     for path, fate, reason in rows:
         print(f"{path:{width}}  {fate:8}  {reason}".rstrip())

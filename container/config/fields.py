@@ -8,7 +8,7 @@ from model_handlers.pbtxt.fields import RULES, Fate
 from model_handlers.proto import model_config_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
@@ -18,6 +18,15 @@ _WORDS = {Fate.HONOURED: "honoured", Fate.HARMLESS: "ignored", Fate.REFUSED: "re
 def field_rows() -> Iterator[tuple[str, str, str]]:
     """(path, fate, reason) of each field; what lies below one that is not honoured shares its fate."""
     yield from _rows(pb.DESCRIPTOR.message_types_by_name["ModelConfig"], "")
+
+
+def exceptions() -> Mapping[tuple[str, str], list[str]]:
+    """The paths of the fields that are not honoured, by fate and reason."""
+    paths: dict[tuple[str, str], list[str]] = {}
+    for path, fate, reason in field_rows():
+        if fate != _WORDS[Fate.HONOURED]:
+            paths.setdefault((fate, reason), []).append(path)
+    return paths
 
 
 def _rows(message: Descriptor, prefix: str) -> Iterator[tuple[str, str, str]]:

@@ -32,7 +32,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--quiet", action="store_true", help="only problems, no configurations and trees")
     summary = "what becomes of each field of config.pbtxt"
     fields = actions.add_parser("fields", help=summary, description=summary)
-    fields.add_argument("--format", choices=("text", "markdown"), default="text")
+    text = "text, or a table in Markdown of those that are not honoured"
+    fields.add_argument("--format", choices=("text", "markdown"), default="text", help=text)
 
 
 COMMAND = Command(
