@@ -2,6 +2,9 @@
 
 import re
 import subprocess
+import sys
+
+import pytest
 
 from tests.contract.server import PATIENCE, Server
 from tests.docs.sentences import ROOT
@@ -9,21 +12,35 @@ from tests.docs.sentences import ROOT
 TEXT = (ROOT / "docs" / "sequences.md").read_text()
 
 
-def test_the_model_adds_up(tmp_path):
-    """Asked as the first lines ask it, but for the port; then again, as another request of the sequence."""
-    config, model = re.search(r"```\n(.*?)```\n\n```python\n(.*?)```", TEXT, re.DOTALL).groups()
-    folder = tmp_path / "repository" / "sums"
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(config)
-    (folder / "1" / "model.py").write_text(model)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server of the model that the first block makes."""
+    folder = tmp_path_factory.mktemp("sequences")
+    setup, _, _ = re.search(r"```bash\n(.*?)```", TEXT, re.DOTALL)[1].rpartition("mme serve")
+    subprocess.run(["bash", "-e", "-c", setup], cwd=folder, check=True)
+    environ = {"MME_MODEL_REPOSITORY": str(folder / "repository"), "MME_PING_MODE": "ready"}
+    with Server(folder / "server", environ) as server:
+        yield server
+
+
+def test_the_model_adds_up(server):
+    """Asked as the page asks it, but for the port; then again, as another request of the sequence."""
     command = re.search(r"    (curl .*?)\n\n", TEXT, re.DOTALL)[1]
 
-    environ = {"MME_MODEL_REPOSITORY": str(tmp_path / "repository"), "MME_PING_MODE": "ready"}
-    with Server(tmp_path / "server", environ) as server:
-        first = command.replace("localhost:8080", f"127.0.0.1:{server.port}")
-        sums = [_sum(first), _sum(first.replace(', "sequence_start": true', ""))]
+    first = command.replace("localhost:8080", f"127.0.0.1:{server.port}")
+    sums = [_sum(first), _sum(first.replace(', "sequence_start": true', ""))]
 
     assert sums == ["3.0", "6.0"]
+
+
+def test_a_session_adds_up(server):
+    """By boto3, as the page has it, but for the port."""
+    (snippet,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    code = snippet.replace("localhost:8080", f"127.0.0.1:{server.port}")
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+    assert (done.stdout, done.stderr) == ("[6.0]\n", "")
 
 
 def _sum(command):
