@@ -7,7 +7,6 @@ names, a tensor without a type. What follows from another problem alone may be m
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,8 @@ from google.protobuf import text_format
 
 from model_handlers.config_checks import checks, normalise
 from model_handlers.errors import MmeError
-from model_handlers.pbtxt.fields import RULES, Fate, field_error, set_fields
+from model_handlers.pbtxt.advice import advice, place_of
+from model_handlers.pbtxt.fields import Fate, field_error, set_fields
 from model_handlers.pbtxt.message import is_named_only, translated
 from model_handlers.pbtxt.text import check_escapes, syntax_error
 from model_handlers.proto import model_config_pb2 as pb
@@ -36,7 +36,6 @@ _ENUM_VALUE = re.compile(r"(\w+)\s*:\s*\[?(?:[^\[\]{}<>:]*,)?\s*$")
 _STRING = r"""(?:"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
 _SCALAR = re.compile(rf"""{_STRING}(?:\s*{_STRING})*|[^\s,;\]}}>"']+""")
 _TOKEN = re.compile(r"""#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[\[{<]|[\]}>]""")
-_FIELDS = sorted({name for rows in RULES.values() for name in rows})
 _FP32 = 11
 _STAND_IN = {"data_type": "11"}  # for a value that the enum has not; 0 does for others
 
@@ -114,8 +113,8 @@ def _parsed(text: str, model: str, problems: list[Finding]) -> pb.ModelConfig | 
         try:
             return text_format.Parse(text, pb.ModelConfig())
         except text_format.ParseError as error:
-            place = _offset(text, error)
-            problems.append(_unreadable(text, place, _bare(syntax_error(error, model), model)))
+            place = place_of(text, error)
+            problems.append(_unreadable(text, place, _bare(syntax_error(error, model), model), advice(text, error)))
             repaired = _repaired(text, place)
             if repaired is None:
                 return None
@@ -128,31 +127,12 @@ def _bare(error: MmeError, model: str) -> str:
     return error.message.removeprefix(f"model '{model}': config.pbtxt ")
 
 
-def _offset(text: str, error: text_format.ParseError) -> int:
-    lines = text.split("\n")[: (error.GetLine() or 1) - 1]
-    return sum(len(line) + 1 for line in lines) + (error.GetColumn() or 1) - 1
-
-
-def _unreadable(text: str, place: int, sentence: str) -> Finding:
+def _unreadable(text: str, place: int, sentence: str, mend: str) -> Finding:
     found = _NAME.match(text, place)
     if found is None:
-        return Finding("", sentence)
-    known = _FIELDS
+        return Finding("", sentence, mend)
     before = _ENUM_VALUE.search(text, 0, place)
-    if before is not None:
-        known = [value.name for enum in _enums() for value in enum.values]
-    nearest = difflib.get_close_matches(found[0], known, n=1, cutoff=0.7)
-    mend = f"did you mean {nearest[0]}?" if nearest else ""
     return Finding(before[1] if before is not None else found[0], sentence, mend)
-
-
-def _enums() -> Iterator[Any]:
-    yield pb.DESCRIPTOR.enum_types_by_name["DataType"]
-    waiting = list(pb.DESCRIPTOR.message_types_by_name.values())
-    while waiting:
-        message = waiting.pop()
-        yield from message.enum_types
-        waiting += message.nested_types
 
 
 def _repaired(text: str, place: int) -> str | None:
@@ -167,7 +147,7 @@ def _gets_further(text: str, place: int) -> bool:
     try:
         text_format.Parse(text, pb.ModelConfig())
     except text_format.ParseError as error:
-        return _offset(text, error) > place
+        return place_of(text, error) > place
     return True
 
 

@@ -15,6 +15,7 @@ from google.protobuf import json_format, text_format
 from model_handlers.config_checks import normalise
 from model_handlers.config_json import config_json
 from model_handlers.errors import MmeError, invalid_model
+from model_handlers.pbtxt.advice import advice
 from model_handlers.pbtxt.fields import check_fields
 from model_handlers.pbtxt.message import translated
 from model_handlers.proto import model_config_pb2 as pb
@@ -81,11 +82,12 @@ def _parse_text(text: str, model: str) -> pb.ModelConfig:
     try:
         return text_format.Parse(text, pb.ModelConfig())
     except text_format.ParseError as error:
-        raise syntax_error(error, model) from None
+        refused, hint = syntax_error(error, model), advice(text, error)
+        raise (invalid_model(f"{refused.message.removesuffix('.')}; {hint}") if hint else refused) from None
 
 
 def syntax_error(error: text_format.ParseError, model: str) -> MmeError:
-    """What the parser says, with line and column."""
+    """What the parser says, with line and column; `advice` knows what to do about it."""
     line, column = error.GetLine(), error.GetColumn()
     # The parser quotes the line, which may be the whole file and may hold what no response can carry.
     what = str(error).removeprefix(f"{line}:{column} : ").replace('"mme.', '"')[:300]

@@ -176,7 +176,7 @@ def config_text(file: Path, name: str) -> str:
     if file.stat().st_size > MAX_CONFIG_SIZE:
         raise invalid_model(f"{file.name} of model '{name}' is larger than {MAX_CONFIG_SIZE} bytes")
     try:
-        return file.read_text("utf-8")
+        return file.read_text("utf-8-sig")  # Windows begins texts with a mark
     except UnicodeDecodeError as error:
         raise invalid_model(f"{file.name} of model '{name}' is not UTF-8 text: {error}") from error
 

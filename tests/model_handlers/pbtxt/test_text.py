@@ -31,6 +31,7 @@ from model_handlers.config_checks import normalise
 from model_handlers.config_json import config_json
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import config_message, config_text, parse_config
+from model_handlers.pbtxt.problems import understand
 from model_handlers.tensor import BYTES, DATA_TYPES, FP32, INT32, INT64, TensorSpec
 
 FULL = """
@@ -169,6 +170,34 @@ def test_text_that_is_no_configuration_is_refused_by_line_and_field(text, line, 
     assert words in message
     assert "mme." not in message
     assert len(message) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("max_batchsize: 8", "did you mean max_batch_size?"),
+        ("input { data_type: FP32 }", "did you mean TYPE_FP32?"),
+        ('input { data_type: "TYPE_FP32" }', "write TYPE_FP32 without quotes"),
+        ("instance_group { kind: cpu }", "did you mean KIND_CPU?"),
+        ('max_batch_size: "8"', "write 8 without quotes"),
+        ("backend: onnxruntime", 'write "onnxruntime", in quotes'),
+        ("max_batch_size = 8", "between a field and its value stands a colon"),
+        ('parameters { key: "a" value: "b" }', 'write value: { string_value: "b" }'),
+        ('parameters { a: "b" }', 'write parameters { key: "a" value: { string_value: "…" } }'),
+        ("version_policy { latest: 2 }", "latest holds fields: write latest { … }"),
+        ("// a comment", "comments begin with #"),
+        ('{ "backend": "python" }', 'write backend: "onnxruntime" and so on, without braces around it'),
+        ("input [ { dims: [ 4 ] ]", "a bracket before it is not closed"),
+    ],
+)
+def test_the_sentence_ends_with_what_was_meant(text, hint):
+    """Where that can be told from the text; a check of all problems has it as what to do."""
+    message = refused(text)
+    problem, *_ = understand(text, model="bert").problems
+
+    assert message.endswith(hint)
+    assert problem.mend.endswith(hint)
+    assert hint not in problem.sentence
 
 
 @pytest.mark.parametrize("escape", [r"\m", r"\8", r"\?", r"\777", r"\N", r"\\\m"])
