@@ -63,7 +63,9 @@ def described(name: Any, datatype: Any, shape: Any) -> tuple[str, DataType, tupl
 
 
 def _shape(shape: Any, name: str) -> tuple[int, ...]:
-    if not isinstance(shape, list) or len(shape) > MAX_DIMS:
+    if not isinstance(shape, list):
+        raise invalid_argument(f"input '{name}' must have a 'shape', an array of integers such as [1, 4]")
+    if len(shape) > MAX_DIMS:
         raise invalid_argument(f"input '{name}' must have a 'shape' of at most {MAX_DIMS} dimensions")
     total = 1
     for dim in shape:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from container.codec.described import check_number
+from container.codec.described import NoInputsError, check_number
 from container.codec.framing import BINARY_TYPE
 from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from model_handlers.errors import Kind, MmeError, invalid_argument
@@ -98,7 +98,7 @@ def json_object(text: bytes, form: str) -> dict[str, Any]:
         except (ValueError, TypeError, RecursionError):
             raise _not_json(error, text) from None
     if not isinstance(document, dict):
-        raise invalid_argument(f"the request must be {form}")
+        raise NoInputsError if form == FORM_OF_INFER else invalid_argument(f"the request must be {form}")
     return document
 
 
@@ -143,7 +143,8 @@ def not_json(text: bytes) -> MmeError:
 
 
 def _not_json(error: orjson.JSONDecodeError, text: bytes) -> MmeError:
-    return invalid_argument(f"failed to parse the request JSON buffer: {error}{_tensors_behind(text)}")
+    hint = _tensors_behind(text) or _bytes_alone(text)
+    return invalid_argument(f"failed to parse the request JSON buffer: {error}{hint}")
 
 
 def _tensors_behind(text: bytes) -> str:
@@ -156,6 +157,20 @@ def _tensors_behind(text: bytes) -> str:
     if not isinstance(document, dict) or "inputs" not in document or not text[end:].strip():
         return ""
     return f"; tensors lie behind its {end} bytes: say so by the content type {BINARY_TYPE.decode()}{end}"
+
+
+def _bytes_alone(text: bytes) -> str:
+    """What to do about the bytes of a tensor, or of another file, without anything in front of them."""
+    begin = bytes(text[:_LONGEST_HEADER])
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(begin)
+    except UnicodeDecodeError:
+        is_text = False
+    else:
+        is_text = b"\0" not in begin
+    if is_text or begin.lstrip()[:1] in {b"{", b"["}:
+        return ""
+    return "; the bytes of a tensor do not say which one it is: send JSON, or a JSON header in front of them"
 
 
 def client_id(document: Mapping[str, Any]) -> str:

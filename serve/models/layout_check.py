@@ -116,10 +116,12 @@ def _positions(layout: Layout, config: ModelConfig) -> dict[str, int]:
 
 def _wrong_count(got: Collection[str], missing: Collection[str], required: int, config: ModelConfig) -> MmeError:
     total = len(config.inputs)
+    others = [name for name in got if config.input(name) is None]
+    unknown = f" Allowed inputs are: {_names(config.inputs)}." if others else ""
     expected = f"{total} inputs" if required == total else f"number of inputs between {required} and {total}"
     return invalid_argument(
         f"expected {expected} but got {len(got)} inputs for model '{config.name}'. Got input(s) {_quoted(got)}, but "
-        f"missing required input(s) {_quoted(missing)}. Please provide all required input(s)."
+        f"missing required input(s) {_quoted(missing)}. Please provide all required input(s).{unknown}"
     )
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # By name, since Amazon's own package may be the one that is installed.
 _UNSUPPORTED = "UnsupportedFormatError"
+_CURLS = "application/x-www-form-urlencoded"  # what curl -d calls a body
 _WITH_STATUS = {"BaseInferenceToolkitError": "status_code", "PredictionException": "error_code"}
 _KINDS = {
     406: Kind.NOT_ACCEPTABLE,
@@ -56,7 +57,10 @@ def with_status(status: int, sentence: str) -> MmeError:
 
 def unsupported_media_type(model: str, function: str, reason: str, types: Sequence[str] = READS) -> MmeError:
     """The body is of a type that the function does not read."""
-    return MmeError(Kind.UNSUPPORTED_MEDIA_TYPE, _unsupported(model, function, reason, "input_fn reads", types))
+    sentence = _unsupported(model, function, reason, "input_fn reads", types)
+    if _CURLS in reason:
+        sentence += f". curl says so unless told otherwise: -H 'Content-Type: {types[0]}'"
+    return MmeError(Kind.UNSUPPORTED_MEDIA_TYPE, sentence)
 
 
 def not_acceptable(model: str, function: str, reason: str, types: Sequence[str] = WRITES) -> MmeError:

@@ -234,7 +234,7 @@ def test_nan_is_no_integer(decode, refusal):
 def test_what_is_no_json_is_refused(body, beside, decode, refusal):
     """Broken, too deep and non-standard JSON is refused; deep JSON does not end the stack."""
     assert refusal(decode, body + beside).startswith(
-        ("failed to parse the request JSON buffer: ", "the request must be")
+        ("failed to parse the request JSON buffer: ", "the request must have 'inputs'")
     )
 
 
@@ -258,6 +258,21 @@ def test_tensors_behind_json_want_its_length(tensors, decode, refusal):
     assert message.endswith(f"content type application/vnd.sagemaker-triton.binary+json;json-header-size={size}")
 
 
+@pytest.mark.parametrize("body", [b"\xcd\xcc\xac\x40", b"\0\0\0\0", b"\x93NUMPY\x01\0"])
+def test_bytes_alone_want_a_header(body, decode, refusal):
+    """Of a tensor, or of numpy's file; text that is no JSON is told nothing of the kind."""
+    assert refusal(decode, body).endswith("send JSON, or a JSON header in front of them")
+    assert "header" not in refusal(decode, "5,1 für".encode())
+
+
+@pytest.mark.parametrize("shape", [None, "[1, 4]", 4, {"0": 1}])
+def test_a_shape_that_is_no_array_is_shown_one(shape, decode, refusal):
+    """And so is one that lacks."""
+    tensor = {"name": "X", "datatype": "FP32", "data": [1, 2, 3, 4], **({} if shape is None else {"shape": shape})}
+    expected = "input 'X' must have a 'shape', an array of integers such as [1, 4]"
+    assert refusal(decode, {"inputs": [tensor]}) == expected
+
+
 @pytest.mark.parametrize("body", [b'{"inputs": [', b'{"other": 1}abc', b"[1]abc", b"[" * 70_000])
 def test_what_holds_no_tensors_is_told_no_length(body, decode, refusal):
     """Nor what has no end."""
@@ -267,7 +282,7 @@ def test_what_holds_no_tensors_is_told_no_length(body, decode, refusal):
 @pytest.mark.parametrize("document", [[], "text", 1, None, True])
 def test_a_request_must_be_an_object(document, decode, refusal):
     """JSON that is no object is refused."""
-    assert refusal(decode, document) == "the request must be a JSON object with 'inputs'"
+    assert refusal(decode, document).startswith("the request must have 'inputs': an array of objects with name, shape")
 
 
 @pytest.mark.parametrize("document", [{}, {"inputs": None}, {"inputs": {}}, {"inputs": [1]}, {"inputs": "X"}])

@@ -145,7 +145,7 @@ A_OK, B_OK = ("A", FP32, [1, 16]), ("B", INT64, [1, 2])
         (
             model(A),
             layout(A_OK, B_OK),
-            count_message("1 inputs", "['A','B']", "[]"),
+            count_message("1 inputs", "['A','B']", "[]") + " Allowed inputs are: A.",
         ),
         (
             model(A, B, C),
