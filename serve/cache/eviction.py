@@ -12,20 +12,23 @@ Never a leased model, a pinned one, or one that has not been in memory for long 
 can't fit at all. Memory is the host's and each device's, a budget of its own each: who takes none of what is short
 makes no room. The plan names the shortest prefix of the candidates in that order which makes enough room, then
 spares whoever turns out not to be needed, so that a large victim does not cost a small one its place.
+
+What several of them take together, as the weights of copies, comes back with the last of them.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import math
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint, total
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 FOR_EVER = math.inf
 
@@ -78,7 +81,7 @@ class Resident:
 
     Attributes:
         name: the target model.
-        footprint: bytes that come back when it goes.
+        footprint: bytes that it is charged for.
         last_used: any clock's reading at its last use; smaller is longer ago.
         uses: how often it was used since its load.
         reload_seconds: what it would take to bring it back.
@@ -86,6 +89,8 @@ class Resident:
         keep_until: that clock's reading before which it stays; `FOR_EVER` if it is pinned.
         leased: whether a request holds it now.
         leaving: whether it is being unloaded already: its bytes come without anybody's doing.
+        shared: what it takes together with others in memory, by number: bytes that come back with the last of them.
+        charged: how many of those bytes are in its footprint.
     """
 
     name: str
@@ -97,6 +102,13 @@ class Resident:
     keep_until: float = 0.0
     leased: bool = False
     leaving: bool = False
+    shared: Mapping[int, int] = field(default_factory=dict)
+    charged: int = 0
+
+    @property
+    def own(self) -> Footprint:
+        """What of its footprint comes back when it goes, whoever stays."""
+        return self.footprint - Footprint(self.charged) if self.charged else self.footprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +150,10 @@ def plan(
         now: the reading of the clock that `last_used` and `keep_until` are of.
     """
     staying = [r for r in residents if not r.leaving]
-    pinned = total(r.footprint for r in staying if r.keep_until == FOR_EVER)
-    if not need.fits(budget - pinned):
+    if not need.fits(budget - taken_by(r for r in staying if r.keep_until == FOR_EVER)):
         return Plan((), fits=False, possible=False)
-    free = budget - total((r.footprint for r in staying), reserved)
-    victims = _victims(_candidates(staying, budget, policy, now), free, need)
+    free = budget - taken_by(staying, reserved)
+    victims = _victims(_candidates(staying, budget, policy, now), _Going(staying), free, need)
     if victims is None:
         return Plan((), fits=False, possible=True, again_at=_again_at(staying, now))
     return Plan(_names(victims), fits=True, possible=True, age=_age(victims, budget, policy))
@@ -160,29 +171,63 @@ def relief(
     It is everybody who may go and holds any of a memory of which all of them hold less than that. Where the need is
     None one goes, whatever it holds. Other arguments are those of `plan`.
     """
-    candidates = _candidates([r for r in residents if not r.leaving], budget, policy, now)
+    staying = [r for r in residents if not r.leaving]
+    candidates = _candidates(staying, budget, policy, now)
     if need is None:
         first = candidates[:1]
         return Plan(_names(first), fits=bool(first), possible=True, age=_age(first, budget, policy))
-    there = need.within(total(r.footprint for r in candidates))
-    victims = _victims(candidates, Footprint(), there) or []
+    everybody = _Going(staying)
+    there = need.within(total(everybody.frees(r) for r in candidates))
+    victims = _victims(candidates, _Going(staying), Footprint(), there) or []
     return Plan(_names(victims), fits=there == need, possible=True, age=_age(victims, budget, policy))
 
 
-def _victims(candidates: Iterable[Resident], free: Footprint, need: Footprint) -> list[Resident] | None:
+def taken_by(residents: Iterable[Resident], first: Footprint | None = None) -> Footprint:
+    """Bytes of these together, if nobody else were there, and `first`."""
+    there = list(residents)
+    pieces: dict[int, int] = {}
+    for resident in there:
+        pieces.update(resident.shared)
+    return total((r.own for r in there), (first or Footprint()) + Footprint(sum(pieces.values())))
+
+
+class _Going:
+    """Some residents go, one after the other; what the last of several frees is more than the first did."""
+
+    def __init__(self, staying: Iterable[Resident]) -> None:
+        self._users = Counter(piece for resident in staying for piece in resident.shared)
+
+    def frees(self, resident: Resident) -> Footprint:
+        """It goes; what comes back."""
+        if not resident.shared:
+            return resident.footprint
+        self._users.subtract(resident.shared.keys())
+        return resident.own + Footprint(sum(size for piece, size in resident.shared.items() if not self._users[piece]))
+
+    def takes(self, resident: Resident) -> Footprint:
+        """It stays after all; what that costs."""
+        alone = sum(size for piece, size in resident.shared.items() if not self._users[piece])
+        self._users.update(resident.shared.keys())
+        return resident.own + Footprint(alone)
+
+
+def _victims(candidates: Iterable[Resident], going: _Going, free: Footprint, need: Footprint) -> list[Resident] | None:
     """Who of those that may go, in that order, makes `need` fit beside what is free; None where all don't."""
     chosen: list[Resident] = []
     for candidate in candidates:
         if need.fits(free):
             break
         chosen.append(candidate)
-        free += candidate.footprint
+        free += going.frees(candidate)
     if not need.fits(free):
         return None
     for victim in reversed(chosen[:-1]):  # the one to be missed most of them first
-        if need.fits(free - victim.footprint):
+        left = free - going.takes(victim)
+        if need.fits(left):
             chosen.remove(victim)
-            free -= victim.footprint
+            free = left
+        else:
+            going.frees(victim)
     return chosen
 
 

@@ -93,7 +93,8 @@ class ModelCache(Generic[P, T]):
         self.events = CacheEvents()
         self._rules = rules
         self._retiring: set[Entry[T]] = set()
-        self._ranking = Ranking(self._everybody, rules)
+        self._charges = Charges()
+        self._ranking = Ranking(self._everybody, rules, self._charges.shared)
         self.room = Room(
             budget,
             self._ranking.residents,
@@ -103,7 +104,6 @@ class ModelCache(Generic[P, T]):
             patience=memory_patience,
         )
         self._ready: dict[str, Entry[T]] = {}  # the READY ones, for one look-up a request
-        self._charges = Charges()
         self._loading = Loading(
             loader,
             self.room,

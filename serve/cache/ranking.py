@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from serve.cache.cache_entry import Entry
+    from serve.cache.shared_bytes import SharedBytes
 
 
 _REPLACED_SECONDS = 1.0  # until it is looked at again whether a model that is being replaced may leave for others
@@ -27,11 +28,15 @@ class Ranking:
     Args:
         everybody: every model that may be in memory.
         rules: what the operator decided.
+        shared: files that several of them map.
     """
 
-    def __init__(self, everybody: Callable[[], Iterable[Entry[Any]]], rules: eviction.Rules) -> None:
+    def __init__(
+        self, everybody: Callable[[], Iterable[Entry[Any]]], rules: eviction.Rules, shared: SharedBytes[Entry[Any]]
+    ) -> None:
         self._everybody = everybody
         self._rules = rules
+        self._shared = shared
         self._age = 0.0
         self._aged_at = 0.0
 
@@ -48,6 +53,7 @@ class Ranking:
                 self._keep_until(entry),
                 entry.leases + entry.keepers > 0,
                 entry.state is State.UNLOADING,
+                *self._shared.jointly(entry),
             )
             for entry in self._residing()
         ]

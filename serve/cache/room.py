@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint, total
@@ -173,8 +174,10 @@ class Room:
         if not self._evicts or self.used().fits(self.budget):
             return
         residents = list(self._residents())
-        staying = total((each.footprint for each in residents if each.name == name), self.reserved)
-        others = [each for each in residents if each.name != name]
+        grown = [each for each in residents if each.name == name]
+        held = {piece for each in grown for piece in each.shared}  # which nobody else's leaving gives back
+        others = [_without(each, held) for each in residents if each.name != name]
+        staying = eviction.taken_by(grown, self.reserved)
         plan = eviction.plan(others, Footprint(), staying, self.budget, self._policy, time.monotonic())
         if plan.victims:
             self._evict(plan, name, "growth")
@@ -263,24 +266,24 @@ class Room:
         Where nobody is evicted, who waits in front of it waits for bytes that are on their way, and will have them.
         """
         staying = [resident for resident in self._residents() if not resident.leaving]
-        instead = self.budget - self._kept(resident for resident in staying if resident.name != claim.name)
-        instead -= Footprint() if self._evicts else ahead
-        beside = instead - total(one.footprint for one in staying if one.name == claim.name)
-        if not claim.need.fits(instead):
+        others = [resident for resident in staying if resident.name != claim.name]
+        own = [resident for resident in staying if resident.name == claim.name]
+        room = self.budget if self._evicts else self.budget - ahead
+        if not claim.need.fits(room - self._kept(others, [])):
             return False
-        return not claim.need.fits(beside) or self._wait_for_each_other(staying)
+        return not claim.need.fits(room - self._kept(others, own)) or self._wait_for_each_other(staying)
 
-    def _kept(self, others: Iterable[eviction.Resident]) -> Footprint:
-        """Bytes that nobody gives back, whoever waits for them."""
+    def _kept(self, others: Iterable[eviction.Resident], own: list[eviction.Resident]) -> Footprint:
+        """Bytes that nobody gives back, whoever waits for them, with what stays of the claimant's own."""
         if not self._evicts:
-            return total((other.footprint for other in others), self.reserved)
-        return total(other.footprint for other in others if other.keep_until == eviction.FOR_EVER)
+            return eviction.taken_by([*others, *own], self.reserved)
+        return eviction.taken_by([*(other for other in others if other.keep_until == eviction.FOR_EVER), *own])
 
     def _wait_for_each_other(self, staying: list[eviction.Resident]) -> bool:
         """Whether nobody who is to take a place has room beside those that stay until their places are taken."""
         waiting = {claim.name: claim for claim in self._claims if claim.give_way and not claim.granted.done()}
-        stay = [one.footprint for one in staying if one.name in waiting or one.keep_until == eviction.FOR_EVER]
-        free = self.budget - total(stay)
+        stay = [one for one in staying if one.name in waiting or one.keep_until == eviction.FOR_EVER]
+        free = self.budget - eviction.taken_by(stay)
         return not any(claim.need.fits(free) for claim in waiting.values())
 
     def _withdraw(self, claim: _Claim) -> None:
@@ -321,6 +324,14 @@ class Room:
             f"model '{claim.name}' waited {self._patience:.0f} s for {megabytes(claim.need)} of memory held by models "
             f"{whose}; try again, or give the server a larger memory budget"
         )
+
+
+def _without(resident: eviction.Resident, pieces: set[int]) -> eviction.Resident:
+    """A resident as it is to those who hold these pieces themselves."""
+    if pieces.isdisjoint(resident.shared):
+        return resident
+    shared = {piece: size for piece, size in resident.shared.items() if piece not in pieces}
+    return replace(resident, footprint=resident.own, shared=shared, charged=0)
 
 
 def _setting(need: Footprint, room: Footprint) -> str:

@@ -3,16 +3,34 @@
 The first model that maps a file is charged for it. When that one goes, the charge goes to the next that mapped it, and
 the file's bytes are free when the last one goes. So the charges of all models together are never less than what they
 take, and a model that comes to files which are there already costs only what is its own.
+
+What comes back when several go is less than their charges, where somebody who stays maps the same: `jointly` tells.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections import defaultdict
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 M = TypeVar("M")
+
+
+class Joint(NamedTuple):
+    """What a model maps together with others.
+
+    Attributes:
+        pieces: number → bytes; those files are one piece that the same models map.
+        charged: how many of these bytes it is charged for.
+    """
+
+    pieces: Mapping[int, int]
+    charged: int
+
+
+_ALONE = Joint({}, 0)
 
 
 class SharedBytes(Generic[M]):
@@ -22,6 +40,7 @@ class SharedBytes(Generic[M]):
         self._bytes: dict[str, int] = {}
         self._users: dict[str, dict[M, None]] = {}
         self._files: dict[M, list[str]] = {}  # of each model
+        self._joint: dict[M, Joint] | None = {}  # None where it has to be worked out anew
 
     def __repr__(self) -> str:
         return f"<SharedBytes {len(self._files)} models map {sum(self._bytes.values()) / 1e6:.1f} MB>"
@@ -34,6 +53,7 @@ class SharedBytes(Generic[M]):
         """A model, which maps nothing so far, maps these files; returns the bytes that it is charged for."""
         if not files:
             return 0
+        self._joint = None
         charge = self.beyond(files)
         self._files[model] = list(files)
         for file, size in files.items():
@@ -44,6 +64,8 @@ class SharedBytes(Generic[M]):
     def unmap(self, model: M) -> dict[M, int]:
         """A model maps nothing any more; returns who is charged for how many bytes more from now on."""
         heirs: dict[M, int] = {}
+        if model in self._files:
+            self._joint = None
         for file in self._files.pop(model, ()):
             users = self._users[file]
             was_charged = next(iter(users)) == model
@@ -62,3 +84,23 @@ class SharedBytes(Generic[M]):
     def charge(self, model: M) -> int:
         """Bytes that a model is charged for now."""
         return sum(self._bytes[file] for file in self._files.get(model, ()) if next(iter(self._users[file])) == model)
+
+    def jointly(self, model: M) -> Joint:
+        """What a model maps that others map as well."""
+        if self._joint is None:
+            self._joint = self._worked_out()
+        return self._joint.get(model, _ALONE)
+
+    def _worked_out(self) -> dict[M, Joint]:
+        """By model; copies of one model map a hundred files together, which are one piece to whoever counts them."""
+        sizes: dict[tuple[M, ...], int] = defaultdict(int)
+        for file, users in self._users.items():
+            if len(users) > 1:
+                sizes[tuple(users)] += self._bytes[file]
+        pieces: dict[M, dict[int, int]] = defaultdict(dict)
+        charged: dict[M, int] = defaultdict(int)
+        for number, (together, size) in enumerate(sizes.items()):
+            charged[together[0]] += size
+            for user in together:
+                pieces[user][number] = size
+        return {model: Joint(of_it, charged[model]) for model, of_it in pieces.items()}

@@ -73,6 +73,20 @@ def test_a_large_victim_spares_a_small_one():
     assert evict(*residents, need=80).victims == ("large",)
 
 
+def test_what_an_heir_takes_over_is_not_freed():
+    """Who is charged for what others map as well makes room for no more than its own; all of them together do."""
+    first = host("first", 60, 1, shared={1: 50}, charged=50)
+    other = host("other", 30, 2)
+    heir = host("heir", 10, 3, shared={1: 50})
+
+    assert evict(first, heir, other, need=30).victims == ("other",)
+    assert evict(first, heir, other, need=60).victims == ("first", "heir")
+    pinned = host("heir", 10, 2, shared={1: 50}, keep_until=FOR_EVER)
+    assert evict(first, pinned, need=50) == Plan((), fits=False, possible=False)
+    leased = host("heir", 10, 2, shared={1: 50}, leased=True)
+    assert evict(first, leased, need=50) == Plan((), fits=False, possible=True)
+
+
 def test_who_was_used_last_is_spared_first():
     """Where either of two could stay, it is the more recently used one."""
     residents = [host("a", 10, 1), host("b", 10, 2), host("large", 75, 3)]
@@ -270,6 +284,15 @@ def test_pins_are_names_or_patterns(pins, pinned):
 
 # -- whatever is there -----------------------------------------------------------------------------------------------
 
+
+def sharing(name, before, own, used, uses, seconds, keep, leased, left, pieces):
+    """A resident that is charged for what none of those `before` it maps; each piece is called by its size."""
+    charged = sum(piece for piece in pieces if not any(piece in row[-1] for row in before))
+    state = {"age": used / 2, "keep_until": keep, "leased": leased, "leaving": left}
+    shared = {piece: piece for piece in pieces}
+    return Resident(name, own + Footprint(charged), used, uses, seconds, **state, shared=shared, charged=charged)
+
+
 on_gpus = st.sampled_from([(), (), (20,), (50,), (0, 20), (0, 50), (20, 20)])
 footprints = st.builds(Footprint, st.integers(0, 60), on_gpus)
 needs = st.builds(Footprint, st.integers(0, 120), st.tuples(st.integers(0, 90), st.integers(0, 50)))
@@ -282,16 +305,10 @@ crowds = st.lists(
         st.sampled_from([0.0, 0.0, 3.0, 9.0, FOR_EVER]),
         st.booleans(),
         st.booleans(),
+        st.sampled_from([(), (), (), (5,), (20,), (40,), (5, 20), (20, 40)]),
     ),
     max_size=8,
-).map(
-    lambda rows: [
-        Resident(
-            f"m{index}", footprint, used, uses, seconds, age=used / 2, keep_until=keep, leased=leased, leaving=left
-        )
-        for index, (footprint, used, uses, seconds, keep, leased, left) in enumerate(rows)
-    ]
-)
+).map(lambda rows: [sharing(f"m{index}", rows[:index], *row) for index, row in enumerate(rows)])
 BUDGET = Footprint(100, (80, 40))
 NOW = 3.0
 ORDERS = {
@@ -302,8 +319,15 @@ ORDERS = {
 
 
 def total(residents):
-    """Their bytes together."""
-    return sum((resident.footprint for resident in residents), NOTHING)
+    """Their bytes together, what they share once."""
+    residents = list(residents)
+    shared = {piece: size for resident in residents for piece, size in resident.shared.items()}
+    return sum((resident.own for resident in residents), Footprint(sum(shared.values())))
+
+
+def without(residents, gone):
+    """The bytes of those that are left."""
+    return total(resident for resident in residents if resident not in gone)
 
 
 @settings(deadline=None, max_examples=600)
@@ -314,7 +338,6 @@ def test_a_plan_is_enough_and_not_more(residents, reserved, need, policy):
     by_name = {resident.name: resident for resident in residents}
     victims = [by_name[name] for name in result.victims]
     staying = [resident for resident in residents if not resident.leaving]
-    free = BUDGET - reserved - total(staying)
     may_go = [resident for resident in staying if not resident.leased and resident.keep_until <= NOW]
     order = ORDERS[policy]
 
@@ -322,15 +345,15 @@ def test_a_plan_is_enough_and_not_more(residents, reserved, need, policy):
     assert all(victim in may_go for victim in victims)
     assert [order(victim) for victim in victims] == sorted(order(victim) for victim in victims)
     assert result.possible == need.fits(BUDGET - total(r for r in staying if r.keep_until == FOR_EVER))
-    assert result.fits == (result.possible and need.fits(free + total(may_go)))
+    assert result.fits == (result.possible and need.fits(BUDGET - reserved - without(staying, may_go)))
     if not result.fits:
         assert victims == []
         return
     assert result.again_at == 0.0
-    assert need.fits(free + total(victims))
-    for victim in victims:
-        assert not need.fits(free + total(victims) - victim.footprint)
+    assert need.fits(BUDGET - reserved - without(staying, victims))
+    for spared in victims:
+        assert not need.fits(BUDGET - reserved - without(staying, [one for one in victims if one is not spared]))
     # Nobody is evicted before those in front of it had been tried: all of them would not do.
     if victims:
         last = max(order(victim) for victim in victims)
-        assert not need.fits(free + total(r for r in may_go if order(r) < last))
+        assert not need.fits(BUDGET - reserved - without(staying, [r for r in may_go if order(r) < last]))

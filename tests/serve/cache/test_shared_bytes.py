@@ -65,3 +65,26 @@ def test_charges_add_up_to_what_is_mapped(seed):
         mapped = {file for files in here.values() for file in files}
         assert sum(charges.values()) == sum(sizes[file] for file in mapped), step
         assert charges == {name: shared.charge(name) for name in here}
+        users = {file: [name for name in here if file in here[name]] for file in mapped}
+        for name, files in here.items():
+            with_others = {file for file in files if len(users[file]) > 1}
+            joint = shared.jointly(name)
+            assert sum(joint.pieces.values()) == sum(sizes[file] for file in with_others)
+            assert charges[name] - joint.charged == sum(sizes[file] for file in files if file not in with_others)
+        together = {piece: size for name in here for piece, size in shared.jointly(name).pieces.items()}
+        assert sum(together.values()) == sum(sizes[file] for file in mapped if len(users[file]) > 1)
+
+
+def test_files_that_the_same_models_map_are_one_piece():
+    """Copies have a hundred tensors in common, and whoever counts them counts one."""
+    shared = SharedBytes()
+    for name in "abc":
+        shared.map(name, BACKBONE)
+    shared.map("d", {**HEAD, "b2": 50})
+
+    assert sorted(shared.jointly("a").pieces.values()) == [50, 100]
+    assert shared.jointly("a").charged == 150
+    assert list(shared.jointly("d").pieces.values()) == [50]
+    shared.unmap("d")
+    assert list(shared.jointly("b").pieces.values()) == [150]
+    assert shared.jointly("nobody").pieces == {}
