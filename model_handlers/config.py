@@ -151,6 +151,7 @@ class InstanceGroup:
 
     Attributes:
         profiles: the optimisation profiles of a TensorRT engine that they execute by, () for all.
+        host_policy: told, and nothing else.
         resources: what each execution waits for, where rate limiting is on.
         priority: who waits for them gets fewer turns, the larger it is.
     """
@@ -162,6 +163,7 @@ class InstanceGroup:
     resources: tuple[Resource, ...] = ()
     priority: int = 1
     profiles: tuple[str, ...] = ()
+    host_policy: str = ""
 
 
 class BatchInputKind(Enum):
@@ -296,6 +298,7 @@ class ModelConfig:
         cc_filenames: compute capability of a GPU, such as `9.0` → the model file for it.
         optimization_level: `optimization.graph.level` (-1 none, 1 basic, 2 extended, 0 all).
         gpu_accelerators, cpu_accelerators: `optimization.execution_accelerators`.
+        optimization: field of `optimization` that changes nothing here, and is told → its value, as JSON.
         parameters: the model's own `parameters`, for its backend.
         metric_tags: labels that every metric of the model carries.
         decoupled: whether a request may have any number of responses (`model_transaction_policy`).
@@ -340,6 +343,7 @@ class ModelConfig:
     cc_filenames: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
     gpu_accelerators: tuple[Accelerator, ...] = ()
     cpu_accelerators: tuple[Accelerator, ...] = ()
+    optimization: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
     runtime: str = ""
     agents: tuple[RepositoryAgent, ...] = ()
     histograms: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: _NO_HISTOGRAMS)

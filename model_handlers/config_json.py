@@ -7,6 +7,7 @@ model but an ensemble, `model_transaction_policy` to an ensemble. The tests comp
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.config import QueuePolicy, WarmupData
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     Json = dict[str, Any]
 
-_OPTIMIZATION: Json = {
+OPTIMIZATION: Json = {  # where config.pbtxt says nothing of it
     "priority": "PRIORITY_DEFAULT",
     "input_pinned_memory": {"enable": True},
     "output_pinned_memory": {"enable": True},
@@ -129,14 +130,15 @@ def _reshape(spec: TensorSpec) -> Json:
 
 
 def _optimization(config: ModelConfig, *, filled_in: bool) -> Json:
-    """Filled in: with defaults for what changes nothing here."""
+    """Filled in: with defaults for what changes nothing here, where nothing is said of it."""
     if config.ensemble and filled_in:
         return {}
     accelerators = {
         "gpu_execution_accelerator": [_accelerator(each) for each in config.gpu_accelerators],
         "cpu_execution_accelerator": [_accelerator(each) for each in config.cpu_accelerators],
     }
-    found = dict(_OPTIMIZATION) if filled_in else {}
+    told = {name: json.loads(value) for name, value in config.optimization.items()}
+    found = {**OPTIMIZATION, **told} if filled_in else told
     if config.optimization_level:
         found["graph"] = {"level": config.optimization_level}
     if any(accelerators.values()):
@@ -206,7 +208,7 @@ def _instance_group(group: InstanceGroup) -> Json:
         "secondary_devices": [],
         "profile": list(group.profiles),
         "passive": False,
-        "host_policy": "",
+        "host_policy": group.host_policy,
     }
 
 

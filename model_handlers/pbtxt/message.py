@@ -5,9 +5,12 @@ PURE, but for a line in the log.
 
 from __future__ import annotations
 
+import json
 import logging
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from google.protobuf import json_format
 
 from model_handlers.config import (
     Accelerator,
@@ -29,6 +32,7 @@ from model_handlers.config import (
     WarmupInput,
     WarmupSample,
 )
+from model_handlers.config_json import OPTIMIZATION
 from model_handlers.errors import invalid_model
 from model_handlers.pbtxt.sequences import sequence_batching
 from model_handlers.proto import model_config_pb2 as pb
@@ -90,7 +94,17 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
         cc_filenames=MappingProxyType(dict(message.cc_model_filenames)),
         gpu_accelerators=_accelerators(accelerators.gpu_execution_accelerator),
         cpu_accelerators=_accelerators(accelerators.cpu_execution_accelerator),
+        optimization=MappingProxyType(_told(message.optimization)),
     )
+
+
+def _told(optimization: pb.ModelOptimizationPolicy) -> dict[str, str]:
+    """What of it changes nothing here, and is no default."""
+    document = json_format.MessageToDict(
+        optimization, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    unused = {name: value for name, value in document.items() if name == "cuda" or name in OPTIMIZATION}
+    return {name: json.dumps(value) for name, value in unused.items() if value != OPTIMIZATION.get(name)}
 
 
 def _says_not_decoupled(message: pb.ModelConfig) -> bool:
@@ -189,6 +203,7 @@ def _instance_group(group: pb.ModelInstanceGroup) -> InstanceGroup:
         resources,
         limiter.priority or 1,
         tuple(group.profile),
+        group.host_policy,
     )
 
 

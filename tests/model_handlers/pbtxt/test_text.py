@@ -400,16 +400,23 @@ def test_the_json_form_tells_what_is_set():
     assert document["dynamic_batching"]["default_queue_policy"]["default_timeout_microseconds"] == 5_000_000_000
 
 
-def test_the_json_form_tells_what_is_in_effect():
-    """What changes nothing here has its default, and a strategy of sequences is named though config.pbtxt names none."""
-    more = "sequence_batching { } optimization { priority: PRIORITY_MAX eager_batching: true }"
-    config = parse_config(f"{more} instance_group [ {{ kind: KIND_CPU host_policy: 'one' }} ]", model="bert")
+def test_the_json_form_tells_what_changes_nothing_here():
+    """As config.pbtxt has it, which clients may compare it with; and of sequences a strategy, though it names none."""
+    more = "optimization { priority: PRIORITY_MAX cuda { graphs: true } input_pinned_memory { } eager_batching: true }"
+    groups = "instance_group [ { kind: KIND_CPU host_policy: 'one' } ]"
+    config = parse_config(f"sequence_batching {{ }} {more} {groups}", model="bert")
 
     document = config_json(config)
 
-    assert document["optimization"] == OPTIMIZATION
-    assert document["instance_group"][0]["host_policy"] == ""
+    assert document["optimization"] == OPTIMIZATION | {
+        "priority": "PRIORITY_MAX",
+        "cuda": {"graphs": True, "busy_wait_events": False, "graph_spec": [], "output_copy_stream": False},
+        "input_pinned_memory": {"enable": False},
+        "eager_batching": True,
+    }
+    assert document["instance_group"][0]["host_policy"] == "one"
     assert "direct" in document["sequence_batching"]
+    assert parse_config(config_text(config), model="bert") == config
 
 
 def numbers(value):
@@ -478,6 +485,7 @@ CONFIGS = (
                 gpus=st.lists(st.integers(0, 7), max_size=2).map(tuple),
                 resources=st.lists(st.builds(Resource, NAMES, st.integers(0, 9), st.booleans()), max_size=2).map(tuple),
                 priority=st.integers(1, 3),
+                host_policy=st.sampled_from(["", "one"]),
             ),
             max_size=2,
         ).map(tuple),
@@ -498,6 +506,7 @@ CONFIGS = (
         default_model_filename=st.sampled_from(["", "model.onnx", "a/b"]),
         cc_filenames=st.sampled_from([{}, {"8.6": "a100.plan", "9.0": "h100.plan"}]),
         optimization_level=st.integers(-1, 2),
+        optimization=st.sampled_from([{}, {"priority": '"PRIORITY_MIN"', "output_pinned_memory": '{"enable": false}'}]),
         parameters=MAPS,
         metric_tags=st.dictionaries(st.sampled_from(["team", "stage_2"]), NAMES),
         runtime=st.just(""),
