@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ErrorCode(IntEnum):
-    """As TRITONSERVER_Error_Code names and numbers them."""
+    """As TRITONSERVER_Error_Code names and numbers them; their texts, which models log, are Triton's."""
 
     UNKNOWN = 0
     INTERNAL = 1
@@ -27,6 +27,12 @@ class ErrorCode(IntEnum):
     UNSUPPORTED = 5
     ALREADY_EXISTS = 6
     CANCELLED = 7
+
+    def __str__(self) -> str:
+        return f"__ErrorCode.{self.name}"
+
+    def __format__(self, form: str) -> str:
+        return format(int(self), form) if form else str(self)
 
 
 class TritonError:

@@ -335,10 +335,11 @@ def test_a_response_holds_outputs_or_an_error():
 
 
 def test_an_error_has_one_of_the_codes():
-    """INTERNAL unless it says so; a number that is no code is refused."""
+    """INTERNAL unless it says so; a number that is no code is refused. Its text has its name."""
     assert pb_utils.TritonError("x").code() == pb_utils.TritonError.INTERNAL
     code = pb_utils.TritonError("x", 4).code()
     assert (code.name, code.value, int(code), json.dumps([code])) == ("UNAVAILABLE", 4, 4, "[4]")
+    assert (str(code), f"{code}", f"{code:d}") == ("__ErrorCode.UNAVAILABLE", "__ErrorCode.UNAVAILABLE", "4")
     assert "no code 99" in refused(pb_utils.TritonError, "x", 99)
 
 
