@@ -164,6 +164,7 @@ class _Answering:
         self._responder = responder
         self._began = time.perf_counter_ns()
         self._timings: Timings | None = None
+        self._version = ""
         self._ended = False
 
     def request(self) -> InferenceRequest:
@@ -184,7 +185,7 @@ class _Answering:
         self._responder.send(error, final=True)
 
     def _respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
-        self._timings = response.timings
+        self._timings, self._version = response.timings, response.model_version
         self._ended = response.final
         if self._ended:
             self._note(request.arrival_ns, None)
@@ -197,7 +198,7 @@ class _Answering:
         if self._ended:
             return
         if isinstance(result, InferenceResponse):
-            self._timings = result.timings
+            self._timings, self._version = result.timings, result.model_version
         self._note(request.arrival_ns, result if isinstance(result, MmeError) else None)
         self._responder.send(_answer(result) if isinstance(result, InferenceResponse) else result, final=True)
 
@@ -206,8 +207,9 @@ class _Answering:
         report = self.report if self.report is not None and self.report.load else None
         kind = error.kind.name if error is not None else ""
         ended = time.perf_counter_ns()
-        called = Called(self.call.model, self._began, ended, arrival, self._timings, kind, report)
-        for opened in self.call.waiting:
+        call = self.call
+        called = Called(call.model, self._began, ended, self._version, call.id, arrival, self._timings, kind, report)
+        for opened in call.waiting:
             if isinstance(opened, OpenRequest):
                 opened.called(called)
 

@@ -196,8 +196,8 @@ class Timings:
     """Where the time of one execution went, in nanoseconds; `start` is a reading of `time.perf_counter_ns()`.
 
     `size` is how many batch elements took part in it, 0 where there was no one batch. Those of an ensemble's request
-    are sums over its steps; `steps` tells of the first of them: model, arrival in nanoseconds, timings. `calls` are
-    those of other models that the model made meanwhile.
+    are sums over its steps; `steps` tells of the first of them. `calls` are those of other models that the model made
+    meanwhile.
     """
 
     start: int
@@ -205,7 +205,7 @@ class Timings:
     compute_infer: int
     compute_output: int
     size: int = 0
-    steps: list[tuple[str, int, Timings]] | None = None
+    steps: list[Step] | None = None
     calls: Sequence[Called] | None = None
 
     @classmethod
@@ -213,14 +213,29 @@ class Timings:
         """None of any step yet."""
         return cls(start, 0, 0, 0, steps=[])
 
-    def add(self, model: str, arrival_ns: int, timings: Timings) -> int:
+    def add(self, model: str, version: str, arrival_ns: int, timings: Timings) -> int:
         """Count a step; returns how long it waited in its queue."""
         self.compute_input += timings.compute_input
         self.compute_infer += timings.compute_infer
         self.compute_output += timings.compute_output
         if self.steps is not None and len(self.steps) < MOST_STEPS:
-            self.steps.append((model, arrival_ns, timings))
+            self.steps.append(Step(model, version, arrival_ns, timings))
         return max(timings.start - arrival_ns, 0)
+
+
+class Step(NamedTuple):
+    """One answer of a model to a request of an ensemble's.
+
+    Attributes:
+        model: what the ensemble calls it; version: of the one that has answered.
+        arrival: `time.perf_counter_ns()` when it accepted the request.
+        timings: of its answer.
+    """
+
+    model: str
+    version: str
+    arrival: int
+    timings: Timings
 
 
 class Called(NamedTuple):
@@ -228,6 +243,8 @@ class Called(NamedTuple):
 
     Attributes:
         model: who was called.
+        version: of the one that has answered, "" where none has.
+        id: of the request.
         began, ended: when it was called, and had answered for the last time.
         arrival: when it accepted the request, 0 if it never did.
         timings: of its last response, None where there was none.
@@ -238,6 +255,8 @@ class Called(NamedTuple):
     model: str
     began: int
     ended: int
+    version: str = ""
+    id: str = ""
     arrival: int = 0
     timings: Timings | None = None
     error: str = ""

@@ -102,9 +102,7 @@ class FileTracer(Tracing):
         settings = self.control.of(last.model_name)
         protocol = "GRPC" if came.get("rpc.system") == "grpc" else "HTTP"
         number = next(self._ids)
-        about: dict[str, Any] = {"model_name": last.model_name, "model_version": int(last.model_version)}
-        if request.id:
-            about["request_id"] = request.id
+        about = _about(last.model_name, last.model_version, request.id)
         inside = [] if last.timings is None or last.timings.steps is not None else _execution(last.timings)
         times = [
             (f"{protocol}_RECV_START", trace.began),
@@ -121,7 +119,7 @@ class FileTracer(Tracing):
         if settings.tensors:
             self._keep(number, [*_inputs(request), *trace.tensors])
         if last.timings is not None and settings.timestamps:
-            self._below(number, last.timings, epoch)
+            self._below(number, request.id, last.timings, epoch)
         self._traces += 1
         if self._traces >= (self.control.server.frequency or _MOST) or self._bytes > _MOST_BYTES:
             self._flush_part()
@@ -130,18 +128,22 @@ class FileTracer(Tracing):
         self._entries += [{"id": number, "activity": each.activity, "tensor": each} for each in tensors]
         self._bytes += sum(each.size for each in tensors)
 
-    def _below(self, parent: int, timings: Timings, epoch: int) -> None:
-        """The steps of an ensemble, and the models that were called."""
-        called = [(call.model, call.arrival or call.began, call.timings) for call in timings.calls or ()]
-        for model, arrival, took in (*(timings.steps or ()), *called):
-            if took is None:
-                continue
-            number = next(self._ids)
-            inside = _execution(took)
-            shown = inside if took.steps is None else []
-            times = [("REQUEST_START", arrival), ("QUEUE_START", arrival), *shown, ("REQUEST_END", inside[-1][1])]
-            self._add(number, {"model_name": model, "parent_id": parent}, times, epoch)
-            self._below(number, took, epoch)
+    def _below(self, parent: int, request_id: str, timings: Timings, epoch: int) -> None:
+        """The steps of an ensemble, whose requests have its id, and the models that were called."""
+        for step in timings.steps or ():
+            about = _about(step.model, step.version, request_id, parent)
+            self._inner(about, step.arrival, step.timings, epoch)
+        for call in timings.calls or ():
+            if call.timings is not None:
+                about = _about(call.model, call.version, call.id, parent)
+                self._inner(about, call.arrival or call.began, call.timings, epoch)
+
+    def _inner(self, about: dict[str, Any], arrival: int, timings: Timings, epoch: int) -> None:
+        number, inside = next(self._ids), _execution(timings)
+        shown = inside if timings.steps is None else []
+        times = [("REQUEST_START", arrival), ("QUEUE_START", arrival), *shown, ("REQUEST_END", inside[-1][1])]
+        self._add(number, about, times, epoch)
+        self._below(number, about.get("request_id", ""), timings, epoch)
 
     def _add(self, number: int, about: dict[str, Any], times: Sequence[tuple[str, int]], epoch: int) -> None:
         self._entries.append({"id": number, **about})
@@ -171,6 +173,16 @@ class FileTracer(Tracing):
         elif not is_taken and (self._entries or not next(self._files)):
             self._flush(self._path)
         self._writers.shutdown()
+
+
+def _about(model: str, version: str, request_id: str, parent: int = 0) -> dict[str, Any]:
+    """What a trace says of its request, as Triton does: an id and a parent only where there is one."""
+    about: dict[str, Any] = {"model_name": model, "model_version": int(version)}
+    if request_id:
+        about["request_id"] = request_id
+    if parent:
+        about["parent_id"] = parent
+    return about
 
 
 def _inputs(request: InferenceRequest) -> list[_Kept]:

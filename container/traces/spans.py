@@ -185,11 +185,10 @@ def _load(report: LoadReport, began: int, ended: int) -> Phase:
 
 def _execution(arrival: int, timings: Timings) -> Iterator[Phase]:
     """Queue, batch, compute and scatter; of an ensemble each step, and those of it."""
-    for model, arrived, took in timings.steps or ():
-        below = tuple(_execution(arrived, took))
-        yield Phase(
-            model, arrived, max((phase.end for phase in below), default=arrived), {"triton.model_name": model}, below
-        )
+    for step in timings.steps or ():
+        below = tuple(_execution(step.arrival, step.timings))
+        about: Attributes = {"triton.model_name": step.model, "triton.model_version": step.version}
+        yield Phase(step.model, step.arrival, max((phase.end for phase in below), default=step.arrival), about, below)
     if timings.steps is not None:
         return
     yield Phase("queue", arrival, timings.start, {})

@@ -296,7 +296,8 @@ class _Journey(Journey):
     ) -> None:
         """A step has answered; `ends`: and will not any more."""
         if response.timings is not None:
-            self._waited += self._timings.add(response.model_name, step.arrival_ns, response.timings)
+            model = self._ensemble.parts[ready.step].step.model
+            self._waited += self._timings.add(model, response.model_version, step.arrival_ns, response.timings)
         progress: Progress[Passed] = Progress([], [])
         if self._error is None:
             batched = self._ensemble.parts[ready.step].batches

@@ -178,7 +178,8 @@ class StraightJourney(Journey):
         self._running.discard(sent)
         if isinstance(result, InferenceResponse):
             if result.timings is not None:
-                self._waited += self._timings.add(result.model_name, sent.arrival_ns, result.timings)
+                model = self._ensemble.parts[step.index].step.model
+                self._waited += self._timings.add(model, result.model_version, sent.arrival_ns, result.timings)
             if result.parameters or self._told:
                 self._note_sequence(step, sent, result)
             if self._error is None:

@@ -81,7 +81,7 @@ def test_all_traces_are_written_when_the_server_ends(tmp_path, repository):
     with serve(tmp_path, repository, [f"triton,file={path}"]) as server:
         assert server.ask("POST", "/v2/models/plus/infer", {**X, "id": "a"}).status == 200
         assert server.ask("POST", "/v2/models/plus/infer", {"inputs": []}).status == 400
-        assert server.ask("POST", "/v2/models/twice/infer", X).status == 200
+        assert server.ask("POST", "/v2/models/twice/infer", {**X, "id": "c"}).status == 200
         with tritonclient.http.InferenceServerClient(server.address) as client:
             settings = client.get_trace_settings()
             assert (settings["trace_mode"], settings["trace_file"]) == ("triton", str(path))
@@ -104,7 +104,8 @@ def test_all_traces_are_written_when_the_server_ends(tmp_path, repository):
     assert list(times[over_grpc]) == around("GRPC")
     (whole,) = [number for number, entry in about.items() if entry["model_name"] == "twice"]
     steps = [number for number, entry in about.items() if entry.get("parent_id") == whole]
-    assert [about[step]["model_name"] for step in steps] == ["twice:plus", "twice:plus"]
+    own = {"model_name": "plus", "model_version": 1, "request_id": "c", "parent_id": whole}
+    assert [about[step] for step in steps] == [{"id": step, **own} for step in steps], "as the ensemble calls them"
     assert list(times[whole]) == [name for name in around("HTTP") if not name.startswith("COMPUTE")]
     assert len(about) == 5
     for step in (first, over_grpc, *steps):

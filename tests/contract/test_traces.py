@@ -260,11 +260,13 @@ def test_the_steps_of_an_ensemble_have_spans_of_their_own(server, collector):
     below = {
         span.span_id: [part.name for part in spans if part.parent_span_id == span.span_id] for span in (root, *spans)
     }
-    assert below[root.span_id] == ["load", "both.tar.gz:one", "both.tar.gz:two"]
-    steps = [span for span in spans if span.name.startswith("both.tar.gz:")]
+    assert below[root.span_id] == ["load", "one", "two"]
+    steps = [span for span in spans if span.name in {"one", "two"}]
     assert [below[span.span_id] for span in steps] == [PARTS, PARTS]
     assert steps[0].end_time_unix_nano <= steps[1].start_time_unix_nano
     assert attributes(root)["triton.model_name"] == "both.tar.gz"
+    told = [(attributes(step)["triton.model_name"], attributes(step)["triton.model_version"]) for step in steps]
+    assert told == [("one", "1"), ("two", "1")]
 
 
 def test_a_session_is_created_and_closed_in_spans_as_well(server, collector):
