@@ -150,8 +150,7 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
             self._drop_waiting()
         start = self._heads.get(status) or self._server.head(status)
         lead = start + headers + self._last_lines(exchange, framing)
-        exchange.connection = Stream(self, self._transport, self._limits.stream_buffer, form)
-        self._send(lead)
+        exchange.connection = Stream(self, self._transport, self._limits.stream_buffer, form, lead)
 
     def ended(self, exchange: Exchange) -> None:
         """A streamed answer is whole: go on as after any other."""

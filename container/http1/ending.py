@@ -29,7 +29,7 @@ class EndingConnection(RequestReader):
     """What is owed to the client of one connection, and how it ends. How what is owed is given, its heir says.
 
     Attributes:
-        streamed: bytes that the parts of streamed answers took on the wire.
+        streamed: bytes that streamed answers took on the wire.
     """
 
     def __init__(self, server: Http1Server) -> None:

@@ -3,11 +3,15 @@
 A `Stream` takes the connection's place in its exchange from `begin` to `end` or `cut`. What travels has one of three
 forms. *Chunked*: the last chunk says that the answer is whole. *Until the close*, for HTTP/1.0, which knows no chunks:
 until the answer is whole, closing the socket resets the connection, whoever closes it and why, so that half an answer
-is never taken for all of it. *Head only*: the parts are dropped. Runs on the event loop.
+is never taken for all of it. *Head only*: the parts are dropped.
+
+What is written in one turn of the loop, the head too, leaves at its end in one piece, or sooner where it is much: the
+transport would make a system call and a packet of each part. Runs on the event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import struct
@@ -15,7 +19,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Sequence
 
     from container.http1.connection import HttpProtocol
@@ -58,22 +61,28 @@ class Stream:
         transport: of that connection; None when the client had left before the answer began.
         limit: bytes that may be unsent when another part comes.
         form: how the body travels.
+        head: what goes before it.
     """
 
-    def __init__(self, connection: HttpProtocol, transport: asyncio.Transport | None, limit: int, form: Form) -> None:
+    def __init__(
+        self, connection: HttpProtocol, transport: asyncio.Transport | None, limit: int, form: Form, head: bytes
+    ) -> None:
         self._connection = connection
         self._transport = transport
         self._limit = limit
         self._form = form
         self._asked = False  # the size of the next chunk has begun, with a zero
+        self._pieces: list[bytes | memoryview] = []  # of this turn
+        self._size = 0
         if form is Form.UNTIL_CLOSE and transport is not None:
             reset_at_close(transport, reset=True)
+        self._put((head,), len(head))
 
     @property
     def unsent(self) -> int:
         """Bytes that the client's socket has not taken yet; 0 when the client has left."""
         transport = self._transport
-        return 0 if transport is None or transport.is_closing() else transport.get_write_buffer_size()
+        return 0 if transport is None or transport.is_closing() else transport.get_write_buffer_size() + self._size
 
     def answer(self, exchange: Exchange, status: int, headers: bytes, body: Sequence[bytes | memoryview]) -> NoReturn:  # noqa: ARG002
         """Refuse a second answer."""
@@ -101,9 +110,9 @@ class Stream:
             return
         if self._form is Form.CHUNKED:
             line = b"%x\r\n" % size
-            self._put(transport, (line, data, b"\r\n"), len(line) + size + 2)
+            self._put((line, data, b"\r\n"), len(line) + size + 2)
         else:
-            self._put(transport, (data,), size)
+            self._put((data,), size)
         self._asked = False
 
     def end(self, exchange: Exchange) -> None:
@@ -112,14 +121,16 @@ class Stream:
         transport = self._transport
         if transport is not None and not transport.is_closing():
             if self._form is Form.CHUNKED:
-                self._put(transport, (_LAST_CHUNK,), len(_LAST_CHUNK))
-            elif self._form is Form.UNTIL_CLOSE:
+                self._put((_LAST_CHUNK,), len(_LAST_CHUNK))
+            self._flush()
+            if self._form is Form.UNTIL_CLOSE:
                 reset_at_close(transport, reset=False)
         self._connection.ended(exchange)
 
     def cut(self, exchange: Exchange) -> None:
         """Close the connection without that. Chunks that were sent before still arrive."""
         exchange.connection = None
+        self._flush()
         self._connection.hang_up(exchange, now=self._form is Form.UNTIL_CLOSE)
 
     def ask(self) -> bool:
@@ -127,14 +138,27 @@ class Stream:
 
         A chunk's size may begin with zeros. One is enough until the next part, and some clients count them.
         """
-        transport = self._transport
-        if self._asked or self._form is not Form.CHUNKED or transport is None:
+        if self._asked or self._form is not Form.CHUNKED or self._transport is None:
             return False
         self._asked = True
-        self._put(transport, (b"0",), 1)
+        self._put((b"0",), 1)
         return True
 
-    def _put(self, transport: asyncio.Transport, pieces: tuple[bytes | memoryview, ...], size: int) -> None:
+    def _put(self, pieces: tuple[bytes | memoryview, ...], size: int) -> None:
+        self._pieces += pieces
+        if not self._size:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._size += size
+        if self._size > JOINED_UP_TO:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send what was put."""
+        pieces, self._pieces = self._pieces, []
+        size, self._size = self._size, 0
+        transport = self._transport
+        if not pieces or transport is None or transport.is_closing():
+            return
         if size <= JOINED_UP_TO:
             transport.write(b"".join(pieces))
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import http.client
+import socket
 import struct
 import threading
 
@@ -93,6 +94,33 @@ def test_at_once(serve, later):
         assert client.chunk() == b"part %d" % number
     server.call(exchange.end)
     assert client.chunk() == b""
+
+
+def test_parts_of_one_turn_leave_together(serve, later):
+    """In one piece with the head, and with the end, where nothing comes between them; each is a chunk all the same."""
+    server = serve(later)
+    client = server.connect().send(GET % 1)
+    server.until(lambda: len(later) > 0)
+    exchange = later.exchanges[-1]
+
+    def write_many():
+        exchange.begin(200, TEXT)
+        for number in range(100):
+            exchange.write(b"part %d" % number)
+        assert exchange.unsent > 100 * len(b"part 0")
+
+    server.call(write_many)
+    client.head()
+    assert [client.chunk() for _ in range(100)] == [b"part %d" % number for number in range(100)]
+    assert segments(client) == 1
+    server.call(lambda: (exchange.write(b"last"), exchange.end()))
+    assert (client.chunk(), client.chunk()) == (b"last", b"")
+    assert segments(client) == 2
+
+
+def segments(client):
+    """How many came with data, as Linux counts them: `tcpi_data_segs_in`."""
+    return struct.unpack_from("=I", client.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160), 152)[0]
 
 
 def test_http_client(serve, later):
