@@ -84,15 +84,21 @@ class MessageReader:
 
     def __init__(self) -> None:
         self._buffer: bytes | bytearray = b""
+        self._at = 0  # what lies before was taken: a piece may hold hundreds of messages, and is not copied for each
 
     def feed(self, data: bytes) -> None:
         """Bytes came."""
-        if not self._buffer:
-            self._buffer = data  # as a rule a whole message, which is then read where it lies
+        if self._at == len(self._buffer):
+            self._buffer, self._at = data, 0  # as a rule a whole message, which is then read where it lies
             return
-        if isinstance(self._buffer, bytes):
-            self._buffer = bytearray(self._buffer)
+        if self._at or isinstance(self._buffer, bytes):
+            self._buffer, self._at = bytearray(memoryview(self._buffer)[self._at :]), 0
         self._buffer += data
+
+    def has_over(self, size: int) -> bool:
+        """Whether the next message is there, and takes more bytes than that."""
+        here = len(self._buffer) - self._at - _HEAD
+        return here > size and here >= self._length() > size
 
     def next(self) -> Message | None:
         """The next whole message, None while there is none.
@@ -100,34 +106,40 @@ class MessageReader:
         Raises:
             ProtocolError: what came is no message.
         """
-        buffer = self._buffer
-        if len(buffer) < _HEAD:
+        start = self._at + _HEAD
+        if len(self._buffer) < start:
             return None
-        length = int.from_bytes(buffer[:_HEAD], "little")
+        length = self._length()
         if length > MAX_MESSAGE:
             raise ProtocolError(f"a message of {length} bytes, at most {MAX_MESSAGE} are allowed")
-        end = _HEAD + length
-        if len(buffer) < end:
+        end = start + length
+        if len(self._buffer) < end:
             return None
         try:
-            message = loads(memoryview(buffer)[_HEAD:end])
+            message = loads(memoryview(self._buffer)[start:end])
         except ValueError as error:
             raise ProtocolError(f"a message that is not JSON: {error}") from None
         if not isinstance(message, dict):
             raise ProtocolError("a message that is not an object")
-        self._drop(end)
+        self._cut(end)
         return message
 
     def take(self, size: int) -> bytes | None:
         """The next `size` bytes as they are, None while there are not so many."""
-        if len(self._buffer) < size:
+        end = self._at + size
+        if len(self._buffer) < end:
             return None
-        data = bytes(self._buffer[:size])
-        self._drop(size)
+        data = bytes(memoryview(self._buffer)[self._at : end])
+        self._cut(end)
         return data
 
-    def _drop(self, size: int) -> None:
-        self._buffer = self._buffer[size:] if size < len(self._buffer) else b""
+    def _length(self) -> int:
+        return int.from_bytes(self._buffer[self._at : self._at + _HEAD], "little")
+
+    def _cut(self, end: int) -> None:
+        self._at = end
+        if end == len(self._buffer):
+            self._buffer, self._at = b"", 0
 
 
 def request_number(batch: int, index: int) -> int:

@@ -44,6 +44,35 @@ def test_messages_survive_any_cut(messages, data):
     assert got == messages
 
 
+def test_a_piece_is_read_where_it_lies():
+    """A piece of hundreds of messages is not copied for each; what is left of it is, once more of its last one comes."""
+    piece = b"".join(encode_message({"n": number}) for number in range(100))
+    reader = MessageReader()
+    reader.feed(piece[:-1])
+    for number in range(99):
+        assert reader.next() == {"n": number}
+        assert len(reader._buffer) == len(piece) - 1
+    assert reader.next() is None
+    reader.feed(piece[-1:] + b"rest")
+
+    assert reader.next() == {"n": 99}
+    assert reader.take(4) == b"rest"
+    assert reader.take(1) is None
+
+
+def test_large_messages_are_told_before_they_are_read():
+    """Once they are there."""
+    message = encode_message({"text": "x" * 1000})
+    reader = MessageReader()
+    reader.feed(message[:-1])
+    assert not reader.has_over(100)
+    reader.feed(message[-1:] + message)
+    assert reader.has_over(100)
+    assert not reader.has_over(len(message))
+    assert reader.next() == reader.next() == {"text": "x" * 1000}
+    assert not reader.has_over(0)
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
