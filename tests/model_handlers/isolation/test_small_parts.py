@@ -58,11 +58,14 @@ FULL = ModelConfig(
     outputs=(TensorSpec("y", BYTES, (), labels="labels.txt"), TensorSpec("z", BYTES, (1,), reshape=())),
     version_policy=VersionPolicy(latest=0, all=True, specific=(1, 3)),
     instance_groups=(
-        InstanceGroup("g", InstanceKind.GPU, 2, (0, 1), (Resource("r", 2, is_global=True),), 3, ("0", "1")),
+        InstanceGroup(
+            "g", InstanceKind.GPU, 2, (0, 1), (Resource("r", 2, is_global=True),), 3, ("0", "1"), host_policy="h"
+        ),
     ),
     dynamic_batching=DynamicBatching((2, 4), 5, True, QueuePolicy(TimeoutAction.DELAY, 1, True, 2), 3, 2, _LEVELS),
     default_model_filename="f",
     optimization_level=-1,
+    optimization=MappingProxyType({"priority": '"PRIORITY_MAX"'}),
     parameters=MappingProxyType({"a": "ä"}),
     metric_tags=MappingProxyType({"t": "u"}),
     decoupled=True,
