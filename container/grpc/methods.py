@@ -23,7 +23,6 @@ from container.extensions import (
 )
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.messages import parsed, values
-from container.grpc.regions import memory_methods
 from container.load_parameters import load_override, repository_error
 from container.targets import parse_version
 from model_handlers.config_json import config_json
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
     from container.grpc.rpc import Rpc
     from container.service import Service
+    from container.shared_memory import CudaRegions, Regions
 
     Method = Callable[[bytes, Any], Coroutine[Any, Any, bytes]]
 
@@ -74,8 +74,8 @@ class Methods:
             "RepositoryModelUnload": self._unload,
             "TraceSetting": self._trace_setting,
             "LogSettings": self._log_settings,
-            **memory_methods("System", self._service.regions),
-            **memory_methods("Cuda", self._service.cuda_regions),
+            **_memory_methods("System", self._service.regions),
+            **_memory_methods("Cuda", self._service.cuda_regions),
         }
 
     # -- health ----------------------------------------------------------------------------------------------------
@@ -177,6 +177,32 @@ class Methods:
                 raise
         told = {name: {_LOG_FIELDS[type(value)]: value} for name, value in self._service.logs.document().items()}
         return _message({"settings": told}, pb.LogSettingsResponse())
+
+
+def _memory_methods(kind: str, regions: Regions | CudaRegions) -> dict[str, Method]:
+    """Those of one kind of shared memory, System or Cuda, by name."""
+    service = f"{kind}SharedMemory"
+
+    def asked(deed: str, data: bytes) -> Any:
+        return parsed(getattr(pb, f"{service}{deed}Request"), data)
+
+    async def status(data: bytes, _context: Any) -> bytes:
+        told = getattr(pb, f"{service}StatusResponse")()
+        for row in regions.rows(asked("Status", data).name):
+            told.regions[row["name"]].MergeFrom(type(told).RegionStatus(**row))
+        return bytes(told.SerializeToString())
+
+    async def register(data: bytes, _context: Any) -> bytes:
+        request = asked("Register", data)
+        wanted = {field.name: getattr(request, field.name) for field in request.DESCRIPTOR.fields}
+        regions.register(wanted.pop("name"), wanted)
+        return b""
+
+    async def unregister(data: bytes, _context: Any) -> bytes:
+        regions.unregister(asked("Unregister", data).name)
+        return b""
+
+    return {f"{service}{each.__name__.capitalize()}": each for each in (status, register, unregister)}
 
 
 async def _wait(event: asyncio.Event) -> None:
