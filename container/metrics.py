@@ -11,6 +11,7 @@ import re
 import time
 from collections import Counter
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from flask import Blueprint, Response
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from model_handlers.metrics import Family, Reading
     from serve.engine import Engine
     from serve.latencies import Latencies, Summary
-    from serve.stats import Duration, ModelStats
+    from serve.stats import ModelStats
 
 _TOTAL = "_total"
 # prometheus_client writes a counter whose name lacks `_total` as untyped, and knows no other way to write one: whatever
@@ -67,22 +68,11 @@ def blueprint(service: Service, on_loop: OnLoop, _hot: View) -> Blueprint:
     def metrics() -> Response:
         families = on_loop.call(list, counted.collect())
         families += MachineCollector().collect()  # asking drivers takes milliseconds, which the loop does not have
-        text = _UNTYPED.sub(rb"\1 counter", generate_latest(_Collected(families)))
+        text = _UNTYPED.sub(rb"\1 counter", generate_latest(SimpleNamespace(collect=lambda: families)))
         return Response(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     routes.add_url_rule("/metrics", "metrics", metrics)
     return routes
-
-
-class _Collected:
-    """Families as they stood; they hold numbers of their own."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        """All of them."""
-        return self._families
 
 
 class _Collector:
@@ -115,38 +105,30 @@ class _Collector:
 
     def _inference(self) -> Iterator[Metric]:
         """Triton's counters."""
-        success = Metric("nv_inference_request_success", "Successful requests", "unknown")
-        failure = Metric("nv_inference_request_failure", "Failed requests to a loaded model, by reason", "unknown")
-        count = Metric("nv_inference_count", "Inferences: batch elements", "unknown")
-        executions = Metric("nv_inference_exec_count", "Executions: batches", "unknown")
-        durations = {name: Metric(name, text, "unknown") for name, (_, text) in _DURATIONS.items()}
-        for labels, stats in self._models():
-            success.add_sample(success.name, labels, stats.success.count)
-            count.add_sample(count.name, labels, stats.inference_count)
-            executions.add_sample(executions.name, labels, stats.execution_count)
-            for reason in FAILURE_REASONS:
-                failure.add_sample(failure.name, {**labels, "reason": reason}, stats.failures[reason])
-            for name, (field, _) in _DURATIONS.items():
-                durations[name].add_sample(name, labels, getattr(stats, field).ns / 1000)
-        yield from (success, failure, count, executions)
-        if self._latencies.counters:
-            yield from durations.values()
+        models = self._models()
+        failures = [
+            ({**labels, "reason": why}, stats.failures[why]) for labels, stats in models for why in FAILURE_REASONS
+        ]
+        counts = [(labels, stats.inference_count) for labels, stats in models]
+        executions = [(labels, stats.execution_count) for labels, stats in models]
+        succeeded = [(labels, stats.success.count) for labels, stats in models]
+        yield _family("nv_inference_request_success", "Successful requests", succeeded)
+        yield _family("nv_inference_request_failure", "Failed requests to a loaded model, by reason", failures)
+        yield _family("nv_inference_count", "Inferences: batch elements", counts)
+        yield _family("nv_inference_exec_count", "Executions: batches", executions)
+        for name, (field, text) in _DURATIONS.items() if self._latencies.counters else ():
+            yield _family(name, text, [(labels, getattr(stats, field).ns / 1000) for labels, stats in models])
 
     def _models_now(self) -> Iterator[Metric]:
         """Triton's gauges."""
-        pending = Metric("nv_inference_pending_request_count", "Requests that wait for an instance", "gauge")
         waiting: Counter[int] = Counter()  # by the statistics that count them, which several models may share
         for _, model_now in self._engine.resident_models():
             waiting[id(model_now.stats)] += model_now.queued
-        for labels, stats in self._models():
-            if id(stats) in waiting:
-                pending.add_sample(pending.name, labels, waiting[id(stats)])
-        yield pending
-        load = Metric("nv_model_load_duration_secs", "Seconds that the model's last load took", "gauge")
-        for labels, stats in self._models():
-            if stats.load_ns:
-                load.add_sample(load.name, labels, stats.load_ns / 1e9)
-        yield load
+        models = self._models()
+        pending = [(labels, waiting[id(stats)]) for labels, stats in models if id(stats) in waiting]
+        yield _family("nv_inference_pending_request_count", "Requests that wait for an instance", pending, "gauge")
+        loads = [(labels, stats.load_ns / 1e9) for labels, stats in models if stats.load_ns]
+        yield _family("nv_model_load_duration_secs", "Seconds that the model's last load took", loads, "gauge")
 
     def _summaries(self) -> Iterator[Metric]:
         """Quantiles, in microseconds."""
@@ -167,14 +149,11 @@ class _Collector:
         """Of models whose responses are cached, under Triton's names; and what all of it takes."""
         for what in ("hit", "miss"):
             plural = {"hit": "hits", "miss": "misses"}[what]
-            count = Metric(f"nv_cache_num_{plural}_per_model", f"Cache {plural}", "unknown")
-            took = Metric(f"nv_cache_{what}_duration_per_model", f"Microseconds of cache {plural}", "unknown")
-            for labels, stats in self._models():
-                if stats.cached:
-                    duration: Duration = getattr(stats, f"cache_{what}")
-                    count.add_sample(count.name, labels, duration.count)
-                    took.add_sample(took.name, labels, duration.ns / 1000)
-            yield from (count, took)
+            cached = [(labels, getattr(stats, f"cache_{what}")) for labels, stats in self._models() if stats.cached]
+            counts = [(labels, each.count) for labels, each in cached]
+            took = [(labels, each.ns / 1000) for labels, each in cached]
+            yield _family(f"nv_cache_num_{plural}_per_model", f"Cache {plural}", counts)
+            yield _family(f"nv_cache_{what}_duration_per_model", f"Microseconds of cache {plural}", took)
         cache = self._engine.responses
         yield GaugeMetricFamily("mme_response_cache_budget_bytes", "Bytes that cached responses may take", cache.budget)
         yield GaugeMetricFamily("mme_response_cache_used_bytes", "Bytes that cached responses take", cache.used)
@@ -294,6 +273,14 @@ def _add_memory(family: Metric, footprint: Footprint, uuids: Mapping[int, str], 
     sizes = dict(enumerate(footprint.devices))
     for number, uuid in uuids.items():
         family.add_sample(family.name, {**labels, "kind": "device", "gpu_uuid": uuid}, sizes.get(number, 0))
+
+
+def _family(name: str, text: str, samples: Iterable[tuple[dict[str, str], float]], kind: str = "unknown") -> Metric:
+    """A family of a sample for each labels and value; Triton's counters end as they like, so their kind is unknown."""
+    family = Metric(name, text, kind)
+    for labels, value in samples:
+        family.add_sample(name, labels, value)
+    return family
 
 
 def _labels(model: str, version: int, stats: ModelStats) -> dict[str, str]:
