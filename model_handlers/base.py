@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from model_handlers.outside import Outside
     from model_handlers.tensor import Array, DataType
 
+    # Looks after descriptors that a handler will hear on. The same tuple, by identity, means the same descriptors.
+    Watch = Callable[[tuple[int, ...]], None]
+
 R = TypeVar("R")
 
 
@@ -175,13 +178,6 @@ class Responder(Protocol):
 
     def when_cancelled(self, tell: Callable[[], None]) -> None:
         """Have `tell` called, once and on any thread, when that happens; at once if it has."""
-
-
-class Watch(Protocol):
-    """Looks after descriptors that a handler will hear on."""
-
-    def __call__(self, descriptors: tuple[int, ...]) -> None:
-        """Look after these from now on. The same tuple, by identity, means the same descriptors."""
 
 
 FLAG_SEQUENCE_START = 1

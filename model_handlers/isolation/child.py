@@ -337,7 +337,7 @@ class _Worker:
         fields["took"] = took
         return fields
 
-    def _execute_alone(self, request: ModelRequest, responder: ResponderInChild, *, last: bool) -> Answer:
+    def _execute_alone(self, request: ModelRequest, responder: ResponderInChild, last: bool) -> Answer:  # noqa: FBT001 - see Execute
         """Execute one request, whose error is its own."""
         try:
             answers = self._handler.execute_requests([request])

@@ -22,38 +22,26 @@ import time
 import traceback
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from model_handlers.base import PUT_BACK
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from model_handlers.base import ModelRequest
     from model_handlers.isolation.batches import Answer
     from model_handlers.isolation.events import ResponderInChild
     from model_handlers.tensor import Array
 
+    # Executes one request, and never raises. The flag says that the answer, None where the responder has got it or
+    # will, is written before the model executes anything else.
+    Execute = Callable[[ModelRequest, ResponderInChild, bool], Answer]
+
 PROGRESS = struct.Struct("<q")  # how many were begun
 _now = time.perf_counter_ns
 _TICK_SECONDS = 0.01
 _QUIET_TICKS = 100  # then nobody looks any more, until requests cross together again
-
-
-class Execute(Protocol):
-    """Executes one request, and never raises."""
-
-    def __call__(self, request: ModelRequest, responder: ResponderInChild, *, last: bool) -> Answer:
-        """Execute it.
-
-        Args:
-            request: which.
-            responder: its.
-            last: whether the answer is written before the model executes anything else.
-
-        Returns:
-            None where the responder has got the answer, or will.
-        """
 
 
 class OneByOne:
@@ -95,7 +83,7 @@ class OneByOne:
         while True:
             PROGRESS.pack_into(progress, 0, index + 1)
             answers[index] = None
-            answer = self._execute(request, responder, last=index == last)
+            answer = self._execute(request, responder, index == last)
             if index == last:  # nobody else is to send it: it may lie in arrays that the model writes into next
                 answers[index] = answer
             elif answer is not None:

@@ -142,7 +142,7 @@ def test_the_first_is_never_given_back(monkeypatch):
         def put_back(self):
             executed.append("given back")
 
-    def execute(request, _, *, last):
+    def execute(request, _, last):
         executed.append((request, last))
         return request
 
@@ -173,7 +173,7 @@ def test_the_last_answer_goes_with_its_batch():
             super().append(each)
             process.send_answered()
 
-    process = OneByOne(lambda request, _, *, last: f"{request}, last: {last}")
+    process = OneByOne(lambda request, _, last: f"{request}, last: {last}")
     process._unsent = Watched()
     answers, _ = process.run("ab", [Responder()] * 2, np.zeros(PROGRESS.size, "u1"))
     assert answers == [None, "b, last: True"]
