@@ -176,3 +176,9 @@ class Variable:
     def has_notice(self) -> bool:
         """Whether a given value is worth a log line, since it changes nothing."""
         return self.help.startswith(NO_EFFECT)
+
+
+def ours(name: str, parse: Parser, help: str, *, field: str = "", flag: bool = True, default: str = "") -> Variable:  # noqa: A002 - as there
+    """A variable of our own. Its field is called as it is, if not said otherwise, and so is its flag, if it has one."""
+    plain = name.removeprefix("MME_").lower()
+    return Variable(name, field or plain, parse, help, f"--{plain.replace('_', '-')}" if flag else "", default)
