@@ -16,14 +16,9 @@ from serve.threads import ThreadPerTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol
 
+    from container.call import Call
     from container.shared_memory import Place, Regions
-
-    class Waiting(Protocol):
-        """Who waits for what is read, until `over`."""
-
-        over: bool
 
     Reads = Callable[[bytes, Callable[[], None]], dict[str, Any]]
 
@@ -71,7 +66,7 @@ class JsonReading:
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._turns = _Turns()
 
-    async def read(self, read: Reads, body: bytes, length: int, call: Waiting) -> dict[str, Any] | MmeError | None:
+    async def read(self, read: Reads, body: bytes, length: int, call: Call) -> dict[str, Any] | MmeError | None:
         """What JSON says, or why it can't be read; None when nobody waits for it any more.
 
         Args:
@@ -85,7 +80,7 @@ class JsonReading:
                 return None
             return await by_thread(self._read, read, body, length, call)
 
-    def _read(self, read: Reads, body: bytes, length: int, call: Waiting) -> dict[str, Any] | MmeError | None:
+    def _read(self, read: Reads, body: bytes, length: int, call: Call) -> dict[str, Any] | MmeError | None:
         def pause() -> None:
             self._turns.leave()
             self._turns.take()
