@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import operator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from model_handlers.python import pb_calls
 from model_handlers.python.pb_errors import TritonModelException
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from model_handlers.base import ModelRequest
     from model_handlers.python.pb_responses import InferenceResponse
+    from model_handlers.python.responses import Responses
 
 MEMORY_CPU, MEMORY_GPU = 0, 2  # as TRITONSERVER_MemoryType numbers them
 RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
@@ -42,31 +43,12 @@ class InferenceTrace:
         return self._context or None
 
 
-class Answering(Protocol):
-    """Where a request's responses go."""
-
-    def sender(self) -> InferenceResponseSender:
-        """A new sender."""
-
-    def send(self, response: InferenceResponse | None, flags: int) -> None:
-        """Send a response, the flag of the last one, or both."""
-
-    def is_cancelled(self) -> bool:
-        """Whether the client has left."""
-
-    def let_go(self) -> None:
-        """The model can't send any more."""
-
-    def release(self, *, again: bool) -> None:
-        """What becomes of the request after `execute`."""
-
-
 class InferenceResponseSender:
     """Sends responses to one request while `execute` runs or after it, on any thread."""
 
     __slots__ = ("_responses",)
 
-    def __init__(self, responses: Answering) -> None:
+    def __init__(self, responses: Responses) -> None:
         self._responses = responses
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
@@ -125,7 +107,7 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, Any] | str | None = None,
     ) -> None:
-        self._responses: Answering | None = None
+        self._responses: Responses | None = None
         self._sender: InferenceResponseSender | None = None
         self._request_id = _text("request_id", request_id)
         self.model_name = _text("model_name", model_name)
@@ -244,7 +226,7 @@ class ReceivedRequest(InferenceRequest):
 
     __slots__ = ()
 
-    def __init__(self, request: ModelRequest, inputs: list[Tensor], responses: Answering) -> None:
+    def __init__(self, request: ModelRequest, inputs: list[Tensor], responses: Responses) -> None:
         self._responses = responses
         self._sender = None
         self._request_id = request.id
