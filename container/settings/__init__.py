@@ -157,6 +157,7 @@ class Settings:
     script_directory: str = ""
     script_workers: int = 1
     script_task: str = ""
+    script_saved_model: str = ""
     inference_type: InferenceType = InferenceType.INFER
     shared_memory_bytes: int = 64 << 10
     shared_memory_growth_bytes: int = 0
@@ -204,6 +205,7 @@ class Settings:
             self.booster_accept,
             self.batch_transform,
             self.script_task,
+            self.script_saved_model,
         )
 
     @classmethod

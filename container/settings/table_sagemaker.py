@@ -127,6 +127,13 @@ SAGEMAKER_VARIABLES = (
         default="what its architecture is made for",
     ),
     Variable(
+        "SAGEMAKER_TFS_DEFAULT_MODEL_NAME",
+        "script_saved_model",
+        v.model_name,
+        "Of several of TensorFlow's SavedModels in one archive the one that is asked where a client names none.",
+        default="the first by name",
+    ),
+    Variable(
         "SAGEMAKER_ENABLE_STATEFUL_SESSIONS",
         "sessions",
         v.boolean,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.body import BACKEND, DEFAULT_ACCEPT, DEFAULT_TYPE, SUBMIT_DIRECTORY
 from model_handlers.config import InstanceGroup
-from model_handlers.python.script.no_script import BOOSTER, FOLDER, LINES, TASK, script_for
+from model_handlers.python.script.no_script import BOOSTER, DEFAULT, FOLDER, LINES, TASK, script_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +39,7 @@ class Scripts:
         booster_accept: the same as `default_accept` of models that are a booster and no script.
         lines: whether their answers are put together line by line.
         task: what models of Hugging Face are for that bring no script, "" for what each is made for.
+        saved_model: which of several SavedModels in an archive is meant where a client names none, "" for the first.
     """
 
     program: str = "inference.py"
@@ -51,6 +52,7 @@ class Scripts:
     booster_accept: str = "text/csv"
     lines: bool = False
     task: str = ""
+    saved_model: str = ""
 
     def own(self, path: Path) -> str:
         """The script that a model's directory holds, relative to it; "" for none."""
@@ -68,7 +70,7 @@ class Scripts:
         accept = self.booster_accept if built_in == BOOSTER else self.default_accept
         said = {} if accept == DEFAULT_TYPE else {DEFAULT_ACCEPT: accept}
         said |= {LINES: "true"} if self.lines and built_in == BOOSTER else {}
-        said |= {TASK: self.task} if self.task else {}
+        said |= {name: text for name, text in ((TASK, self.task), (DEFAULT, self.saved_model)) if text}
         if not own and (self.shared or built_in):
             said[SUBMIT_DIRECTORY] = self.shared or str(FOLDER)
         return replace(

@@ -22,7 +22,7 @@ from model_handlers.python.script import boosters, pipelines, saved_models
 from model_handlers.python.script.accept import preferred
 from model_handlers.python.script.failures import not_acceptable
 from model_handlers.python.script.formats import CSV, JSON, WRITES, MalformedBodyError, decode, media_type
-from model_handlers.python.script.no_script import TASK, boosters_in, is_saved_pipeline, saved_models_in
+from model_handlers.python.script.no_script import DEFAULT, TASK, boosters_in, is_saved_pipeline, saved_models_in
 
 if TYPE_CHECKING:
     from model_handlers.base import Device
@@ -66,7 +66,8 @@ class Defaults:
         if not (directory / _TORCHSCRIPT).is_file() and is_saved_pipeline(directory):
             return pipelines.load(self._model, directory, self._context.parameters.get(TASK, ""), self._on)
         if not (directory / _TORCHSCRIPT).is_file() and saved_models_in(directory):
-            return saved_models.SavedModels(self._model, directory, self._on)
+            default = self._context.parameters.get(DEFAULT, "")
+            return saved_models.SavedModels(self._model, directory, self._on, default)
         file = self._torchscript(directory)
         try:
             torch = importlib.import_module("torch")

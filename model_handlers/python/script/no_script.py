@@ -14,6 +14,7 @@ PIPELINE = "pipeline.py"
 SAVED_MODEL = "saved_model.py"
 LINES = "SAGEMAKER_BATCH"  # a parameter of models whose answers are put together line by line
 TASK = "HF_TASK"  # a parameter of models, by the variable that Amazon's container has for it
+DEFAULT = "SAGEMAKER_TFS_DEFAULT_MODEL_NAME"  # the same
 
 _BOOSTER_FILES = ("xgboost-model", "xgboost-model-[0-9]*")  # of SageMaker's XGBoost, and of its cross-validation
 CONFIG_FILE = "config.json"  # of a model that transformers saved, beside its weights

@@ -20,7 +20,7 @@ from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_mode
 from model_handlers.python.script.accept import preferred
 from model_handlers.python.script.context import CUSTOM_ATTRIBUTES
 from model_handlers.python.script.formats import CSV, JSON, MalformedBodyError, UnsupportedFormatError, media_type
-from model_handlers.python.script.no_script import saved_models_in
+from model_handlers.python.script.no_script import DEFAULT, saved_models_in
 from model_handlers.python.script.serving_json import columns_of, outcome, rows_of
 from model_handlers.tensor import BF16
 from model_handlers.tensorflow import SavedModelHandler
@@ -56,7 +56,7 @@ def said_by(context: Context) -> dict[str, str]:
 class SavedModels:
     """The SavedModels of one archive. The newest of each is loaded at once, whatever else clients name when they do.
 
-    Who names no model means the first one, as in Amazon's container.
+    Who names no model means the default one, as in Amazon's container.
 
     Attributes:
         default: the folder of that one.
@@ -65,18 +65,23 @@ class SavedModels:
         model: the name under which they are served, for messages.
         directory: the archive's.
         device: where they compute.
+        default: the name of the default one of several, "" for the first.
 
     Raises:
         MmeError: INVALID_MODEL, UNSUPPORTED without TensorFlow, OUT_OF_MEMORY.
     """
 
-    def __init__(self, model: str, directory: Path, device: Device) -> None:
+    def __init__(self, model: str, directory: Path, device: Device, default: str = "") -> None:
         self._model = model
         self._device = device
         self._versions: dict[str, dict[int, Path]] = {}
         for folder in saved_models_in(directory):
             self._versions.setdefault(folder.parent.name, {})[int(folder.name)] = folder
-        self.default = next(iter(self._versions))
+        self.default = default if default and len(self._versions) > 1 else next(iter(self._versions))
+        if self.default not in self._versions:
+            raise invalid_model(
+                f"model '{model}': {DEFAULT} is '{default}', but its models are {', '.join(self._versions)}"
+            )
         self._loaded: dict[tuple[Path, str], Handler] = {}
         for versions in self._versions.values():
             self._function(versions[max(versions)], DEFAULT_SIGNATURE)

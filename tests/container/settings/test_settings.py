@@ -325,6 +325,7 @@ BAD_VALUES = [
     ("SAGEMAKER_PROGRAM", "code/inference.py"),
     ("SAGEMAKER_PROGRAM", "..py"),
     ("HF_TASK", "text classification"),
+    ("SAGEMAKER_TFS_DEFAULT_MODEL_NAME", "export/b"),
     ("SAGEMAKER_SUBMIT_DIRECTORY", "https://bucket/sourcedir.tar.gz"),
     ("SAGEMAKER_SUBMIT_DIRECTORY", "s3://bucket/sourcedir"),
     ("SAGEMAKER_SUBMIT_DIRECTORY", "s3://sourcedir.tar.gz"),
@@ -389,6 +390,7 @@ def test_limits_are_inclusive(name, text):
         ),
         ({"SAGEMAKER_BATCH": "true"}, Scripts(lines=True)),
         ({"HF_TASK": "text-classification"}, Scripts(task="text-classification")),
+        ({"SAGEMAKER_TFS_DEFAULT_MODEL_NAME": "b"}, Scripts(saved_model="b")),
     ],
 )
 def test_scripts_are_told_by_the_variables_of_amazons_containers(environ, scripts):

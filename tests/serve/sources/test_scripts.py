@@ -157,13 +157,15 @@ def test_a_script_of_its_own_or_a_shared_one_comes_before_a_built_in_one(tree, t
 
 
 def test_what_is_set_for_models_without_scripts_is_said_to_them(tree):
-    """The type of answers, whether they are put together by lines, and the task."""
+    """The type of answers, whether they are put together by lines, the task, and which of several models is meant."""
     scripts = Scripts(booster_accept="application/json", lines=True, task="fill-mask")
     booster = open_target(tree("xgboost-model"), "m", scripts)
     said = {"SAGEMAKER_BATCH": "true", "HF_TASK": "fill-mask", "SAGEMAKER_SUBMIT_DIRECTORY": str(FOLDER)}
     assert dict(booster.config.parameters) == said
     own = open_target(tree(CODE), "m", scripts)
     assert dict(own.config.parameters) == {"HF_TASK": "fill-mask"}
+    of_tensorflow = open_target(tree("a/1/saved_model.pb", "b/1/saved_model.pb", CODE), "m", Scripts(saved_model="b"))
+    assert dict(of_tensorflow.config.parameters) == {"SAGEMAKER_TFS_DEFAULT_MODEL_NAME": "b"}
 
 
 def test_a_script_beside_a_folder_of_saved_models_is_theirs(tree):

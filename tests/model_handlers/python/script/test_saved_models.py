@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.python.script.no_script import FOLDER, SAVED_MODEL
+from model_handlers.python.script.no_script import DEFAULT, FOLDER, SAVED_MODEL
 from tests.frameworks import framework
 
 pytestmark = [
@@ -198,6 +198,19 @@ def test_clients_name_versions_and_models(scripts, saved, model):
     assert factor(both, "x=1,tfs-model-name=b") == 3
     assert factor(both, "tfs-model-name=a,tfs-model-version=1") == 2
     assert "its models are a, b" in both.refused(row, **{ATTRIBUTES: "tfs-model-name=c"}).message
+
+
+def test_who_names_no_model_means_the_default(scripts, saved, of_a):
+    """The one that SAGEMAKER_TFS_DEFAULT_MODEL_NAME names of several; of one model any name is taken."""
+    parameters = {DEFAULT: "b"}
+    both = scripts.load(HANDLER, files=saved, name="both", parameters=parameters)
+    assert both.told("1,2", CSV) == {"predictions": [[3, 6]]}
+    only = scripts.load(BUILT_IN, script=SAVED_MODEL, files=of_a, name="only", parameters=parameters)
+    assert only.told("1,2", CSV) == {"predictions": [[10, 20]]}
+
+    refused = scripts.refused(HANDLER, files=saved, name="none", parameters={DEFAULT: "c"})
+    assert refused.kind is Kind.INVALID_MODEL
+    assert "SAGEMAKER_TFS_DEFAULT_MODEL_NAME is 'c', but its models are a, b" in refused.message
 
 
 @pytest.mark.parametrize("source", ["", "import json\ndef input_fn(body, content_type): return json.loads(body)"])
