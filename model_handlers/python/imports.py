@@ -1,7 +1,8 @@
 """A file of a model's author, imported; what it imports from beside itself is forgotten with it.
 
 The author's directories go in front of `sys.path`, as that of a script does, so that `import helper` finds a file in
-them. They belong to the whole process, and so do the names of modules. Runs on the thread that loads.
+them. They belong to the whole process, and so do the names of modules: another model's helper makes way, which that
+model has by then, unless it imports it again while it executes. Runs on the thread that loads.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import invalid_model
@@ -19,10 +20,11 @@ from model_handlers.source_code import syntax_tree
 if TYPE_CHECKING:
     import ast
     from collections.abc import Sequence
-    from pathlib import Path
     from types import ModuleType
 
     from model_handlers.config import ModelConfig
+
+_here: list[ImportedFile] = []  # all of this process
 
 
 class ImportedFile:
@@ -45,6 +47,9 @@ class ImportedFile:
     def __init__(self, model: str, path: Path, name: str, directories: Sequence[str], root: Path) -> None:
         self._directories = directories
         self._inside = f"{root}/"
+        self._top = name.partition(".")[0]
+        self._others_make_way()
+        _here.append(self)
         sys.path[:0] = directories
         importlib.invalidate_caches()
         try:
@@ -55,12 +60,31 @@ class ImportedFile:
 
     def forget(self) -> None:
         """Forget the module, those that it imported from its own directories, and the directories."""
+        if self in _here:
+            _here.remove(self)
         for directory in self._directories:
             if directory in sys.path:
                 sys.path.remove(directory)
-        for name, module in list(sys.modules.items()):
-            if (getattr(module, "__file__", None) or "").startswith(self._inside):
-                del sys.modules[name]
+        for name in self._imported():
+            del sys.modules[name]
+
+    def _imported(self) -> list[str]:
+        """The modules of its own that are known by their names now, itself among them."""
+        files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
+        return [name for name, file in files.items() if file.startswith(self._inside)]
+
+    def _others_make_way(self) -> None:
+        """Forget the names of other models' modules where this one's directories have modules of these names, too."""
+        others = [each for each in _here if each._inside != self._inside]  # noqa: SLF001 - of its own class, as below
+        for name, own in ((name, each._top) for each in others for name in each._imported()):  # noqa: SLF001
+            top = name.partition(".")[0]
+            if top != own and _has(self._directories, top):
+                sys.modules.pop(name, None)
+
+
+def _has(directories: Sequence[str], name: str) -> bool:
+    """Whether a module or package of that name lies in one of them."""
+    return any(Path(each, f"{name}.py").is_file() or Path(each, name).is_dir() for each in directories)
 
 
 def version_directory(config: ModelConfig, file: Path) -> Path:

@@ -58,6 +58,21 @@ def test_code_is_a_model(version, load):
     assert "factors" not in sys.modules
 
 
+def test_each_computes_with_its_own_modules(version, load, tmp_path_factory):
+    """Though another one in its process has imported one of that name; those beside none of its own stay."""
+    first = load(version / "model.py", INPUTS, OUTPUTS)
+    other = tmp_path_factory.mktemp("other")
+    (other / "model.py").write_text(CODE)
+    (other / "factors.py").write_text("FACTOR = 100")
+    second = load(other / "model.py", INPUTS, OUTPUTS)
+
+    assert (answers(first)[0], answers(second)[0]) == ([[7, 16]], [[97, 196]])
+    first.close()
+    assert sys.modules["factors"].FACTOR == 100
+    second.close()
+    assert "factors" not in sys.modules
+
+
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("file", ["model.py", "model.pt"])
 def test_weights_beside_it_are_its_own(torch, version, load, zipped, file):
