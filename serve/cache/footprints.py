@@ -16,7 +16,7 @@ from model_handlers.base import Footprint
 from serve.cache.estimates import REMEMBERED, SMALLEST, Seen, expected
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 FORM = "mme footprints 2"
 _ARTIFACTS = 10_000  # one more forgets the one unused for longest
@@ -27,9 +27,11 @@ class Footprints:
 
     Args:
         document: what `snapshot` made once; anything in it that is none of ours is left out.
+        devices: bytes of each device that are for models.
     """
 
-    def __init__(self, document: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, document: Mapping[str, Any] | None = None, devices: Sequence[int] = ()) -> None:
+        self._devices = devices
         self._lock = threading.Lock()
         self._seen: dict[str, Footprint] = {}  # the one unused for longest first; a snapshot takes it at one stroke
         self._models: dict[str, deque[Seen]] = {}
@@ -48,6 +50,8 @@ class Footprints:
     def expected(self, identity: str, backend: str, on_disk: Footprint, factor: float) -> Footprint:
         """What an artifact is going to take.
 
+        A guess is no more than all of a device, where the files fit: what is too little there is the load's error.
+
         Args:
             identity: what is to be loaded, and how.
             backend: whose handler loads it.
@@ -61,7 +65,9 @@ class Footprints:
                 return seen
             on_host, on_device = (self._models.get(f"{backend} {kind}", ()) for kind in ("host", "device"))
             host = expected(on_host, on_disk.host, factor)
-            devices = tuple(expected(on_device, size, factor) for size in on_disk.devices)
+            guesses = [expected(on_device, size, factor) for size in on_disk.devices]
+        sizes = zip_longest(guesses, on_disk.devices, self._devices[: len(guesses)], fillvalue=0)
+        devices = tuple(min(guess, whole) if size <= whole else guess for guess, size, whole in sizes)
         return Footprint(host, devices)
 
     def measured(self, identity: str, backend: str, on_disk: Footprint, taken: Footprint) -> None:

@@ -278,6 +278,9 @@ def test_a_port_for_metrics_that_is_taken_is_told():
 
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(MmeError, match=r"metrics requests at 127\.0\.0\.1:[0-9]+: Address already in use; choose another MME_METRICS_PORT"),
+        pytest.raises(
+            MmeError,
+            match=r"metrics requests at 127\.0\.0\.1:[0-9]+: Address already in use; choose another MME_METRICS_PORT",
+        ),
     ):
         asyncio.run(open_taken(taken.getsockname()[1]))

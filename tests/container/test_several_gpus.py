@@ -1,5 +1,6 @@
 """Memory of each of several GPUs by itself. The GPUs are a stand-in for NVML's; server, cache and models are real."""
 
+import os
 import sys
 
 import pytest
@@ -79,8 +80,10 @@ def server(nvml, start, tmp_path):
     """A repository server; `ask` lays out a model and asks it."""
     running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, load_models=(), gpu_memory_budget=0.8)
 
-    def ask(name, megabytes, *, on=(), pinned=False, takes=None):
+    def ask(name, megabytes, *, on=(), pinned=False, takes=None, files=0):
         write_heavy(tmp_path, name, megabytes, on, pinned)
+        if files:
+            os.truncate(tmp_path / name / "1" / "padding", files)
         if takes is not None:
             (tmp_path / name / "1" / "size").write_text(str(takes))
         return running.infer(name, {"inputs": [{"name": "X", "shape": [1], "datatype": "INT32", "data": [1]}]})
@@ -141,6 +144,18 @@ def test_a_model_on_a_gpu_alone_takes_none_of_the_host_for_its_file(server, nvml
     assert row["cache"]["host_bytes"] < 30 * MB
     assert row["cache"]["gpu_bytes"][0] == 0
     assert 60 * MB <= row["cache"]["gpu_bytes"][1] < 61 * MB
+
+
+def test_a_model_that_was_never_measured_is_refused_no_gpu_that_its_files_fit(server, nvml):
+    """Half as much again is a guess, of a handler that nobody knows; whoever is there makes room for all of it."""
+    assert server.ask("there", 100, on=[1]).status == 200
+    answer = server.ask("large", 650, on=[1], files=600 * MB)
+    assert answer.status == 200, answer.body
+    assert nvml.listed[1].used == 750 * MB
+
+    refused = server.ask("larger", 700, on=[1], files=900 * MB)
+    assert refused.status == 507
+    assert resident(server) == ["large"]
 
 
 def test_each_gpu_is_told_apart(server):

@@ -53,6 +53,15 @@ def test_each_handler_and_each_kind_of_memory_has_a_factor_of_its_own():
         assert memory.expected("new", "python", DISK, 1.5) == Footprint(150 * MB, (75 * MB,))
 
 
+def test_a_guess_is_no_more_than_all_of_a_device():
+    """Where the files fit there; what was seen to take more is known to, and the host has no error for it."""
+    known = Footprints(None, (60 * MB, 40 * MB))
+    for disk, expected in (((50 * MB,), (60 * MB,)), ((30 * MB, 50 * MB), (45 * MB, 75 * MB)), ((0, 0, 9), (0, 0, 13))):
+        assert known.expected("a", "onnx", Footprint(100 * MB, disk), 1.5) == Footprint(150 * MB, expected)
+    known.takes_at_least("a", Footprint(1, (70 * MB,)))
+    assert known.expected("a", "onnx", DISK, 1.5) == Footprint(1, (70 * MB,))
+
+
 def test_small_models_teach_nothing():
     """What a framework takes for itself says nothing about weights."""
     known = Footprints()
