@@ -172,4 +172,4 @@ def test_each_gpu_is_told_apart(server):
     (row,) = server.http("POST", "/v2/repository/index", {}, b"{}").json
     assert row["cache"]["device_bytes"] == 600 * MB
     assert row["cache"]["gpu_bytes"] == [300 * MB, 0, 0, 300 * MB]
-    assert _memory(row["cache"]).endswith(" MB + 300.0 MB GPU 0 + 300.0 MB GPU 3")
+    assert _memory(row["cache"]).endswith("300.0 MB GPU 0 + 300.0 MB GPU 3")
