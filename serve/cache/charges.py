@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from model_handlers.base import Footprint
 from serve.cache.shared_bytes import SharedBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from serve.cache.cache_entry import Entry
+
+
+class Payer(Protocol):
+    """A load under way that has bytes for files promised to it."""
+
+    def relieve(self, files: Iterable[str]) -> None:
+        """Somebody else has a promise for these by now, or maps them."""
 
 
 class Charges:
@@ -23,24 +29,33 @@ class Charges:
 
     def __init__(self) -> None:
         self.shared: SharedBytes[Entry[Any]] = SharedBytes()
-        self._expected: Counter[str] = Counter()  # files, by loads under way to which they are promised
+        self._payers: dict[str, Payer] = {}  # of files that nobody maps yet
 
     def counted(self, footprint: Footprint) -> Footprint:
         """What a model would be charged for: files that others map already, or are about to, cost nothing."""
-        files = {file: size for file, size in footprint.shared.items() if not self._expected[file]}
-        return Footprint(footprint.host + self.shared.beyond(files), footprint.devices)
+        return Footprint(footprint.host + sum(self.unpaid(footprint.shared).values()), footprint.devices)
 
-    def expect(self, files: Iterable[str]) -> None:
-        """A load is under way that these are promised to."""
-        self._expected.update(files)
+    def unpaid(self, files: Mapping[str, int]) -> dict[str, int]:
+        """Those of them that nobody maps, and that no load under way has a promise for."""
+        new = {file: size for file, size in files.items() if file not in self._payers}
+        return {file: size for file, size in new.items() if self.shared.beyond({file: size})}
 
-    def expect_no_more(self, files: Iterable[str]) -> None:
-        """It is over."""
-        self._expected.subtract(files)
-        self._expected = +self._expected
+    def promised(self, payer: Payer, files: Mapping[str, int]) -> None:
+        """A load has a promise for these; where others have one by now, or map them, it needs none."""
+        unpaid = self.unpaid(files)
+        self._payers |= dict.fromkeys(unpaid, payer)
+        payer.relieve(files.keys() - unpaid.keys())
+
+    def ended(self, payer: Payer, files: Iterable[str]) -> None:
+        """Its promise is not for these any more."""
+        for file in files:
+            if self._payers.get(file) is payer:
+                del self._payers[file]
 
     def charge(self, entry: Entry[Any], footprint: Footprint) -> None:
         """A model takes this from now on."""
+        for file in footprint.shared.keys() & self._payers.keys():
+            self._payers.pop(file).relieve([file])
         charge = self.shared.map(entry, footprint.shared)
         entry.footprint = Footprint(footprint.host + charge, footprint.devices)
 

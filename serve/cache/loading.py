@@ -29,7 +29,7 @@ from serve.cache.turns import Turns
 from serve.request import LoadReport
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
     from concurrent.futures import Executor
 
     from serve.cache.cache_entry import Entry
@@ -64,15 +64,22 @@ class _Promise:
         orphaned: whether the load was given up; it ends when its thread comes back.
     """
 
-    def __init__(self, room: Room, charges: Charges, need: Footprint, size: Footprint) -> None:
-        self.size = size
-        self.apart = size.host - need.host
+    def __init__(self, room: Room, charges: Charges, own: Footprint, files: Mapping[str, int]) -> None:
+        self.apart = sum(files.values())
+        self.size = own + Footprint(self.apart)
         self.orphaned = False
         self._room = room
         self._charges = charges
         self._over = False
-        self._files = list(need.shared)
-        charges.expect(self._files)
+        self._files = dict(files)
+        charges.promised(self, files)
+
+    def relieve(self, files: Iterable[str]) -> None:
+        """Others have a promise for these by now, or map them."""
+        size = sum(self._files.pop(file) for file in files)
+        self.apart -= size
+        self.size -= Footprint(size)
+        self._room.give_back(Footprint(size))
 
     def grow(self, more: Footprint) -> None:
         """So many more were promised by the room."""
@@ -83,8 +90,7 @@ class _Promise:
 
     def loaded(self) -> None:
         """What it took is known by now, its files among it."""
-        self._charges.expect_no_more(self._files)
-        self._files = []
+        self._charges.ended(self, self._files)
 
     def end(self) -> None:
         """The bytes are free, or counted as a resident's from now on."""
@@ -286,10 +292,10 @@ class Loading(Generic[P, T]):
         self, entry: Entry[T], prepared: P, need: Footprint, left: float, evicted: list[str]
     ) -> Footprint | None:
         """Reserve, and load within that: see `_load_reserved`."""
-        claimed = self._charges.counted(need)
+        own, files = Footprint(need.host, need.devices), self._charges.unpaid(need.shared)
         give_way = None if entry.predecessor is None else functools.partial(self._give_way, entry)
-        evicted += await self._room.reserve(entry.name, claimed, give_way)
-        promise = _Promise(self._room, self._charges, need, claimed)
+        evicted += await self._room.reserve(entry.name, own + Footprint(sum(files.values())), give_way)
+        promise = _Promise(self._room, self._charges, own, files)
         return await self._load_reserved(entry, prepared, promise, left, evicted)
 
     async def _load_reserved(
