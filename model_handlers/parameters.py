@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
     from model_handlers.errors import MmeError
 
-_OURS = "MME_"
+OURS = "MME_"
 _SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -91,7 +91,7 @@ def warn_of_unknown(
             warn_once(logger, f"parameter '{key}' changes nothing: {reason}", config.name)
     reasons = harmless or {}
     unknown = [
-        f"'{key}'" for key in config.parameters if key not in known and key not in reasons and not key.startswith(_OURS)
+        f"'{key}'" for key in config.parameters if key not in known and key not in reasons and not key.startswith(OURS)
     ]
     if unknown:
         warn_once(logger, f"parameters without effect on {kind}: {', '.join(unknown)}", config.name)

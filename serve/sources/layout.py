@@ -7,6 +7,7 @@ inference script (see `scripts`). Runs on load threads; holds no state.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import logging
 import os
@@ -34,6 +35,7 @@ _log = logging.getLogger("mme.load")
 CONFIG_NAME = "config.pbtxt"
 ENTRY = "MME_ENTRY"  # a parameter of the model that an archive of several is asked for
 MAX_CONFIG_SIZE = 1 << 20
+_MEANT = 0.8  # how alike a file's name is that was meant to be config.pbtxt: config.txt is, config.json is not
 _SHOWN_FILES = 12
 COMPILED = "__pycache__"  # what Python keeps of code that it has read: appears with the first load
 CONFIGS = "configs"  # a directory of configurations that a server may be told to read instead
@@ -194,8 +196,23 @@ def read_config(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -
                 f"model '{name}' has no {CONFIG_NAME}, and nothing is taken from model files here "
                 "(MME_DISABLE_AUTO_COMPLETE_CONFIG): write one"
             )
+        _warn_of_config(name, misnamed_config(path))
         return ModelConfig(name=name)
     return parse_config(config_text(file, name), model=name, strict_name=strict_name)
+
+
+def misnamed_config(path: Path) -> str:
+    """The file in a directory without config.pbtxt that was likely meant to be it, "" for none."""
+    names = {child.name.lower(): child.name for child in path.iterdir() if child.is_file()}
+    nearest = difflib.get_close_matches(CONFIG_NAME, names, 1, _MEANT)
+    return names[nearest[0]] if nearest else ""
+
+
+@functools.lru_cache(maxsize=256)
+def _warn_of_config(model: str, found: str) -> None:
+    """Once, however often the model is looked at."""
+    if found:
+        _log.warning("model '%s': %s is not read: rename it to %s", model, found, CONFIG_NAME)
 
 
 def files_in(folder: Path) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:

@@ -24,7 +24,7 @@ from serve.models.initial_states import initial_states
 from serve.models.warmup_samples import Warmup
 from serve.scheduling.ensemble_check import check_circle, member_problems
 from serve.sources.checksums import checksum_errors
-from serve.sources.layout import CONFIG_NAME, config_file, config_text, ignored_versions, versions_in
+from serve.sources.layout import CONFIG_NAME, config_file, config_text, ignored_versions, misnamed_config, versions_in
 from serve.sources.repository import (
     ModelDirectory,
     absent_versions,
@@ -33,6 +33,7 @@ from serve.sources.repository import (
     namespace_errors,
     selected_versions,
 )
+from serve.targets.asked import asked_checks, unheard_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,7 +98,12 @@ def examine(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> Ex
     _note_versions(found, found.config)
     if not found.attempt(file.name, "backend", partial(_select, found, found.config, scripts)):
         return found
-    if found.config.platform == PLATFORM:
+    is_ensemble = found.config.platform == PLATFORM
+    for field_name, check in asked_checks(found.config, None if is_ensemble else _handler(found, found.config)):
+        found.attempt(file.name, field_name, check)
+    for parameter, sentence in unheard_of(found.config):
+        found.notes.append(Located(file.name, Finding(f"parameters['{parameter}']", sentence)))
+    if is_ensemble:
         for error in namespace_errors(found.config) if not strict_name else ():
             found.problems.append(Located(file.name, Finding("ensemble_scheduling.step", error.message)))
         return found
@@ -121,7 +127,10 @@ def _understand(found: Examined, file: Path, *, strict_name: bool) -> None:
     if file.is_file():
         understood = understand(config_text(file, found.name), model=found.name, strict_name=strict_name)
     else:
-        found.notes.append(Located(CONFIG_NAME, Finding("", "there is none: all is taken from the model's files")))
+        misnamed = misnamed_config(found.path)
+        renamed = f"; {misnamed} is not read: rename it" if misnamed else ""
+        sentence = f"there is none: all is taken from the model's files{renamed}"
+        found.notes.append(Located(CONFIG_NAME, Finding("", sentence)))
     found.config = understood.config
     found.problems += [Located(file.name, finding) for finding in understood.problems]
     found.notes += [Located(file.name, finding) for finding in understood.notes]

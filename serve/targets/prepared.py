@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers import devices
 from model_handlers.base import CPU, Footprint, Handler, Placement
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.start import start_isolated
 from serve.models.warm_up import warm_up
 from serve.scheduling.ensemble_check import check_circle
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from serve.weights.forms import TargetForms
 
 _OF_FILES = {Kind.INVALID_MODEL, Kind.UNSUPPORTED, Kind.INTERNAL}
-PIN = "MME_PIN"  # the parameter by which a model's configuration asks never to be evicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +153,3 @@ def in_order(target: PreparedTarget) -> list[PreparedTarget]:
 
 def _steps(model: PreparedTarget) -> list[str]:
     return [step.model for step in model.directory.config.ensemble]
-
-
-def is_pinned(config: ModelConfig) -> bool:
-    """Whether the model's own configuration wants it to stay in memory once it is there."""
-    text = config.parameters.get(PIN, "false")
-    try:
-        return {"true": True, "false": False}[text.strip().lower()]
-    except KeyError:
-        raise invalid_model(
-            f"model '{config.name}': parameter '{PIN}' must be 'true' or 'false', got '{text}'"
-        ) from None

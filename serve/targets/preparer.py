@@ -14,15 +14,16 @@ from model_handlers.base import CPU, Footprint, Handler, Placement
 from model_handlers.config import InstanceGroup
 from model_handlers.isolation.parameters import placement_of
 from model_handlers.mapped import MappedHandler
-from model_handlers.pbtxt.fields import refusal
+from model_handlers.parameters import warn_once
 from model_handlers.registry import find_backend, handler_for
 from serve.sources.override import digest_of
 from serve.sources.repositories import print_of
 from serve.sources.repository import ModelDirectory, made_of_parts, open_model, open_target
 from serve.sources.s3.gathering import Gathering
 from serve.sources.source import Archived, InBucket, InRepository, Overridden, Source, Unpacked
+from serve.targets.asked import asked_checks, is_pinned, unheard_of
 from serve.targets.environments import Brought, look, make
-from serve.targets.prepared import PreparedTarget, is_pinned, still_there
+from serve.targets.prepared import PreparedTarget, still_there
 from serve.weights.forms import TargetForms
 from serve.weights.mode import Weights, weights_of
 
@@ -150,19 +151,17 @@ class Preparer:
     ) -> PreparedTarget:
         """One model of a target, and how it is to be loaded."""
         name = directory.name
+        for _, sentence in unheard_of(directory.config):
+            warn_once("mme.load", sentence, name)
         if directory.config.ensemble:
-            none = Footprint()
+            none, pinned = Footprint(), is_pinned(directory.config)
             return PreparedTarget(
-                target, directory, None, [], Placement.INLINE, Brought(), content, none, none, pinned=False
+                target, directory, None, [], Placement.INLINE, Brought(), content, none, none, pinned=pinned
             )
         backend = find_backend(directory.config.backend, directory.config.platform, name, directory.first)
         handler = handler_for(backend)
-        if handler.sees_requests and (directory.config.batch_inputs or directory.config.batch_outputs):
-            field = "batch_input" if directory.config.batch_inputs else "batch_output"
-            raise refusal(field, f"models of backend '{backend.name}' get each request as it came", name)
-        if directory.config.op_libraries and not handler.custom_operations:
-            field = "model_operations.op_library_filename"
-            raise refusal(field, f"backend '{backend.name}' loads no libraries of operations", name)
+        for _, check in asked_checks(directory.config, handler):
+            check()
         directory, lanes = self._placed(directory, handler)
         placement = placement_of(directory.config, handler)
         if placement is Placement.INLINE:

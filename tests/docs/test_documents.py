@@ -11,11 +11,8 @@ import pytest
 from container import cli
 from container.settings.arguments import ARGUMENTS, IDLE_ARGUMENTS, SEVERAL
 from container.settings.table import BY_NAME, TRITON_VARIABLES
-from model_handlers.isolation.parameters import EXECUTION_TIMEOUT, LOAD_TIMEOUT, PLACEMENT
 from model_handlers.registry import BACKENDS, served_backends
-from serve.sources.layout import ENTRY
-from serve.targets.prepared import PIN
-from serve.weights.mode import PARAMETER as WEIGHTS
+from serve.targets.asked import PARAMETERS
 from tests.contract.models import ONE, lay_out, plus
 from tests.contract.server import Server
 from tests.docs.sentences import ROOT, is_said, texts
@@ -27,7 +24,7 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 GUIDES = [path for path in DOCS if path.name not in {"architecture.md", "benchmarks.md"}]
 TRITON = (ROOT / "docs" / "coming-from-triton.md").read_text()
 OTHERS = (ROOT / "docs" / "coming-from-other-containers.md").read_text()
-OF_MODELS = {PLACEMENT, LOAD_TIMEOUT, EXECUTION_TIMEOUT, PIN, WEIGHTS, ENTRY}  # parameters in a config.pbtxt
+OF_MODELS = set(PARAMETERS)  # in a config.pbtxt
 _LINK = re.compile(r"\]\(([^)#:]+)(#[^)]*)?\)")
 _VARIABLE = re.compile(r"\b(?:MME|SAGEMAKER|AZUREML)_[A-Z_]*[A-Z]\b(?!_)")
 _MARKED = re.compile(r"(`+) ?(.+?) ?\1")

@@ -6,6 +6,7 @@ import pytest
 
 from model_handlers.tensorflow import handler, runtime
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
+from serve.targets.asked import PARAMETERS
 from serve.targets.model_check import examine, examine_ensembles
 
 ENSEMBLE = """
@@ -76,6 +77,19 @@ def test_a_good_model_is_completed_from_its_file(tmp_path, write_repository_mode
             "gone",
         ),
         ("max_batch_size: [", [("config.pbtxt", "")], "line 1"),
+        (
+            "".join(
+                f"parameters {{ key: '{name}' value {{ string_value: 'x' }} }}"
+                for name in ("MME_PIN", "MME_WEIGHTS", "MME_PLACEMENT", "MME_LOAD_TIMEOUT")
+            ),
+            [
+                ("config.pbtxt", "parameters['MME_PIN']"),
+                ("config.pbtxt", "parameters['MME_WEIGHTS']"),
+                ("config.pbtxt", "parameters['MME_PLACEMENT']"),
+                ("config.pbtxt", "parameters"),
+            ],
+            "parameter 'MME_LOAD_TIMEOUT' must be a positive number of seconds, got 'x'",
+        ),
     ],
 )
 def test_each_problem_is_told_where_it_is(tmp_path, write_repository_model, config, places, words):
@@ -105,6 +119,29 @@ def test_versions_that_are_none_are_told(tmp_path, write_repository_model):
         ("02/", ""),
         ("3_old/", ""),
         ("config.pbtxt", "version_policy"),
+    ]
+
+
+def test_a_mistyped_parameter_of_the_server_is_told(tmp_path, write_repository_model):
+    """It is not refused, since a model may call its own as it likes."""
+    names = ("MME_PINN", "MME_X", "MME_PIN", "x")
+    config = "".join(f"parameters {{ key: '{name}' value {{ string_value: 'true' }} }}" for name in names)
+    model = looked_at(write_repository_model(tmp_path / "m", config))
+    assert model.problems == []
+    assert [each.finding.sentence for each in model.notes] == [
+        "parameter 'MME_PINN' means nothing to the server; did you mean MME_PIN?",
+        f"parameter 'MME_X' means nothing to the server; there are {', '.join(PARAMETERS)}",
+    ]
+
+
+@pytest.mark.parametrize("name", ["config.pbtxt.txt", "Config.pbtxt", "config.txt"])
+def test_a_configuration_that_is_called_otherwise_is_told(tmp_path, write_repository_model, name):
+    """Nothing that it says counts, which nobody would see of a model that is completed from its file."""
+    path = write_repository_model(tmp_path / "m")
+    (path / name).write_text("max_batch_size: 8")
+    (path / "config.json").write_text("{}")
+    assert [each.finding.sentence for each in looked_at(path).notes] == [
+        f"there is none: all is taken from the model's files; {name} is not read: rename it"
     ]
 
 

@@ -245,6 +245,48 @@ def test_a_model_may_ask_to_stay_in_memory(run, tmp_path, write_repository_model
     assert caplog.records == []
 
 
+def test_an_ensemble_may_ask_to_stay_in_memory(run, tmp_path, write_repository_model):
+    """By its own configuration, as any other model."""
+    write_repository_model(tmp_path / "part")
+    whole = tmp_path / "whole"
+    (whole / "1").mkdir(parents=True)
+    x, y = (f'{{ name: "{name}" data_type: TYPE_FP32 dims: [ 2 ] }}' for name in "xy")
+    maps = 'input_map { key: "x" value: "x" } output_map { key: "y" value: "y" }'
+    (whole / "config.pbtxt").write_text(
+        f'platform: "ensemble" max_batch_size: 4 input {x} output {y} '
+        f'ensemble_scheduling {{ step {{ model_name: "part" model_version: -1 {maps} }} }} '
+        'parameters { key: "MME_PIN" value { string_value: "true" } }'
+    )
+
+    async def main():
+        loader = ModelLoader(asyncio.get_running_loop(), {})
+        assert loader.prepare("whole", InRepository(whole), lambda: False).pinned
+
+    run(main())
+
+
+def test_a_model_whose_parameters_or_configuration_are_called_otherwise_is_loaded(
+    run, tmp_path, write_repository_model, caplog
+):
+    """The log tells what does not count, once."""
+
+    async def main():
+        mistyped = write_repository_model(
+            tmp_path / "mistyped", 'parameters { key: "MME_PINN" value { string_value: "true" } }'
+        )
+        misnamed = write_repository_model(tmp_path / "misnamed")
+        (misnamed / "config.pbtxt.txt").write_text("max_batch_size: 8")
+        loader = ModelLoader(asyncio.get_running_loop(), {})
+        for path in (mistyped, misnamed) * 2:
+            assert not loader.prepare(path.name, InRepository(path), lambda: False).pinned
+
+    run(main())
+    assert [record.getMessage() for record in caplog.records if record.name == "mme.load"] == [
+        "parameter 'MME_PINN' means nothing to the server; did you mean MME_PIN?",
+        "model 'misnamed': config.pbtxt.txt is not read: rename it to config.pbtxt",
+    ]
+
+
 def test_a_pin_that_is_neither_true_nor_false_is_refused(run, tmp_path, write_repository_model):
     """The sentence names the model, the parameter and what it may be."""
 
