@@ -16,6 +16,7 @@ from model_handlers.errors import MmeError, invalid_argument
 from model_handlers.pbtxt.problems import Finding
 from serve.sources.archive import extract
 from serve.sources.layout import candidates_in, models_in
+from serve.sources.misplaced import advice
 from serve.sources.store import ARCHIVE_SUFFIX
 from serve.targets.model_check import Examined, examine, examine_ensembles
 
@@ -115,7 +116,8 @@ def _files(path: Path) -> list[tuple[str, int]]:
 
 def _nothing(path: Path) -> Finding:
     inside = sorted(each.name for each in path.iterdir())
-    mend = "a model is a directory with config.pbtxt and numbered versions, or with code/inference.py"
+    usual = "a model is a directory with config.pbtxt and numbered versions, or with code/inference.py"
+    mend = advice(path).removeprefix("; ") or usual
     if any(name.endswith(ARCHIVE_SUFFIX) for name in inside):
         mend = f"archives are checked by their own names: mme config check {path}/*{ARCHIVE_SUFFIX}"
     return Finding("", f"no model found in {path}, which holds {', '.join(inside[:10]) or 'nothing'}", mend)

@@ -71,6 +71,7 @@ class OnnxHandler(MappedHandler):
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
         """Inputs, outputs and the batch dimension from the graph; what the configuration says must agree with it."""
+        session_options(config, 1)  # it refuses parameters
         session = _signature_session(model_file, config)
         return complete(config, *signature(session, config.name))
 

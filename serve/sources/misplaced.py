@@ -25,6 +25,8 @@ _MODEL_FILES = tuple(
 )
 _VERSION = re.compile(r"(?:v|ver|version)?[-_. ]?0*([1-9][0-9]*)", re.IGNORECASE)  # as people call versions
 _BY_SCRIPTS = (".joblib", ".pkl", ".pickle", ".pth")
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_LONGEST_POINTER = 1024  # bytes
 _DEEPEST = 5  # directories below the one that was looked into
 _MOST = 1000  # directories that are looked into
 
@@ -40,6 +42,17 @@ def advice(path: Path, model: str = "") -> str:
         _saved_model(path, model) or _other_server(path) or _no_version(path, model) or _script(path) or _too_deep(path)
     )
     return f"; {clause}" if clause else ""
+
+
+def is_pointer(file: Path) -> bool:
+    """Whether Git LFS left the name and the size of a file in its place, as a clone without it does."""
+    try:
+        if not file.is_file() or file.stat().st_size > _LONGEST_POINTER:
+            return False
+        with file.open("rb") as opened:
+            return opened.read(len(_POINTER)) == _POINTER
+    except OSError:  # whoever loads it will tell
+        return False
 
 
 def is_version(path: Path) -> bool:

@@ -35,7 +35,7 @@ from serve.sources.layout import (
     shown_tree,
     versions_in,
 )
-from serve.sources.misplaced import advice
+from serve.sources.misplaced import advice, is_pointer
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 from serve.sources.source import is_plain
 
@@ -334,7 +334,7 @@ def backend_of(path: Path, config: ModelConfig, available: dict[int, Path], scri
 
 
 def missing_files(model: ModelDirectory) -> Iterator[MmeError]:
-    """Every selected version has to have the model file, inside its directory; an error for each that has not."""
+    """Every selected version has to have the model file, inside its directory; an error for each that has none."""
     if not model.config.default_model_filename:  # its backend loads none
         return
     filename = PurePosixPath(model.config.default_model_filename)
@@ -347,10 +347,16 @@ def missing_files(model: ModelDirectory) -> Iterator[MmeError]:
     for version, inside in model.versions.items():
         directory = Path(model.config.parameters.get(SUBMIT_DIRECTORY, inside))
         names = (str(filename), *model.config.cc_filenames.values())  # of which a device has one: see devices.file_for
-        if not any((directory / name).exists() for name in names):
-            error = invalid_model(
-                f"model '{model.name}' has no file '{filename}' in version {version}, which backend "
-                f"'{model.config.backend}' loads: found {shown_tree(directory)}; name it in default_model_filename"
-            )
-            error.version = version
-            yield error
+        there = [directory / name for name in names if (directory / name).exists()]
+        pointers = [file for file in there if is_pointer(file)]
+        if there and not pointers:
+            continue
+        error = invalid_model(
+            f"model '{model.name}': {version}/{pointers[0].name} is a pointer of Git LFS in place of the file: "
+            "`git lfs pull` where it comes from, then pack or copy it anew"
+            if pointers
+            else f"model '{model.name}' has no file '{filename}' in version {version}, which backend "
+            f"'{model.config.backend}' loads: found {shown_tree(directory)}; name it in default_model_filename"
+        )
+        error.version = version
+        yield error

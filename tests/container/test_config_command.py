@@ -145,6 +145,10 @@ def test_what_can_hold_no_model(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     code, document = told(capsys, tmp_path / "empty")
     assert (code, "no model found" in document["reports"][0]["problems"][0]["problem"]) == (1, True)
+    (tmp_path / "empty" / "code").mkdir()
+    (tmp_path / "empty" / "code" / "main.py").write_text("")
+    _, document = told(capsys, tmp_path / "empty")
+    assert "say so by SAGEMAKER_PROGRAM=main.py" in document["reports"][0]["problems"][0]["mend"]
     (tmp_path / "broken.tar.gz").write_bytes(b"no archive")
     code, document = told(capsys, tmp_path)
     mend = document["reports"][0]["problems"][0]["mend"]

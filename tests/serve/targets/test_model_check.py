@@ -78,6 +78,11 @@ def test_a_good_model_is_completed_from_its_file(tmp_path, write_repository_mode
         ),
         ("max_batch_size: [", [("config.pbtxt", "")], "line 1"),
         (
+            "parameters { key: 'intra_op_thread_count' value { string_value: 'two' } }",
+            [("1/model.onnx", "")],
+            "parameter 'intra_op_thread_count' must be an integer from 0 to 1024, got 'two'",
+        ),
+        (
             "".join(
                 f"parameters {{ key: '{name}' value {{ string_value: 'x' }} }}"
                 for name in ("MME_PIN", "MME_WEIGHTS", "MME_PLACEMENT", "MME_LOAD_TIMEOUT")
@@ -106,6 +111,23 @@ def test_a_directory_that_is_no_model(tmp_path):
     (tmp_path / "bad" / "1").mkdir(parents=True)
     (tmp_path / "bad" / "1" / "model.onnx").write_bytes(b"no model")
     assert said(looked_at(tmp_path / "bad")) == [("1/model.onnx", "")]
+
+
+def test_a_pointer_of_git_lfs_is_told(tmp_path, write_repository_model):
+    """What a clone without LFS has in place of a model's file."""
+    path = write_repository_model(tmp_path / "m")
+    (path / "1" / "model.onnx").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 90405214\n"
+    )
+    assert "1/model.onnx is a pointer of Git LFS in place of the file: `git lfs pull`" in sentences(looked_at(path))
+
+
+def test_a_configuration_from_windows_is_read(tmp_path, write_repository_model):
+    """With a byte order mark in front, and with carriage returns."""
+    path = write_repository_model(tmp_path / "m")
+    (path / "config.pbtxt").write_bytes(b"\xef\xbb\xbfmax_batch_size: 8\r\ndynamic_batching { }\r\n")
+    model = looked_at(path)
+    assert (model.problems, model.notes, model.config.max_batch_size) == ([], [], 8)
 
 
 def test_versions_that_are_none_are_told(tmp_path, write_repository_model):
