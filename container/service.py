@@ -11,6 +11,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from container.bare import bare_source
 from container.budgets import disk_budget, memory_budget
 from container.dashboard.document import Documents
 from container.dashboard.watcher import Watcher
@@ -127,8 +128,10 @@ class Service:
     async def _begin(self) -> None:
         await self._load_start_models()
         self._has_begun = True
-        if self.settings.mode is Mode.STORE and self._start_models != (ALL_MODELS,):
-            await self._look_at_store()
+        if self.settings.mode is Mode.REPOSITORY or (
+            self.settings.mode is Mode.STORE and self._start_models != (ALL_MODELS,)
+        ):
+            await self._look_for_models()
 
     async def _load_start_models(self) -> None:
         if self.settings.model_control_mode is Control.POLL:
@@ -153,14 +156,11 @@ class Service:
                 _log.error("nothing is loaded at start until store or repository can be read: %s", error)
             await asyncio.sleep(self.settings.poll_seconds)
 
-    async def _look_at_store(self) -> None:
+    async def _look_for_models(self) -> None:
         """Whoever starts a server learns in its log what else the first client would be told."""
         try:
-            if await on_daemon("look", self.engine.has_bare_store):
-                _log.warning(
-                    "there is no archive (*.tar.gz) in the store %s: check its name, or put archives there",
-                    self.settings.model_store,
-                )
+            if await on_daemon("look", self.engine.has_no_model):
+                _log.warning("%s", await on_daemon("look", lambda: bare_source(self.settings)))
         except MmeError as error:
             _log.warning("no model can be loaded for now: %s", error)
 

@@ -378,8 +378,8 @@ class Engine:
         """Every name that store or repository offers. Blocks on disk or network: not for the loop."""
         return self._origins.find_all()
 
-    def has_bare_store(self) -> bool:
-        """Whether the store is there, but no archive in it. Blocks on disk or network: not for the loop."""
+    def has_no_model(self) -> bool:
+        """Whether there is a store or a repository, but no model in it. Blocks on disk or network: not for the loop."""
         return self._origins.is_bare()
 
     def scan(self) -> dict[str, str]:

@@ -334,11 +334,18 @@ def _check_folder(name: str, folder: Path) -> None:
     except PermissionError:
         there = True
     if not there:
-        raise SettingsError(f"{name}='{folder}': there is no such folder")
+        raise SettingsError(f"{name}='{folder}': {_why_none(folder)}")
     if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
         raise SettingsError(
             f"{name}='{folder}': user {os.geteuid()}, as whom the server runs, may not read it: let it, or be another"
         )
+
+
+def _why_none(folder: Path) -> str:
+    if folder.is_file():
+        return "it is a file: name the folder that it is in"
+    scheme = next((part for part in folder.parts if part.lower() in {"s3:", "gs:", "as:", "http:", "https:"}), "")
+    return f"there is no such folder{f'; a URL begins with {scheme}//' if scheme else ''}"
 
 
 def settings_table() -> list[tuple[str, str, str, str, str]]:

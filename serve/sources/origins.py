@@ -114,12 +114,14 @@ class Origins:
         return self._repositories.names() if self._repositories is not None else list(self._folders)
 
     def is_bare(self) -> bool:
-        """Whether there is a store, and no archive in it. Blocks.
+        """Whether there is a store or a repository, and no model in it. Blocks.
 
         Raises:
             MmeError: UNAVAILABLE when it can't be read.
         """
-        return self.artifacts is not None and next(iter(self.artifacts.store.list()), None) is None
+        if self.artifacts is not None:
+            return next(iter(self.artifacts.store.list()), None) is None
+        return (self._directories is not None or self._repositories is not None) and not self.find_all()
 
     def scan(self) -> dict[str, str]:
         """Every name that the repositories have, and what its files look like. Blocks."""

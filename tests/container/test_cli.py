@@ -214,10 +214,15 @@ def test_started_with_nothing_it_says_what_to_give(monkeypatch, capsys, became, 
     assert not became
 
 
-def test_a_store_that_is_not_there_is_refused(capsys, became):
-    """A mistyped folder does not start a server without models."""
+def test_a_store_that_is_not_there_is_refused(capsys, became, tmp_path):
+    """A mistyped folder or URL does not start a server without models, nor does an archive in place of its folder."""
     assert run("serve", "--model-store", "./archvies") == 2
-    assert "there is no such folder" in capsys.readouterr().err
+    assert "there is no such folder\n" in capsys.readouterr().err
+    assert run("serve", "--model-store", "s3:/bucket/models") == 2
+    assert "there is no such folder; a URL begins with s3://\n" in capsys.readouterr().err
+    (tmp_path / "bert.tar.gz").write_bytes(b"")
+    assert run("serve", "--model-store", tmp_path / "bert.tar.gz") == 2
+    assert "it is a file: name the folder that it is in\n" in capsys.readouterr().err
 
 
 def test_serve_becomes_gunicorn_in_its_process_and_is_not_fooled_by_the_working_directory(tmp_path):

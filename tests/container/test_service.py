@@ -134,7 +134,8 @@ def test_a_driver_that_does_not_answer_is_told_at_the_start(broken, start, tmp_p
         start(mode=Mode.REPOSITORY, model_repository=tmp_path)
 
     told = ["no GPU is used: NVIDIA's driver says 'Unknown Error'"]
-    assert [record.getMessage() for record in caplog.records] == (told if broken else [])
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message for message in messages if "GPU" in message] == (told if broken else [])
 
 
 @pytest.mark.parametrize("named", ["", "one"])
@@ -206,11 +207,33 @@ def test_a_store_without_archives_is_told_at_the_start(start, tmp_path, caplog):
     eventually(lambda: f"there is no archive (*.tar.gz) in the store {tmp_path / 'store'}" in caplog.text)
 
 
+@pytest.mark.parametrize(
+    ("mode", "below", "words"),
+    [
+        (Mode.REPOSITORY, "archives", ", which holds archives: --model-store serves those"),
+        (Mode.REPOSITORY, "models/m", ", which is a model's own directory: name the folder above it"),
+        (Mode.REPOSITORY, "empty", ": check its name, or put directories of models there"),
+        (Mode.STORE, "models", ": it holds models that are not packed; --model-repository serves a folder of those"),
+        (Mode.STORE, "models/m", ": it holds models that are not packed; --model-repository serves a folder of those"),
+    ],
+)
+def test_another_folder_than_was_meant_is_told_at_the_start(start, tmp_path, put, caplog, mode, below, words):
+    """A folder of archives for a repository, a model for a folder of them, and the other way round."""
+    put["multiple"](tmp_path / "models", "m", 2.0)
+    for folder in ("archives", "empty"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "archives" / "m.tar.gz").write_bytes(b"")
+    source = tmp_path / below
+    setting = {"model_repository": source} if mode is Mode.REPOSITORY else {"model_store": str(source)}
+    start(mode=mode, cache_dir=tmp_path / "cache", **setting)
+    eventually(lambda: f"{source}{words}" in caplog.text)
+
+
 def test_a_store_that_can_not_be_read_is_told_at_the_start(start, tmp_path, caplog, monkeypatch):
     """With what to do."""
     (tmp_path / "store").mkdir()
     reason = MmeError(Kind.UNAVAILABLE, "S3 denies access to it: allow s3:ListBucket")
-    monkeypatch.setattr(Engine, "has_bare_store", Mock(side_effect=reason))
+    monkeypatch.setattr(Engine, "has_no_model", Mock(side_effect=reason))
     start(mode=Mode.STORE, model_store=str(tmp_path / "store"), cache_dir=tmp_path / "cache")
     eventually(lambda: "no model can be loaded for now: S3 denies access to it" in caplog.text)
 
