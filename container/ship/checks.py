@@ -8,11 +8,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from container.settings import Settings
+from container.settings.kinds import DEFAULT_PORT, SettingsError
 from container.ship.aws import code_of, split_uri
 from model_handlers.errors import MmeError, invalid_argument
 from serve.sources.store import ARCHIVE_SUFFIX
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from container.ship.aws import Aws
 
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/(?:.*/)?([^/]+)")
@@ -51,6 +55,24 @@ def checked_role(role: str, aws: Aws | None) -> str:
             ) from error
         raise
     return role if found else arn
+
+
+def check_environment(environment: Mapping[str, str], *, multi_model: bool) -> None:
+    """Refuse variables with which the container would not start, which SageMaker tells ten minutes later.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT.
+    """
+    given = {**environment, **({"SAGEMAKER_MULTI_MODEL": "true"} if multi_model else {})}
+    try:
+        settings = Settings.from_environ(given)
+    except SettingsError as error:
+        sentences = "\n".join(f"the container would not start: {each}" for each in error.problems)
+        raise invalid_argument(sentences) from error
+    if settings.port != DEFAULT_PORT:
+        raise invalid_argument(
+            f"the container would not be heard at port {settings.port}: SageMaker calls {DEFAULT_PORT}, leave it out"
+        )
 
 
 def check_image(image: str, region: str) -> None:

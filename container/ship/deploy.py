@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     aws = Aws(arguments.region or "")
     check_name(arguments.name)
     wanted = _asked_for(arguments)
+    checks.check_environment(wanted.environment, multi_model=wanted.multi_model)
     offline = arguments.dry_run and not aws.signed_in
     wanted = _checked(aws, wanted, any_type=arguments.any_instance_type, offline=offline)
     if not offline and endpoint.find(aws, wanted.name) is not None:
@@ -236,7 +237,10 @@ def _changed(arguments: argparse.Namespace, now: Deployment) -> Deployment:
         changes["environment"] = {**now.environment, **environment}
     if not changes:
         raise invalid_argument("nothing changes: give a new --image, --models, --instance-type, --env or --instances")
-    return replace(now, **changes)
+    wanted = replace(now, **changes)
+    if arguments.env:  # what it has already has started a container
+        checks.check_environment(wanted.environment, multi_model=wanted.multi_model)
+    return wanted
 
 
 def _show(calls: Sequence[Call]) -> int:

@@ -213,6 +213,9 @@ def test_a_dry_run_needs_no_account(mme, monkeypatch, tmp_path):
         ("bert", {"target_invocations": "5"}, "needs --autoscale"),
         ("bert", {"async_output": "s3://models/out"}, "--async-output needs --single"),
         ("bert", {"env": "X"}, "--env 'X' is not NAME=VALUE"),
+        ("bert", {"env": "MME_MEMORY_BUDGT=2GB"}, "would not start: MME_MEMORY_BUDGT: there is no such variable"),
+        ("bert", {"env": "MME_LOAD_MODEL=a"}, "with SAGEMAKER_MULTI_MODEL=true SageMaker decides what is loaded"),
+        ("bert", {"env": "MME_PORT=9000"}, "would not be heard at port 9000: SageMaker calls 8080"),
         ("bert", {"tag": "X"}, "--tag 'X' is not NAME=VALUE"),
         ("bert", {"subnet": "subnet-1"}, "need each other"),
         ("b_ert", {}, "can't be the name of an endpoint"),
@@ -336,8 +339,11 @@ def test_an_update_brings_a_new_configuration_and_takes_the_old_one_down(account
 
     answered("sagemaker.UpdateEndpoint", update)
     image = IMAGE.replace("mme:1", "mme:2")
+    refused = mme("update", "bert", "--env", "MME_LOG_LEVEL=loud")
     said = mme("update", "bert", "--image", image, "--canary", "10", "--env", "B=2")
 
+    assert refused.code == 2
+    assert "the container would not start: --log-level/MME_LOG_LEVEL='loud'" in refused.err
     assert said.code == 0, said.err
     ((model,), (config,), endpoints, *_) = made(account)
     assert (model, config) == (seen[0]["EndpointConfigName"],) * 2
