@@ -89,11 +89,14 @@ def no_endpoint(name: str) -> RuntimeApiError:
     return RuntimeApiError("ValidationError", f"Endpoint {name} of account {_ACCOUNT} not found.")
 
 
+_ASKED = "an endpoint is asked at /endpoints/NAME/invocations, and GET / tells where its container listens"
+
+
 def no_operation(method: str, path: str, operation: str) -> RuntimeApiError:
     """A request for something else; `operation` is what AWS's clients call it, "" where none says."""
     service, _, name = operation.partition(".")
     if service != "SageMaker":
-        return RuntimeApiError("ValidationError", f"{method} {path} is no operation of the Runtime API")
+        return RuntimeApiError("ValidationError", f"{method} {path} is no operation of the Runtime API: {_ASKED}")
     return RuntimeApiError(
         "ValidationError",
         f"{name} is for the client 'sagemaker', and `mme local` answers the client 'sagemaker-runtime' alone: there is "

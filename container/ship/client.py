@@ -118,12 +118,12 @@ def sentence_of(body: bytes) -> str:
     return text[:500]
 
 
-def checked_url(url: str) -> str:
-    """A server's address without a slash at its end.
+def checked_url(url: str, flag: str = "--url") -> str:
+    """A server's address without a slash at its end; `flag` gave it.
 
     Raises:
         MmeError: INVALID_ARGUMENT when it is none.
     """
     if not re.match(r"https?://[^/]", url):
-        raise invalid_argument(f"--url '{url}' is not an address such as {DEFAULT_URL}")
+        raise invalid_argument(f"{flag} '{url}' is not an address such as {DEFAULT_URL}")
     return url.rstrip("/")

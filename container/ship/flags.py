@@ -296,6 +296,7 @@ def _add_sender(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help=text)
     parser.add_argument("--local", metavar="URL", help="boto3 against this server, whatever it is")
     parser.add_argument("--timeout", type=seconds, default=70.0, metavar="SECONDS", help="default 70")
+    _add_region(parser)
 
 
 def _add_request(parser: argparse.ArgumentParser) -> None:

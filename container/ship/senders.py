@@ -54,7 +54,9 @@ def sender_of(arguments: argparse.Namespace, connections: int = 1) -> Sender:
         print(
             f"{url} is `mme local`, which speaks the Runtime API: asked through boto3, as by --local", file=sys.stderr
         )
-    return _runtime(endpoint, url, arguments.timeout, connections)
+    if url:
+        url = checked_url(url, "--local" if arguments.local else "--url")
+    return _runtime(endpoint, url, arguments, connections)
 
 
 def _plain(url: str, timeout: float) -> Sender:
@@ -73,14 +75,15 @@ def _plain(url: str, timeout: float) -> Sender:
     return send
 
 
-def _runtime(endpoint: str, url: str, timeout: float, connections: int) -> Sender:
+def _runtime(endpoint: str, url: str, arguments: argparse.Namespace, connections: int) -> Sender:
     """Through boto3: on AWS, or at `url`, which needs no credentials and no region."""
+    timeout = arguments.timeout
     with aws_errors("sagemaker-runtime"):
-        session = boto3.session.Session()
+        session = boto3.session.Session(region_name=arguments.region)
         config = Config(read_timeout=timeout, retries={"total_max_attempts": 1}, max_pool_connections=connections)
         local: dict[str, Any] = {}
         if url:
-            local = {"endpoint_url": checked_url(url), "region_name": session.region_name or "us-east-1"}
+            local = {"endpoint_url": url, "region_name": session.region_name or "us-east-1"}
             if session.get_credentials() is None:
                 config = config.merge(Config(signature_version=UNSIGNED))
         client = session.client("sagemaker-runtime", config=config, **local)

@@ -767,7 +767,9 @@ def test_output_file_gets_the_answer_as_it_came(server, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--json", "{}", "--url", "localhost:8080"), 2, "is not an address"),
+        (("--json", "{}", "--url", "localhost:8080"), 2, "--url 'localhost:8080' is not an address"),
+        (("--json", "{}", "--local", "localhost:8080"), 2, "--local 'localhost:8080' is not an address"),
+        (("e", "--json", "{}", "--region", "mars-1", "--url", "http://127.0.0.1:9"), 2, "Could not connect"),
         (("--npy", "X"), 2, "is not INPUT=FILE"),
         (("--npy", "X=text.npy"), 2, "is no .npy file"),
         (("--npy", "X=empty.npy"), 2, "is no .npy file"),

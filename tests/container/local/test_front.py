@@ -7,6 +7,8 @@ import contextlib
 import json
 import queue
 import time
+import urllib.error
+import urllib.request
 
 import boto3
 import pytest
@@ -61,6 +63,17 @@ def test_what_makes_endpoints_is_told_that_one_is_there(start):
 
     assert code == "ValidationException"
     assert "DescribeEndpoint is for the client 'sagemaker'" in message
+
+
+def test_who_asks_a_container_is_told_what_is_asked_here(start):
+    """By curl, as a server of one's own is asked."""
+    url = f"{start(name='mine').meta.endpoint_url}/invocations"
+
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(url, data=b"{}")
+
+    with caught.value as answer:
+        assert "an endpoint is asked at /endpoints/NAME/invocations" in json.load(answer)["Message"]
 
 
 def test_one_model_is_invoked_as_it_is(start, contract):
