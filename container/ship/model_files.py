@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import invalid_argument
 from model_handlers.registry import detect_backend
+from serve.sources.misplaced import BY_SCRIPTS
 from serve.sources.scripts import DEFAULT_SCRIPTS
 from serve.sources.store import ARCHIVE_SUFFIX
 
@@ -62,6 +63,11 @@ def recognised(path: Path) -> ModelFile | None:
             f"'{path}' is packed already: `mme config check` tells what it holds, `mme push` uploads it"
         )
     found = _by_name(path)
+    if found is None and path.suffix in BY_SCRIPTS:
+        raise invalid_argument(
+            f"'{path}' is loaded by code alone: pack a folder of it and code/inference.py, whose model_fn loads it, or "
+            "convert it, as skl2onnx does for scikit-learn"
+        )
     if found is None:
         raise invalid_argument(f"'{path}' is no model that is known here: {_KNOWN}")
     return found

@@ -24,7 +24,7 @@ _MODEL_FILES = tuple(
     )
 )
 _VERSION = re.compile(r"(?:v|ver|version)?[-_. ]?0*([1-9][0-9]*)", re.IGNORECASE)  # as people call versions
-_BY_SCRIPTS = (".joblib", ".pkl", ".pickle", ".pth")
+BY_SCRIPTS = (".joblib", ".pkl", ".pickle", ".pth")  # files that only code can load
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _LONGEST_POINTER = 1024  # bytes
 _DEEPEST = 5  # directories below the one that was looked into
@@ -108,7 +108,7 @@ def _script(path: Path) -> str:
     named = sorted(file.name for file in path.glob("code/*.py"))
     if named:
         return f"if code/{named[0]} is its script, say so by SAGEMAKER_PROGRAM={named[0]}"
-    saved = sorted(file.name for suffix in _BY_SCRIPTS for file in path.glob(f"*{suffix}"))
+    saved = sorted(file.name for suffix in BY_SCRIPTS for file in path.glob(f"*{suffix}"))
     if saved:
         return f"{saved[0]} is loaded by code/inference.py with model_fn, which is not there"
     packed = sorted(file.name for file in path.glob("*.tar.gz"))

@@ -70,6 +70,7 @@ def test_folders_and_pairs_are_recognised(tmp_path):
         ("none.onnx", None, "does not exist"),
         ("a.docx", b"", "is no model that is known here"),
         ("a.txt", b"hello", "is no model that is known here"),
+        ("forest.joblib", b"", "pack a folder of it and code/inference.py, whose model_fn loads it, or convert it"),
         ("a.tar.gz", b"\x1f\x8b", "is packed already: `mme config check` tells what it holds, `mme push` uploads it"),
         ("a.json", b"[]", "is no model that is known here"),
         ("a.pt", ("a/data.pkl",), "holds weights and no program"),
