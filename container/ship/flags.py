@@ -308,7 +308,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     text = "an input tensor of a text's lines, or without INPUT= the text as it is; may be repeated"
     what.add_argument("--text", metavar="[INPUT=]FILE", action="append", help=text)
     what.add_argument("--body", metavar="FILE", help="any body, for models that read them: CSV, images, ...")
-    parser.add_argument("--content-type", metavar="TYPE", help="of --body and --text")
+    parser.add_argument("--content-type", metavar="TYPE", help="of --body and --text; else by the name of --body")
     parser.add_argument("--accept", metavar="TYPE", help="the content type that is wanted back")
 
 

@@ -7,6 +7,7 @@ and the server's to check.
 from __future__ import annotations
 
 import json
+import mimetypes
 import sys
 from dataclasses import dataclass
 from math import prod
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 JSON_LINES = "application/jsonlines"  # the answer of a decoupled model: a document each response
+_NUMPYS = {".npy": "application/x-npy", ".npz": "application/x-npz"}
 _BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 
 
@@ -47,8 +49,7 @@ def request_of(arguments: argparse.Namespace) -> Request:
     if arguments.json:
         return Request(JSON, _content(arguments.json), accept or JSON)
     if arguments.body:
-        content_type = arguments.content_type or "application/octet-stream"
-        return Request(content_type, _content(arguments.body), accept)
+        return Request(arguments.content_type or _type_of(arguments.body), _content(arguments.body), accept)
     if arguments.text and not any(_pair(spec) for spec in arguments.text):
         return Request(arguments.content_type or "text/plain", _content(arguments.text[0]), accept)
     tensors = {**_texts(arguments.text or ()), **_arrays(arguments.npy or ())}
@@ -86,6 +87,12 @@ def _is_arrays(arguments: argparse.Namespace) -> bool:
     """Whether the answer goes into a file of arrays."""
     output = getattr(arguments, "output", None)
     return output is not None and output.suffix == ".npz"
+
+
+def _type_of(file: str) -> str:
+    """The content type that a file's name tells."""
+    told = _NUMPYS.get(Path(file).suffix) or mimetypes.guess_type(file)[0]
+    return told or "application/octet-stream"
 
 
 def _content(source: str) -> bytes:

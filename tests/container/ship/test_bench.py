@@ -178,6 +178,23 @@ def test_text_is_a_body_or_a_tensor_of_lines(tmp_path):
     assert made.body[size:] == b"\3\0\0\0one\x09\0\0\0two words"
 
 
+@pytest.mark.parametrize(
+    ("name", "content_type"),
+    [
+        ("rows.csv", "text/csv"),
+        ("rows.json", "application/json"),
+        ("rows.npy", "application/x-npy"),
+        ("cat.png", "image/png"),
+        ("rows", "application/octet-stream"),
+    ],
+)
+def test_a_body_is_of_the_type_that_its_name_tells(tmp_path, name, content_type):
+    """Unless another one is given."""
+    (tmp_path / name).write_bytes(b"")
+    assert request(body=f"{tmp_path}/{name}").content_type == content_type
+    assert request(body=f"{tmp_path}/{name}", content_type="text/x").content_type == "text/x"
+
+
 def test_any_body_and_its_types(mme, server, tmp_path):
     """Sent as it is, under the content type that is given, asking for the one that is wanted."""
     (tmp_path / "rows.csv").write_text("1,2")
