@@ -33,6 +33,7 @@ class Trace:
     Attributes:
         origin: what the client said of its trace, or None.
         began: `perf_counter_ns()` when it was read.
+        model: name and version of the one that was asked, ("", 0) where none was found; known once it is over.
         last: its last response so far.
         report: what its load cost, if it had to wait for one.
         responses: how many there were.
@@ -45,6 +46,7 @@ class Trace:
         self.origin = origin
         self.decided = decided
         self.began = _now()
+        self.model = ("", 0)
         self.last: InferenceResponse | None = None
         self.report: LoadReport | None = None
         self.responses = 0
@@ -109,6 +111,8 @@ class Following:
         """There is nothing more to hear of it: it is answered, or has failed."""
         trace, self._trace = self._trace, None
         request, self._request = self._request, None  # which knows us
+        if trace is not None and request is not None and request.asked is not None:
+            trace.model = request.asked.name, request.asked.version
         if trace is not None:
             self._tracer.end(trace, self._came, request, error)
 
@@ -145,8 +149,8 @@ class Tracing(ABC):
 
     def is_traced(self, trace: Trace) -> bool:
         """Whether it is, now that its model is known."""
-        model = "" if trace.last is None else trace.last.model_name
-        return trace.decided or self.control.traces(model, None if trace.origin is None else trace.origin.sampled)
+        sampled = None if trace.origin is None else trace.origin.sampled
+        return trace.decided or self.control.traces(trace.model[0], sampled)
 
     def handed_on(self, trace: Trace) -> str:  # noqa: ARG002 - for those who send spans
         """What models are told of it, see `ModelRequest`."""

@@ -241,7 +241,8 @@ class Engine:
         try:
             request.lease = entry
             target = entry.leased()
-            (target.latest if version is None else target.version(version)).submit(request)
+            request.asked = model = target.latest if version is None else target.version(version)
+            model.submit(request)
         except BaseException:
             request.lease = None
             entry.release()

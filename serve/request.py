@@ -63,6 +63,13 @@ class Lease(Protocol):
         """End the promise. Called once, on the event loop."""
 
 
+class Asked(Protocol):
+    """The model that a request is for: its registered name, and which version of it."""
+
+    name: str
+    version: int
+
+
 class InferenceRequest:
     """A request on its way through the engine.
 
@@ -85,6 +92,7 @@ class InferenceRequest:
         on_cancel: who else is to be told that it left.
         answered: whether it was resolved.
         lease: keeps the model in memory until the answer was handed over. Set by the engine.
+        asked: who is to answer it, None where nobody was found. Set by the engine.
         batch_size, order, signature: what the model's check of the layout found (`serve/models/layout_check.py`).
         trace: see `ModelRequest`.
         arrival_ns, deadline_ns: `time.perf_counter_ns()` when the model accepted it and when its time in the queue
@@ -119,6 +127,7 @@ class InferenceRequest:
         self.cancelled = False
         self.answered = False
         self.lease: Lease | None = None
+        self.asked: Asked | None = None
         self.batch_size = 1
         self.order: tuple[int, ...] = ()
         self.signature: Hashable = None

@@ -93,17 +93,18 @@ class FileTracer(Tracing):
             trace.tensors += [_Kept("TENSOR_BACKEND_OUTPUT", *output) for output in response.outputs]
 
     def end(self, trace: Trace, came: dict[str, Any], request: InferenceRequest | None, error: MmeError | None) -> None:  # noqa: ARG002 - Triton's format has no errors
-        """Keep what is known of a request that was executed."""
-        last = trace.last
-        if last is None or request is None or not self.is_traced(trace):
+        """Keep what is known of a request that a model has accepted; of one that failed, how long that took."""
+        if request is None or not request.arrival_ns or not self.is_traced(trace):
             return
+        name, version = trace.model
+        timings = None if trace.last is None else trace.last.timings
         done = time.perf_counter_ns()
         epoch = time.time_ns() - done
-        settings = self.control.of(last.model_name)
+        settings = self.control.of(name)
         protocol = "GRPC" if came.get("rpc.system") == "grpc" else "HTTP"
         number = next(self._ids)
-        about = _about(last.model_name, last.model_version, request.id)
-        inside = [] if last.timings is None or last.timings.steps is not None else _execution(last.timings)
+        about = _about(name, version, request.id)
+        inside = [] if timings is None or timings.steps is not None else _execution(timings)
         times = [
             (f"{protocol}_RECV_START", trace.began),
             (f"{protocol}_RECV_END", trace.began),
@@ -118,8 +119,8 @@ class FileTracer(Tracing):
         self._add(number, about, times if settings.timestamps else (), epoch)
         if settings.tensors:
             self._keep(number, [*_inputs(request), *trace.tensors])
-        if last.timings is not None and settings.timestamps:
-            self._below(number, request.id, last.timings, epoch)
+        if timings is not None and settings.timestamps:
+            self._below(number, request.id, timings, epoch)
         self._traces += 1
         if self._traces >= (self.control.server.frequency or _MOST) or self._bytes > _MOST_BYTES:
             self._flush_part()
@@ -175,7 +176,7 @@ class FileTracer(Tracing):
         self._writers.shutdown()
 
 
-def _about(model: str, version: str, request_id: str, parent: int = 0) -> dict[str, Any]:
+def _about(model: str, version: str | int, request_id: str, parent: int = 0) -> dict[str, Any]:
     """What a trace says of its request, as Triton does: an id and a parent only where there is one."""
     about: dict[str, Any] = {"model_name": model, "model_version": int(version)}
     if request_id:

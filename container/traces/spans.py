@@ -155,9 +155,11 @@ class Tracer(Tracing):
 
 def _attributes(trace: Trace, request: InferenceRequest | None) -> Iterator[tuple[str, AttributeValue]]:
     """What is known of a request, under Triton's names."""
+    name, version = trace.model
+    if name:
+        yield "triton.model_name", name
+        yield "triton.model_version", str(version)
     if trace.last is not None:
-        yield "triton.model_name", trace.last.model_name
-        yield "triton.model_version", trace.last.model_version
         yield "mme.responses", trace.responses
     if request is not None and request.id:
         yield "triton.request_id", request.id

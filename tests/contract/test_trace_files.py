@@ -34,6 +34,13 @@ class TritonPythonModel:
 """
 
 
+FAILS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        raise ValueError("no")
+"""
+
+
 def around(protocol):
     """The names of a request's timestamps, in their order."""
     head, tail = [f"{protocol}_RECV_START", f"{protocol}_RECV_END"], [f"{protocol}_SEND_START", f"{protocol}_SEND_END"]
@@ -76,7 +83,7 @@ def serve(tmp_path, repository, flags, level="TIMESTAMPS", **environ):
 
 
 def test_all_traces_are_written_when_the_server_ends(tmp_path, repository):
-    """Of HTTP, gRPC and an ensemble with its steps; times are in their order. Failures and what is switched off are none."""
+    """Of HTTP, gRPC and an ensemble with its steps; times are in their order. What no model took is none, or is switched off."""
     path = tmp_path / "traces.json"
     with serve(tmp_path, repository, [f"triton,file={path}"]) as server:
         assert server.ask("POST", "/v2/models/plus/infer", {**X, "id": "a"}).status == 200
@@ -132,7 +139,33 @@ def test_traces_are_written_though_a_model_never_ends(tmp_path, repository):
             assert server.stop() == 0
 
     assert "models still execute; ending without them" in server.log
-    assert [each["model_name"] for each in read(path)[0].values()] == ["plus"]
+    assert "plus" in [each["model_name"] for each in read(path)[0].values()]
+
+
+def test_what_fails_is_traced_too(tmp_path, repository):
+    """How long that took, without what the model never came to; a model may be traced apart."""
+    path = tmp_path / "traces.json"
+    fails = models.REPEAT.replace('"repeat"', '"python"').replace("decoupled: true", "decoupled: false") + INLINE
+    (repository / "fails" / "1").mkdir(parents=True)
+    (repository / "fails" / "config.pbtxt").write_text(fails)
+    (repository / "fails" / "1" / "model.py").write_text(FAILS)
+    document = {
+        "inputs": [
+            {"name": "IN", "shape": [1], "datatype": "INT32", "data": [0]},
+            {"name": "DELAY", "shape": [1], "datatype": "UINT32", "data": [0]},
+            {"name": "WAIT", "shape": [1], "datatype": "UINT32", "data": [0]},
+        ]
+    }
+    with serve(tmp_path, repository, [f"triton,file={path}"], level="") as server:
+        answer = server.ask("POST", "/v2/models/fails/trace/setting", {"trace_level": ["TIMESTAMPS"]})
+        assert answer.json["trace_level"] == ["TIMESTAMPS"]
+        assert server.ask("POST", "/v2/models/fails/infer", {**document, "id": "a"}).status == 500
+        assert server.ask("POST", "/v2/models/plus/infer", X).status == 200
+
+    about, times = read(path)
+    ((number, entry),) = about.items()
+    assert entry == {"id": number, "model_name": "fails", "model_version": 1, "request_id": "a"}
+    assert list(times[number]) == [name for name in around("HTTP") if not name.startswith("COMPUTE")]
 
 
 def test_so_many_traces_are_written_at_a_time(tmp_path, repository):

@@ -326,6 +326,18 @@ def test_a_failed_request_is_marked_and_says_why(server, collector):
     assert attributes(root)["error.type"] == "UNKNOWN_MODEL"
 
 
+def test_a_failed_request_says_which_model_was_asked(server, collector):
+    """Whoever looks for a model's requests finds those that it has refused, too."""
+    trace_id = "ed" * 16
+    document = {"inputs": [{"name": "Q", "shape": [1], "datatype": "FP32", "data": [0]}]}
+    answer = invoke(server, "plus.tar.gz", document, traceparent=f"00-{trace_id}-{'c' * 16}-01")
+    assert answer.status == 400
+
+    told = attributes(collector.trace(trace_id)[0])
+    assert (told["triton.model_name"], told["triton.model_version"]) == ("plus.tar.gz", "1")
+    assert told["error.type"] == "INVALID_ARGUMENT"
+
+
 def test_a_client_that_is_not_traced_is_not_traced_here(server, collector):
     """And of those that say nothing every second one is."""
     trace_id = "f" * 32
