@@ -76,6 +76,7 @@ class Following:
             return
         self._request = request
         request.trace = self._tracer.handed_on(trace)
+        request.watch = self._shown if self._tracer.watches else None
         complete, respond = request.on_complete, request.on_response
 
         def completed(request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
@@ -99,8 +100,15 @@ class Following:
         try:
             self._tracer.responded(trace, response)
         except Exception as error:  # noqa: BLE001 - a model may answer anything; nobody goes without answer for a trace
-            what = f"{type(error).__name__}: {error}"
-            _log.error("a response of model '%s' can't be traced: %s", response.model_name, what)
+            _log_untraceable(response, error)
+
+    def _shown(self, sent: InferenceRequest, response: InferenceResponse) -> object:
+        """What the tracer keeps of a request of an ensemble's step, and of its answer."""
+        try:
+            return self._tracer.seen(sent, response)
+        except Exception as error:  # noqa: BLE001 - as above
+            _log_untraceable(response, error)
+            return None
 
     def loaded(self, report: LoadReport) -> None:
         """It has waited for its model."""
@@ -121,6 +129,11 @@ def follow(tracer: Tracing, exchange: Exchange) -> Following | None:
     """Follow a request over HTTP, None if it is not traced."""
     trace = tracer.begin(exchange.headers)
     return None if trace is None else Following(tracer, trace, dict(_origin_attributes(exchange)))
+
+
+def _log_untraceable(response: InferenceResponse, error: Exception) -> None:
+    what = f"{type(error).__name__}: {error}"
+    _log.error("a response of model '%s' can't be traced: %s", response.model_name, what)
 
 
 class Tracing(ABC):
@@ -158,6 +171,15 @@ class Tracing(ABC):
 
     def responded(self, trace: Trace, response: InferenceResponse) -> None:  # noqa: B027 - few look at tensors
         """There is a response, whose tensors may be gone when the request is over."""
+
+    @property
+    def watches(self) -> bool:
+        """Whether it looks at the requests of an ensemble's steps."""
+        return False
+
+    def seen(self, sent: InferenceRequest, response: InferenceResponse) -> object:  # noqa: ARG002 - few look at tensors
+        """What is kept of a request of a step and its answer until the ensemble's is over."""
+        return None
 
     @abstractmethod
     def end(self, trace: Trace, came: dict[str, Any], request: InferenceRequest | None, error: MmeError | None) -> None:

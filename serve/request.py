@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Completion = Callable[["InferenceRequest", "InferenceResponse | MmeError | None"], None]
     PartialResponse = Callable[["InferenceRequest", "InferenceResponse"], None]
     PartialError = Callable[["InferenceRequest", MmeError], None]
+    Watch = Callable[["InferenceRequest", "InferenceResponse"], object]
 
 _log = logging.getLogger("mme.request")
 MOST_STEPS = 100  # whose timings are kept: those of decoupled models answer without end
@@ -95,6 +96,7 @@ class InferenceRequest:
         asked: who is to answer it, None where nobody was found. Set by the engine.
         batch_size, order, signature: what the model's check of the layout found (`serve/models/layout_check.py`).
         trace: see `ModelRequest`.
+        watch: of an ensemble's, who is shown each request of a step with its answer; what that one makes of it is kept.
         arrival_ns, deadline_ns: `time.perf_counter_ns()` when the model accepted it and when its time in the queue
             is over (0: never). Set by the model and by its queue.
         put_back_ns: when its last execution ended, of a request that its model puts back; 0 before.
@@ -121,6 +123,7 @@ class InferenceRequest:
         self.flags = 0
         self.callers: tuple[str, ...] = ()
         self.trace = ""
+        self.watch: Watch | None = None
         self.on_response: PartialResponse | None = None
         self.on_error: PartialError | None = None
         self.on_cancel: Callable[[], None] | None = None
@@ -222,14 +225,15 @@ class Timings:
         """None of any step yet."""
         return cls(start, 0, 0, 0, steps=[])
 
-    def add(self, model: str, version: str, arrival_ns: int, timings: Timings) -> int:
+    def add(self, step: Step) -> int:
         """Count a step; returns how long it waited in its queue."""
+        timings = step.timings
         self.compute_input += timings.compute_input
         self.compute_infer += timings.compute_infer
         self.compute_output += timings.compute_output
         if self.steps is not None and len(self.steps) < MOST_STEPS:
-            self.steps.append(Step(model, version, arrival_ns, timings))
-        return max(timings.start - arrival_ns, 0)
+            self.steps.append(step)
+        return max(timings.start - step.arrival, 0)
 
 
 class Step(NamedTuple):
@@ -239,12 +243,14 @@ class Step(NamedTuple):
         model: what the ensemble calls it; version: of the one that has answered.
         arrival: `time.perf_counter_ns()` when it accepted the request.
         timings: of its answer.
+        seen: what somebody made of both who watches the ensemble's request.
     """
 
     model: str
     version: str
     arrival: int
     timings: Timings
+    seen: object = None
 
 
 class Called(NamedTuple):

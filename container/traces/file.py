@@ -90,7 +90,16 @@ class FileTracer(Tracing):
     def responded(self, trace: Trace, response: InferenceResponse) -> None:
         """Keep the tensors of a response, if any are traced; of endless ones those of the first."""
         if len(trace.tensors) < MOST_STEPS and self.control.of(response.model_name).tensors:
-            trace.tensors += [_Kept("TENSOR_BACKEND_OUTPUT", *output) for output in response.outputs]
+            trace.tensors += _outputs(response)
+
+    @property
+    def watches(self) -> bool:
+        """Whether any tensors are traced, of whatever model."""
+        return self.control.tensors
+
+    def seen(self, sent: InferenceRequest, response: InferenceResponse) -> list[_Kept]:
+        """The tensors of a step, in and out."""
+        return [*_inputs(sent), *_outputs(response)]
 
     def end(self, trace: Trace, came: dict[str, Any], request: InferenceRequest | None, error: MmeError | None) -> None:  # noqa: ARG002 - Triton's format has no errors
         """Keep what is known of a request that a model has accepted; of one that failed, how long that took."""
@@ -119,8 +128,8 @@ class FileTracer(Tracing):
         self._add(number, about, times if settings.timestamps else (), epoch)
         if settings.tensors:
             self._keep(number, [*_inputs(request), *trace.tensors])
-        if timings is not None and settings.timestamps:
-            self._below(number, request.id, timings, epoch)
+        if timings is not None:
+            self._below(number, request.id, timings, epoch, settings)
         self._traces += 1
         if self._traces >= (self.control.server.frequency or _MOST) or self._bytes > _MOST_BYTES:
             self._flush_part()
@@ -129,22 +138,25 @@ class FileTracer(Tracing):
         self._entries += [{"id": number, "activity": each.activity, "tensor": each} for each in tensors]
         self._bytes += sum(each.size for each in tensors)
 
-    def _below(self, parent: int, request_id: str, timings: Timings, epoch: int) -> None:
+    def _below(self, parent: int, request_id: str, timings: Timings, epoch: int, settings: TraceSettings) -> None:
         """The steps of an ensemble, whose requests have its id, and the models that were called."""
         for step in timings.steps or ():
             about = _about(step.model, step.version, request_id, parent)
-            self._inner(about, step.arrival, step.timings, epoch)
+            number = self._inner(about, step.arrival, step.timings, epoch, settings)
+            if settings.tensors and isinstance(step.seen, list):
+                self._keep(number, step.seen)
         for call in timings.calls or ():
             if call.timings is not None:
                 about = _about(call.model, call.version, call.id, parent)
-                self._inner(about, call.arrival or call.began, call.timings, epoch)
+                self._inner(about, call.arrival or call.began, call.timings, epoch, settings)
 
-    def _inner(self, about: dict[str, Any], arrival: int, timings: Timings, epoch: int) -> None:
+    def _inner(self, about: dict[str, Any], arrival: int, timings: Timings, epoch: int, settings: TraceSettings) -> int:
         number, inside = next(self._ids), _execution(timings)
         shown = inside if timings.steps is None else []
         times = [("REQUEST_START", arrival), ("QUEUE_START", arrival), *shown, ("REQUEST_END", inside[-1][1])]
-        self._add(number, about, times, epoch)
-        self._below(number, about.get("request_id", ""), timings, epoch)
+        self._add(number, about, times if settings.timestamps else (), epoch)
+        self._below(number, about.get("request_id", ""), timings, epoch, settings)
+        return number
 
     def _add(self, number: int, about: dict[str, Any], times: Sequence[tuple[str, int]], epoch: int) -> None:
         self._entries.append({"id": number, **about})
@@ -191,6 +203,10 @@ def _inputs(request: InferenceRequest) -> list[_Kept]:
         _Kept("TENSOR_QUEUE_INPUT", name, data_type, array)
         for (name, data_type, _), array in zip(request.layout.inputs, request.inputs, strict=True)
     ]
+
+
+def _outputs(response: InferenceResponse) -> list[_Kept]:
+    return [_Kept("TENSOR_BACKEND_OUTPUT", *output) for output in response.outputs]
 
 
 def _elements(array: Array, data_type: DataType) -> list[str]:

@@ -141,6 +141,11 @@ class TraceControl:
         return self.server.on or any(own.get("on") for own in self._models.values())
 
     @property
+    def tensors(self) -> bool:
+        """Whether any tensors may be traced."""
+        return self.server.tensors or any(own.get("tensors") for own in self._models.values())
+
+    @property
     def by_model(self) -> bool:
         """Whether it depends on the model."""
         return bool(self._models)

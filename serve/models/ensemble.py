@@ -259,7 +259,7 @@ class _Journey(Journey):
         step = InferenceRequest(layout, arrays, complete, request.id, request.parameters, request.timeout_us)
         step.priority = request.priority
         step.correlation_id, step.flags = belongs
-        step.callers, step.trace = self._callers, request.trace
+        step.callers, step.trace, step.watch = self._callers, request.trace, request.watch
         if part.decoupled:
             step.on_response = functools.partial(self._came, ready, belongs)
         return step
@@ -295,9 +295,7 @@ class _Journey(Journey):
         ends: bool = False,
     ) -> None:
         """A step has answered; `ends`: and will not any more."""
-        if response.timings is not None:
-            model = self._ensemble.parts[ready.step].step.model
-            self._waited += self._timings.add(model, response.model_version, step.arrival_ns, response.timings)
+        self._note_step(self._ensemble.parts[ready.step], step, response)
         progress: Progress[Passed] = Progress([], [])
         if self._error is None:
             batched = self._ensemble.parts[ready.step].batches

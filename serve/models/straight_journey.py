@@ -15,7 +15,7 @@ from model_handlers.errors import MmeError
 from serve.models.batch_dimension import fitted
 from serve.models.execution import failure
 from serve.models.layout_check import KNOWN_LAYOUTS
-from serve.request import InferenceRequest, InferenceResponse, Timings, layout_of
+from serve.request import InferenceRequest, InferenceResponse, Step, Timings, layout_of
 from serve.scheduling.ensemble import ABSENT, Absent
 from serve.scheduling.ensemble_sequence import belonging, overridden
 from serve.scheduling.straight import Course, Plan
@@ -87,6 +87,14 @@ class Journey:
         self._timings = Timings.of_steps(request.arrival_ns)
         self._waited = 0
         self._belongs: Belongs = request.correlation_id, request.flags
+
+    def _note_step(self, part: Part, sent: InferenceRequest, answer: InferenceResponse) -> None:
+        """A step has answered."""
+        if answer.timings is not None:
+            watch = self._request.watch
+            seen = None if watch is None else watch(sent, answer)
+            step = Step(part.step.model, answer.model_version, sent.arrival_ns, answer.timings, seen)
+            self._waited += self._timings.add(step)
 
     def _fail(self, error: MmeError) -> None:
         """The first error is the request's; what runs is not waited for longer than it takes to notice."""
@@ -171,15 +179,13 @@ class StraightJourney(Journey):
         )
         sent.priority = request.priority
         sent.correlation_id, sent.flags = self._belonging(step) if self._told else self._belongs
-        sent.callers, sent.trace = self._callers, request.trace
+        sent.callers, sent.trace, sent.watch = self._callers, request.trace, request.watch
         return sent
 
     def _complete(self, step: PlannedStep, sent: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
         self._running.discard(sent)
         if isinstance(result, InferenceResponse):
-            if result.timings is not None:
-                model = self._ensemble.parts[step.index].step.model
-                self._waited += self._timings.add(model, result.model_version, sent.arrival_ns, result.timings)
+            self._note_step(self._ensemble.parts[step.index], sent, result)
             if result.parameters or self._told:
                 self._note_sequence(step, sent, result)
             if self._error is None:

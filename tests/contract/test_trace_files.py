@@ -257,6 +257,29 @@ def test_tensors_are_written_as_text(tmp_path, repository):
     assert len([each for each in entries if "timestamps" in each]) == 1, "of the model that is traced without"
 
 
+@pytest.mark.parametrize("levels", [["TENSORS"], ["TIMESTAMPS", "TENSORS"]])
+def test_tensors_of_an_ensembles_steps_are_written_too(tmp_path, repository, levels):
+    """What went from one to the next; with their times or without."""
+    path = tmp_path / "traces.json"
+    first, *others = levels
+    with serve(tmp_path, repository, [f"triton,file={path}", *(f"level={other}" for other in others)], first) as server:
+        assert server.ask("POST", "/v2/models/twice/infer", X).status == 200
+
+    entries = json.loads(path.read_bytes())
+    named = {each["id"]: each["model_name"] for each in entries if "model_name" in each}
+    assert [*named.values()] == ["twice", "plus", "plus"]
+    tensors = [(named[each["id"]], each["activity"], each["tensor"]["data"]) for each in entries if "tensor" in each]
+    assert tensors == [
+        ("twice", "TENSOR_QUEUE_INPUT", "0,0,0,0"),
+        ("twice", "TENSOR_BACKEND_OUTPUT", "2,2,2,2"),
+        ("plus", "TENSOR_QUEUE_INPUT", "0,0,0,0"),
+        ("plus", "TENSOR_BACKEND_OUTPUT", "1,1,1,1"),
+        ("plus", "TENSOR_QUEUE_INPUT", "1,1,1,1"),
+        ("plus", "TENSOR_BACKEND_OUTPUT", "2,2,2,2"),
+    ]
+    assert {each["id"] for each in entries if "timestamps" in each} == ({*named} if others else set())
+
+
 def test_a_file_that_can_not_be_written_is_told(tmp_path, repository):
     """The server ends as ever."""
     with serve(tmp_path, repository, [f"triton,file={tmp_path}/none/traces.json"]) as server:
