@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.body import takes_body
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.listener import LISTENER
 from model_handlers.priority import lower_priority
 from serve.admission import Admission
 from serve.cache import footprints
@@ -117,6 +118,7 @@ class Engine:
         self.times = CacheTimes()
         self.cache.events.listen(self.times.hear)
         self.cache.events.listen(self._note)
+        LISTENER.lend(loop)
 
     def _loader(self, known: Footprints) -> ModelLoader:
         options = self.options
@@ -389,6 +391,12 @@ class Engine:
 
     async def close(self) -> None:
         """Unload everything and end the threads."""
+        try:
+            await self._close()
+        finally:
+            LISTENER.take_back(self._loop)
+
+    async def _close(self) -> None:
         self.register.leave_overrides()
         await self._tiering.close()
         await self._upkeep.close()

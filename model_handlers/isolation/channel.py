@@ -62,6 +62,20 @@ class Frame:
             self.fd = _written(packing, size)
         self.data = memoryview(data)
 
+    def send(self, end: socket.socket) -> int:
+        """Send what is still to be sent of it, or some of that; returns how many bytes.
+
+        Raises:
+            OSError: as the socket does; nothing was sent.
+        """
+        if self.fd >= 0:
+            sent = socket.send_fds(end, [self.data], [self.fd])
+            self.close()
+        else:
+            sent = end.send(self.data)
+        self.data = self.data[sent:]
+        return sent
+
     def close(self) -> None:
         """Give the descriptor back."""
         if self.fd >= 0:
@@ -93,22 +107,27 @@ def _write(fd: int, offset: int, contents: memoryview) -> None:
 
 
 class FrameReader:
-    """Cuts what comes out of the socket into messages and the bytes in which their tensors lie."""
+    """Cuts what comes out of the socket into messages and the bytes in which their tensors lie.
+
+    Attributes:
+        keeps_large: whether `next` has kept back a frame that is not small.
+    """
 
     def __init__(self) -> None:
+        self.keeps_large = False
         self._messages = MessageReader()
         self._fds: list[int] = []
         self._begun: Message | None = None
 
-    def receive(self, end: socket.socket) -> bool:
-        """Read what is there; False when the other side is gone.
+    def receive(self, end: socket.socket, most: int = _CHUNK) -> bool:
+        """Read what is there, so many bytes at most; False when the other side is gone.
 
         Raises:
             BlockingIOError: nothing is there, on a socket that does not wait.
             ProtocolError: descriptors came that belong to no frame, or could not be taken.
         """
         try:
-            data, fds, flags, _ = socket.recv_fds(end, _CHUNK, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            data, fds, flags, _ = socket.recv_fds(end, most, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
         except ConnectionError:
             return False
         self._fds += fds
@@ -119,16 +138,25 @@ class FrameReader:
         self._messages.feed(data)
         return bool(data)
 
-    def next(self) -> tuple[Message, Array] | None:
+    def next(self, *, small: bool = False) -> tuple[Message, Array] | None:
         """The next whole frame, None while there is none.
+
+        Args:
+            small: keep back one that is not: whose message or tensors take more than INLINE bytes.
 
         Raises:
             ProtocolError: what came is no frame.
         """
+        self.keeps_large = small and self._begun is None and self._messages.has_over(INLINE)
+        if self.keeps_large:
+            return None
         message, self._begun = self._begun or self._messages.next(), None
         if message is None:
             return None
         if "segment" in message:
+            if small:
+                self.keeps_large, self._begun = True, message
+                return None
             return message, self._mapped(message["segment"])
         size = message.get("payload", 0)
         if not isinstance(size, int) or not 0 <= size <= INLINE:

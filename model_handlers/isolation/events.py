@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import threading
 import time
 import traceback
@@ -25,6 +24,7 @@ from model_handlers.isolation.channel import Frame, FrameReader
 from model_handlers.isolation.framing import Packing, error_fields
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Sequence
 
     from model_handlers.base import ModelResponse
@@ -86,11 +86,9 @@ class Events:
                     self._busy = False
 
     def _put(self, frame: Frame) -> None:
-        fds = [frame.fd] if frame.fd >= 0 else []
         while frame.data:
             try:
-                sent = socket.send_fds(self._end, [frame.data], fds)
-                frame.data, fds = frame.data[sent:], []
+                frame.send(self._end)
             except OSError as error:
                 if error.errno not in _PASSING:
                     break  # the serving process is gone, and soon we are

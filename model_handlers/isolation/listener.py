@@ -1,23 +1,31 @@
-"""The serving process's ends of the channels: one thread reads what the processes of all models say unasked.
+"""The serving process's ends of the channels: one place reads what the processes of all models say unasked.
 
-`Channel.post` may be called on any thread and never waits: what the socket does not take at once, the thread sends
-later. What came is handed to the channel's owner on that thread, which must not keep it.
+The event loop is that place, once it has lent itself (`Listener.lend`): what is small goes no further before it is with
+the client, and nothing is read before the loop has done with what came before, so that a model that sends faster than
+we can answer waits. A frame that is large, or wrong, and the end of a channel are for a thread. While it has one,
+nothing else of that channel is read, until the loop has done with it. Without a loop the thread reads everything.
+
+`Channel.post` may be called on any thread and never waits: what the socket does not take at once is sent later. What
+came is handed to the channel's owner on the thread that reads, which must not be kept.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import select
-import socket
 import threading
 from collections import deque
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from model_handlers.isolation.channel import FrameReader
 from model_handlers.priority import usual_priority
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import asyncio
+    import socket
+    from collections.abc import Callable, Iterator
 
     from model_handlers.isolation.channel import Frame
     from model_handlers.isolation.framing import Message
@@ -25,6 +33,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.isolation")
 _MAX_UNSENT = 256 << 20  # bytes of frames that wait for a child to read; what lies in descriptors does not count
+_PIECE = 16 << 10  # bytes of a channel that are read in one go: a hundred responses, or two milliseconds
+_IN_A_TURN = 4  # channels of which the loop reads one
 
 
 class DeafError(Exception):
@@ -59,6 +69,7 @@ class Channel:
         self._open = True
         self._listened = False
         self._wants_room = False
+        self._wrong: Exception | None = None  # with what came, for the thread to tell
 
     def start(self) -> None:
         """Have frames taken from now on.
@@ -103,16 +114,35 @@ class Channel:
             self._drop_unsent()
             return True
 
-    def ready(self, *, readable: bool) -> None:
-        """On the listening thread: the socket has something, or room."""
-        if readable:
-            with self._reading:
-                self._read()
-            return
+    def has_room(self) -> None:
+        """The socket takes something again. Where channels are read."""
         with self._lock:
             error = self._send() if self._open else None
         if error is not None:
             self._gone(error)
+
+    def read(self) -> None:
+        """The socket has something, or is at its end. On the listening thread."""
+        with self._reading:
+            self._read()
+
+    def read_small(self) -> bool:
+        """The same on an event loop; False leaves the rest of what came to `read`."""
+        if not self._reading.acquire(blocking=False):
+            return True  # `drain` takes everything
+        try:
+            with self._lock:
+                more = self._open and self._reader.receive(self._end, _PIECE)
+            self._take_frames(small=True)
+        except BlockingIOError:
+            return True
+        except Exception as error:  # noqa: BLE001 - as below
+            self._wrong = error
+            return False
+        else:
+            return more and not self._reader.keeps_large
+        finally:
+            self._reading.release()
 
     def drain(self) -> None:
         """Take what has come, to the end of it, and close: for a child that is gone."""
@@ -123,19 +153,26 @@ class Channel:
 
     def _read(self) -> bool:
         """Whether there may be more."""
+        if self._wrong is not None:
+            self._gone(self._wrong)
+            return False
         try:
+            self._take_frames()  # that were left
             with self._lock:
-                more = self._open and self._reader.receive(self._end)
-            while (frame := self._reader.next()) is not None:
-                self._take(*frame)
+                more = self._open and self._reader.receive(self._end, _PIECE)
+            self._take_frames()
         except BlockingIOError:
             return False
-        except Exception as error:  # noqa: BLE001 - a child may send anything; the thread serves all the others too
+        except Exception as error:  # noqa: BLE001 - a child may send anything; whoever reads serves all the others too
             self._gone(error)
             return False
         if not more:
             self._gone(None)
         return more
+
+    def _take_frames(self, *, small: bool = False) -> None:
+        while (frame := self._reader.next(small=small)) is not None:
+            self._take(*frame)
 
     def _gone(self, error: Exception | None) -> None:
         if self.close():
@@ -146,8 +183,7 @@ class Channel:
         while self._unsent:
             frame = self._unsent[0]
             try:
-                fds = [frame.fd] if frame.fd >= 0 else []
-                sent = socket.send_fds(self._end, [frame.data], fds, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+                self._unsent_size -= frame.send(self._end)
             except BlockingIOError:
                 self._want_room(wants=True)
                 return None
@@ -156,9 +192,6 @@ class Channel:
                 break
             except OSError as error:  # too many descriptors under way, or no memory
                 return DeafError(f"nothing can be sent to it: {error}")
-            frame.close()
-            self._unsent_size -= sent
-            frame.data = frame.data[sent:]
             if not frame.data:
                 self._unsent.popleft()
         self._want_room(wants=False)
@@ -176,49 +209,152 @@ class Channel:
 
 
 class _Listener:
-    """The thread, started with the first channel."""
+    """Who reads the channels: a thread, started with the first of them, and the event loops that lend themselves."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._epoll: select.epoll | None = None
+        self._bell = -1  # which wakes the thread
         self._channels: dict[int, Channel] = {}
+        self._masks: dict[int, int] = {}
+        self._away: set[int] = set()  # channels that nobody reads but the thread
+        self._aside: deque[tuple[int, Channel]] = deque()  # those whose turn there has not come
+        self._lent: list[asyncio.AbstractEventLoop] = []
+        self._loops: list[asyncio.AbstractEventLoop] = []  # those of them that have begun to read
+
+    def lend(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have channels read on a loop, until it is taken back."""
+        with self._lock:
+            self._lent.append(loop)
+            if self._epoll is not None:
+                self._ask(loop, self._epoll)
+
+    def take_back(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have them read without the loop. On the loop."""
+        with self._lock:
+            if loop in self._lent:
+                self._lent.remove(loop)
+            if self._epoll is not None and loop in self._loops and loop not in self._lent:
+                self._loops.remove(loop)
+                loop.remove_reader(self._epoll.fileno())
+                os.eventfd_write(self._bell, 1)
 
     def add(self, fd: int, channel: Channel) -> None:
         """Read a channel from now on."""
         with self._lock:
-            if self._epoll is None:
-                self._epoll = select.epoll()
-                threading.Thread(target=self._main, args=(self._epoll,), name="model events", daemon=True).start()
-            self._epoll.register(fd, select.EPOLLIN)
-            self._channels[fd] = channel
+            epoll = self._epoll or self._begin()
+            if any(loop.is_closed() for loop in self._loops):  # and its engine never was
+                self._loops = [loop for loop in self._loops if not loop.is_closed()]
+                os.eventfd_write(self._bell, 1)
+            epoll.register(fd, select.EPOLLIN)
+            self._channels[fd], self._masks[fd] = channel, select.EPOLLIN
 
     def remove(self, fd: int) -> None:
         """Read it no more."""
         with self._lock:
-            del self._channels[fd]
-            assert self._epoll is not None  # noqa: S101 - it was added
-            self._epoll.unregister(fd)
+            del self._channels[fd], self._masks[fd]
+            if fd in self._away:
+                self._away.remove(fd)
+            elif self._epoll is not None:
+                self._epoll.unregister(fd)
 
     def wants_room(self, fd: int, *, wants: bool) -> None:
         """Whether the channel is to be told when its socket has room."""
         with self._lock:
-            if self._epoll is not None:
-                self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if wants else 0))
+            self._masks[fd] = select.EPOLLIN | (select.EPOLLOUT if wants else 0)
+            if self._epoll is not None and fd not in self._away:
+                self._epoll.modify(fd, self._masks[fd])
 
-    def _main(self, epoll: select.epoll) -> None:
+    def _begin(self) -> select.epoll:
+        self._epoll, self._bell = select.epoll(), os.eventfd(0, os.EFD_CLOEXEC)
+        threading.Thread(target=self._main, args=(self._epoll, self._bell), name="model events", daemon=True).start()
+        for loop in self._lent:
+            self._ask(loop, self._epoll)
+        return self._epoll
+
+    # -- on a loop -----------------------------------------------------------------------------------------------
+
+    def _ask(self, loop: asyncio.AbstractEventLoop, epoll: select.epoll) -> None:
+        with suppress(RuntimeError):  # it is closed
+            loop.call_soon_threadsafe(self._hear, loop, epoll)
+
+    def _hear(self, loop: asyncio.AbstractEventLoop, epoll: select.epoll) -> None:
+        with self._lock:
+            if loop in self._lent and loop not in self._loops:
+                self._loops.append(loop)
+                loop.add_reader(epoll.fileno(), self._read_small, epoll)
+                os.eventfd_write(self._bell, 1)
+
+    def _read_small(self, epoll: select.epoll) -> None:
+        for fd, channel in self._ready(epoll, _IN_A_TURN):
+            if not channel.read_small():
+                self._set_aside(fd, channel)
+
+    def _set_aside(self, fd: int, channel: Channel) -> None:
+        with self._lock:
+            if self._epoll is None or self._channels.get(fd) is not channel or fd in self._away:
+                return
+            self._epoll.unregister(fd)
+            self._away.add(fd)
+        self._aside.append((fd, channel))
+        os.eventfd_write(self._bell, 1)
+
+    def _take_again(self, fd: int, channel: Channel) -> None:
+        """Behind what the thread has handed on of it."""
+        with self._lock:
+            if self._epoll is not None and self._channels.get(fd) is channel and fd in self._away:
+                self._away.remove(fd)
+                self._epoll.register(fd, self._masks[fd])
+
+    # -- on the thread -------------------------------------------------------------------------------------------
+
+    def _main(self, epoll: select.epoll, bell: int) -> None:
         usual_priority()  # not that of the load that was the first to need it
+        lent, alone = select.poll(), select.poll()
+        for waits in (lent, alone):
+            waits.register(bell, select.POLLIN)
+        alone.register(epoll.fileno(), select.POLLIN)
         while True:
-            for fd, events in epoll.poll():
-                channel = self._channels.get(fd)
-                if channel is None:
-                    continue
-                try:
-                    if events & select.EPOLLOUT:
-                        channel.ready(readable=False)
-                    if events & ~select.EPOLLOUT:
-                        channel.ready(readable=True)
-                except Exception:  # noqa: BLE001 - one channel's trouble is not that of the others
-                    _log.exception("a model's channel could not be served")
+            if bell in dict((lent if self._loops else alone).poll()):
+                os.eventfd_read(bell)
+            while self._aside:
+                self._go_on(*self._aside.popleft())
+            if not self._loops:
+                for _, channel in self._ready(epoll):
+                    self._read(channel)
+
+    def _go_on(self, fd: int, channel: Channel) -> None:
+        self._read(channel)
+        for loop in self._loops[:1]:
+            with suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(self._take_again, fd, channel)
+                return
+        self._take_again(fd, channel)
+
+    def _read(self, channel: Channel) -> None:
+        with _logged():
+            channel.read()
+
+    def _ready(self, epoll: select.epoll, most: int = -1) -> Iterator[tuple[int, Channel]]:
+        """Channels that have something, with their descriptors; those that have room are told."""
+        for fd, events in epoll.poll(0, most):
+            channel = self._channels.get(fd)
+            if channel is None:
+                continue
+            if events & select.EPOLLOUT:
+                with _logged():
+                    channel.has_room()
+            if events & ~select.EPOLLOUT:
+                yield fd, channel
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """One channel's trouble is not that of the others."""
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - as it says
+        _log.exception("a model's channel could not be served")
 
 
 LISTENER = _Listener()

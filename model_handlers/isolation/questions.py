@@ -1,7 +1,7 @@
 """What the models in processes of their own ask of the server, and the answers: the server's end, see `outside`.
 
-Questions come on the listening thread and are handed on at once. Answers come on whatever thread has them, an event
-loop mostly: what takes long to write is left to a thread.
+Questions come where channels are read, see `listener`, and are handed on at once. Answers come on whatever thread has
+them, an event loop mostly: what takes long to write is left to a thread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STRING = 256  # bytes
 
 
 class Questions:
-    """What one child has asked and is not answered yet. `take` is called on the listening thread.
+    """What one child has asked and is not answered yet. `take` is called where channels are read: it waits for nothing.
 
     Args:
         model: the child's.

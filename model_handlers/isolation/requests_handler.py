@@ -3,9 +3,9 @@
 The process is heard from before it loads its model on, which may ask for others to be loaded.
 
 A request is *open* from the moment its batch is sent until it got its last response: with the batch's answer, or by
-frames of the channel, before that or long after it. Frames are taken on the listening thread, batches on the lane's,
-or on the event loop: small ones are sent there and their answers taken there (`send_requests`), with no thread in
-between. Whatever could take long, a death above all, is left to a thread that calls `execute_requests` or
+frames of the channel, before that or long after it. Frames are taken where channels are read (`listener`), batches on
+the lane's thread, or on the event loop: small ones are sent there and their answers taken there (`send_requests`), with
+no thread in between. Whatever could take long, a death above all, is left to a thread that calls `execute_requests` or
 `await_answers`. The lock is held from the sending of a batch until its answers are taken, whichever threads do it.
 """
 
@@ -48,7 +48,7 @@ _RESPONDING = "while it had requests to answer"
 _SMALL = 64 << 10  # bytes of inputs that the event loop copies itself
 _FEW_STRINGS = 2 * _SMALL  # bytes of a batch, its inputs included, whose strings the event loop takes apart itself
 _ALL = 1 << 20  # requests: more than a batch has
-_NEWS_SECONDS = 10.0  # for the listening thread to read what was told before
+_NEWS_SECONDS = 10.0  # for what was told before to be read
 
 
 class _Sent:

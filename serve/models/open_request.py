@@ -92,22 +92,34 @@ class Posts:
         self._take = take
         self._posted: deque[tuple[OpenRequest, ModelResponse | MmeError | None, bool]] = deque()
         self._told = False
+        self._thread = 0  # the loop's, once it is known
 
     def post(self, opened: OpenRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see Post
-        """Take one. On any thread: one wake-up of the loop for all that is posted until it wakes."""
+        """Take one. On any thread: one wake-up of the loop for all that is posted until it wakes.
+
+        The loop itself posts no more in a turn than it can take in the next one.
+        """
         self._posted.append((opened, response, final))
         if not self._told:
             self._told = True
             with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-                self._loop.call_soon_threadsafe(self._take_some)
+                if threading.get_ident() == self._thread:
+                    self._loop.call_soon(self._take_own)
+                else:
+                    self._loop.call_soon_threadsafe(self._take_some)
 
     def take_all(self) -> None:
         """Hand over what was posted before this call. On the loop."""
         self._hand_over(len(self._posted))
 
+    def _take_own(self) -> None:
+        self._told = False
+        self.take_all()
+
     def _take_some(self) -> None:
         """A model that posts without end must not keep the loop from all others."""
         self._told = False
+        self._thread = threading.get_ident()
         self._hand_over(min(len(self._posted), _AT_ONCE))
         if self._posted and not self._told:
             self._told = True

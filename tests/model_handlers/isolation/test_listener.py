@@ -1,11 +1,14 @@
-"""One thread hears every channel; whoever posts never waits; each end is told once."""
+"""One thread hears every channel, or an event loop; whoever posts never waits; each end is told once."""
 
+import asyncio
+import contextlib
 import os
 import socket
 import threading
 
 import numpy as np
 import pytest
+import uvloop
 
 from model_handlers.isolation import listener
 from model_handlers.isolation.channel import INLINE, Frame, FrameReader
@@ -14,6 +17,23 @@ from model_handlers.isolation.listener import LISTENER, Channel, DeafError
 from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.usefixtures("nothing_held")
+
+
+@pytest.fixture(autouse=True, params=["thread", "loop"])
+def loop(request):
+    """None; and once more with a loop that lends itself."""
+    if request.param == "thread":
+        yield None
+        return
+    loop = uvloop.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="loop")
+    thread.start()
+    LISTENER.lend(loop)
+    yield loop
+    loop.call_soon_threadsafe(LISTENER.take_back, loop)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
 
 
 class Owner:
@@ -250,3 +270,65 @@ def test_a_channel_that_cannot_be_heard_is_closed():
             channel.start()
 
     assert not channel._open
+
+
+def test_a_loop_reads_what_is_small(owners, loop):
+    """A thread reads what is large, and nothing that came behind it is taken before."""
+    places = []
+    owner = owners(lambda _: places.append(threading.current_thread().name))
+    for number in range(300):
+        if number % 100 == 50:
+            frame = large(number)
+            with contextlib.closing(frame):
+                socket.send_fds(owner.theirs, [frame.data], [frame.fd])
+        else:
+            owner.say(number)
+    owner.theirs.sendall(encode_message({"n": 300, "text": "x" * INLINE}))
+    owner.say(301)
+    eventually(lambda: len(owner.came) == 302)
+    owner.say(302)
+    eventually(lambda: len(owner.came) == 303)
+
+    assert owner.came == list(range(303))
+    if loop is not None:
+        assert {places[number] for number in (50, 150, 250, 300)} == {"model events"}
+        assert {places[number] for number in (0, 49, 302)} == {"loop"}
+
+
+def test_who_talks_faster_than_a_loop_hears_waits(owners, loop):
+    """Nothing is read that the loop has not done with what came before it: not by anybody else, and not ahead."""
+    if loop is None:
+        pytest.skip("a thread reads on")
+    owner, gate = owners(), threading.Event()
+    loop.call_soon_threadsafe(gate.wait, PATIENCE)
+    owner.theirs.setblocking(False)
+    said = 0
+    with contextlib.suppress(BlockingIOError):  # its buffer is full
+        while True:
+            owner.theirs.send(encode_message({"n": said}))
+            said += 1
+    assert owner.came == []
+    gate.set()
+    eventually(lambda: len(owner.came) == said)
+
+
+def test_loops_come_and_go(owners, loop):
+    """One that ends leaves its channels to who is left, and none is needed."""
+    places = []
+    owner = owners(lambda _: places.append(threading.current_thread().name))
+    other = asyncio.new_event_loop()
+    for number in range(10):
+        LISTENER.lend(other)
+        thread = threading.Thread(target=other.run_forever, name="other")
+        thread.start()
+        owner.say(2 * number)
+        eventually(lambda number=number: len(owner.came) == 2 * number + 1)
+        other.call_soon_threadsafe(LISTENER.take_back, other)
+        other.call_soon_threadsafe(other.stop)
+        thread.join()
+        owner.say(2 * number + 1)
+        eventually(lambda number=number: len(owner.came) == 2 * number + 2)
+    other.close()
+
+    assert owner.came == list(range(20))
+    assert set(places[1::2]) == {"model events" if loop is None else "loop"}

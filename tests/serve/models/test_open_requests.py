@@ -520,6 +520,25 @@ def test_posts_of_many_threads_keep_each_ones_order():
     asyncio.run(main())
 
 
+def test_what_the_loop_posts_is_taken_in_its_next_turn():
+    """All of it, behind what threads have posted before: the loop posts no more than it can take."""
+
+    async def main():
+        came, first = [], asyncio.Event()
+        posts = Posts(asyncio.get_running_loop(), lambda opened, *_: (came.append(opened), first.set()))
+        thread = threading.Thread(target=posts.post, args=(0, None, False))
+        thread.start()
+        await asyncio.wait_for(first.wait(), PATIENCE)
+        thread.join()
+        for turn in range(3):
+            for number in range(1000):
+                posts.post(1 + 1000 * turn + number, None, False)
+            await asyncio.sleep(0)
+            assert came == list(range(1 + 1000 * (turn + 1)))
+
+    asyncio.run(main())
+
+
 def test_posts_may_be_taken_before_their_turn():
     """All of them, in order, and then none again."""
 
