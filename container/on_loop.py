@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from container.http1.limits import Limits
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_log = logging.getLogger("mme.http")
+_MOST_UNSENT = Limits().stream_buffer
 
 
 class OnLoop:
@@ -73,8 +78,17 @@ class WaitingExchange:
         self._parts = parts
 
     def write(self, data: bytes | memoryview) -> None:
-        """Take a part."""
-        self._under_way().put(data)
+        """Take a part, and no more from a client that reads too slowly: it is cut off, as our own server does it."""
+        parts = self._under_way()
+        unsent = parts.unsent
+        if unsent <= _MOST_UNSENT:
+            parts.put(data)
+            return
+        _log.warning(
+            "%s %r is cut off: its client has left %d bytes of the answer unread", self.method, self.target, unsent
+        )
+        parts.drop(self._cut_off())
+        asyncio.get_running_loop().call_soon(self._leave)
 
     def end(self) -> None:
         """Take no more."""
@@ -83,8 +97,7 @@ class WaitingExchange:
 
     def cut(self) -> None:
         """Have the iteration raise: the WSGI server then closes the connection, whose client knows."""
-        sentence = f"the answer to {self.method} {self.target.decode('latin-1')} can't be finished and was cut"
-        self._under_way().finish(MmeError(Kind.EXECUTION_FAILED, sentence))
+        self._under_way().finish(self._cut_off())
         self._parts = None
 
     @property
@@ -96,6 +109,10 @@ class WaitingExchange:
         if self._answer.done():
             raise RuntimeError(f"{self.method} {self.target!r} has been answered before: answer exactly once")
         self._answer.set_result((status, headers, body))
+
+    def _cut_off(self) -> MmeError:
+        sentence = f"the answer to {self.method} {self.target.decode('latin-1')} can't be finished and was cut"
+        return MmeError(Kind.EXECUTION_FAILED, sentence)
 
     def _under_way(self) -> Parts:
         if self._parts is None:
@@ -128,6 +145,7 @@ class Parts:
         self._leave = leave
         self._queue: SimpleQueue[bytes | memoryview | MmeError | None] = SimpleQueue()
         self._closed = False
+        self._dropped = False
         # Each is written by one side alone, so no lock is needed.
         self._put = 0  # bytes, by the loop
         self._sent = 0  # bytes, by the thread: who asks for a part has sent the one before
@@ -138,7 +156,7 @@ class Parts:
     def put(self, data: bytes | memoryview) -> None:
         """One part; an empty one is none."""
         size = memoryview(data).nbytes
-        if size and not self._closed:
+        if size and not self._closed and not self._dropped:
             self._put += size
             self._queue.put(data)
 
@@ -146,10 +164,18 @@ class Parts:
         """No more parts; with an error, because they are not all."""
         self._queue.put(error)
 
+    def drop(self, error: MmeError) -> None:
+        """Have the thread raise next, and forget what it has not sent."""
+        self._dropped = True
+        with contextlib.suppress(Empty):
+            while True:
+                self._queue.get_nowait()
+        self.finish(error)
+
     @property
     def unsent(self) -> int:
-        """Bytes that were put in and not sent; 0 after `close`."""
-        return 0 if self._closed else self._put - self._sent
+        """Bytes that were put in and not sent; 0 after `close` and `drop`."""
+        return 0 if self._closed or self._dropped else self._put - self._sent
 
     # for the thread
 

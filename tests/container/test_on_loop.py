@@ -170,6 +170,33 @@ def test_closing_early_is_a_client_that_left(streamed, streams, thread, over):
     assert streams.left == [thread._thread]
 
 
+def test_a_client_that_does_not_read_is_cut_off(streamed, streams, thread, monkeypatch, caplog):
+    """It may leave so much unread and one part; then it is forgotten, the thread raises, and the route is told once."""
+    monkeypatch.setattr("container.on_loop._MOST_UNSENT", 1000)
+    exchange, call = streamed
+    parts = begun(exchange, call)
+    for _ in range(12):
+        call(exchange.write, b"x" * 100)
+        assert next(parts) == b"x" * 100
+    for _ in range(10):
+        call(exchange.write, b"x" * 100)
+    assert exchange.unsent == 1100  # what the thread took last, it may not have sent
+    for _ in range(3):
+        call(exchange.write, b"x" * 100)
+
+    assert exchange.unsent == 0
+    assert parts._queue.qsize() == 1
+    with pytest.raises(MmeError, match="can't be finished and was cut"):
+        next(parts)
+    call(exchange.end)
+    parts.close()
+    call(int)
+    assert streams.left == [thread._thread]
+    assert [record.getMessage() for record in caplog.records] == [
+        "POST b'/x' is cut off: its client has left 1100 bytes of the answer unread"
+    ]
+
+
 def test_closing_without_a_route_that_wants_to_know(streamed, streams, caplog):
     """A route that set no `on_disconnect` is not told."""
     exchange, call = streamed
