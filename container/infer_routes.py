@@ -348,9 +348,10 @@ class InferRoutes:
         self._inflated(call, name, functools.partial(self._generate_body, call, route, name))
 
     def _generate_body(self, call: Call, route: Route, name: str, body: bytes) -> None:
+        version = path_version(route.version)
+        config = self.engine.config(name, version)
         if len(body) > LARGE and call.read is None and not self._takes_body(route, name):
             go_on = functools.partial(self._generate_body, call, route, name, body)
-            config = self.engine.config(name, path_version(route.version))
             types = {} if config is None else {spec.name: spec.data_type for spec in config.inputs}
             read = functools.partial(read_generate, types)
             self._aside(call, name, self._read_aside(call, read, body, len(body), go_on))
@@ -359,7 +360,8 @@ class InferRoutes:
         if SESSION_ID in call.exchange.headers and route.flavor is not Flavor.KSERVE:
             self._in_session(call, route, name, body, make)
             return
-        self._aside(call, name, self.engine.submit_made(name, path_version(route.version), make))
+        if config is None or not self.engine.is_resident(name) or not self.engine.submit(name, version, make(config)):
+            self._aside(call, name, self.engine.submit_made(name, version, make))
 
     def _made_generate(self, call: Call, route: Route, body: bytes, config: ModelConfig) -> InferenceRequest:
         """Which keys are tensors depends on the model's configuration."""

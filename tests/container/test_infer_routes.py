@@ -631,6 +631,25 @@ def test_generate_is_read_for_the_types_of_its_model(start, repository, readers,
     assert [{name: data_type.name for name, data_type in known.items()} for known in types] == [{}, {"X": "FP32"}, {}]
 
 
+def test_generate_of_a_model_in_memory_is_no_task(start, repository):
+    """It is queued at once, as any other inference; of others it is one, which waits for the load."""
+    running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("nobody",))
+    routes = running.service.routes
+
+    def ask(number):
+        exchange = WaitingExchange("POST", b"/v2/models/twice/generate", {}, b'{"X": [1, 2, 3, %d]}' % number)
+        assert routes.dispatch(exchange)
+        return exchange, len(routes._tasks)
+
+    tasks = []
+    for number in (4, 5):
+        exchange, count = running.on_loop.call(ask, number)
+        status, _, body = exchange.wait()
+        assert (status, json.loads(body)["Y"]) == (200, [2, 4, 6, 2 * number])
+        tasks.append(count)
+    assert tasks == [1, 0]
+
+
 def test_what_is_for_a_script_is_not_read(server, post, sums, readers, monkeypatch):
     """It gets the body as it is, unless the route is KServe's."""
     monkeypatch.setattr(server.service.routes, "_body_takers", {"arithmetic"})
