@@ -45,12 +45,13 @@ class Frame:
     Attributes:
         data: its bytes, or those that are still to be sent.
         fd: the descriptor that goes with it, -1 for none. `close` it when the frame was sent, or never will be.
+        size: bytes of the memory behind that.
     """
 
     def __init__(self, message: Message, packing: Packing | None = None) -> None:
         """Raises MmeError: as `encode_message`; OUT_OF_MEMORY, or UNAVAILABLE for want of descriptors."""
         size = packing.end if packing is not None else 0
-        self.fd = -1
+        self.fd, self.size = -1, 0
         if packing is None or size == 0:
             data = encode_message(message)
         elif size <= INLINE:
@@ -59,7 +60,7 @@ class Frame:
             data = encode_message(message | {"payload": size}) + payload
         else:
             data = encode_message(message | {"segment": size})
-            self.fd = _written(packing, size)
+            self.fd, self.size = _written(packing, size), size
         self.data = memoryview(data)
 
     def send(self, end: socket.socket) -> int:

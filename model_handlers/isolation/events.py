@@ -11,7 +11,10 @@ in the middle of sending is sent behind it.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import sys
+import termios
 import threading
 import time
 import traceback
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 _PASSING = {errno.ETOOMANYREFS, errno.ENOBUFS}  # no more descriptors may be under way, until the other side reads
 _PAUSE = 0.001  # seconds
+_MOST_UNDER_WAY = 64 << 20  # bytes of memory that was sent and not received: of such frames a socket holds hundreds
 
 
 class Events:
@@ -56,6 +60,7 @@ class Events:
         self._sending = threading.RLock()
         self._busy = False
         self._unsent: deque[Frame] = deque()
+        self._under_way = 0  # bytes of memory
         self._lock = threading.RLock()
         self._listens = False
         self._asked = False  # to be told of clients that leave
@@ -86,6 +91,8 @@ class Events:
                     self._busy = False
 
     def _put(self, frame: Frame) -> None:
+        if frame.size:
+            self._await_room(frame.size)
         while frame.data:
             try:
                 frame.send(self._end)
@@ -94,6 +101,14 @@ class Events:
                     break  # the serving process is gone, and soon we are
                 time.sleep(_PAUSE)
         frame.close()
+
+    def _await_room(self, size: int) -> None:
+        """Wait while too much memory is under way. The other side looks at what it received before it asks for more."""
+        if self._under_way > _MOST_UNDER_WAY:
+            while _unread(self._end):
+                time.sleep(_PAUSE)
+            self._under_way = 0
+        self._under_way += size
 
     # -- requests that we were given -----------------------------------------------------------------------------
 
@@ -221,6 +236,14 @@ class Events:
             told = self._watching.pop(number, [])
         for tell in told:
             tell()
+
+
+def _unread(end: socket.socket) -> int:
+    """Bytes that the other side has not received, with what the system adds to them; 0 where that has gone."""
+    try:
+        return int.from_bytes(fcntl.ioctl(end, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0
 
 
 class ResponderInChild:

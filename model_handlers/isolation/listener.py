@@ -3,7 +3,9 @@
 The event loop is that place, once it has lent itself (`Listener.lend`): what is small goes no further before it is with
 the client, and nothing is read before the loop has done with what came before, so that a model that sends faster than
 we can answer waits. A frame that is large, or wrong, and the end of a channel are for a thread. While it has one,
-nothing else of that channel is read, until the loop has done with it. Without a loop the thread reads everything.
+nothing else of that channel is read, until the loop has done with it; nor is it while responses of that model take much
+memory, which are still to be written for their clients, though for a second at most, since others may keep some for
+long. Without a loop the thread reads everything.
 
 `Channel.post` may be called on any thread and never waits: what the socket does not take at once is sent later. What
 came is handed to the channel's owner on the thread that reads, which must not be kept.
@@ -12,9 +14,12 @@ came is handed to the channel's owner on the thread that reads, which must not b
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import threading
+import time
+import weakref
 from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -35,6 +40,8 @@ _log = logging.getLogger("mme.isolation")
 _MAX_UNSENT = 256 << 20  # bytes of frames that wait for a child to read; what lies in descriptors does not count
 _PIECE = 16 << 10  # bytes of a channel that are read in one go: a hundred responses, or two milliseconds
 _IN_A_TURN = 4  # channels of which the loop reads one
+_MOST_ALIVE = 64 << 20  # bytes of large responses of a model in memory
+_HELD_SECONDS = 1.0
 
 
 class DeafError(Exception):
@@ -62,6 +69,9 @@ class Channel:
         self._take = take
         self._lost = lost
         self._reader = FrameReader()
+        self._alive = 0  # bytes of what was kept, those included that were let go of since they were counted last
+        self._let_go: deque[int] = deque()
+        self._waits = False  # until memory is free
         self._unsent: deque[Frame] = deque()
         self._unsent_size = 0
         self._lock = threading.Lock()  # of what is sent, and of the end
@@ -144,6 +154,25 @@ class Channel:
         finally:
             self._reading.release()
 
+    def keep(self, owner: object, size: int) -> None:
+        """Count so many bytes of memory as long as their owner lives. Where channels are read."""
+        self._alive += size
+        weakref.finalize(owner, self._freed, size).atexit = False
+
+    def is_full(self) -> bool:
+        """Whether more is kept than may be; if so, the thread is woken whenever that becomes less."""
+        self._waits = True  # first: what is let go of from now on is told
+        while self._let_go:
+            self._alive -= self._let_go.popleft()
+        self._waits = self._alive > _MOST_ALIVE
+        return self._waits
+
+    def _freed(self, size: int) -> None:
+        """On any thread, in the middle of anything."""
+        self._let_go.append(size)
+        if self._waits:
+            LISTENER.wake()
+
     def drain(self) -> None:
         """Take what has come, to the end of it, and close: for a child that is gone."""
         with self._reading:
@@ -157,7 +186,9 @@ class Channel:
             self._gone(self._wrong)
             return False
         try:
-            self._take_frames()  # that were left
+            if self._reader.keeps_large:
+                self._take_frames()
+                return True
             with self._lock:
                 more = self._open and self._reader.receive(self._end, _PIECE)
             self._take_frames()
@@ -219,6 +250,7 @@ class _Listener:
         self._masks: dict[int, int] = {}
         self._away: set[int] = set()  # channels that nobody reads but the thread
         self._aside: deque[tuple[int, Channel]] = deque()  # those whose turn there has not come
+        self._full: list[tuple[int, Channel, float]] = []  # those that are full, and until when nobody reads them
         self._lent: list[asyncio.AbstractEventLoop] = []
         self._loops: list[asyncio.AbstractEventLoop] = []  # those of them that have begun to read
 
@@ -272,6 +304,10 @@ class _Listener:
             self._ask(loop, self._epoll)
         return self._epoll
 
+    def wake(self) -> None:
+        """Have the thread look again. Takes no lock, and may be called in the middle of anything."""
+        os.eventfd_write(self._bell, 1)
+
     # -- on a loop -----------------------------------------------------------------------------------------------
 
     def _ask(self, loop: asyncio.AbstractEventLoop, epoll: select.epoll) -> None:
@@ -315,16 +351,30 @@ class _Listener:
             waits.register(bell, select.POLLIN)
         alone.register(epoll.fileno(), select.POLLIN)
         while True:
-            if bell in dict((lent if self._loops else alone).poll()):
+            if bell in dict((lent if self._loops else alone).poll(self._patience())):
                 os.eventfd_read(bell)
+            full, self._full = self._full, []
+            for each in full:
+                self._give_back(*each)
             while self._aside:
-                self._go_on(*self._aside.popleft())
+                fd, channel = self._aside.popleft()
+                self._read(channel)
+                self._give_back(fd, channel, time.monotonic() + _HELD_SECONDS)
             if not self._loops:
                 for _, channel in self._ready(epoll):
                     self._read(channel)
 
-    def _go_on(self, fd: int, channel: Channel) -> None:
-        self._read(channel)
+    def _patience(self) -> int | None:
+        """Milliseconds until the first of the full ones is read again in any case."""
+        if not self._full:
+            return None
+        return max(math.ceil((min(until for _, _, until in self._full) - time.monotonic()) * 1e3), 0)
+
+    def _give_back(self, fd: int, channel: Channel, until: float) -> None:
+        """Have the loop read it again, behind what was handed on of it; not while it is full."""
+        if channel.is_full() and time.monotonic() < until:
+            self._full.append((fd, channel, until))
+            return
         for loop in self._loops[:1]:
             with suppress(RuntimeError):  # it is closed
                 loop.call_soon_threadsafe(self._take_again, fd, channel)

@@ -17,10 +17,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-from model_handlers.base import PUT_BACK
+from model_handlers.base import PUT_BACK, ModelResponse
 from model_handlers.errors import GivenBackError, Kind, MmeError, NotBegunError
 from model_handlers.isolation.batches import answer_from, pack_requests, unpack_answers
-from model_handlers.isolation.channel import Frame
+from model_handlers.isolation.channel import INLINE, Frame
 from model_handlers.isolation.counted import Counted
 from model_handlers.isolation.framing import Packing, ProtocolError, request_number
 from model_handlers.isolation.handler import EXECUTING, IDLE, NONSENSE, IsolatedHandler
@@ -36,7 +36,7 @@ from model_handlers.tensor import BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from model_handlers.base import ModelRequest, ModelResponse, Responder, Watch
+    from model_handlers.base import ModelRequest, Responder, Watch
     from model_handlers.config import ModelConfig
     from model_handlers.isolation.framing import Message
     from model_handlers.isolation.process import Child
@@ -406,6 +406,8 @@ class IsolatedRequestsHandler(IsolatedHandler):
             return
         request = self._open.pop(number, None) if final else self._open.get(number)
         if request is not None:
+            if shared.nbytes > INLINE and isinstance(response, ModelResponse):
+                self._channel.keep(_owner(response, shared), shared.nbytes)
             _respond(request, response, final=final)
 
     def _take_again(self, number: int) -> None:
@@ -467,6 +469,14 @@ class IsolatedRequestsHandler(IsolatedHandler):
 def _respond(request: ModelRequest, response: ModelResponse | MmeError | None, *, final: bool) -> None:
     if request.responder is not None:
         request.responder.send(response, final=final)
+
+
+def _owner(response: ModelResponse, shared: Array) -> Array:
+    """What lives as long as anybody has a response's tensors: those of strings are copies."""
+    arrays = list(response.outputs.values())
+    if any(not array.dtype.hasobject for array in arrays):
+        return shared
+    return arrays[0] if arrays[0].base is None else arrays[0].base
 
 
 def _size(array: Array) -> int:

@@ -8,6 +8,7 @@ import pytest
 
 from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation import events as events_module
 from model_handlers.isolation.channel import Frame, FrameReader
 from model_handlers.isolation.events import Events
 from tests.waiting import PATIENCE
@@ -35,6 +36,14 @@ class Server:
     def close(self):
         """Go away."""
         self.end.close()
+
+
+@pytest.fixture
+def paused(monkeypatch):
+    """Set whenever a sender waits for memory that is under way."""
+    waits = threading.Event()
+    monkeypatch.setattr(events_module.time, "sleep", lambda _: (waits.set(), threading.Event().wait(0.001)))
+    return waits
 
 
 @pytest.fixture
@@ -159,6 +168,27 @@ def test_the_servers_end_is_the_end_of_waiting(sides):
 
     assert not looking.is_alive()
     events.send({"n": 1})
+
+
+def test_memory_that_nobody_has_received_has_a_bound(sides, paused, monkeypatch):
+    """A socket holds hundreds of frames, and each may stand for memory of any size."""
+    monkeypatch.setattr(events_module, "_MOST_UNDER_WAY", 3 << 20)
+    events, server = sides
+    large = {"y": np.zeros(1 << 20, "u1")}
+    sent = []
+
+    def send():
+        responder = events.responders(1, 1)[0]
+        for number in range(10):
+            responder.send(ModelResponse(large, {"n": number}), final=number == 9)
+            sent.append(number)
+
+    sender = aside(send)
+    assert paused.wait(PATIENCE)
+    assert sent == [0, 1, 2, 3]
+    assert [server.next()["parameters"]["n"] for _ in range(10)] == list(range(10))
+    sender.join(PATIENCE)
+    assert sent == list(range(10))
 
 
 def test_sending_waits_while_nobody_reads(sides):

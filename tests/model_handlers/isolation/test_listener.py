@@ -299,8 +299,9 @@ def test_who_talks_faster_than_a_loop_hears_waits(owners, loop):
     """Nothing is read that the loop has not done with what came before it: not by anybody else, and not ahead."""
     if loop is None:
         pytest.skip("a thread reads on")
-    owner, gate = owners(), threading.Event()
-    loop.call_soon_threadsafe(gate.wait, PATIENCE)
+    owner, busy, gate = owners(), threading.Event(), threading.Event()
+    loop.call_soon_threadsafe(lambda: (busy.set(), gate.wait(PATIENCE)))
+    assert busy.wait(PATIENCE)
     owner.theirs.setblocking(False)
     said = 0
     with contextlib.suppress(BlockingIOError):  # its buffer is full
@@ -332,3 +333,29 @@ def test_loops_come_and_go(owners, loop):
 
     assert owner.came == list(range(20))
     assert set(places[1::2]) == {"model events" if loop is None else "loop"}
+
+
+def test_who_is_handed_more_than_is_let_go_of_waits(owners, loop, monkeypatch):
+    """Large frames are taken as their owners go; whoever keeps them for good holds each up for a moment alone."""
+    if loop is None:
+        pytest.skip("a thread reads on")
+    monkeypatch.setattr(listener, "_MOST_ALIVE", 10)
+    monkeypatch.setattr(listener, "_HELD_SECONDS", PATIENCE)
+    kept = []
+    owner = owners(lambda _: (kept.append(np.zeros(1)), owner.channel.keep(kept[-1], 4)))
+    for number in range(12):
+        with contextlib.closing(large(number)) as frame:
+            socket.send_fds(owner.theirs, [frame.data], [frame.fd])
+    eventually(lambda: LISTENER._full)
+    assert owner.came == [0, 1, 2]
+    kept.pop(0)
+    eventually(lambda: len(owner.came) == 4)
+    del kept[:2]
+    eventually(lambda: len(owner.came) == 6)
+    monkeypatch.setattr(listener, "_HELD_SECONDS", 0)
+    kept.pop(0)
+    eventually(lambda: len(owner.came) == 12)
+
+    assert owner.came == list(range(12))
+    kept.clear()
+    assert not owner.channel.is_full()
