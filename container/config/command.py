@@ -12,8 +12,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from container.config.check import check
-from container.config.fields import exceptions, field_rows
 from container.config.report import document, lines
+from model_handlers.pbtxt.fields import Fate, every_field
+from model_handlers.proto import model_config_pb2 as pb
 from serve.sources.scripts import Scripts
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from container.config.report import Line
+
+_WORDS = {Fate.HONOURED: "honoured", Fate.HARMLESS: "ignored", Fate.REFUSED: "refused"}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,12 +70,19 @@ def _show(shown: Iterable[Line]) -> None:
 
 
 def _run_fields(arguments: argparse.Namespace) -> int:
+    rows = [
+        (path, _WORDS[rule.fate], rule.reason)
+        for path, rule in every_field(pb.DESCRIPTOR.message_types_by_name["ModelConfig"])
+    ]
     if arguments.format == "markdown":
         print("| field | | why |\n|---|---|---|")
-        for (fate, reason), paths in exceptions().items():
-            print(f"| {', '.join(f'`{path}`' for path in paths)} | {fate} | {reason} |")
+        together: dict[tuple[str, str], list[str]] = {}
+        for path, fate, reason in rows:
+            if fate != _WORDS[Fate.HONOURED]:
+                together.setdefault((fate, reason), []).append(f"`{path}`")
+        for (fate, reason), paths in together.items():
+            print(f"| {', '.join(paths)} | {fate} | {reason} |")
         return 0
-    rows = list(field_rows())
     width = max(len(path) for path, _, _ in rows)
     for path, fate, reason in rows:
         print(f"{path:{width}}  {fate:8}  {reason}".rstrip())

@@ -6,7 +6,7 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from model_handlers.pbtxt.fields import RULES
+from model_handlers.pbtxt.fields import every_field
 from model_handlers.proto import model_config_pb2 as pb
 
 if TYPE_CHECKING:
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from google.protobuf import text_format
 
-_FIELDS = sorted({name for rows in RULES.values() for name in rows})
+_PATHS = [path for path, _ in every_field(pb.DESCRIPTOR.message_types_by_name["ModelConfig"])]
+_FIELDS = sorted({name.removesuffix("[]") for path in _PATHS for name in path.split(".")})
 _FIELD_AT_END = re.compile(r"(\w+)\s*:?\s*$")
 _SCALAR = re.compile(r"""["']?([^\s"'\]},;]*)""")
 

@@ -7,15 +7,10 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import parse_config
-from model_handlers.pbtxt.fields import RULES, Fate, check_fields
+from model_handlers.pbtxt.fields import _NOT_HONOURED, Fate, check_fields, rule_of
 from model_handlers.proto import model_config_pb2 as pb
 
 SCALARS = {FieldDescriptor.CPPTYPE_STRING: "x", FieldDescriptor.CPPTYPE_BOOL: True}
-
-
-def name_of(descriptor):
-    """A message's name as the table spells it."""
-    return descriptor.full_name.removeprefix("mme.")
 
 
 def is_map(field):
@@ -56,7 +51,7 @@ def reachable(make=pb.ModelConfig, prefix=""):
     """(path, rule, a ModelConfig with nothing but that field set) of every field that the rows lead to."""
     for field in descend(make(), prefix).DESCRIPTOR.fields:
         message = make()
-        rule = RULES[name_of(field.containing_type)][field.name]
+        rule = rule_of(field)
         step, held = touch(descend(message, prefix), field)
         yield prefix + field.name, rule, message
         if held is not None and rule.fate is Fate.HONOURED:
@@ -92,25 +87,20 @@ def of_fate(fate):
     )
 
 
-def test_every_reachable_field_has_a_row_and_every_row_a_field():
-    """The table and the schema name the same fields, as far as the rows lead inside."""
-    seen, waiting = {}, [pb.ModelConfig.DESCRIPTOR]
+def test_every_row_is_of_a_field_and_says_why():
+    """A field that is ignored or refused gives its reader a reason; whoever adds a field that is honoured counts it."""
+    fields, waiting = {}, [pb.ModelConfig.DESCRIPTOR]
     while waiting:
         descriptor = waiting.pop()
-        seen[name_of(descriptor)] = {field.name for field in descriptor.fields}
         for field in descriptor.fields:
             held = inside(field)
-            if held and name_of(held) not in seen and RULES[name_of(descriptor)][field.name].fate is Fate.HONOURED:
+            if field.full_name.removeprefix("mme.") not in fields and held is not None:
                 waiting.append(held)
+            fields[field.full_name.removeprefix("mme.")] = rule_of(field)
 
-    assert {name: set(rows) for name, rows in RULES.items()} == seen
-
-
-def test_every_row_says_why():
-    """A field that is ignored or refused gives its reader a reason."""
-    rows = [rule for fields in RULES.values() for rule in fields.values()]
-
-    assert all(bool(rule.reason) == (rule.fate is not Fate.HONOURED) for rule in rows)
+    assert fields.keys() >= _NOT_HONOURED.keys()
+    assert all(bool(rule.reason) == (rule.fate is not Fate.HONOURED) for rule in fields.values())
+    assert [rule.fate for rule in fields.values()].count(Fate.HONOURED) == 148
 
 
 @of_fate(Fate.REFUSED)
