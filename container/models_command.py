@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
+from container.dashboard.drawing import whole
 from container.ship.client import ask, checked_url, local_endpoint
 from model_handlers.errors import MmeError
 
@@ -145,12 +146,9 @@ def _last_use(cache: Row, now: datetime) -> str:
 
 
 def _span(since: str, now: datetime) -> str:
-    """How long ago something was, in the unit that a person would choose."""
+    """How long ago something was."""
     seconds = max((now - datetime.fromisoformat(since)).total_seconds(), 0.0)
-    for unit, size, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 48)):
-        if seconds < size * most:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86400:.0f} d"
+    return whole(seconds).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def _stats_cells(rows: Sequence[Row], refused: int) -> tuple[str, ...]:

@@ -54,17 +54,18 @@ def span(seconds: float) -> str:
     """How long something takes."""
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f}{_SPACE}ms"
-    return f"{seconds:.1f}{_SPACE}s" if seconds < 9.95 else _whole(seconds)
+    return f"{seconds:.1f}{_SPACE}s" if seconds < 9.95 else whole(seconds)
 
 
 def ago(seconds: float | None) -> str:
     """How long ago something was; what is older is told less exactly."""
     if seconds is None:
         return "never"
-    return "now" if seconds < 1 else f"{_whole(int(seconds))} ago"
+    return "now" if seconds < 1 else f"{whole(int(seconds))} ago"
 
 
-def _whole(seconds: float) -> str:
+def whole(seconds: float) -> str:
+    """How long something is, in the unit that a person would choose."""
     for unit, length, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 48)):
         if seconds < length * most:
             return f"{seconds / length:.0f}{_SPACE}{unit}"

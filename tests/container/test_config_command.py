@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from container import cli
-from container.config.mend import mend_for
+from container.config.report import mend_for
 
 ENSEMBLE = """
 platform: "ensemble"
