@@ -96,7 +96,7 @@ class Engine:
         # Of one thread: what a stuck load would keep from being written.
         self._writes = SteadyPool(1, "state")
         file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
-        known = Footprints(file.read(), options.budget.devices)
+        known = Footprints(file.read(), options.budget)
         self._footprints = LazyFile(file, known.snapshot, self._writes, delay=_FOOTPRINT_SECONDS)
         self.responses: ResponseCache[InferenceResponse] = ResponseCache(options.response_cache_bytes)
         loader = self._loader(known)

@@ -16,7 +16,7 @@ from model_handlers.base import Footprint
 from serve.cache.estimates import REMEMBERED, SMALLEST, Seen, expected
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 FORM = "mme footprints 2"
 _ARTIFACTS = 10_000  # one more forgets the one unused for longest
@@ -27,11 +27,11 @@ class Footprints:
 
     Args:
         document: what `snapshot` made once; anything in it that is none of ours is left out.
-        devices: bytes of each device that are for models.
+        budget: bytes for all models together.
     """
 
-    def __init__(self, document: Mapping[str, Any] | None = None, devices: Sequence[int] = ()) -> None:
-        self._devices = devices
+    def __init__(self, document: Mapping[str, Any] | None = None, budget: Footprint | None = None) -> None:
+        self._budget = budget or Footprint()
         self._lock = threading.Lock()
         self._seen: dict[str, Footprint] = {}  # the one unused for longest first; a snapshot takes it at one stroke
         self._models: dict[str, deque[Seen]] = {}
@@ -47,16 +47,19 @@ class Footprints:
     def __repr__(self) -> str:
         return f"<Footprints of {len(self._seen)} artifacts, by {len(self._models)} kinds of handlers>"
 
-    def expected(self, identity: str, backend: str, on_disk: Footprint, factor: float) -> Footprint:
+    def expected(
+        self, identity: str, backend: str, on_disk: Footprint, factor: float, *, watched: bool = False
+    ) -> Footprint:
         """What an artifact is going to take.
 
-        A guess is no more than all of a device, where the files fit: what is too little there is the load's error.
+        A guess is no more than a whole budget that the files fit, where more than that ends the load and nothing else.
 
         Args:
             identity: what is to be loaded, and how.
             backend: whose handler loads it.
             on_disk: bytes of its files, as often as each kind of memory is to hold them.
             factor: the handler's own idea of bytes in memory per byte on disk.
+            watched: whether a load that takes too much of the host is stopped, as one is of a device by its driver.
         """
         with self._lock:
             seen = self._seen.get(identity)
@@ -65,10 +68,12 @@ class Footprints:
                 return seen
             on_host, on_device = (self._models.get(f"{backend} {kind}", ()) for kind in ("host", "device"))
             host = expected(on_host, on_disk.host, factor)
-            guesses = [expected(on_device, size, factor) for size in on_disk.devices]
-        sizes = zip_longest(guesses, on_disk.devices, self._devices[: len(guesses)], fillvalue=0)
-        devices = tuple(min(guess, whole) if size <= whole else guess for guess, size, whole in sizes)
-        return Footprint(host, devices)
+            devices = [expected(on_device, size, factor) for size in on_disk.devices]
+        there = self._budget.devices[: len(devices)]
+        return Footprint(
+            _tried(host, on_disk.host, self._budget.host) if watched else host,
+            tuple(_tried(*each) for each in zip_longest(devices, on_disk.devices, there, fillvalue=0)),
+        )
 
     def measured(self, identity: str, backend: str, on_disk: Footprint, taken: Footprint) -> None:
         """Remember what an artifact took, and learn from it."""
@@ -100,6 +105,11 @@ class Footprints:
             seen = list(self._seen.items())
             models = {key: [list(one) for one in models] for key, models in self._models.items()}
         return {"seen": {identity: _row(footprint) for identity, footprint in seen}, "models": models}
+
+
+def _tried(guess: int, files: int, whole: int) -> int:
+    """A guess that refuses nothing which could fit."""
+    return min(guess, whole) if files <= whole else guess
 
 
 def _items(document: Any) -> list[tuple[str, Any]]:

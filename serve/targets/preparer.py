@@ -171,7 +171,10 @@ class Preparer:
         on_disk = devices.size_on(directory.config.instance_groups, lanes, size)
         where = f"{','.join(str(device) for _, device in lanes)}{_of_how_many(lanes)}"
         identity = f"{content} {placement.value} {where}{brought.mark}"
-        estimate = self._footprints.expected(identity, handler.backend, on_disk, handler.estimate_factor)
+        watched = placement is Placement.PROCESS
+        estimate = self._footprints.expected(
+            identity, handler.backend, on_disk, handler.estimate_factor, watched=watched
+        )
         pinned = is_pinned(directory.config)
         forms = self._forms(directory, handler, placement, lanes)
         if forms is not None and forms.known:

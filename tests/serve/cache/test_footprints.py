@@ -53,9 +53,11 @@ def test_each_handler_and_each_kind_of_memory_has_a_factor_of_its_own():
         assert memory.expected("new", "python", DISK, 1.5) == Footprint(150 * MB, (75 * MB,))
 
 
-def test_a_guess_is_no_more_than_all_of_a_device():
-    """Where the files fit there; what was seen to take more is known to, and the host has no error for it."""
-    known = Footprints(None, (60 * MB, 40 * MB))
+def test_a_guess_is_no_more_than_a_budget_that_the_files_fit():
+    """Of devices, and of the host where somebody looks what it takes; what was seen to take more is known to."""
+    known = Footprints(None, Footprint(120 * MB, (60 * MB, 40 * MB)))
+    for files, expected in ((90 * MB, 120 * MB), (70 * MB, 105 * MB), (121 * MB, 181_500_000)):
+        assert known.expected("a", "onnx", Footprint(files), 1.5, watched=True) == Footprint(expected)
     for disk, expected in (((50 * MB,), (60 * MB,)), ((30 * MB, 50 * MB), (45 * MB, 75 * MB)), ((0, 0, 9), (0, 0, 13))):
         assert known.expected("a", "onnx", Footprint(100 * MB, disk), 1.5) == Footprint(150 * MB, expected)
     known.takes_at_least("a", Footprint(1, (70 * MB,)))

@@ -68,6 +68,22 @@ def test_a_load_that_outgrows_the_budget_is_stopped_long_before_its_end(run, tmp
     run(main())
 
 
+def test_no_guess_keeps_a_model_out_whose_files_fit(run, tmp_path):
+    """Half as much again as its files would be more than there is; it is tried, and takes what it takes."""
+    write_hungry(tmp_path / "models", "a", load=20)
+    write_hungry(tmp_path / "models", "large", load=40)
+    with (tmp_path / "models/large/1/weights").open("wb") as weights:
+        weights.truncate(80 * MB)
+
+    async def main():
+        async with engine_of(tmp_path, 100) as engine:
+            await ask(engine, "a")
+            await ask(engine, "large")
+            assert 40 * MB < host_bytes(engine, "large") < 80 * MB
+
+    run(main())
+
+
 def test_others_leave_while_it_grows(run, tmp_path, no_memory_to_spare):
     """As many as it takes, least recently used first."""
     for name in "ab":
