@@ -91,6 +91,7 @@ class Resident:
         leaving: whether it is being unloaded already: its bytes come without anybody's doing.
         shared: what it takes together with others in memory, by number: bytes that come back with the last of them.
         charged: how many of those bytes are in its footprint.
+        part: how many that were if all who take them were charged alike.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Resident:
     leaving: bool = False
     shared: Mapping[int, int] = field(default_factory=dict)
     charged: int = 0
+    part: int = 0
 
     @property
     def own(self) -> Footprint:
@@ -238,11 +240,12 @@ def _names(residents: Iterable[Resident]) -> tuple[str, ...]:
 def worth(resident: Resident, budget: Footprint) -> float:
     """What GreedyDual-Size-Frequency thinks of a resident: who is worth least goes first.
 
-    Bytes of the host and of each device count by what share of their budget they are.
+    Bytes of the host and of each device count by what share of their budget they are. What several take counts for each
+    in part, whoever is charged: else the first of them would seem to be the largest.
     """
     share = 0.0
     for taken, whole in (
-        (resident.footprint.host, budget.host),
+        (resident.own.host + resident.part, budget.host),
         *zip(resident.footprint.devices, budget.devices, strict=False),
     ):
         share += taken / whole if whole else 0.0

@@ -24,13 +24,15 @@ class Joint(NamedTuple):
     Attributes:
         pieces: number → bytes; those files are one piece that the same models map.
         charged: how many of these bytes it is charged for.
+        part: how many that were if all of them paid alike.
     """
 
     pieces: Mapping[int, int]
     charged: int
+    part: int
 
 
-_ALONE = Joint({}, 0)
+_ALONE = Joint({}, 0, 0)
 
 
 class SharedBytes(Generic[M]):
@@ -99,8 +101,10 @@ class SharedBytes(Generic[M]):
                 sizes[tuple(users)] += self._bytes[file]
         pieces: dict[M, dict[int, int]] = defaultdict(dict)
         charged: dict[M, int] = defaultdict(int)
+        parts: dict[M, int] = defaultdict(int)
         for number, (together, size) in enumerate(sizes.items()):
             charged[together[0]] += size
             for user in together:
                 pieces[user][number] = size
-        return {model: Joint(of_it, charged[model]) for model, of_it in pieces.items()}
+                parts[user] += size // len(together)
+        return {model: Joint(of_it, charged[model], parts[model]) for model, of_it in pieces.items()}

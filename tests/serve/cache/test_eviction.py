@@ -87,6 +87,16 @@ def test_what_an_heir_takes_over_is_not_freed():
     assert evict(first, leased, need=50) == Plan((), fits=False, possible=True)
 
 
+def test_who_is_charged_for_all_is_worth_no_less_than_the_others():
+    """GreedyDual-Size-Frequency takes what several share for each one's in part."""
+    state = {"uses": 5, "reload_seconds": 1.0}
+    first = host("first", 60, 2, shared={1: 50}, charged=50, part=25, **state)
+    heir = host("heir", 10, 3, shared={1: 50}, part=25, **state)
+    alone = host("alone", 35, 1, **state)
+
+    assert worth(first, Footprint(100)) == worth(heir, Footprint(100)) == worth(alone, Footprint(100))
+
+
 def test_who_was_used_last_is_spared_first():
     """Where either of two could stay, it is the more recently used one."""
     residents = [host("a", 10, 1), host("b", 10, 2), host("large", 75, 3)]

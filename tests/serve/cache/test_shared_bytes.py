@@ -83,7 +83,7 @@ def test_files_that_the_same_models_map_are_one_piece():
     shared.map("d", {**HEAD, "b2": 50})
 
     assert sorted(shared.jointly("a").pieces.values()) == [50, 100]
-    assert shared.jointly("a").charged == 150
+    assert (shared.jointly("a").charged, shared.jointly("a").part) == (150, 100 // 3 + 50 // 4)
     assert list(shared.jointly("d").pieces.values()) == [50]
     shared.unmap("d")
     assert list(shared.jointly("b").pieces.values()) == [150]
