@@ -26,7 +26,7 @@ import numpy as np
 
 from model_handlers.environments.digests import DIGITS
 from model_handlers.environments.environment import NICENESS
-from model_handlers.errors import invalid_model
+from model_handlers.errors import MmeError, invalid_model
 from model_handlers.isolation import command
 from model_handlers.isolation.program import Program
 
@@ -69,7 +69,8 @@ def make(environment: Environment, wanted: Requirements, patience: Patience) -> 
     """Make the venv in its empty folder and install. What is in it after a failure is the caller's to remove.
 
     Raises:
-        MmeError: INVALID_MODEL with pip's last words when it fails; what `patience` raises.
+        MmeError: INVALID_MODEL with pip's last words when it fails, EXECUTION_FAILED when somebody killed it; what
+            `patience` raises.
         OSError: what the disk says.
     """
     subject = f"model '{patience.model}': {wanted.subject}"
@@ -78,7 +79,7 @@ def make(environment: Environment, wanted: Requirements, patience: Patience) -> 
     venv = Program((sys.executable, "-I", "-m", "venv", "--without-pip", str(environment.prefix)), niceness=NICENESS)
     ended = command.run(venv, patience.model, "venv", patience.check)
     if ended.code != 0:
-        raise invalid_model(f"{subject} can't be installed: venv {ended}")
+        raise MmeError(ended.kind, f"{subject} can't be installed: venv {ended}")
     [packages] = environment.prefix.glob("lib/python3.*/site-packages")
     (packages / "mme-server.pth").write_text("\n".join(_server_packages()) + "\n")
     temporary = environment.prefix / "tmp"  # so that nothing is left anywhere else when pip is killed
@@ -94,7 +95,7 @@ def make(environment: Environment, wanted: Requirements, patience: Patience) -> 
     )
     ended = command.run(pip, patience.model, "pip", patience.check)
     if ended.code != 0:
-        raise invalid_model(f"{subject} can't be installed: {_told(ended)}")
+        raise MmeError(ended.kind, f"{subject} can't be installed: {_told(ended)}")
     shutil.rmtree(temporary)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from model_handlers.environments.digests import DIGITS
 from model_handlers.environments.environment import NICENESS, check_interpreter
 from model_handlers.environments.unpacking import unpack
-from model_handlers.errors import invalid_model
+from model_handlers.errors import MmeError
 from model_handlers.isolation import command
 
 if TYPE_CHECKING:
@@ -41,4 +41,4 @@ def make(environment: Environment, wanted: Given, patience: Patience) -> None:
         program = environment.program(str(script), niceness=NICENESS)
         ended = command.run(program, patience.model, script.name, patience.check)
         if ended.code != 0:
-            raise invalid_model(f"{subject} can't be moved to its place: {script.name} {ended}")
+            raise MmeError(ended.kind, f"{subject} can't be moved to its place: {script.name} {ended}")

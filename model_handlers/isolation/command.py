@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.fork_client import FORKS
-from model_handlers.isolation.leash import Leash
+from model_handlers.isolation.leash import OF_OTHERS, Leash, signal_name
 from model_handlers.isolation.output import Output
 from model_handlers.system_limits import advised
 
@@ -40,7 +40,21 @@ class Ended:
 
     def __str__(self) -> str:
         words = " | ".join(self.words[-_WORDS:])
-        return f"ended with exit code {self.code}" + (f": {words}" if words else "")
+        return self._how() + (f": {words}" if words else "")
+
+    @property
+    def kind(self) -> Kind:
+        """What it means where it did not do its work: nothing of the model, where somebody ended it."""
+        others = self.code is None or -self.code in OF_OTHERS
+        return Kind.EXECUTION_FAILED if others else Kind.INVALID_MODEL
+
+    def _how(self) -> str:
+        if self.code is None:
+            return "ended together with the process that it was forked from; load the model again"
+        if self.code >= 0:
+            return f"ended with exit code {self.code}"
+        again = "; load the model again" if -self.code in OF_OTHERS else ""
+        return f"was killed by {signal_name(-self.code)}{again}"
 
 
 def run(program: Program, model: str, name: str, check: Callable[[], None]) -> Ended:

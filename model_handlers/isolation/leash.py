@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import math
 import select
+import signal
 import socket
 import time
 
 from model_handlers.errors import MmeError
 from model_handlers.isolation.fork_server import REPORT
 
+OF_OTHERS = (signal.SIGKILL, signal.SIGTERM)  # which no code brings upon itself
 _REAP_SECONDS = 5.0  # for the fork server to tell the exit code of a process that was killed
 
 
@@ -92,3 +94,11 @@ class Leash:
 def milliseconds(deadline: float) -> int:
     """From now to a time of the monotonic clock, never less than none, as `poll` wants them."""
     return max(0, math.ceil((deadline - time.monotonic()) * 1000))
+
+
+def signal_name(number: int) -> str:
+    """What a signal is called."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal between the two that have names
+        return f"signal {number}"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import Kind
 from model_handlers.isolation.fork_client import FORKS, forks_with
 from model_handlers.isolation.framing import MessageReader, ProtocolError, encode_message
-from model_handlers.isolation.leash import ChildDiedError, Leash, milliseconds
+from model_handlers.isolation.leash import OF_OTHERS, ChildDiedError, Leash, milliseconds, signal_name
 from model_handlers.isolation.oom import LEDGER
 from model_handlers.isolation.output import Output
 
@@ -43,7 +43,6 @@ _END_SECONDS = 2.0  # for the fork server to tell the exit code of a process tha
 _WORDS = 3000  # characters of standard error in an error message
 _LOOK_MILLISECONDS = 20  # between two looks at a process that is waited for
 _OUT_OF_MEMORY_CODE = 137  # 128 + SIGKILL: what shells and containers make of a kill
-_OF_OTHERS = (signal.SIGKILL, signal.SIGTERM)  # which no code brings upon itself
 
 
 class Child:
@@ -122,7 +121,7 @@ class Child:
         """Have it ended, without waiting for that."""
         self._leash.wait(0)
         if not self._leash.over:
-            self._fate = Kind.EXECUTION_FAILED, f"was killed by {_signal_name(signal.SIGKILL)}"  # ours
+            self._fate = Kind.EXECUTION_FAILED, f"was killed by {signal_name(signal.SIGKILL)}"  # ours
             self.killed = True
         self._leash.drop()
         self.alive = False
@@ -325,8 +324,8 @@ class Child:
         number = -self._leash.code
         if number == signal.SIGKILL and LEDGER.claim(self._at_start):
             return Kind.OUT_OF_MEMORY, "was killed by the system, which ran out of memory,"
-        self.killed = number in _OF_OTHERS
-        return Kind.EXECUTION_FAILED, f"was killed by {_signal_name(number)}"
+        self.killed = number in OF_OTHERS
+        return Kind.EXECUTION_FAILED, f"was killed by {signal_name(number)}"
 
     def _died(self, kind: Kind, what: str, doing: str) -> ChildDiedError:
         self.alive = False
@@ -341,10 +340,3 @@ class Child:
         self._control.close()
         self._leash.close()
         self._events.close()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal between the two that have names
-        return f"signal {number}"

@@ -119,11 +119,14 @@ def test_what_can_not_be_installed_is_told_in_pips_words(folder, want, patience,
 
 
 def test_pip_that_dies_is_told_with_its_signal(folder, want, tmp_path, patience):
-    """Whatever it was that ended it: a package may run anything while it is built."""
+    """Whatever it was that ended it, it says nothing of the model, whose archive would be thrown away."""
     package(tmp_path / "m/pkg", "import os, signal; os.kill(os.getppid(), signal.SIGKILL)")
     error = refused(folder, want("./pkg\n", None), patience)
 
-    assert error.message.startswith("model 'm': requirements.txt can't be installed: pip ended with exit code -9")
+    assert error.kind is Kind.EXECUTION_FAILED
+    assert error.message.startswith(
+        "model 'm': requirements.txt can't be installed: pip was killed by SIGKILL; load the"
+    )
 
 
 def test_a_server_without_pip_says_so(folder, want, patience, monkeypatch):
