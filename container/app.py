@@ -134,10 +134,12 @@ def _http_error(error: HTTPException) -> Response:
         sentence = f"the server failed to answer {request.method} {request.path}; its log says why"
     else:
         sentence = f"{error.name}: {request.method} {request.path} is not a route of this server"
+        if request.method == "POST" and request.content_length:  # as other servers are asked
+            sentence += "; models are asked by POST at /invocations or /v2/models/NAME/infer"
     if request.path == "/" and "dashboard" in current_app.blueprints:  # a person, with a browser
         sentence += "; /dashboard shows what it does"
     methods = sorted(getattr(error, "valid_methods", None) or ())  # of a 405
-    if methods:
+    if methods and request.method != "POST":
         sentence += f"; it takes {' and '.join(method for method in methods if method not in {'HEAD', 'OPTIONS'})}"
     response = Response(answers.error_body(sentence), status, content_type="application/json")
     if methods:

@@ -168,6 +168,11 @@ def test_errors_of_http_itself_are_json_sentences(kind, warm, wsgi_server, raw_h
     wrong = raw_http(port, "GET", "/invocations")
     assert wrong.status == 405
     assert wrong.error == "Method Not Allowed: GET /invocations is not a route of this server; it takes POST"
+    for path in ("/v1/models/m:predict", "/predictions/m", "/v2/models/m/predict"):
+        asked = raw_http(port, "POST", path, {}, b"{}")
+        assert asked.error.endswith(
+            f"POST {path} is not a route of this server; models are asked by POST at /invocations or /v2/models/NAME/infer"
+        )
     assert set(wrong.headers["allow"].split(", ")) == {"POST", "OPTIONS"}
 
 
