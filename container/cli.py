@@ -230,6 +230,8 @@ class _CommandParser(argparse.ArgumentParser):
         if others:
             meant = difflib.get_close_matches(others[0].partition("=")[0], self._option_string_actions, 1)
             hint = f"did you mean {meant[0]}? " if meant else ""
+            if "--model-store" in self._option_string_actions and not others[0].startswith("-"):
+                hint = "archives are named by --model-store, a folder of models by --model-repository; "
             told = f"{hint}`{self.prog} --help` lists what there is"
             self.exit(2, f"{self.prog}: unrecognized arguments: {' '.join(others)}; {told}\n")
         return known, others

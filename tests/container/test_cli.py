@@ -145,7 +145,7 @@ def test_a_flag_of_tritonserver_that_is_refused_says_what_there_is(capsys, tmp_p
     ("words", "sentence"),
     [
         ("serve --store x", "mme serve: unrecognized arguments: --store x; did you mean --model-store? `mme serve --help` lists"),
-        ("serve ./archives", "mme serve: unrecognized arguments: ./archives; `mme serve --help` lists what there is"),
+        ("serve ./archives", "mme serve: unrecognized arguments: ./archives; archives are named by --model-store, a folder of"),
         ("models --stat --uri=http://x", "mme models: unrecognized arguments: --uri=http://x; did you mean --url? `mme models --help`"),
         ("config check . --jsn", "mme config check: unrecognized arguments: --jsn; did you mean --json? `mme config check --help`"),
     ],
