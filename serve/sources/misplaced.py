@@ -39,7 +39,12 @@ def advice(path: Path, model: str = "") -> str:
         model: what its model's directory in it is to be called, with a slash behind it, "" where it is that itself.
     """
     clause = (
-        _saved_model(path, model) or _other_server(path) or _no_version(path, model) or _script(path) or _too_deep(path)
+        _saved_model(path, model)
+        or _other_server(path)
+        or _no_version(path, model)
+        or _script(path)
+        or _too_deep(path)
+        or _own_name(path, model)
     )
     return f"; {clause}" if clause else ""
 
@@ -80,6 +85,15 @@ def _no_version(path: Path, model: str) -> str:
             here = "" if folder == path else f"{folder.name}/"
             within = "" if here else model
             return f"move {here}{found} to {within}{_version_of(folder, path)}/{found}"
+    return ""
+
+
+def _own_name(path: Path, model: str) -> str:
+    """A model file that is called as the model is, and lies where that should be."""
+    for suffix in (".onnx", ".pt", ".pt2", ".plan"):
+        found = sorted(path.glob(f"*{suffix}"))
+        if len(found) == 1:
+            return f"move {found[0].name} to {model}1/model{suffix}, or have `mme pack {found[0].name}` do it"
     return ""
 
 

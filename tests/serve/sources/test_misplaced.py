@@ -33,6 +33,9 @@ def tree(tmp_path):
         (["config.pbtxt", "001/model.onnx"], "; move 001/model.onnx to 1/model.onnx"),
         (["config.pbtxt", "weights16/model.onnx"], "; move weights16/model.onnx to 1/model.onnx"),
         (["xgboost.json"], "; move xgboost.json to 1/xgboost.json"),
+        (["iris.onnx"], "; move iris.onnx to 1/model.onnx, or have `mme pack iris.onnx` do it"),
+        (["config.pbtxt", "traced.pt"], "; move traced.pt to 1/model.pt, or have `mme pack traced.pt` do it"),
+        (["one.onnx", "two.onnx"], ""),
         (
             ["serve-pt/resnet/config.pbtxt", "serve-pt/resnet/1/model.pt"],
             "; a model lies too deep, in 'serve-pt/resnet': pack what is in 'serve-pt', not that folder itself",
