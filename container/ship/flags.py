@@ -254,7 +254,7 @@ examples:
   mme invoke --target iris.tar.gz --json '{"inputs":[{"name":"X","shape":[1,4],"datatype":"FP32","data":[5,3,1,0]}]}'
   mme invoke --url http://localhost:9000 --target resnet.tar.gz --npy input=image.npy --output scores.npz
   mme invoke --target pipeline.tar.gz --text TEXT=sentences.txt     a line is an element of a tensor [lines, 1]
-  mme invoke --target script.tar.gz --body rows.csv --content-type text/csv
+  mme invoke --target script.tar.gz --body rows.csv                  the content type is what its name tells
 """
 _BENCH_EXAMPLES = """\
 examples:
