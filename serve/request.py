@@ -250,7 +250,7 @@ class Step(NamedTuple):
     version: str
     arrival: int
     timings: Timings
-    seen: object = None
+    seen: Any = None
 
 
 class Called(NamedTuple):
