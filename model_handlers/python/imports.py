@@ -66,7 +66,7 @@ class ImportedFile:
             if directory in sys.path:
                 sys.path.remove(directory)
         for name in self._imported():
-            del sys.modules[name]
+            sys.modules.pop(name, None)  # another copy of the model may be forgotten at the same time
 
     def _imported(self) -> list[str]:
         """The modules of its own that are known by their names now, itself among them."""
