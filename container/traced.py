@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from container.exchange import Exchange
     from model_handlers.errors import MmeError
-    from serve.request import InferenceRequest, LoadReport
+    from serve.request import InferenceRequest, LoadReport, Timings
 
 _log = logging.getLogger("mme.trace")
 _now = time.perf_counter_ns
@@ -36,6 +36,7 @@ class Trace:
         model: name and version of the one that was asked, ("", 0) where none was found; known once it is over.
         last: its last response so far.
         report: what its load cost, if it had to wait for one.
+        timings: of that, or of an ensemble's steps until it failed; known once it is over.
         responses: how many there were.
         tensors: what is kept of its tensors.
         decided: whether it is traced for certain; else its model decides, once it is known.
@@ -48,6 +49,7 @@ class Trace:
         self.began = _now()
         self.model = ("", 0)
         self.last: InferenceResponse | None = None
+        self.timings: Timings | None = None
         self.report: LoadReport | None = None
         self.responses = 0
         self.ids = (0, 0)
@@ -121,6 +123,7 @@ class Following:
         request, self._request = self._request, None  # which knows us
         if trace is not None and request is not None and request.asked is not None:
             trace.model = request.asked.name, request.asked.version
+            trace.timings = request.came_to if trace.last is None else trace.last.timings
         if trace is not None:
             self._tracer.end(trace, self._came, request, error)
 

@@ -96,6 +96,7 @@ class InferenceRequest:
         asked: who is to answer it, None where nobody was found. Set by the engine.
         batch_size, order, signature: what the model's check of the layout found (`serve/models/layout_check.py`).
         trace: see `ModelRequest`.
+        came_to: of an ensemble's that failed, where the time went of those steps that had answered.
         watch: of an ensemble's, who is shown each request of a step with its answer; what that one makes of it is kept.
         arrival_ns, deadline_ns: `time.perf_counter_ns()` when the model accepted it and when its time in the queue
             is over (0: never). Set by the model and by its queue.
@@ -123,6 +124,7 @@ class InferenceRequest:
         self.flags = 0
         self.callers: tuple[str, ...] = ()
         self.trace = ""
+        self.came_to: Timings | None = None
         self.watch: Watch | None = None
         self.on_response: PartialResponse | None = None
         self.on_error: PartialError | None = None

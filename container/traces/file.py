@@ -106,7 +106,7 @@ class FileTracer(Tracing):
         if request is None or not request.arrival_ns or not self.is_traced(trace):
             return
         name, version = trace.model
-        timings = None if trace.last is None else trace.last.timings
+        timings = trace.timings
         done = time.perf_counter_ns()
         epoch = time.time_ns() - done
         settings = self.control.of(name)

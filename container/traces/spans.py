@@ -169,9 +169,8 @@ def _phases(trace: Trace, request: InferenceRequest, done: int) -> Iterator[Phas
     """What a request went through: name, begin and end, attributes."""
     if trace.report is not None:
         yield _load(trace.report, trace.began, request.arrival_ns or done)
-    timings = trace.last.timings if trace.last is not None else None
-    if timings is not None:
-        yield from _execution(request.arrival_ns, timings)
+    if trace.timings is not None:
+        yield from _execution(request.arrival_ns, trace.timings)
     elif request.arrival_ns:  # it never got further, or was answered from the cache of responses
         yield Phase("queue", request.arrival_ns, done, {})
 

@@ -113,6 +113,7 @@ class Journey:
         total = _now() - request.arrival_ns
         if isinstance(result, MmeError):
             ensemble.stats.failed(result.kind, total)
+            request.came_to = self._timings if self._timings.steps else None
         else:
             ensemble.stats.executed(request.batch_size, self._timings)
             ensemble.stats.succeeded(1, request.batch_size, self._waited, total, self._timings)

@@ -39,6 +39,13 @@ class TritonPythonModel:
     def execute(self, requests):
         raise ValueError("no")
 """
+FAILS_CONFIG = f"""
+backend: "python"
+max_batch_size: 4
+input {{ name: "X" data_type: TYPE_FP32 dims: [ 4 ] }}
+output {{ name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }}
+{INLINE}
+"""
 
 
 def around(protocol):
@@ -143,29 +150,27 @@ def test_traces_are_written_though_a_model_never_ends(tmp_path, repository):
 
 
 def test_what_fails_is_traced_too(tmp_path, repository):
-    """How long that took, without what the model never came to; a model may be traced apart."""
+    """How long that took, and what an ensemble's steps did before; a model may be traced apart."""
     path = tmp_path / "traces.json"
-    fails = models.REPEAT.replace('"repeat"', '"python"').replace("decoupled: true", "decoupled: false") + INLINE
     (repository / "fails" / "1").mkdir(parents=True)
-    (repository / "fails" / "config.pbtxt").write_text(fails)
+    (repository / "fails" / "config.pbtxt").write_text(FAILS_CONFIG)
     (repository / "fails" / "1" / "model.py").write_text(FAILS)
-    document = {
-        "inputs": [
-            {"name": "IN", "shape": [1], "datatype": "INT32", "data": [0]},
-            {"name": "DELAY", "shape": [1], "datatype": "UINT32", "data": [0]},
-            {"name": "WAIT", "shape": [1], "datatype": "UINT32", "data": [0]},
-        ]
-    }
+    (repository / "half" / "1").mkdir(parents=True)
+    (repository / "half" / "config.pbtxt").write_text(models.one_behind_the_other("plus", "fails"))
     with serve(tmp_path, repository, [f"triton,file={path}"], level="") as server:
-        answer = server.ask("POST", "/v2/models/fails/trace/setting", {"trace_level": ["TIMESTAMPS"]})
-        assert answer.json["trace_level"] == ["TIMESTAMPS"]
-        assert server.ask("POST", "/v2/models/fails/infer", {**document, "id": "a"}).status == 500
+        for model in ("fails", "half"):
+            answer = server.ask("POST", f"/v2/models/{model}/trace/setting", {"trace_level": ["TIMESTAMPS"]})
+            assert answer.json["trace_level"] == ["TIMESTAMPS"]
+            assert server.ask("POST", f"/v2/models/{model}/infer", {**X, "id": model}).status == 500
         assert server.ask("POST", "/v2/models/plus/infer", X).status == 200
 
     about, times = read(path)
-    ((number, entry),) = about.items()
-    assert entry == {"id": number, "model_name": "fails", "model_version": 1, "request_id": "a"}
-    assert list(times[number]) == [name for name in around("HTTP") if not name.startswith("COMPUTE")]
+    fails, half, plus = about
+    own = {"model_version": 1, "request_id": "half"}
+    assert about[fails] == {"id": fails, "model_name": "fails", "model_version": 1, "request_id": "fails"}
+    assert about[half] == {"id": half, "model_name": "half", **own}
+    assert about[plus] == {"id": plus, "model_name": "plus", **own, "parent_id": half}
+    assert list(times[fails]) == [name for name in around("HTTP") if not name.startswith("COMPUTE")]
 
 
 def test_so_many_traces_are_written_at_a_time(tmp_path, repository):
