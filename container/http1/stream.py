@@ -5,8 +5,9 @@ forms. *Chunked*: the last chunk says that the answer is whole. *Until the close
 until the answer is whole, closing the socket resets the connection, whoever closes it and why, so that half an answer
 is never taken for all of it. *Head only*: the parts are dropped.
 
-What is written in one turn of the loop, the head too, leaves at its end in one piece, or sooner where it is much: the
-transport would make a system call and a packet of each part. Runs on the event loop.
+The first part of a turn of the loop leaves at once, with the head if that was before it. Those behind it leave together
+in the next turn, or sooner where they are much: the transport would make a system call and a packet of each. Runs on
+the event loop.
 """
 
 from __future__ import annotations
@@ -72,11 +73,13 @@ class Stream:
         self._limit = limit
         self._form = form
         self._asked = False  # the size of the next chunk has begun, with a zero
-        self._pieces: list[bytes | memoryview] = []  # of this turn
-        self._size = 0
+        self._pieces: list[bytes | memoryview] = [head]  # that are to be sent
+        self._size = len(head)
+        self._turns = False  # whether the next turn is waited for
+        self._waits = False  # whether what is put waits for it: something was sent in this one
         if form is Form.UNTIL_CLOSE and transport is not None:
             reset_at_close(transport, reset=True)
-        self._put((head,), len(head))
+        self._flush_next()
 
     @property
     def unsent(self) -> int:
@@ -146,11 +149,21 @@ class Stream:
 
     def _put(self, pieces: tuple[bytes | memoryview, ...], size: int) -> None:
         self._pieces += pieces
-        if not self._size:
-            asyncio.get_running_loop().call_soon(self._flush)
         self._size += size
-        if self._size > JOINED_UP_TO:
+        if self._size > JOINED_UP_TO or not self._waits:
             self._flush()
+        self._waits = True
+        self._flush_next()
+
+    def _flush_next(self) -> None:
+        """Send in the next turn what there is by then."""
+        if not self._turns:
+            self._turns = True
+            asyncio.get_running_loop().call_soon(self._turned)
+
+    def _turned(self) -> None:
+        self._turns = self._waits = False
+        self._flush()
 
     def _flush(self) -> None:
         """Send what was put."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.isolation")
 _MAX_UNSENT = 256 << 20  # bytes of frames that wait for a child to read; what lies in descriptors does not count
-_PIECE = 16 << 10  # bytes of a channel that are read in one go: a hundred responses, or two milliseconds
+_PIECE = 8 << 10  # bytes of a channel that are read in one go: sixty responses, or a millisecond
 _IN_A_TURN = 4  # channels of which the loop reads one
 _MOST_ALIVE = 64 << 20  # bytes of large responses of a model in memory
 _HELD_SECONDS = 1.0

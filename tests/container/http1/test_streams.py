@@ -97,7 +97,7 @@ def test_at_once(serve, later):
 
 
 def test_parts_of_one_turn_leave_together(serve, later):
-    """In one piece with the head, and with the end, where nothing comes between them; each is a chunk all the same."""
+    """The first at once, with the head, and the others in one piece, with the end; each is a chunk all the same."""
     server = serve(later)
     client = server.connect().send(GET % 1)
     server.until(lambda: len(later) > 0)
@@ -112,10 +112,10 @@ def test_parts_of_one_turn_leave_together(serve, later):
     server.call(write_many)
     client.head()
     assert [client.chunk() for _ in range(100)] == [b"part %d" % number for number in range(100)]
-    assert segments(client) == 1
-    server.call(lambda: (exchange.write(b"last"), exchange.end()))
-    assert (client.chunk(), client.chunk()) == (b"last", b"")
     assert segments(client) == 2
+    server.call(lambda: (exchange.write(b"a"), exchange.write(b"b"), exchange.end()))
+    assert [client.chunk() for _ in range(3)] == [b"a", b"b", b""]
+    assert segments(client) == 4
 
 
 def segments(client):

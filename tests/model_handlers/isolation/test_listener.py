@@ -67,12 +67,13 @@ class Owner:
 
 
 @pytest.fixture
-def owners():
-    """Makes them, and closes them in the end."""
+def owners(loop):
+    """Makes them, once the loop reads if there is one, and closes them in the end."""
     made = []
 
     def make(take=None):
         made.append(Owner(take))
+        eventually(lambda: loop is None or loop in LISTENER._loops)
         return made[-1]
 
     yield make
