@@ -116,4 +116,17 @@ def _author_class(module: ModuleType, config: ModelConfig, *, sees_requests: boo
             f"model '{config.name}': {HANDLER_FILE} must say in the class itself, as 'sees_requests = True', that it "
             "sees requests"
         )
+    _check_methods(chosen[0], config.name)
     return chosen[0]
+
+
+def _check_methods(author_class: type[Handler], model: str) -> None:
+    """Refuse a class that lacks what it is called by, before anybody calls it."""
+    own = {name for base in author_class.__mro__ if not issubclass(Handler, base) for name in vars(base)}
+    methods = ("autocomplete", "load", "execute_requests" if author_class.sees_requests else "execute", "close")
+    missing = [name for name in methods if name not in own]
+    if missing:
+        raise invalid_model(
+            f"model '{model}': class {author_class.__name__} in {HANDLER_FILE} has no {' and no '.join(missing)}; a "
+            f"handler has {', '.join(methods[:-1])} and {methods[-1]}"
+        )

@@ -126,6 +126,16 @@ REFUSED = {
         FileHandler,
         "must say in the class itself, as 'sees_requests = True'",
     ),
+    "one without execute": (
+        CLASS.replace("def execute(", "def run("),
+        FileHandler,
+        "class Adds in handler.py has no execute; a handler has autocomplete, load, execute and close",
+    ),
+    "one without two": (
+        CLASS.replace("def close(", "def end(").replace("def autocomplete(", "def complete("),
+        FileHandler,
+        "class Adds in handler.py has no autocomplete and no close",
+    ),
     "one that only seems to": (CLASS, RequestsFileHandler, "must say in the class itself"),
 }
 
