@@ -7,6 +7,8 @@ runs no code of models. Synchronous: for commands, not for the server.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +20,7 @@ from model_handlers.ensemble_checks import PLATFORM
 from model_handlers.environments.wanted import Given
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.trial import try_file
+from model_handlers.parameters import warn_once
 from model_handlers.pbtxt.problems import Finding, Understood, understand
 from model_handlers.registry import find_backend, handler_for
 from serve.models.initial_states import initial_states
@@ -36,7 +39,7 @@ from serve.sources.repository import (
 from serve.targets.asked import asked_checks, unheard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from model_handlers.base import Handler
@@ -189,13 +192,16 @@ def _hold_against_files(found: Examined, config: ModelConfig) -> None:
     handler = _handler(found, config)
     directory = ModelDirectory(found.name, found.path, config, found.versions)
     completed = config
+    warn_once.cache_clear()  # another model of that name may have said the same
     for version in found.versions:
         model_file = directory.model_file(version)
         shown = _relative(model_file, found.path)
         try:
             if handler.tried_first:  # the command would die of it, and tell nothing of the rest
                 try_file(handler, config, model_file)
-            completed = handler.autocomplete(config, model_file)
+            with _heard() as warnings:
+                completed = handler.autocomplete(config, model_file)
+            found.notes += [Located(CONFIG_NAME, Finding("", sentence)) for sentence in warnings]
         except MmeError as error:
             is_unknown = error.kind is Kind.UNSUPPORTED  # without the framework, or without running the model's code
             findings = found.notes if is_unknown else found.problems
@@ -205,6 +211,34 @@ def _hold_against_files(found: Examined, config: ModelConfig) -> None:
         alone = replace(completed, warmup=(sample,))
         found.attempt(CONFIG_NAME, f"model_warmup[{index}]", partial(Warmup, alone, found.path))
     found.attempt(CONFIG_NAME, "sequence_batching.state", partial(initial_states, completed, found.path))
+
+
+class _Listener(logging.Handler):
+    """Keeps the sentences of what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.sentences: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        self.sentences.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[list[str]]:
+    """What a server's log would warn of meanwhile, which is not logged: parameters without effect."""
+    logger, listener = logging.getLogger("mme"), _Listener()
+    disabled, propagates = logger.manager.disable, logger.propagate
+    logging.disable(logging.NOTSET)
+    logger.propagate = False
+    logger.addHandler(listener)
+    try:
+        yield listener.sentences
+    finally:
+        logger.removeHandler(listener)
+        logger.propagate = propagates
+        logging.disable(disabled)
 
 
 def _handler(found: Examined, config: ModelConfig) -> type[Handler]:

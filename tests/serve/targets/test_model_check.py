@@ -146,7 +146,7 @@ def test_versions_that_are_none_are_told(tmp_path, write_repository_model):
 
 def test_a_mistyped_parameter_of_the_server_is_told(tmp_path, write_repository_model):
     """It is not refused, since a model may call its own as it likes."""
-    names = ("MME_PINN", "MME_X", "MME_PIN", "x")
+    names = ("MME_PINN", "MME_X", "MME_PIN")
     config = "".join(f"parameters {{ key: '{name}' value {{ string_value: 'true' }} }}" for name in names)
     model = looked_at(write_repository_model(tmp_path / "m", config))
     assert model.problems == []
@@ -154,6 +154,19 @@ def test_a_mistyped_parameter_of_the_server_is_told(tmp_path, write_repository_m
         "parameter 'MME_PINN' means nothing to the server; did you mean MME_PIN?",
         f"parameter 'MME_X' means nothing to the server; there are {', '.join(PARAMETERS)}",
     ]
+
+
+def test_a_parameter_without_effect_is_told(tmp_path, write_repository_model, caplog):
+    """As a server's log tells it; of each model, and nowhere else."""
+    config = "parameters { key: 'intra_op_threads' value { string_value: '2' } }"
+    all_versions = " version_policy { all { } }"
+    for folder in "ab":
+        model = looked_at(write_repository_model(tmp_path / folder / "m", config + all_versions, versions=(1, 2)))
+        assert model.problems == []
+        assert [each.finding.sentence for each in model.notes] == [
+            "parameters without effect on ONNX models: 'intra_op_threads'"
+        ]
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("name", ["config.pbtxt.txt", "Config.pbtxt", "config.txt"])
