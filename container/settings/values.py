@@ -26,7 +26,7 @@ _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
-_UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
+_UNITS |= {f"{prefix}i{b}": 1024**power for power, prefix in enumerate("kmgt", start=1) for b in ("b", "")}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
 _BYTES_ALLOWED = "a size such as 67108864, 350MB or 2GiB"
 _SHARE = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)%|([01]\.[0-9]+))(?:\s*-\s*(.+))?")
@@ -68,7 +68,7 @@ def seconds(low: float, high: float) -> Parser:
 
 
 def byte_size(text: str) -> int:
-    """A number of bytes: `67108864`, `350MB` (powers of 1000), `2GiB` (powers of 1024)."""
+    """A number of bytes: `67108864`, `350MB` (powers of 1000), `2GiB` and Kubernetes' `2Gi` (powers of 1024)."""
     match = _SIZE.fullmatch(text.strip().lower())
     unit = _UNITS.get(match[2]) if match else None
     if match is None or unit is None or int(float(match[1]) * unit) < 1:

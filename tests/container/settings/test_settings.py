@@ -252,6 +252,7 @@ def test_kubernetes_service_links_are_not_settings():
     [
         ("350MB", 350_000_000),
         ("2GiB", 2 * 1024 * MIB),
+        ("2Gi", 2 * 1024 * MIB),  # as Kubernetes writes it
         ("1.5 gib", 1536 * MIB),
         ("67108864", 67108864),
         ("80%", 0.8),
