@@ -21,7 +21,7 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from container import garbage
 from container.config.flags import COMMAND as CONFIG
@@ -236,9 +236,13 @@ class _CommandParser(argparse.ArgumentParser):
             self.exit(2, f"{self.prog}: unrecognized arguments: {' '.join(others)}; {told}\n")
         return known, others
 
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, without the usage: of some commands it is a hundred lines, and hides the sentence."""
+        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` lists what there is\n")
+
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _CommandParser(
         prog="mme",
         description="A serving container for SageMaker multi-model endpoints.",
         epilog=_EXAMPLES,
