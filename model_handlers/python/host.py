@@ -98,14 +98,16 @@ class Host:
             callers = dict.fromkeys(caller for request in requests for caller in request.callers)
             self._hosted.callers = (*callers, self.config.name)
             self._hosted.waiting = tuple(each.responder for each in requests if each.responder is not None)
+            received = list(map(self._received, requests, responses))
             try:
-                returned = self._returned(requests, responses)
+                returned = self._returned(received, responses)
             except BaseException as error:
                 raise _fail(responses, failed_execution(error, self._lane)) from error
             if self.config.decoupled:
                 if returned is not None:
-                    raise _fail(responses, self._must_return_none())
+                    raise self._must_return_none(received, responses)
                 return [PUT_BACK if each.executed() else None for each in responses]
+            del received  # what the model has not kept by now, it has dropped
             return answers(self.config, self._lane, requests, responses, returned)
 
     def is_ready(self) -> bool:
@@ -170,15 +172,19 @@ class Host:
         places_itself = any(g.kind is InstanceKind.MODEL and g.name == group for g in self.config.instance_groups)
         return InstanceKind.MODEL.name if places_itself else device.kind.upper()
 
-    def _returned(self, requests: Sequence[ModelRequest], responses: list[Responses]) -> Any:
-        """What `execute` returned. Nobody else holds its requests: their senders go when the model lets go of them."""
-        returned = self._author.execute(list(map(self._received, requests, responses)))
+    def _returned(self, received: list[ReceivedRequest], responses: list[Responses]) -> Any:
+        """What `execute` returned.
+
+        Nobody holds its requests but their list: the senders of those that it takes out go when it lets go of them, and
+        all others when it is known that it returned what it may.
+        """
+        returned = self._author.execute(received)
         if not inspect.iscoroutine(returned):
             return returned
         loop = self._event_loop()
         if not self.config.decoupled or self._iterative:
             return loop.run(returned)
-        loop.start(returned, functools.partial(self._ended, responses))
+        loop.start(returned, functools.partial(self._ended, received, responses))
         return None
 
     def _event_loop(self) -> LoopThread:
@@ -187,18 +193,19 @@ class Host:
                 self._loop = LoopThread(self._lane)
             return self._loop
 
-    def _ended(self, responses: list[Responses], returned: Any, error: BaseException | None) -> None:
+    def _ended(
+        self, held: list[ReceivedRequest], responses: list[Responses], returned: Any, error: BaseException | None
+    ) -> None:
         """A coroutine of a decoupled model, which nobody waited for, has ended. On the loop's thread."""
         if error is not None:
             _fail(responses, failed_execution(error, self._lane))
         elif returned is not None:
-            _fail(responses, self._must_return_none())
+            self._must_return_none(held, responses)
 
-    def _must_return_none(self) -> MmeError:
-        return MmeError(
-            Kind.EXECUTION_FAILED,
-            f"Python model '{self._lane}' is using the decoupled mode and the execute function must return None.",
-        )
+    def _must_return_none(self, _held: list[ReceivedRequest], responses: list[Responses]) -> MmeError:
+        """Tell whoever still waits; who is given the requests keeps them meanwhile, compiled code as well."""
+        what = f"Python model '{self._lane}' is using the decoupled mode and the execute function must return None."
+        return _fail(responses, MmeError(Kind.EXECUTION_FAILED, what))
 
     def _received(self, request: ModelRequest, responses: Responses) -> ReceivedRequest:
         inputs: list[Tensor] = []

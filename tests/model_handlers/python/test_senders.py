@@ -262,6 +262,17 @@ def test_a_decoupled_model_that_holds_its_requests_must_return_none(placed):
     ]
 
 
+@pytest.mark.parametrize("word", ["def", "async def"])
+def test_a_decoupled_model_that_returns_its_responses_is_told_so(placed, word):
+    """As who made it decoupled and left the rest as it was: its clients had an end, and no response."""
+    handler = placed.load(
+        f"class TritonPythonModel:\n    {word} execute(self, requests):\n        return [None for _ in requests]\n"
+    )
+    assert [error.message for error in got_or_raised(handler, "one")] == [
+        "Python model 'm_0_0' is using the decoupled mode and the execute function must return None."
+    ]
+
+
 def got_or_raised(handler, deed):
     """What the client of one request gets, whichever way."""
     client = Responses()
