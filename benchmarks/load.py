@@ -109,10 +109,9 @@ def json_request(model: str, name: str, array: np.ndarray) -> Request:
 
 
 def processor_seconds(pid: int) -> float:
-    """Processor time that a process and its children have used."""
-    process = psutil.Process(pid)
-    times = [process.cpu_times(), *(child.cpu_times() for child in process.children(recursive=True))]
-    return sum(t.user + t.system for t in times)
+    """Processor time that a process and its children have used, to the nanosecond: `cpu_times` has hundredths."""
+    pids = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    return sum(time.clock_gettime(~each << 3 | 2) for each in pids)  # the clock of another process, as Linux numbers it
 
 
 def wrk(url: str, request: Request, pid: int, *, connections: int, seconds: int) -> Result:
