@@ -92,7 +92,7 @@ class Posts:
         self._take = take
         self._posted: deque[tuple[OpenRequest, ModelResponse | MmeError | None, bool]] = deque()
         self._told = False
-        self._thread = 0  # the loop's, once it is known
+        self._home = 0  # the thread of the loop, once it is known
 
     def post(self, opened: OpenRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see Post
         """Take one. On any thread: one wake-up of the loop for all that is posted until it wakes.
@@ -103,7 +103,7 @@ class Posts:
         if not self._told:
             self._told = True
             with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-                if threading.get_ident() == self._thread:
+                if threading.get_ident() == self._home:
                     self._loop.call_soon(self._take_own)
                 else:
                     self._loop.call_soon_threadsafe(self._take_some)
@@ -119,7 +119,7 @@ class Posts:
     def _take_some(self) -> None:
         """A model that posts without end must not keep the loop from all others."""
         self._told = False
-        self._thread = threading.get_ident()
+        self._home = threading.get_ident()
         self._hand_over(min(len(self._posted), _AT_ONCE))
         if self._posted and not self._told:
             self._told = True
