@@ -7,6 +7,7 @@ has to end.
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import socket
 import tempfile
@@ -16,12 +17,15 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from model_handlers.isolation.fork_client import FORKS
 from model_handlers.isolation.listener import Channel
 from model_handlers.isolation.questions import WRITER
+from serve.threads import STARTER
+from tests.event_loop import run_on_loop, with_entered
 from tests.processes import children, read, still_there
+from tests.waiting import PATIENCE, ends, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +33,6 @@ if TYPE_CHECKING:
 # The machine may be busy: how long an example takes says nothing.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
-_GRACE_SECONDS = 60.0  # for what was told to end, or to go, and is on its way
 
 
 @pytest.hookimpl(wrapper=True)
@@ -51,6 +54,22 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path not in slow)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Tests that are coroutines run on an event loop of their own, or of their fixture `loop_factory`."""
+    test, loop_factory = pyfuncitem.obj, pyfuncitem.funcargs.get("loop_factory")
+
+    def on_loop(**fixtures):
+        run_on_loop(with_entered(test, **fixtures), loop_factory)
+
+    if inspect.iscoroutinefunction(test):
+        on_loop(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+        return True
+    if is_hypothesis_test(test) and inspect.iscoroutinefunction(test.hypothesis.inner_test):
+        test.hypothesis.inner_test, test = on_loop, test.hypothesis.inner_test  # for each example
+    return None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def private_temporary_folder(tmp_path_factory: pytest.TempPathFactory):
     """A temporary folder that no other process shares, for this process and its children: what lies in it is ours."""
@@ -61,6 +80,14 @@ def private_temporary_folder(tmp_path_factory: pytest.TempPathFactory):
     patch.setattr(tempfile, "tempdir", str(folder))
     yield folder
     patch.undo()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def starter():
+    """The thread that starts others is there for all tests."""
+    STARTER.start(thread := threading.Thread(target=lambda: None))
+    eventually(lambda: thread.ident)
+    thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +114,9 @@ def nothing_left_behind(request: pytest.FixtureRequest, private_temporary_folder
     threads, files = set(_threads()), _names(private_temporary_folder)
     processes = _processes() | _processes()  # the end of one of them, while they are listed, may hide another
     yield
-    left = [f"thread {thread.name}" for thread in _threads() if thread not in threads and not _ends(thread)]
+    left = [f"thread {thread.name}" for thread in _threads() if thread not in threads and not ends(thread)]
     begun = still_there(_processes() - processes)
-    left += [f"process {process}" for process in psutil.wait_procs(begun, _GRACE_SECONDS)[1]]
+    left += [f"process {process}" for process in psutil.wait_procs(begun, PATIENCE)[1]]
     names = _names(private_temporary_folder) - files
     left += [f"temporary {name}" for name in names if not _goes(private_temporary_folder / name)]
     left += [f"staging {path}" for path in (own.rglob(".staging-*") if own else ())]
@@ -106,13 +133,8 @@ def _threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if not thread.daemon]
 
 
-def _ends(thread: threading.Thread) -> bool:
-    thread.join(_GRACE_SECONDS)
-    return not thread.is_alive()
-
-
 def _goes(path: Path) -> bool:
-    until = time.monotonic() + _GRACE_SECONDS
+    until = time.monotonic() + PATIENCE
     while path.exists() and time.monotonic() < until:
         time.sleep(0.01)
     return not path.exists()

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import threading
 
 PATIENCE = 60.0  # seconds until a test gives up on something that takes a moment on an idle machine
 
@@ -15,6 +19,12 @@ def eventually(condition, what: str = "it"):
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(0.005)
     return value
+
+
+def ends(thread: threading.Thread) -> bool:
+    """Whether a thread does, as the last that it did for the test said."""
+    thread.join(PATIENCE)
+    return not thread.is_alive()
 
 
 async def until(condition):

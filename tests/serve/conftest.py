@@ -6,7 +6,6 @@ import io
 import os
 import tarfile
 import threading
-import time
 import uuid
 from pathlib import Path
 
@@ -21,20 +20,11 @@ from model_handlers.base import Handler
 from model_handlers.config import ModelConfig
 from model_handlers.tensor import FP32, TensorSpec
 from serve.request import InferenceRequest, InferenceResponse, Layout
-from serve.threads import STARTER
 from tests.aws import moto_server
+from tests.event_loop import idle, run_on_loop
+from tests.waiting import PATIENCE, ends
 
 _OWN_THREADS = ("inflate ", "download ")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def starter():
-    """The thread that starts others is there for all tests."""
-    thread = threading.Thread(target=lambda: None)
-    STARTER.start(thread)
-    while thread.ident is None:
-        time.sleep(0.001)
-    thread.join()
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +82,7 @@ def no_leaks(tmp_path):
     files = _open_files()
     yield
     threads = [thread for thread in threading.enumerate() if thread.name.startswith(_OWN_THREADS)]
-    assert [thread.name for thread in threads if not _ends(thread)] == []
+    assert [thread.name for thread in threads if not ends(thread)] == []
     assert _open_files() - files == set()
     assert list(tmp_path.rglob(".staging-*")) == []
 
@@ -144,49 +134,10 @@ def _targz_bytes():
     return targz_bytes
 
 
-# -- event loops -------------------------------------------------------------------------------------------------------
-
-LOOP_SECONDS = 60  # a hang, not a measure of speed
-
-
 @pytest.fixture
 def run():
-    """Runs a coroutine on an event loop of its own.
-
-    Fails the test whose callbacks raised on the loop, which asyncio only logs, or that leaves a task or a thread.
-    """
+    """Runs a coroutine on an event loop of its own."""
     return run_on_loop
-
-
-def run_on_loop(main):
-    """See the fixture of the same meaning."""
-    threads = set(threading.enumerate())
-    problems = []
-
-    async def guarded():
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: problems.append(context))
-        async with asyncio.timeout(LOOP_SECONDS):
-            result = await main
-        await idle()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        return result
-
-    result = asyncio.run(guarded())
-    assert problems == []
-    assert [thread.name for thread in set(threading.enumerate()) - threads if not _ends(thread)] == []
-    return result
-
-
-def _ends(thread):
-    """Whether it does, as the last that it did for the test said."""
-    thread.join(LOOP_SECONDS)
-    return not thread.is_alive()
-
-
-async def idle(turns=12):
-    """Let the loop turn until callbacks that call callbacks are done."""
-    for _ in range(turns):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture(name="idle")
@@ -209,12 +160,12 @@ class Gate:
         """What a model does: say that it is here, wait, double."""
         self._arrived.release()
         if not self._for_good:
-            assert self._open.acquire(timeout=LOOP_SECONDS)
+            assert self._open.acquire(timeout=PATIENCE)
         return [rows * 2]
 
     async def arrived(self):
         """Wait for the next execution to get here."""
-        assert await asyncio.to_thread(self._arrived.acquire, timeout=LOOP_SECONDS)
+        assert await asyncio.to_thread(self._arrived.acquire, timeout=PATIENCE)
 
     def let(self, executions=1):
         """Let so many through."""

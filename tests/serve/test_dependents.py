@@ -9,18 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from model_handlers.base import Footprint
 from model_handlers.config import InstanceGroup, InstanceKind
 from model_handlers.errors import Kind, MmeError
 from model_handlers.outside import Override
 from serve.cache.cache_events import Deed
 from serve.control import Control
 from serve.dependents import parts_of, wholes_of
-from serve.engine import Engine
-from serve.engine_options import EngineOptions
 from serve.life import life_of
 from serve.sources.source import InRepository, Unpacked
+from tests.serve.engines import answered, ask, engine_of
 from tests.serve.integrity import check_integrity
+from tests.waiting import until
 
 
 def entry(path, *members, resident=True, registered=True):
@@ -88,23 +87,13 @@ def lay_out(tmp_path, write_repository_model):
     return lay_out
 
 
-async def _answer(engine, toys):
-    """What the ensemble says of a row of ones."""
-    call = toys.Call(1)
-    await engine.submit_cold("e", None, call.request)
-    return (await call.answer()).outputs[0][2][0, 0]
-
-
-def loads_on_request(tmp_path, life=""):
+def on_request(tmp_path, life=""):
     """An engine over the repository `r`, of which only what is asked for is loaded."""
-    options = EngineOptions(
-        Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r", control=Control.EXPLICIT, life=life
-    )
-    return Engine(options, asyncio.get_running_loop())
+    return engine_of(tmp_path, repository=tmp_path / "r", control=Control.EXPLICIT, life=life)
 
 
 @pytest.mark.parametrize("where", ["beside", "elsewhere"])
-def test_an_ensemble_changes_and_goes_with_its_parts(run, toys, tmp_path, write_repository_model, write_onnx, where):
+async def test_an_ensemble_changes_and_goes_with_its_parts(toys, tmp_path, write_repository_model, write_onnx, where):
     """A part that is loaded anew is new in the ensemble as well, and leaves with it if it is to; also over folders."""
     first, second = tmp_path / "r1", tmp_path / ("r1" if where == "beside" else "r2")
     for name in "ab":
@@ -113,127 +102,94 @@ def test_an_ensemble_changes_and_goes_with_its_parts(run, toys, tmp_path, write_
     (second / "e" / "1").mkdir(parents=True)
     (second / "e" / "config.pbtxt").write_text(ENSEMBLE)
     more = () if first == second else (second,)
-
-    async def main():
-        options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", repository=first, more_repositories=more)
-        engine = Engine(options, asyncio.get_running_loop())
-
-        try:
-            for name in ("a", "b", "e"):
-                await engine.reload(name)
-            assert await _answer(engine, toys) == 4
-            write_onnx(first / "b" / "1" / "model.onnx", 5.0)
-            await engine.reload("b")
-            assert await _answer(engine, toys) == 10
-            await engine.unload("e", dependents=True)
-            assert engine.registered() == []
-            await engine.reload("a")
-            await engine.reload("e")
-            await engine.unload("e")
-            assert [name for name, _ in engine.registered()] == ["a"]
-        finally:
-            await engine.close()
-
-    run(main())
+    async with engine_of(tmp_path, repository=first, more_repositories=more) as engine:
+        for name in ("a", "b", "e"):
+            await engine.reload(name)
+        assert await answered(engine, toys, "e") == 4
+        write_onnx(first / "b" / "1" / "model.onnx", 5.0)
+        await engine.reload("b")
+        assert await answered(engine, toys, "e") == 10
+        await engine.unload("e", dependents=True)
+        assert engine.registered() == []
+        await engine.reload("a")
+        await engine.reload("e")
+        await engine.unload("e")
+        assert [name for name, _ in engine.registered()] == ["a"]
 
 
 @pytest.mark.parametrize("names", ["abef", "abfe"])
-def test_an_ensemble_of_ensembles_is_loaded_anew_once(run, toys, tmp_path, lay_out, write_onnx, names):
+async def test_an_ensemble_of_ensembles_is_loaded_anew_once(toys, tmp_path, lay_out, write_onnx, names):
     """Though both of them consist of what changed."""
     lay_out(e=ENSEMBLE.replace('"b"', '"f"'), f=ENSEMBLE)
-
-    async def main():
-        options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r")
-        engine = Engine(options, asyncio.get_running_loop())
-        try:
-            for name in names:
-                await engine.reload(name)
-            assert await _answer(engine, toys) == 8
-            events, loaded = engine.cache.events, []
-            events.listen(lambda event: loaded.append(event.name) if event.deed is Deed.LOADED else None)
-            write_onnx(tmp_path / "r" / "b" / "1" / "model.onnx", 5.0)
-            await engine.reload("b")
-            assert await _answer(engine, toys) == 20
-            assert sorted(loaded) == ["b", "e", "f"]
-        finally:
-            await engine.close()
-
-    run(main())
+    async with engine_of(tmp_path, repository=tmp_path / "r") as engine:
+        for name in names:
+            await engine.reload(name)
+        assert await answered(engine, toys, "e") == 8
+        events, loaded = engine.cache.events, []
+        events.listen(lambda event: loaded.append(event.name) if event.deed is Deed.LOADED else None)
+        write_onnx(tmp_path / "r" / "b" / "1" / "model.onnx", 5.0)
+        await engine.reload("b")
+        assert await answered(engine, toys, "e") == 20
+        assert sorted(loaded) == ["b", "e", "f"]
 
 
-def test_an_ensemble_stays_as_a_client_loaded_it(run, toys, tmp_path, lay_out, write_onnx):
+async def test_an_ensemble_stays_as_a_client_loaded_it(toys, tmp_path, lay_out, write_onnx):
     """With another configuration, though a part of it is loaded anew; one that was unloaded meanwhile stays away."""
     lay_out(e=ENSEMBLE, f=ENSEMBLE)
-
-    async def main():
-        options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r")
-        engine = Engine(options, asyncio.get_running_loop())
-
-        try:
-            for name in ("a", "b", "e", "f"):
-                await engine.reload(name)
-            tensor = {"data_type": "TYPE_FP32", "dims": [2]}
-            step = {"model_name": "b", "input_map": {"x": "x"}, "output_map": {"y": "y"}}
-            config = {
-                "platform": "ensemble",
-                "max_batch_size": 4,
-                "input": [{"name": "x", **tensor}],
-                "output": [{"name": "y", **tensor}],
-                "ensemble_scheduling": {"step": [step]},
-            }
-            await engine.reload("e", Override(json.dumps(config), {}))
-            assert await _answer(engine, toys) == 2
-            write_onnx(tmp_path / "r" / "b" / "1" / "model.onnx", 5.0)
-            engine.cache.events.listen(lambda event: gone.append(event.name) if event.deed is Deed.LOADED else None)
-            gone = []
-            loading = asyncio.ensure_future(engine.reload("b"))
-            while "b" not in gone:  # noqa: ASYNC110 - a load's doing
-                await asyncio.sleep(0)
-            await engine.unload("f")
-            await loading
-            assert await _answer(engine, toys) == 5
-            assert engine.is_overridden("e")
-            assert [name for name, _ in engine.registered()] == ["a", "b", "e"]
-        finally:
-            await engine.close()
-
-    run(main())
+    async with engine_of(tmp_path, repository=tmp_path / "r") as engine:
+        for name in ("a", "b", "e", "f"):
+            await engine.reload(name)
+        tensor = {"data_type": "TYPE_FP32", "dims": [2]}
+        step = {"model_name": "b", "input_map": {"x": "x"}, "output_map": {"y": "y"}}
+        config = {
+            "platform": "ensemble",
+            "max_batch_size": 4,
+            "input": [{"name": "x", **tensor}],
+            "output": [{"name": "y", **tensor}],
+            "ensemble_scheduling": {"step": [step]},
+        }
+        await engine.reload("e", Override(json.dumps(config), {}))
+        assert await answered(engine, toys, "e") == 2
+        write_onnx(tmp_path / "r" / "b" / "1" / "model.onnx", 5.0)
+        engine.cache.events.listen(lambda event: gone.append(event.name) if event.deed is Deed.LOADED else None)
+        gone = []
+        loading = asyncio.ensure_future(engine.reload("b"))
+        while "b" not in gone:  # noqa: ASYNC110 - a load's doing
+            await asyncio.sleep(0)
+        await engine.unload("f")
+        await loading
+        assert await answered(engine, toys, "e") == 5
+        assert engine.is_overridden("e")
+        assert [name for name, _ in engine.registered()] == ["a", "b", "e"]
 
 
-def test_the_models_of_an_ensemble_may_be_asked_by_themselves(run, toys, tmp_path, lay_out, write_repository_model):
+async def test_the_models_of_an_ensemble_may_be_asked_by_themselves(toys, tmp_path, lay_out, write_repository_model):
     """Where only what was loaded may be asked they are loaded with it, stay behind it, and count what it asks them."""
     lay_out(e=ENSEMBLE)
     write_repository_model(tmp_path / "r" / "c", "max_batch_size: 8")
-
-    async def main():
-        engine = loads_on_request(tmp_path)
-        try:
-            await engine.reload("e")
-            assert [name for name, _ in engine.registered()] == ["a", "b", "e"]
-            assert engine.cache.entries["e"].leases == 0
-            for name in ("e", "a"):
-                call = toys.Call(1)
-                await engine.submit_cold(name, None, call.request)
-                await call.answer()
-            counted = {name: stats.success.count for (name, _), stats in engine.stats.items()}
-            assert counted == {"a": 2, "b": 1, "e": 1}
-            (group,) = engine.cache.entries["a"].resident.latest.config.instance_groups
-            assert group == InstanceGroup("a", InstanceKind.CPU)
-            await engine.unload("e")
-            assert [name for name, _ in engine.registered()] == ["a", "b"]
-            with pytest.raises(MmeError, match="unknown model"):
-                await engine.submit_cold("c", None, toys.Call(1).request)
-        finally:
-            await engine.close()
-
-    run(main())
+    async with on_request(tmp_path) as engine:
+        await engine.reload("e")
+        assert [name for name, _ in engine.registered()] == ["a", "b", "e"]
+        assert engine.cache.entries["e"].leases == 0
+        for name in ("e", "a"):
+            call = toys.Call(1)
+            await engine.submit_cold(name, None, call.request)
+            await call.answer()
+        counted = {name: stats.success.count for (name, _), stats in engine.stats.items()}
+        assert counted == {"a": 2, "b": 1, "e": 1}
+        (group,) = engine.cache.entries["a"].resident.latest.config.instance_groups
+        assert group == InstanceGroup("a", InstanceKind.CPU)
+        await engine.unload("e")
+        assert [name for name, _ in engine.registered()] == ["a", "b"]
+        with pytest.raises(MmeError, match="unknown model"):
+            await engine.submit_cold("c", None, toys.Call(1).request)
 
 
 @pytest.mark.parametrize(
     ("space", "answer"), [("", 4), ("r1", 4), ("r2", 10), ("{}/r2", 10), ("r3", "not available or ambiguous: b")]
 )
-def test_an_ensemble_may_say_which_repository_it_means(
-    run, toys, tmp_path, write_repository_model, write_onnx, space, answer
+async def test_an_ensemble_may_say_which_repository_it_means(
+    toys, tmp_path, write_repository_model, write_onnx, space, answer
 ):
     """By its folder's name or its path; else its own repository comes first."""
     for name in ("r1/a", "r1/b", "r2/b"):
@@ -243,22 +199,13 @@ def test_an_ensemble_may_say_which_repository_it_means(
     meant = f'"b" model_namespace: "{space.format(tmp_path)}"' if space else '"b"'
     (tmp_path / "r1" / "e" / "config.pbtxt").write_text(ENSEMBLE.replace('"b"', meant))
 
-    async def main():
-        folders = {"repository": tmp_path / "r1", "more_repositories": (tmp_path / "r2",)}
-        options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", namespaces=True, **folders)
-        engine = Engine(options, asyncio.get_running_loop())
-        try:
-            call = toys.Call(1)
-            if isinstance(answer, str):
-                with pytest.raises(MmeError, match=answer):
-                    await engine.submit_cold("e", None, call.request)
-                return
-            await engine.submit_cold("e", None, call.request)
-            assert (await call.answer()).outputs[0][2][0, 0] == answer
-        finally:
-            await engine.close()
-
-    run(main())
+    folders = {"repository": tmp_path / "r1", "more_repositories": (tmp_path / "r2",)}
+    async with engine_of(tmp_path, namespaces=True, **folders) as engine:
+        if isinstance(answer, str):
+            with pytest.raises(MmeError, match=answer):
+                await ask(engine, toys.Call(1), "e")
+        else:
+            assert await answered(engine, toys, "e") == answer
 
 
 @pytest.mark.parametrize(
@@ -279,170 +226,126 @@ def test_an_ensemble_may_say_which_repository_it_means(
         (ENSEMBLE.replace('"b"', '"f"'), "", "circular dependency between ensembles: e -> f -> e"),
     ],
 )
-def test_an_ensemble_says_which_of_its_models_it_lacks(run, tmp_path, lay_out, config, change, words):
+async def test_an_ensemble_says_which_of_its_models_it_lacks(tmp_path, lay_out, config, change, words):
     """One that does not load, or not in the version that it wants; all that are not there; and one that is itself."""
     lay_out(e=config, f=ENSEMBLE.replace('"b"', '"e"'))
     if change:
         (tmp_path / "r" / "b" / "1" / "model.onnx").write_bytes(b"no model")
-
-    async def main():
-        options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "r")
-        engine = Engine(options, asyncio.get_running_loop())
-        try:
-            with pytest.raises(MmeError) as caught:
-                await engine.reload("e")
-            assert caught.value.kind is Kind.INVALID_MODEL
-            assert words in caught.value.message
-        finally:
-            await engine.close()
-
-    run(main())
+    async with engine_of(tmp_path, repository=tmp_path / "r") as engine:
+        with pytest.raises(MmeError) as caught:
+            await engine.reload("e")
+        assert caught.value.kind is Kind.INVALID_MODEL
+        assert words in caught.value.message
 
 
-def test_parts_that_somebody_loaded_by_name_stay(run, tmp_path, lay_out):
+async def test_parts_that_somebody_loaded_by_name_stay(tmp_path, lay_out):
     """Before the ensemble or after it, until somebody unloads them; those that came with it alone go with it, also of its parts."""
     lay_out(e=ENSEMBLE, f=ENSEMBLE.replace('"b"', '"e"'))
 
-    async def main():
-        engine = loads_on_request(tmp_path)
+    async def left(ensemble="e"):
+        await engine.unload(ensemble, dependents=True)
+        return sorted(name for name, _ in engine.registered())
 
-        async def left(ensemble="e"):
-            await engine.unload(ensemble, dependents=True)
-            return sorted(name for name, _ in engine.registered())
-
-        try:
-            await engine.reload("a")
-            await engine.reload("e")
-            assert await left() == ["a"]
-            await engine.unload("a")
-            await engine.reload("e")
-            assert await left() == []
-            await engine.reload("e")
-            await engine.reload("a")
-            with pytest.raises(MmeError, match="already loaded"):  # as a server says that has it on its list
-                await engine.load("b")
-            assert await left() == ["a", "b"]
-            await engine.unload("b")
-            await engine.reload("f")
-            assert sorted(name for name, _ in engine.registered()) == ["a", "b", "e", "f"]
-            assert await left("f") == ["a"]
-        finally:
-            await engine.close()
-
-    run(main())
+    async with on_request(tmp_path) as engine:
+        await engine.reload("a")
+        await engine.reload("e")
+        assert await left() == ["a"]
+        await engine.unload("a")
+        await engine.reload("e")
+        assert await left() == []
+        await engine.reload("e")
+        await engine.reload("a")
+        with pytest.raises(MmeError, match="already loaded"):  # as a server says that has it on its list
+            await engine.load("b")
+        assert await left() == ["a", "b"]
+        await engine.unload("b")
+        await engine.reload("f")
+        assert sorted(name for name, _ in engine.registered()) == ["a", "b", "e", "f"]
+        assert await left("f") == ["a"]
 
 
-def test_an_ensemble_leaves_with_a_part_and_comes_back_with_it(run, toys, tmp_path, lay_out):
+async def test_an_ensemble_leaves_with_a_part_and_comes_back_with_it(toys, tmp_path, lay_out):
     """Where only what was loaded may be asked, unless somebody unloaded the ensemble itself meanwhile."""
     lay_out(e=ENSEMBLE)
 
-    async def main():
-        engine = loads_on_request(tmp_path)
+    def there():
+        return sorted(name for name, _ in engine.registered())
 
-        def there():
-            return sorted(name for name, _ in engine.registered())
-
-        try:
-            await engine.reload("e")
-            await engine.unload("a")
-            assert there() == ["b"]
-            await engine.unload("b")
-            await engine.reload("a")
-            assert there() == ["a"]
-            await engine.reload("b")
-            assert there() == ["a", "b", "e"]
-            assert await _answer(engine, toys) == 4
-            await engine.unload("b")
-            with pytest.raises(MmeError, match="not found"):
-                await engine.unload("e")
-            await engine.reload("b")
-            assert there() == ["a", "b"]
-        finally:
-            await engine.close()
-
-    run(main())
+    async with on_request(tmp_path) as engine:
+        await engine.reload("e")
+        await engine.unload("a")
+        assert there() == ["b"]
+        await engine.unload("b")
+        await engine.reload("a")
+        assert there() == ["a"]
+        await engine.reload("b")
+        assert there() == ["a", "b", "e"]
+        assert await answered(engine, toys, "e") == 4
+        await engine.unload("b")
+        with pytest.raises(MmeError, match="not found"):
+            await engine.unload("e")
+        await engine.reload("b")
+        assert there() == ["a", "b"]
 
 
-def test_an_ensemble_that_did_not_load_for_want_of_a_part_comes_with_it(run, tmp_path, lay_out):
+async def test_an_ensemble_that_did_not_load_for_want_of_a_part_comes_with_it(tmp_path, lay_out):
     """As one that somebody changes in the repository while the part is away."""
     lay_out(e=ENSEMBLE)
-
-    async def main():
-        engine = loads_on_request(tmp_path)
-        try:
+    async with on_request(tmp_path) as engine:
+        await engine.reload("e")
+        await engine.unload("a")
+        (tmp_path / "r" / "a").rename(tmp_path / "a")
+        with pytest.raises(MmeError):
             await engine.reload("e")
-            await engine.unload("a")
-            (tmp_path / "r" / "a").rename(tmp_path / "a")
-            with pytest.raises(MmeError):
-                await engine.reload("e")
-            (tmp_path / "a").rename(tmp_path / "r" / "a")
-            await engine.reload("a")
-            assert engine.is_ready("e")
-        finally:
-            await engine.close()
-
-    run(main())
+        (tmp_path / "a").rename(tmp_path / "r" / "a")
+        await engine.reload("a")
+        assert engine.is_ready("e")
 
 
-def test_an_ensemble_that_comes_back_is_as_it_was_loaded(run, tmp_path, lay_out):
+async def test_an_ensemble_that_comes_back_is_as_it_was_loaded(tmp_path, lay_out):
     """One that came with another ensemble still goes with that; one that somebody loaded by name stays."""
     lay_out(e=ENSEMBLE, f=ENSEMBLE.replace('"b"', '"e"'))
-
-    async def main():
-        engine = loads_on_request(tmp_path)
-        try:
-            for loaded, stays in (["f"], False), (["f", "e"], True):
-                for name in loaded:
-                    await engine.reload(name)
-                await engine.unload("a")
-                assert [engine.is_ready(name) for name in "ef"] == [False, False]
-                await engine.reload("a")
-                assert [engine.is_ready(name) for name in "ef"] == [True, True]
-                await engine.unload("f", dependents=True)
-                assert engine.is_ready("e") is stays
-        finally:
-            await engine.close()
-
-    run(main())
+    async with on_request(tmp_path) as engine:
+        for loaded, stays in (["f"], False), (["f", "e"], True):
+            for name in loaded:
+                await engine.reload(name)
+            await engine.unload("a")
+            assert [engine.is_ready(name) for name in "ef"] == [False, False]
+            await engine.reload("a")
+            assert [engine.is_ready(name) for name in "ef"] == [True, True]
+            await engine.unload("f", dependents=True)
+            assert engine.is_ready("e") is stays
 
 
 @pytest.mark.parametrize("meanwhile", ["unloaded and removed", "loaded"])
-def test_an_ensemble_does_not_leave_with_a_part_if_somebody_decided_otherwise_meanwhile(
-    run, tmp_path, lay_out, meanwhile
+async def test_an_ensemble_does_not_leave_with_a_part_if_somebody_decided_otherwise_meanwhile(
+    tmp_path, lay_out, meanwhile
 ):
     """While the part still answers; nor does the unload of the part fail for it."""
     lay_out(e=ENSEMBLE)
-
-    async def main():
-        engine = loads_on_request(tmp_path)
-        try:
-            await engine.reload("e")
-            part = engine.cache.lease("a")
-            unloading = asyncio.ensure_future(engine.unload("a"))
-            while not part.abandoned:  # noqa: ASYNC110 - an unload's doing
-                await asyncio.sleep(0)
-            if meanwhile == "loaded":
-                loading = asyncio.ensure_future(engine.reload("e"))
-                while engine.cache.entries["a"].task is None:  # noqa: ASYNC110 - a load's doing
-                    await asyncio.sleep(0.001)
-            else:
-                shutil.rmtree(tmp_path / "r" / "e")
-                await engine.unload("e")
-                assert "e" not in engine.cache.entries
-            part.release()
-            await unloading
-            if meanwhile == "loaded":
-                await loading
-            assert engine.is_ready("e") == (meanwhile == "loaded")
-        finally:
-            await engine.close()
-
-    run(main())
+    async with on_request(tmp_path) as engine:
+        await engine.reload("e")
+        part = engine.cache.lease("a")
+        unloading = asyncio.ensure_future(engine.unload("a"))
+        while not part.abandoned:  # noqa: ASYNC110 - an unload's doing
+            await asyncio.sleep(0)
+        if meanwhile == "loaded":
+            loading = asyncio.ensure_future(engine.reload("e"))
+            await until(lambda: engine.cache.entries["a"].task is not None)
+        else:
+            shutil.rmtree(tmp_path / "r" / "e")
+            await engine.unload("e")
+            assert "e" not in engine.cache.entries
+        part.release()
+        await unloading
+        if meanwhile == "loaded":
+            await loading
+        assert engine.is_ready("e") == (meanwhile == "loaded")
 
 
 @pytest.mark.parametrize("fault", ["missing", "no configuration", "no model"])
-def test_an_ensemble_that_did_not_load_for_a_part_is_loaded_with_it(
-    run, toys, tmp_path, lay_out, write_repository_model, fault
+async def test_an_ensemble_that_did_not_load_for_a_part_is_loaded_with_it(
+    toys, tmp_path, lay_out, write_repository_model, fault
 ):
     """Where only what was loaded may be asked: whatever was wrong with the part, and whatever the ensemble did before."""
     lay_out(e=ENSEMBLE)
@@ -460,88 +363,64 @@ def test_an_ensemble_that_did_not_load_for_a_part_is_loaded_with_it(
         shutil.rmtree(part, ignore_errors=True)
         write_repository_model(part, "max_batch_size: 8")
 
-    async def main():
-        engine = loads_on_request(tmp_path)
+    async def fails(*names):
+        for name in names:
+            with pytest.raises(MmeError):
+                await engine.reload(name)
 
-        async def fails(*names):
-            for name in names:
-                with pytest.raises(MmeError):
-                    await engine.reload(name)
-
-        try:
-            await engine.reload("a")
-            spoil()
-            await fails("e", "b")
-            mend()
-            await engine.reload("b")
-            assert await _answer(engine, toys) == 4
-            await engine.unload("b")
-            spoil()
-            await fails("b", "e")
-            mend()
-            await engine.reload("b")
-            assert await _answer(engine, toys) == 4
-            await engine.unload("e")
-            spoil()
-            await fails("b", "e")
-            await engine.unload("e")
-            mend()
-            await engine.reload("b")
-            assert not engine.is_ready("e")
-        finally:
-            await engine.close()
-
-    run(main())
+    async with on_request(tmp_path) as engine:
+        await engine.reload("a")
+        spoil()
+        await fails("e", "b")
+        mend()
+        await engine.reload("b")
+        assert await answered(engine, toys, "e") == 4
+        await engine.unload("b")
+        spoil()
+        await fails("b", "e")
+        mend()
+        await engine.reload("b")
+        assert await answered(engine, toys, "e") == 4
+        await engine.unload("e")
+        spoil()
+        await fails("b", "e")
+        await engine.unload("e")
+        mend()
+        await engine.reload("b")
+        assert not engine.is_ready("e")
 
 
 @pytest.mark.parametrize("part", ["a", "b"])
-def test_a_part_that_is_unloaded_while_its_ensemble_is_loaded_keeps_nobody_waiting(run, toys, tmp_path, lay_out, part):
+async def test_a_part_that_is_unloaded_while_its_ensemble_is_loaded_keeps_nobody_waiting(toys, tmp_path, lay_out, part):
     """The load brings the part along, and with that the ensemble back, which left with the part."""
     lay_out(e=ENSEMBLE)
+    unloading = []
 
-    async def main():
-        engine = loads_on_request(tmp_path)
-        unloading = []
+    def hear(event):
+        if (event.deed, event.name) == (Deed.LOADED, "e") and not unloading:
+            unloading.append(asyncio.create_task(engine.unload(part)))
 
-        def hear(event):
-            if (event.deed, event.name) == (Deed.LOADED, "e") and not unloading:
-                unloading.append(asyncio.create_task(engine.unload(part)))
-
-        try:
-            await engine.reload("a")
-            await engine.reload("b")
-            engine.cache.events.listen(hear)
-            async with asyncio.timeout(60):
-                await engine.reload("e")
-                await unloading[0]
-            await engine.reload(part)
-            assert await _answer(engine, toys) == 4
-            check_integrity(engine.cache)
-        finally:
-            await engine.close()
-
-    run(main())
+    async with on_request(tmp_path) as engine:
+        await engine.reload("a")
+        await engine.reload("b")
+        engine.cache.events.listen(hear)
+        async with asyncio.timeout(60):
+            await engine.reload("e")
+            await unloading[0]
+        await engine.reload(part)
+        assert await answered(engine, toys, "e") == 4
+        check_integrity(engine.cache)
 
 
-def test_the_next_worker_knows_who_waits_for_its_parts(run, toys, tmp_path, lay_out):
+async def test_the_next_worker_knows_who_waits_for_its_parts(toys, tmp_path, lay_out):
     """An ensemble that left with a part comes back with it, whichever worker is there by then."""
     lay_out(e=ENSEMBLE)
     life = life_of(os.getppid())
-
-    async def main():
-        before = loads_on_request(tmp_path, life)
-        try:
-            await before.reload("e")
-            await before.unload("a")
-            assert not before.is_ready("e")
-        finally:
-            await before.close()
-        engine = loads_on_request(tmp_path, life)
-        try:
-            assert not engine.is_ready("e")
-            await engine.reload("a")
-            assert await _answer(engine, toys) == 4
-        finally:
-            await engine.close()
-
-    run(main())
+    async with on_request(tmp_path, life) as before:
+        await before.reload("e")
+        await before.unload("a")
+        assert not before.is_ready("e")
+    async with on_request(tmp_path, life) as engine:
+        assert not engine.is_ready("e")
+        await engine.reload("a")
+        assert await answered(engine, toys, "e") == 4

@@ -1,6 +1,6 @@
 """What one worker had registered is there for the next of the same master, and for nobody else."""
 
-import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -12,6 +12,7 @@ import pytest
 
 from serve.journal import Journal, Row
 from serve.life import goes_on, life_of
+from tests.waiting import until
 
 OWN = life_of(os.getpid())
 
@@ -82,64 +83,50 @@ class Used:
 
 
 @pytest.fixture
-def journals(run, tmp_path):
-    """Runs a scene with a function that opens journals in one directory."""
+@contextlib.asynccontextmanager
+async def opened(tmp_path):
+    """Opens journals in one directory."""
+    with ThreadPoolExecutor(1) as pool:
 
-    def play(scene):
-        async def main():
-            with ThreadPoolExecutor(1) as pool:
+        def opened(life=OWN, entries=None):
+            return Journal(tmp_path, life, entries if entries is not None else {}, pool)
 
-                def opened(life=OWN, entries=None):
-                    return Journal(tmp_path, life, entries if entries is not None else {}, pool)
-
-                await scene(opened)
-
-        run(main())
-
-    return play
+        yield opened
 
 
-def test_the_next_worker_knows_what_this_one_knew(journals, tmp_path):
+async def test_the_next_worker_knows_what_this_one_knew(opened, tmp_path):
     """Rows, other names, what was unloaded by hand, who waits for its parts, and when each model was used last."""
+    entries = {"a": Used(0.0), "b": Used(5.0)}
+    journal = opened(entries=entries)
+    journal.rows = {"a": Row("a", "/models/a", body=True, used=7.0, config="{}", folder="f"), "b": Row("b")}
+    journal.aliases["other"] = "a"
+    journal.unloaded.add("c")
+    journal.dormant["e"] = frozenset({"b", "c"})
+    journal.changed()
+    await journal.flush()
 
-    async def scene(opened):
-        entries = {"a": Used(0.0), "b": Used(5.0)}
-        journal = opened(entries=entries)
-        journal.rows = {"a": Row("a", "/models/a", body=True, used=7.0, config="{}", folder="f"), "b": Row("b")}
-        journal.aliases["other"] = "a"
-        journal.unloaded.add("c")
-        journal.dormant["e"] = frozenset({"b", "c"})
-        journal.changed()
-        await journal.flush()
-
-        again = opened()
-        assert again.rows["a"] == journal.rows["a"]
-        assert again.rows["b"].used > 1e9
-        assert (list(again.rows), again.aliases, again.unloaded) == (["a", "b"], {"other": "a"}, {"c"})
-        assert again.dormant == {"e": {"b", "c"}}
-        assert repr(again) == "<Journal of 2 models, 1 aliases>"
-        assert [path.name for path in tmp_path.iterdir()] == [f"journal-{OWN}.json"]
-
-    journals(scene)
+    again = opened()
+    assert again.rows["a"] == journal.rows["a"]
+    assert again.rows["b"].used > 1e9
+    assert (list(again.rows), again.aliases, again.unloaded) == (["a", "b"], {"other": "a"}, {"c"})
+    assert again.dormant == {"e": {"b", "c"}}
+    assert repr(again) == "<Journal of 2 models, 1 aliases>"
+    assert [path.name for path in tmp_path.iterdir()] == [f"journal-{OWN}.json"]
 
 
-def test_a_server_started_anew_knows_nothing(journals, tmp_path):
+async def test_a_server_started_anew_knows_nothing(opened, tmp_path):
     """Journals of lives that are over are removed, those of servers that live stay; a journal of nobody is not kept."""
-
-    async def scene(opened):
-        (tmp_path / f"journal-{OWN}1.json").write_text("{}")
-        (tmp_path / "journal-.json").write_text("{}")
-        parent = life_of(os.getppid())
-        (tmp_path / f"journal-{parent}.json").write_text('{"form": "mme journal 1", "models": [{"name": "a"}]}')
-        assert opened().rows == {}
-        assert [path.name for path in tmp_path.iterdir()] == [f"journal-{parent}.json"]
-        assert list(opened(parent).rows) == ["a"]
-        nobodys = opened("")
-        nobodys.changed()
-        await nobodys.flush()
-        assert [path.name for path in tmp_path.iterdir()] == [f"journal-{parent}.json"]
-
-    journals(scene)
+    (tmp_path / f"journal-{OWN}1.json").write_text("{}")
+    (tmp_path / "journal-.json").write_text("{}")
+    parent = life_of(os.getppid())
+    (tmp_path / f"journal-{parent}.json").write_text('{"form": "mme journal 1", "models": [{"name": "a"}]}')
+    assert opened().rows == {}
+    assert [path.name for path in tmp_path.iterdir()] == [f"journal-{parent}.json"]
+    assert list(opened(parent).rows) == ["a"]
+    nobodys = opened("")
+    nobodys.changed()
+    await nobodys.flush()
+    assert [path.name for path in tmp_path.iterdir()] == [f"journal-{parent}.json"]
 
 
 @pytest.mark.parametrize(
@@ -156,33 +143,24 @@ def test_a_server_started_anew_knows_nothing(journals, tmp_path):
         {"models": [{"name": "a"}], "dormant": {"e": 7}},
     ],
 )
-def test_a_journal_that_makes_no_sense_is_ignored(journals, tmp_path, document, caplog):
+async def test_a_journal_that_makes_no_sense_is_ignored(opened, tmp_path, document, caplog):
     """With a warning; the worker starts without it."""
-
-    async def scene(opened):
-        (tmp_path / f"journal-{OWN}.json").write_text(json.dumps({"form": "mme journal 1", **document}))
-        journal = opened()
-        assert (journal.rows, journal.aliases, journal.unloaded, journal.dormant) == ({}, {}, set(), {})
-        assert "is ignored" in caplog.text
-        journal.rows["b"] = Row("b")
-        journal.changed()
-        await journal.flush()
-        assert list(opened().rows) == ["b"]
-
-    journals(scene)
+    (tmp_path / f"journal-{OWN}.json").write_text(json.dumps({"form": "mme journal 1", **document}))
+    journal = opened()
+    assert (journal.rows, journal.aliases, journal.unloaded, journal.dormant) == ({}, {}, set(), {})
+    assert "is ignored" in caplog.text
+    journal.rows["b"] = Row("b")
+    journal.changed()
+    await journal.flush()
+    assert list(opened().rows) == ["b"]
 
 
-def test_changes_that_nobody_waits_for_are_written_as_well(journals, tmp_path, monkeypatch):
+async def test_changes_that_nobody_waits_for_are_written_as_well(opened, tmp_path, monkeypatch):
     """Before long, and together."""
     monkeypatch.setattr("serve.journal._DELAY", 0.01)
-
-    async def scene(opened):
-        journal = opened()
-        for name in "abc":
-            journal.rows[name] = Row(name)
-            journal.changed()
-        while not Path(tmp_path / f"journal-{OWN}.json").exists():  # noqa: ASYNC110, ASYNC240 - a timer's doing
-            await asyncio.sleep(0.001)
-        assert list(opened().rows) == ["a", "b", "c"]
-
-    journals(scene)
+    journal = opened()
+    for name in "abc":
+        journal.rows[name] = Row(name)
+        journal.changed()
+    await until(lambda: Path(tmp_path / f"journal-{OWN}.json").exists())
+    assert list(opened().rows) == ["a", "b", "c"]

@@ -1,42 +1,22 @@
 """A worker that dies costs nobody his registration: engines of one life after another, over the same directory."""
 
 import asyncio
-import contextlib
 import os
 import shutil
 import time
 
 import pytest
 
-from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve.cache.lifecycle import State
-from serve.engine import Engine
-from serve.engine_options import EngineOptions
 from serve.life import life_of
+from tests.serve.engines import answered, engine_of
+from tests.waiting import until
 
-PLENTY = Footprint(10**9)
 
-
-@contextlib.asynccontextmanager
-async def worker(tmp_path, **options):
+def worker(tmp_path, **options):
     """The engine of a worker, and of the next if there was one before."""
-    options = {"life": life_of(os.getpid())} | options
-    engine = Engine(EngineOptions(PLENTY, tmp_path / "cache", **options), asyncio.get_running_loop())
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
-async def answered(engine, toys, name):
-    """The number that a model makes of 1, whether it has to be loaded or not."""
-    call = toys.Call(1)
-    if not engine.submit(name, None, call.request):
-        await engine.submit_cold(name, None, call.request)
-    response = await call.answer()
-    assert not isinstance(response, MmeError), response
-    return response.outputs[0][2][0, 0]
+    return engine_of(tmp_path, **{"life": life_of(os.getpid())} | options)
 
 
 @pytest.fixture
@@ -45,178 +25,145 @@ def unpacked(tmp_path, write_repository_model):
     return {name: str(write_repository_model(tmp_path / "opt" / name / "model" / name).parent) for name in "abc"}
 
 
-def test_what_was_posted_answers_without_another_post(run, toys, tmp_path, unpacked):
+async def test_what_was_posted_answers_without_another_post(toys, tmp_path, unpacked):
     """The next worker lists the models, calls them ready and by their other names, and loads each when it is asked."""
-
-    async def main():
-        async with worker(tmp_path, evicts=False) as before:
-            await before.load("hash-a", unpacked["a"], "a.tar.gz")
-            await before.load("b", unpacked["b"])
-            await before.load("c", unpacked["c"], "other")
-            await before.unload("c")
-            listed = before.registered()
-            async with worker(tmp_path, evicts=False) as after:
-                assert after.registered() == listed == [("b", unpacked["b"]), ("hash-a", unpacked["a"])]
-                assert after.is_ready("b")
-                assert (after.canonical("a.tar.gz"), after.canonical("other")) == ("hash-a", "other")
-                assert after.url("hash-a") == unpacked["a"]
-                assert [entry.state for entry in after.cache.entries.values()] == [State.UNAVAILABLE] * 2
-                assert {row["reason"] for row in after.index()} == {"not loaded since the worker was replaced"}
-                assert await answered(after, toys, "hash-a") == 2
-                assert await answered(after, toys, "b") == 2
-                with pytest.raises(MmeError) as caught:
-                    await answered(after, toys, "c")
-                assert caught.value.kind is Kind.UNKNOWN_MODEL
-                await after.unload("b")
-                await after.load("b", unpacked["c"])
-                async with worker(tmp_path, evicts=False) as third:
-                    assert third.registered() == [("b", unpacked["c"]), ("hash-a", unpacked["a"])]
-
-    run(main())
-
-
-def test_another_master_starts_with_nothing(run, toys, tmp_path, unpacked):
-    """A container that is started anew is told again what to serve; without a life nothing is kept."""
-
-    async def main():
-        parent = life_of(os.getppid())
-        async with worker(tmp_path, life=parent, evicts=False) as before:
-            await before.load("a", unpacked["a"])
-        for life in (life_of(os.getpid()), ""):
-            async with worker(tmp_path, life=life, evicts=False) as engine:
-                assert engine.registered() == []
-                await engine.load("b", unpacked["b"])
-
-    run(main())
-
-
-def test_models_of_a_store_are_registered_again_too(run, toys, tmp_path, store):
-    """Those that requests loaded and those that were loaded by name; their archives were used when they were used."""
-
-    async def main():
-        async with worker(tmp_path, store=str(store)) as before:
-            await answered(before, toys, "a.tar.gz")
-            await before.reload("b.tar.gz")
-            await asyncio.sleep(0)
-            before.cache.entries["a.tar.gz"].last_used = time.monotonic() + 1000
-            await before.register._journal.flush()
-            before.register._journal.changed()
-            await before.register._journal.flush()
-            async with worker(tmp_path, store=str(store)) as after:
-                assert [name for name, _ in after.registered()] == ["a.tar.gz", "b.tar.gz"]
-                (copy,) = after._origins.artifacts._copies("a.tar.gz")
-                assert copy.stat().st_mtime == pytest.approx(time.time() + 1000, abs=60)
-                assert await answered(after, toys, "b.tar.gz") == 2
-                assert after.target_stats["b.tar.gz"].download.count == 0
-
-    run(main())
-
-
-def test_what_was_unloaded_by_hand_is_known(run, toys, tmp_path, repository):
-    """A model of a repository that somebody unloaded is none of those that a start-up list brings back."""
-
-    async def main():
-        async with worker(tmp_path, repository=repository) as before:
-            for name in "abc":
-                await before.load(name)
-            await before.unload("a")
-            await before.unload("b")
-            await before.load("b")
-            async with worker(tmp_path, repository=repository) as after:
-                assert after.register.unloaded == {"a"}
-                assert [name for name, _ in after.registered()] == ["b", "c"]
-                assert await answered(after, toys, "a") == 2
-                assert after.register.unloaded == frozenset()
-
-    run(main())
-
-
-def test_a_model_whose_folder_is_gone_is_not_registered(run, toys, tmp_path, unpacked, caplog):
-    """What can't be served again is told of, and costs the others nothing."""
-
-    async def main():
-        async with worker(tmp_path, evicts=False) as before:
-            await before.load("a", unpacked["a"], "alias")
-            await before.load("b", unpacked["b"])
-            shutil.rmtree(unpacked["a"])
-            async with worker(tmp_path, evicts=False) as after:
-                assert after.registered() == [("b", unpacked["b"])]
-                assert "model 'a' is not registered any more" in caplog.text
-                assert after.canonical("alias") == "alias"
-                assert await answered(after, toys, "b") == 2
-
-    run(main())
-
-
-def test_a_model_that_left_the_store_is_not_in_the_journal(run, toys, tmp_path, store):
-    """Its next request finds it gone, and so does the next worker."""
-
-    async def main():
-        async with worker(tmp_path, store=str(store)) as before:
-            await answered(before, toys, "b.tar.gz")
-            await answered(before, toys, "a.tar.gz")
-            entry = before.cache.entries["a.tar.gz"]
-            entry.evicted = True
-            before.cache._start_closing(entry, "evicted by the test")
-            await entry.closing
-            (store / "a.tar.gz").unlink()
+    async with worker(tmp_path, evicts=False) as before:
+        await before.load("hash-a", unpacked["a"], "a.tar.gz")
+        await before.load("b", unpacked["b"])
+        await before.load("c", unpacked["c"], "other")
+        await before.unload("c")
+        listed = before.registered()
+        async with worker(tmp_path, evicts=False) as after:
+            assert after.registered() == listed == [("b", unpacked["b"]), ("hash-a", unpacked["a"])]
+            assert after.is_ready("b")
+            assert (after.canonical("a.tar.gz"), after.canonical("other")) == ("hash-a", "other")
+            assert after.url("hash-a") == unpacked["a"]
+            assert [entry.state for entry in after.cache.entries.values()] == [State.UNAVAILABLE] * 2
+            assert {row["reason"] for row in after.index()} == {"not loaded since the worker was replaced"}
+            assert await answered(after, toys, "hash-a") == 2
+            assert await answered(after, toys, "b") == 2
             with pytest.raises(MmeError) as caught:
-                await answered(before, toys, "a.tar.gz")
+                await answered(after, toys, "c")
             assert caught.value.kind is Kind.UNKNOWN_MODEL
-            await before.register._journal.flush()
-            async with worker(tmp_path, store=str(store)) as after:
-                assert [name for name, _ in after.registered()] == ["b.tar.gz"]
+            await after.unload("b")
+            await after.load("b", unpacked["c"])
+            async with worker(tmp_path, evicts=False) as third:
+                assert third.registered() == [("b", unpacked["c"]), ("hash-a", unpacked["a"])]
 
-    run(main())
+
+async def test_another_master_starts_with_nothing(toys, tmp_path, unpacked):
+    """A container that is started anew is told again what to serve; without a life nothing is kept."""
+    parent = life_of(os.getppid())
+    async with worker(tmp_path, life=parent, evicts=False) as before:
+        await before.load("a", unpacked["a"])
+    for life in (life_of(os.getpid()), ""):
+        async with worker(tmp_path, life=life, evicts=False) as engine:
+            assert engine.registered() == []
+            await engine.load("b", unpacked["b"])
 
 
-def test_a_load_that_fails_is_not_in_the_journal(run, toys, tmp_path, unpacked):
+async def test_models_of_a_store_are_registered_again_too(toys, tmp_path, store):
+    """Those that requests loaded and those that were loaded by name; their archives were used when they were used."""
+    async with worker(tmp_path, store=str(store)) as before:
+        await answered(before, toys, "a.tar.gz")
+        await before.reload("b.tar.gz")
+        await asyncio.sleep(0)
+        before.cache.entries["a.tar.gz"].last_used = time.monotonic() + 1000
+        await before.register._journal.flush()
+        before.register._journal.changed()
+        await before.register._journal.flush()
+        async with worker(tmp_path, store=str(store)) as after:
+            assert [name for name, _ in after.registered()] == ["a.tar.gz", "b.tar.gz"]
+            (copy,) = after._origins.artifacts._copies("a.tar.gz")
+            assert copy.stat().st_mtime == pytest.approx(time.time() + 1000, abs=60)
+            assert await answered(after, toys, "b.tar.gz") == 2
+            assert after.target_stats["b.tar.gz"].download.count == 0
+
+
+async def test_what_was_unloaded_by_hand_is_known(toys, tmp_path, repository):
+    """A model of a repository that somebody unloaded is none of those that a start-up list brings back."""
+    async with worker(tmp_path, repository=repository) as before:
+        for name in "abc":
+            await before.load(name)
+        await before.unload("a")
+        await before.unload("b")
+        await before.load("b")
+        async with worker(tmp_path, repository=repository) as after:
+            assert after.register.unloaded == {"a"}
+            assert [name for name, _ in after.registered()] == ["b", "c"]
+            assert await answered(after, toys, "a") == 2
+            assert after.register.unloaded == frozenset()
+
+
+async def test_a_model_whose_folder_is_gone_is_not_registered(toys, tmp_path, unpacked, caplog):
+    """What can't be served again is told of, and costs the others nothing."""
+    async with worker(tmp_path, evicts=False) as before:
+        await before.load("a", unpacked["a"], "alias")
+        await before.load("b", unpacked["b"])
+        shutil.rmtree(unpacked["a"])
+        async with worker(tmp_path, evicts=False) as after:
+            assert after.registered() == [("b", unpacked["b"])]
+            assert "model 'a' is not registered any more" in caplog.text
+            assert after.canonical("alias") == "alias"
+            assert await answered(after, toys, "b") == 2
+
+
+async def test_a_model_that_left_the_store_is_not_in_the_journal(toys, tmp_path, store):
+    """Its next request finds it gone, and so does the next worker."""
+    async with worker(tmp_path, store=str(store)) as before:
+        await answered(before, toys, "b.tar.gz")
+        await answered(before, toys, "a.tar.gz")
+        entry = before.cache.entries["a.tar.gz"]
+        entry.evicted = True
+        before.cache._start_closing(entry, "evicted by the test")
+        await entry.closing
+        (store / "a.tar.gz").unlink()
+        with pytest.raises(MmeError) as caught:
+            await answered(before, toys, "a.tar.gz")
+        assert caught.value.kind is Kind.UNKNOWN_MODEL
+        await before.register._journal.flush()
+        async with worker(tmp_path, store=str(store)) as after:
+            assert [name for name, _ in after.registered()] == ["b.tar.gz"]
+
+
+async def test_a_load_that_fails_is_not_in_the_journal(toys, tmp_path, unpacked):
     """Neither one that never worked, nor a reload that took away what was there."""
-
-    async def main():
-        async with worker(tmp_path, evicts=False) as before:
-            await before.load("a", unpacked["a"])
-            shutil.rmtree(unpacked["a"])
-            with pytest.raises(MmeError):
-                await before.reload("a")
-            with pytest.raises(MmeError):
-                await before.load("none", str(tmp_path))
-            async with worker(tmp_path, evicts=False) as after:
-                assert after.registered() == []
-
-    run(main())
+    async with worker(tmp_path, evicts=False) as before:
+        await before.load("a", unpacked["a"])
+        shutil.rmtree(unpacked["a"])
+        with pytest.raises(MmeError):
+            await before.reload("a")
+        with pytest.raises(MmeError):
+            await before.load("none", str(tmp_path))
+        async with worker(tmp_path, evicts=False) as after:
+            assert after.registered() == []
 
 
-def test_last_uses_are_written_once_in_a_while(run, toys, tmp_path, repository, monkeypatch):
+async def test_last_uses_are_written_once_in_a_while(toys, tmp_path, repository, monkeypatch):
     """Requests write nothing; now and then the journal takes down when models were used."""
     monkeypatch.setattr("serve.register._USE_SECONDS", 0.01)
     monkeypatch.setattr("serve.journal._DELAY", 0.0)
+    async with worker(tmp_path, repository=repository) as engine:
+        register, journal, writes = engine.register, engine.register._journal, []
 
-    async def main():
-        async with worker(tmp_path, repository=repository) as engine:
-            register, journal, writes = engine.register, engine.register._journal, []
+        async def look():
+            timer = register._timer
+            await until(lambda: register._timer is not timer)
 
-            async def look():
-                timer = register._timer
-                while register._timer is timer:  # noqa: ASYNC110 - a timer's doing
-                    await asyncio.sleep(0.001)
+        async def noted():
+            await answered(engine, toys, "a")
+            entry = engine.cache.entries["a"]
+            while entry.leases or register._noted_use < entry.last_used:  # it may look in the middle of a use
+                await look()
 
-            async def noted():
-                await answered(engine, toys, "a")
-                entry = engine.cache.entries["a"]
-                while entry.leases or register._noted_use < entry.last_used:  # it may look in the middle of a use
-                    await look()
-
-            await noted()
-            await journal.flush()
-            changed = journal.changed
-            journal.changed = lambda: writes.append(changed())
-            await look()
-            assert not writes
-            await noted()
-            assert writes
-            settled = len(writes)
-            await look()
-            assert len(writes) == settled
-
-    run(main())
+        await noted()
+        await journal.flush()
+        changed = journal.changed
+        journal.changed = lambda: writes.append(changed())
+        await look()
+        assert not writes
+        await noted()
+        assert writes
+        settled = len(writes)
+        await look()
+        assert len(writes) == settled

@@ -1,6 +1,7 @@
 """What a worker knows is there for the next one, whole or not at all, and never in the way."""
 
 import asyncio
+import contextlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from serve.state_file import LazyFile, StateFile
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -111,40 +113,28 @@ class Noted(StateFile):
         super().write(document)
 
 
-@pytest.fixture
-def lazily(run, tmp_path):
-    """Runs a scene with a lazy file whose document is `known["number"]`."""
-
-    def play(scene, delay):
-        async def main():
-            file, known = Noted(tmp_path / "known.json"), {"number": 0}
-            with ThreadPoolExecutor(1) as pool:
-                await scene(LazyFile(file, known.copy, pool, delay=delay), file, known)
-
-        run(main())
-
-    return play
+@contextlib.contextmanager
+def lazily(folder, delay):
+    """A lazy file whose document is `known["number"]`, the file, and `known`."""
+    file, known = Noted(folder / "known.json"), {"number": 0}
+    with ThreadPoolExecutor(1) as pool:
+        yield LazyFile(file, known.copy, pool, delay=delay), file, known
 
 
-def test_many_changes_are_one_write(lazily):
+async def test_many_changes_are_one_write(tmp_path):
     """Changes that come together are written together, some time after the first."""
-
-    async def scene(lazy, file, known):
+    with lazily(tmp_path, delay=0.01) as (lazy, file, known):
         for number in range(1, 100):
             known["number"] = number
             lazy.changed()
-        while not file.written:  # noqa: ASYNC110 - a timer's doing
-            await asyncio.sleep(0.001)
+        await until(lambda: file.written)
         await lazy.flush()
         assert file.written == [99]
 
-    lazily(scene, delay=0.01)
 
-
-def test_a_flush_waits_for_what_has_changed_and_for_nothing_else(lazily):
+async def test_a_flush_waits_for_what_has_changed_and_for_nothing_else(tmp_path):
     """Unchanged, it returns at once; changed, when that is in the file, though the delay be an hour."""
-
-    async def scene(lazy, file, known):
+    with lazily(tmp_path, delay=3600.0) as (lazy, file, known):
         await lazy.flush()
         assert file.written == []
         known["number"] = 1
@@ -154,13 +144,10 @@ def test_a_flush_waits_for_what_has_changed_and_for_nothing_else(lazily):
         await lazy.flush()
         assert file.written == [1]
 
-    lazily(scene, delay=3600.0)
 
-
-def test_a_change_during_a_write_is_written_after_it(lazily):
+async def test_a_change_during_a_write_is_written_after_it(tmp_path):
     """Nothing that changes while a write is under way is lost, and who flushes then waits for the second write."""
-
-    async def scene(lazy, file, known):
+    with lazily(tmp_path, delay=3600.0) as (lazy, file, known):
         loop = asyncio.get_running_loop()
 
         def change():
@@ -175,13 +162,10 @@ def test_a_change_during_a_write_is_written_after_it(lazily):
         assert file.written[-1] == known["number"]
         assert file.read() == {"number": known["number"]}
 
-    lazily(scene, delay=3600.0)
 
-
-def test_a_closed_file_is_not_written_any_more(lazily):
+async def test_a_closed_file_is_not_written_any_more(tmp_path):
     """What is being written is waited for; changes that are not written by then never are."""
-
-    async def scene(lazy, file, known):
+    with lazily(tmp_path, delay=0.0) as (lazy, file, known):
         known["number"] = 1
         lazy.changed()
         writing = asyncio.create_task(lazy.flush())
@@ -192,5 +176,3 @@ def test_a_closed_file_is_not_written_any_more(lazily):
         lazy.changed()
         await asyncio.sleep(0.01)
         assert (file.written, file.read()["number"]) == ([1], 1)
-
-    lazily(scene, delay=0.0)

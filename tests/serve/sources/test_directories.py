@@ -420,8 +420,8 @@ ensemble_scheduling { step { model_name: "part" input_map { key: "x" value: "IN"
 """
 
 
-def test_a_model_and_what_it_consists_of_stay_on_disk_while_it_is_loaded(
-    put, repository, run, tmp_path, write_repository_model
+async def test_a_model_and_what_it_consists_of_stay_on_disk_while_it_is_loaded(
+    put, repository, tmp_path, write_repository_model
 ):
     """All of them are held, until the model is released, or does not load."""
     part = tree(write_repository_model(tmp_path / "part"))
@@ -436,23 +436,20 @@ def test_a_model_and_what_it_consists_of_stay_on_disk_while_it_is_loaded(
     def prepare():
         return ModelLoader(asyncio.get_running_loop(), {}).prepare("whole", InBucket(models, "whole"), lambda: False)
 
-    async def main():
-        prepared = prepare()
-        assert [member.directory.path.name for member in prepared.members] == ["part"]
-        assert prepared.download_ns > 0
-        assert on_disk() == ["whole", "part"]
-        prepared.release()
-        assert on_disk() == []
-        put(dict.fromkeys(f"part/{name}" for name in part))
-        alone = prepare()
-        assert alone.members == ()
-        alone.release()
-        put({"part/config.pbtxt": b"platform: {"})
-        with pytest.raises(MmeError):
-            prepare()
-        assert on_disk() == []
-
-    run(main())
+    prepared = prepare()
+    assert [member.directory.path.name for member in prepared.members] == ["part"]
+    assert prepared.download_ns > 0
+    assert on_disk() == ["whole", "part"]
+    prepared.release()
+    assert on_disk() == []
+    put(dict.fromkeys(f"part/{name}" for name in part))
+    alone = prepare()
+    assert alone.members == ()
+    alone.release()
+    put({"part/config.pbtxt": b"platform: {"})
+    with pytest.raises(MmeError):
+        prepare()
+    assert on_disk() == []
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.outside import Override
-from serve.engine import Engine
-from serve.engine_options import EngineOptions
 from serve.life import life_of
 from serve.sources.override import Overrides, check_override, forget_overrides, inner_path
 from serve.sources.source import InRepository
+from tests.serve.engines import answered, engine_of
 
 
 @pytest.mark.parametrize(
@@ -155,29 +154,10 @@ def test_files_of_all_models_together_have_a_budget(tmp_path):
 
 
 @pytest.fixture
-def play(run, tmp_path, write_repository_model, toys):
-    """Runs a scene with an engine over a repository that holds `a`, which doubles."""
+def engine(tmp_path, write_repository_model):
+    """An engine over a repository that holds `a`, which doubles."""
     write_repository_model(tmp_path / "models" / "a")
-
-    def _play(scene):
-        async def main():
-            options = EngineOptions(Footprint(1 << 30), tmp_path / "cache", repository=tmp_path / "models")
-            engine = Engine(options, asyncio.get_running_loop())
-
-            async def answer(name="a"):
-                call = toys.Call(1)
-                if not engine.submit(name, None, call.request):
-                    await engine.submit_cold(name, None, call.request)
-                return (await call.answer()).outputs[0][2][0, 0]
-
-            try:
-                await scene(engine, answer)
-            finally:
-                await engine.close()
-
-        run(main())
-
-    return _play
+    return engine_of(tmp_path, repository=tmp_path / "models")
 
 
 async def config_of(engine, name="a"):
@@ -186,26 +166,20 @@ async def config_of(engine, name="a"):
         return model.config
 
 
-def test_a_configuration_holds_for_one_load(play):
+async def test_a_configuration_holds_for_one_load(engine, toys):
     """The next plain load is of the model's own again; evicted and back, it is still the overridden one."""
-
-    async def scene(engine, answer):
-        await engine.reload(
-            "a", Override('{"max_batch_size": 16, "instance_group": [{"kind": "kind_cpu", "count": 3}]}')
-        )
-        config = await config_of(engine)
-        assert (config.max_batch_size, config.instance_groups[0].count) == (16, 3)
-        assert await answer() == 2
-        await engine.cache.relieve("other", Footprint(1), "execution")
-        assert not engine.is_resident("a")
-        assert (await config_of(engine)).max_batch_size == 16
-        await engine.reload("a")
-        assert (await config_of(engine)).max_batch_size != 16
-        await engine.reload("a", Override('{"max_batch_size": 16}'))
-        await engine.unload("a")
-        assert (await config_of(engine)).max_batch_size != 16
-
-    play(scene)
+    await engine.reload("a", Override('{"max_batch_size": 16, "instance_group": [{"kind": "kind_cpu", "count": 3}]}'))
+    config = await config_of(engine)
+    assert (config.max_batch_size, config.instance_groups[0].count) == (16, 3)
+    assert await answered(engine, toys) == 2
+    await engine.cache.relieve("other", Footprint(1), "execution")
+    assert not engine.is_resident("a")
+    assert (await config_of(engine)).max_batch_size == 16
+    await engine.reload("a")
+    assert (await config_of(engine)).max_batch_size != 16
+    await engine.reload("a", Override('{"max_batch_size": 16}'))
+    await engine.unload("a")
+    assert (await config_of(engine)).max_batch_size != 16
 
 
 @pytest.mark.parametrize(
@@ -224,61 +198,49 @@ def test_a_configuration_holds_for_one_load(play):
         ('{"input": [{"name": "z", "data_type": "TYPE_FP32", "dims": [2]}]}', Kind.INVALID_MODEL, "'z'"),
     ],
 )
-def test_a_configuration_that_can_not_be_costs_nobody_the_model(play, config, kind, words):
+async def test_a_configuration_that_can_not_be_costs_nobody_the_model(engine, toys, config, kind, words):
     """It says what is wrong; the model serves as it did."""
-
-    async def scene(engine, answer):
-        await engine.reload("a")
-        with pytest.raises(MmeError) as caught:
-            await engine.reload("a", Override(config))
-        assert (caught.value.kind, words in caught.value.message) == (kind, True), caught.value
-        assert "\n" not in caught.value.message
-        assert await answer() == 2
-
-    play(scene)
+    await engine.reload("a")
+    with pytest.raises(MmeError) as caught:
+        await engine.reload("a", Override(config))
+    assert (caught.value.kind, words in caught.value.message) == (kind, True), caught.value
+    assert "\n" not in caught.value.message
+    assert await answered(engine, toys) == 2
 
 
-def test_files_stand_for_all_of_the_models_own(play, tmp_path, write_onnx):
+async def test_files_stand_for_all_of_the_models_own(engine, toys, tmp_path, write_onnx):
     """They are served from a folder of their own; the repository is as it was, and serves again after a plain load."""
     write_onnx(tmp_path / "new.onnx", 7.0)
     override = Override("{}", {"file:1/model.onnx": (tmp_path / "new.onnx").read_bytes()})
-
-    async def scene(engine, answer):
-        before = {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()}
-        await engine.reload("a", override)
-        assert await answer() == 7
-        await engine.cache.relieve("other", Footprint(1), "execution")
-        assert await answer() == 7
-        await engine.reload("a")
-        assert await answer() == 2
-        assert {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()} == before
-        folder = tmp_path / "cache" / "overrides"
-        while list(folder.iterdir()):  # the one that it belongs to closes on a thread
-            await asyncio.sleep(0.001)
-            gc.collect()
-
-    play(scene)
+    before = {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()}
+    await engine.reload("a", override)
+    assert await answered(engine, toys) == 7
+    await engine.cache.relieve("other", Footprint(1), "execution")
+    assert await answered(engine, toys) == 7
+    await engine.reload("a")
+    assert await answered(engine, toys) == 2
+    assert {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()} == before
+    folder = tmp_path / "cache" / "overrides"
+    while list(folder.iterdir()):  # the one that it belongs to closes on a thread
+        await asyncio.sleep(0.001)
+        gc.collect()
 
 
-def test_files_can_be_a_model_that_is_nowhere_else(play, tmp_path, write_onnx):
+async def test_files_can_be_a_model_that_is_nowhere_else(engine, toys, tmp_path, write_onnx):
     """It is registered by its name, and unknown once it is unloaded; without files it can't be loaded at all."""
     write_onnx(tmp_path / "new.onnx", 5.0)
-
-    async def scene(engine, answer):
-        with pytest.raises(MmeError) as caught:
-            await engine.reload("new", Override("{}"))
-        assert caught.value.kind is Kind.UNKNOWN_MODEL
-        await engine.reload("new", Override("{}", {"file:1/model.onnx": (tmp_path / "new.onnx").read_bytes()}))
-        assert await answer("new") == 5
-        with pytest.raises(MmeError):
-            await engine.reload("new")
-        assert await answer("new") == 5
-        await engine.unload("new")
-        with pytest.raises(MmeError) as caught:
-            await answer("new")
-        assert caught.value.kind is Kind.UNKNOWN_MODEL
-
-    play(scene)
+    with pytest.raises(MmeError) as caught:
+        await engine.reload("new", Override("{}"))
+    assert caught.value.kind is Kind.UNKNOWN_MODEL
+    await engine.reload("new", Override("{}", {"file:1/model.onnx": (tmp_path / "new.onnx").read_bytes()}))
+    assert await answered(engine, toys, "new") == 5
+    with pytest.raises(MmeError):
+        await engine.reload("new")
+    assert await answered(engine, toys, "new") == 5
+    await engine.unload("new")
+    with pytest.raises(MmeError) as caught:
+        await answered(engine, toys, "new")
+    assert caught.value.kind is Kind.UNKNOWN_MODEL
 
 
 def test_two_at_once_do_not_take_more_than_there_is(tmp_path):

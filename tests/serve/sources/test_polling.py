@@ -80,71 +80,59 @@ class Folder:
         return done
 
 
-def test_a_poller_keeps_up(caplog):
+async def test_a_poller_keeps_up(caplog):
     """Each change is acted upon once; what does not load is tried again when it has changed, not before."""
     folder = Folder(a="1", b="1")
     folder.broken = {"b"}
     poller = Poller(folder, folder.scan, 3600)
-
-    async def main():
-        assert not await poller.look()
-        assert sorted(folder.asked()) == ["load a", "load b"]
-        assert not await poller.look()
-        assert folder.asked() == []
-        folder.models = {"a": "2", "b": "2", "c": "1"}
-        assert not await poller.look()
-        assert sorted(folder.asked()) == ["load a", "load b", "load c"]
-        folder.served.add("b")  # as an ensemble is, with the last of its parts
-        assert await poller.look()
-        folder.models = {"c": "1"}
-        assert await poller.look()
-        assert folder.asked() == ["unload a", "unload b"]
-        folder.unreadable = True
-        assert not await poller.look()
-        assert folder.asked() == []
-        folder.unreadable = False
-        assert await poller.look()
-        assert folder.asked() == []
-
-    asyncio.run(main())
+    assert not await poller.look()
+    assert sorted(folder.asked()) == ["load a", "load b"]
+    assert not await poller.look()
+    assert folder.asked() == []
+    folder.models = {"a": "2", "b": "2", "c": "1"}
+    assert not await poller.look()
+    assert sorted(folder.asked()) == ["load a", "load b", "load c"]
+    folder.served.add("b")  # as an ensemble is, with the last of its parts
+    assert await poller.look()
+    folder.models = {"c": "1"}
+    assert await poller.look()
+    assert folder.asked() == ["unload a", "unload b"]
+    folder.unreadable = True
+    assert not await poller.look()
+    assert folder.asked() == []
+    folder.unreadable = False
+    assert await poller.look()
+    assert folder.asked() == []
     assert "model 'b' did not load: bad" in caplog.text
     assert "everything stays as it is, the repository can't be read" in caplog.text
 
 
-def test_what_could_not_be_loaded_just_then_is_tried_again_at_the_next_look():
+async def test_what_could_not_be_loaded_just_then_is_tried_again_at_the_next_look():
     """Though its files are the same: the store, or memory, was not available. Until it is there or left."""
     folder = Folder(a="1", b="1")
     folder.broken = {"a", "b"}
     folder.fault = MmeError(Kind.UNAVAILABLE, "the store can't be reached")
     poller = Poller(folder, folder.scan, 3600)
-
-    async def main():
-        for _ in range(2):
-            assert not await poller.look()
-            assert sorted(folder.asked()) == ["load a", "load b"]
-        folder.broken = {"b"}
-        del folder.models["b"]
-        assert await poller.look()
-        assert folder.asked() == ["unload b", "load a"]
-        assert await poller.look()
-        assert folder.asked() == []
-
-    asyncio.run(main())
+    for _ in range(2):
+        assert not await poller.look()
+        assert sorted(folder.asked()) == ["load a", "load b"]
+    folder.broken = {"b"}
+    del folder.models["b"]
+    assert await poller.look()
+    assert folder.asked() == ["unload b", "load a"]
+    assert await poller.look()
+    assert folder.asked() == []
 
 
-def test_what_left_while_nobody_looked_is_unloaded():
+async def test_what_left_while_nobody_looked_is_unloaded():
     """A worker may know models from the one before it that the repository has no more."""
     folder = Folder(a="1")
     poller = Poller(folder, folder.scan, 3600, ["a", "b"])
-
-    async def main():
-        assert await poller.look()
-        assert folder.asked() == ["unload b", "load a"]
-
-    asyncio.run(main())
+    assert await poller.look()
+    assert folder.asked() == ["unload b", "load a"]
 
 
-def test_who_executes_without_end_keeps_nobody_waiting(monkeypatch):
+async def test_who_executes_without_end_keeps_nobody_waiting(monkeypatch):
     """A model that was removed and can't leave goes on leaving by itself: others are loaded, and the folder looked at."""
     monkeypatch.setattr(polling, "_LEAVE_SECONDS", 0.05)
     ended = asyncio.Event()
@@ -156,22 +144,19 @@ def test_who_executes_without_end_keeps_nobody_waiting(monkeypatch):
                 await ended.wait()
                 self.done.append("gone a")
 
-    async def main():
-        folder = Stuck(a="1", b="1")
-        poller = Poller(folder, folder.scan, 3600)
+    folder = Stuck(a="1", b="1")
+    poller = Poller(folder, folder.scan, 3600)
+    assert await poller.look()
+    folder.asked()
+    folder.models = {"c": "1"}
+    async with asyncio.timeout(60):
         assert await poller.look()
-        folder.asked()
-        folder.models = {"c": "1"}
-        async with asyncio.timeout(60):
-            assert await poller.look()
-        assert folder.asked() == ["unload a", "unload b", "load c"]
-        ended.set()
-        await asyncio.gather(*poller._leaving)
-        assert folder.asked() == ["gone a"]
-        await asyncio.sleep(0)
-        assert not poller._leaving
-
-    asyncio.run(main())
+    assert folder.asked() == ["unload a", "unload b", "load c"]
+    ended.set()
+    await asyncio.gather(*poller._leaving)
+    assert folder.asked() == ["gone a"]
+    await asyncio.sleep(0)
+    assert not poller._leaving
 
 
 @pytest.mark.parametrize(("mode", "refuses"), [("demand", 0), ("none", 1), ("explicit", 0), ("poll", 1)])
@@ -185,32 +170,28 @@ def test_modes_that_leave_clients_no_say(mode, refuses):
     assert caught.value.kind is Kind.UNAVAILABLE
 
 
-def test_whatever_goes_wrong_the_folder_is_looked_at_again(caplog):
+async def test_whatever_goes_wrong_the_folder_is_looked_at_again(caplog):
     """Also what nobody expects: a thread that the system has no room for, at a load, an unload or a look."""
     folder = Folder(a="1", b="1")
     poller = Poller(folder, folder.scan, 0)
+    folder.fault = RuntimeError("can't start new thread")
+    folder.broken = {"a"}
+    assert not await poller.look()
+    assert sorted(folder.asked()) == ["load a", "load b"]
+    folder.models = {"b": "2"}
+    assert await poller.look()
+    assert folder.asked() == ["unload a", "load b"]
+    looks, seen = [], asyncio.Event()
+    scan = folder.scan
 
-    async def main():
-        folder.fault = RuntimeError("can't start new thread")
-        folder.broken = {"a"}
-        assert not await poller.look()
-        assert sorted(folder.asked()) == ["load a", "load b"]
-        folder.models = {"b": "2"}
-        assert await poller.look()
-        assert folder.asked() == ["unload a", "load b"]
-        looks, seen = [], asyncio.Event()
-        scan = folder.scan
+    def fail_once():
+        poller._scan = scan
+        raise folder.fault
 
-        def fail_once():
-            poller._scan = scan
-            raise folder.fault
-
-        poller._scan = fail_once
-        task = asyncio.create_task(poller.run(lambda there: (looks.append(there), len(looks) == 2 and seen.set())))
-        async with asyncio.timeout(60):
-            await seen.wait()
-        task.cancel()
-        assert looks[:2] == [False, True]
-
-    asyncio.run(main())
+    poller._scan = fail_once
+    task = asyncio.create_task(poller.run(lambda there: (looks.append(there), len(looks) == 2 and seen.set())))
+    async with asyncio.timeout(60):
+        await seen.wait()
+    task.cancel()
+    assert looks[:2] == [False, True]
     assert "model 'a' did not load: can't start new thread" in caplog.text

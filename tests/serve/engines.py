@@ -1,0 +1,43 @@
+"""Engines over real models on disk, for the tests of all that an engine is composed of."""
+
+import asyncio
+import contextlib
+
+from model_handlers.base import Footprint
+from model_handlers.errors import MmeError
+from serve.engine import Engine
+from serve.engine_options import EngineOptions
+from tests.serve.integrity import check_integrity
+
+PLENTY = Footprint(1 << 30)
+
+
+@contextlib.asynccontextmanager
+async def engine_of(folder, budget=PLENTY, **options):
+    """An engine whose repository or store is under `folder`; closed and audited afterwards."""
+    engine = Engine(EngineOptions(budget, folder / "cache", **options), asyncio.get_running_loop())
+    try:
+        yield engine
+    finally:
+        await engine.close()
+    check_integrity(engine.cache)
+    assert engine.cache.room.used() == Footprint()
+    assert engine.cache.room.reserved == Footprint()
+    assert list(engine.resident_models()) == []
+
+
+async def ask(engine, call, name="a", version=None):
+    """Submit as a route does: to the model in memory, else to one that is loaded first; the report of that load."""
+    if not engine.submit(name, version, call.request):
+        return await engine.submit_cold(name, version, call.request)
+    return None
+
+
+async def answered(engine, toys, name="a", version=None):
+    """The number that a model makes of 1."""
+    call = toys.Call(1)
+    await ask(engine, call, name, version)
+    response = await call.answer()
+    assert not isinstance(response, MmeError), response
+    assert len(call.answers) == 1
+    return response.outputs[0][2][0, 0]
