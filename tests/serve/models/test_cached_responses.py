@@ -82,52 +82,41 @@ def counts(model):
     return (*(duration.count for duration in durations), stats.execution_count, stats.inference_count)
 
 
-def test_a_request_that_comes_again_is_not_executed(run, toys):
+async def test_a_request_that_comes_again_is_not_executed(toys):
     """It gets the same tensors under its own id; a hit is a success that waited no time, and was not executed."""
-
-    async def main():
-        async with serving(toys) as (model, handler, _):
-            calls = [await ask(model, toys, number) for number in (1, 2, 1, 1)]
-            assert [call.kind for call in calls] == [None] * 4
-            assert handler.batches == [[1], [2]]
-            assert counts(model) == (4, 4, 2, 2, 2, 2)
-            assert model.stats.cache_hit.ns > 0
-            assert model.stats.cache_miss.ns > 0
-
-    run(main())
+    async with serving(toys) as (model, handler, _):
+        calls = [await ask(model, toys, number) for number in (1, 2, 1, 1)]
+        assert [call.kind for call in calls] == [None] * 4
+        assert handler.batches == [[1], [2]]
+        assert counts(model) == (4, 4, 2, 2, 2, 2)
+        assert model.stats.cache_hit.ns > 0
+        assert model.stats.cache_miss.ns > 0
 
 
-def test_shape_and_wanted_outputs_are_part_of_what_is_compared(run, toys):
+async def test_shape_and_wanted_outputs_are_part_of_what_is_compared(toys):
     """The same bytes in another shape, or for other outputs, are another request."""
     one = Layout((("x", FP32, (2, 2)),), ("y",))
     all_outputs = Layout((("x", FP32, (2, 2)),), ())
-
-    async def main():
-        async with serving(toys) as (model, handler, _):
-            await ask(model, toys, 1, 1, layout=one)
-            await ask(model, toys, 1, 1, layout=all_outputs)
-            await ask(model, toys, 1, 1, layout=Layout(one.inputs, ("y",)))
-            assert len(handler.batches) == 2
-
-    run(main())
+    async with serving(toys) as (model, handler, _):
+        await ask(model, toys, 1, 1, layout=one)
+        await ask(model, toys, 1, 1, layout=all_outputs)
+        await ask(model, toys, 1, 1, layout=Layout(one.inputs, ("y",)))
+        assert len(handler.batches) == 2
 
 
-def test_errors_are_not_kept(run, toys):
+async def test_errors_are_not_kept(toys):
     """A request that failed is executed again, and counts as no miss."""
 
     def fail(rows):
         raise MmeError(Kind.EXECUTION_FAILED, "not today")
 
-    async def main():
-        async with serving(toys, fail) as (model, handler, cache):
-            calls = [await ask(model, toys, 1) for _ in range(2)]
-            assert [call.kind for call in calls] == [Kind.EXECUTION_FAILED] * 2
-            assert (len(handler.batches), len(cache), model.stats.cache_miss.count) == (2, 0, 0)
-
-    run(main())
+    async with serving(toys, fail) as (model, handler, cache):
+        calls = [await ask(model, toys, 1) for _ in range(2)]
+        assert [call.kind for call in calls] == [Kind.EXECUTION_FAILED] * 2
+        assert (len(handler.batches), len(cache), model.stats.cache_miss.count) == (2, 0, 0)
 
 
-def test_a_response_is_kept_apart_from_the_models_memory(run, toys):
+async def test_a_response_is_kept_apart_from_the_models_memory(toys):
     """What the model does with its buffers afterwards changes no answer, and no client can change what was kept."""
     buffer = np.empty((1, 2), np.float32)
 
@@ -135,128 +124,101 @@ def test_a_response_is_kept_apart_from_the_models_memory(run, toys):
         np.multiply(rows, 2, out=buffer)
         return [buffer]
 
-    async def main():
-        async with serving(toys, reuse) as (model, _, _):
-            await ask(model, toys, 1)
-            await ask(model, toys, 7)
-            again = await ask(model, toys, 1)
-            assert again.kind is None
-            assert not again.answers[0].outputs[0][2].flags.writeable
-
-    run(main())
+    async with serving(toys, reuse) as (model, _, _):
+        await ask(model, toys, 1)
+        await ask(model, toys, 7)
+        again = await ask(model, toys, 1)
+        assert again.kind is None
+        assert not again.answers[0].outputs[0][2].flags.writeable
 
 
-def test_a_model_that_is_closed_is_forgotten(run, toys):
+async def test_a_model_that_is_closed_is_forgotten(toys):
     """Another one of its name starts with nothing, though the cache is the same, and the bytes are free."""
-
-    async def main():
-        async with serving(toys) as (model, _, cache):
-            await ask(model, toys, 1)
-            assert cache.used > 0
-        assert cache.used == 0
-        async with serving(toys, cache=cache) as (model, handler, _):
-            await ask(model, toys, 1)
-            assert handler.batches == [[1]]
-
-    run(main())
+    async with serving(toys) as (model, _, cache):
+        await ask(model, toys, 1)
+        assert cache.used > 0
+    assert cache.used == 0
+    async with serving(toys, cache=cache) as (model, handler, _):
+        await ask(model, toys, 1)
+        assert handler.batches == [[1]]
 
 
 @pytest.mark.parametrize("reason", ["no budget", "not asked for"])
-def test_without_a_cache_everything_is_executed(reason, run, toys, caplog):
+async def test_without_a_cache_everything_is_executed(reason, toys, caplog):
     """And nothing is counted; a model that asks for a cache where there is none is told."""
-
-    async def main():
-        wants, budget = (True, 0) if reason == "no budget" else (False, 1 << 20)
-        async with serving(toys, response_cache=wants, budget=budget) as (model, handler, _):
-            await ask(model, toys, 1)
-            await ask(model, toys, 1)
-            assert (len(handler.batches), counts(model)[2:4], model.stats.cached) == (2, (0, 0), False)
-        assert ("its responses are not cached" in caplog.text) is wants
-
-    run(main())
+    wants, budget = (True, 0) if reason == "no budget" else (False, 1 << 20)
+    async with serving(toys, response_cache=wants, budget=budget) as (model, handler, _):
+        await ask(model, toys, 1)
+        await ask(model, toys, 1)
+        assert (len(handler.batches), counts(model)[2:4], model.stats.cached) == (2, (0, 0), False)
+    assert ("its responses are not cached" in caplog.text) is wants
 
 
-def test_an_answer_from_the_cache_overtakes_nobody_where_order_is_kept(run, toys):
+async def test_an_answer_from_the_cache_overtakes_nobody_where_order_is_kept(toys):
     """With preserve_ordering a request behind others is queued, though its answer is known."""
-
-    async def main():
-        order = []
-        policy = DynamicBatching((8,), preserve_ordering=True)
-        async with serving(toys, dynamic_batching=policy) as (model, handler, _):
-            await ask(model, toys, 1)
-            calls = [toys.Call(n, on_answer=lambda call: order.append(call.numbers[0])) for n in (2, 1)]
-            for call in calls:
-                model.submit(call.request)
-            for call in calls:
-                await call.answer()
-            await ask(model, toys, 1)
-            assert order == [2, 1]
-            assert handler.batches == [[1], [2, 1]]
-
-    run(main())
+    order = []
+    policy = DynamicBatching((8,), preserve_ordering=True)
+    async with serving(toys, dynamic_batching=policy) as (model, handler, _):
+        await ask(model, toys, 1)
+        calls = [toys.Call(n, on_answer=lambda call: order.append(call.numbers[0])) for n in (2, 1)]
+        for call in calls:
+            model.submit(call.request)
+        for call in calls:
+            await call.answer()
+        await ask(model, toys, 1)
+        assert order == [2, 1]
+        assert handler.batches == [[1], [2, 1]]
 
 
 @LARGE
-def test_whoever_leaves_while_it_is_looked_up_is_not_executed(looking, run, toys):
+async def test_whoever_leaves_while_it_is_looked_up_is_not_executed(looking, toys):
     """The model hears of no request that nobody waits for."""
-
-    async def main():
-        async with serving(toys) as (model, handler, _):
-            call = toys.Call(1)
-            model.submit(call.request)
-            call.request.cancel()
-            assert model.outstanding == 1
-            looking.set()
-            await call.answer()
-            assert (call.kind, handler.batches) == (Kind.CANCELLED, [])
-
-    run(main())
+    async with serving(toys) as (model, handler, _):
+        call = toys.Call(1)
+        model.submit(call.request)
+        call.request.cancel()
+        assert model.outstanding == 1
+        looking.set()
+        await call.answer()
+        assert (call.kind, handler.batches) == (Kind.CANCELLED, [])
 
 
 @LARGE
-def test_a_queue_that_is_full_when_a_request_was_looked_up_refuses_it(looking, run, toys):
+async def test_a_queue_that_is_full_when_a_request_was_looked_up_refuses_it(looking, toys):
     """It is too late to refuse to accept it: that is its answer, and it is counted."""
-
-    async def main():
-        gate = toys.Gate()
-        policy = DynamicBatching((8,), queue_policy=QueuePolicy(max_queue_size=1))
-        async with serving(toys, gate, dynamic_batching=policy) as (model, _, _):
-            calls = [toys.Call(n) for n in range(1, 4)]
-            model.submit(calls[0].request)
-            looking.set()
-            await gate.arrived()
-            for call in calls[1:]:
-                model.submit(call.request)
-            await calls[2].answer()
-            gate.open()
-            await calls[1].answer()
-            assert [call.kind for call in calls] == [None, None, Kind.QUEUE_FULL]
-            assert model.stats.fail.count == 1
-
-    run(main())
-
-
-@LARGE
-def test_a_model_that_goes_refuses_what_it_looks_up(looking, run, toys):
-    """As it refuses what is queued."""
-
-    async def main():
-        async with serving(toys) as (model, handler, _):
-            call = toys.Call(1)
+    gate = toys.Gate()
+    policy = DynamicBatching((8,), queue_policy=QueuePolicy(max_queue_size=1))
+    async with serving(toys, gate, dynamic_batching=policy) as (model, _, _):
+        calls = [toys.Call(n) for n in range(1, 4)]
+        model.submit(calls[0].request)
+        looking.set()
+        await gate.arrived()
+        for call in calls[1:]:
             model.submit(call.request)
-            model.refuse_waiting()
-            looking.set()
-            await call.answer()
-            assert (call.kind, handler.batches) == (Kind.UNAVAILABLE, [])
-
-    run(main())
+        await calls[2].answer()
+        gate.open()
+        await calls[1].answer()
+        assert [call.kind for call in calls] == [None, None, Kind.QUEUE_FULL]
+        assert model.stats.fail.count == 1
 
 
 @LARGE
-def test_nobody_overtakes_a_request_that_is_looked_up_where_order_is_kept(looking, run, toys, monkeypatch):
+async def test_a_model_that_goes_refuses_what_it_looks_up(looking, toys):
+    """As it refuses what is queued."""
+    async with serving(toys) as (model, handler, _):
+        call = toys.Call(1)
+        model.submit(call.request)
+        model.refuse_waiting()
+        looking.set()
+        await call.answer()
+        assert (call.kind, handler.batches) == (Kind.UNAVAILABLE, [])
+
+
+@LARGE
+async def test_nobody_overtakes_a_request_that_is_looked_up_where_order_is_kept(looking, toys, monkeypatch):
     """With preserve_ordering whoever comes meanwhile is queued behind it; else a small request need not wait."""
 
-    async def main(preserves):
+    async def answers(preserves):
         order = []
         policy = DynamicBatching((1,), preserve_ordering=preserves)
         config = {"dynamic_batching": policy, "max_batch_size": 1}
@@ -273,24 +235,21 @@ def test_nobody_overtakes_a_request_that_is_looked_up_where_order_is_kept(lookin
             await small.answer()
         return order
 
-    assert run(main(preserves=False)) == [2, 1]
+    assert await answers(preserves=False) == [2, 1]
     looking.clear()
     cached_responses._THREADS.submit(looking.wait, 60)
-    assert run(main(preserves=True)) == [1, 2]
+    assert await answers(preserves=True) == [1, 2]
 
 
 @LARGE
-def test_a_request_that_can_not_be_looked_up_is_executed(looking, run, toys, monkeypatch):
+async def test_a_request_that_can_not_be_looked_up_is_executed(looking, toys, monkeypatch):
     """Where there is no memory to compare it, it is a request like any other."""
 
     def no_memory(*_):
         raise MemoryError
 
-    async def main():
-        async with serving(toys) as (model, handler, cache):
-            monkeypatch.setattr(cached_responses.CachedResponses, "_key", no_memory)
-            looking.set()
-            assert (await ask(model, toys, 1)).kind is None
-            assert (handler.batches, len(cache)) == ([[1]], 0)
-
-    run(main())
+    async with serving(toys) as (model, handler, cache):
+        monkeypatch.setattr(cached_responses.CachedResponses, "_key", no_memory)
+        looking.set()
+        assert (await ask(model, toys, 1)).kind is None
+        assert (handler.batches, len(cache)) == ([[1]], 0)

@@ -52,22 +52,22 @@ async def answered(toys, script, second, *, decoupled=False, cached=False):
 
 @pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("second", [SPECS, BEHIND], ids=["as it is", "with a batch dimension"])
-def test_a_step_that_cannot_be_asked_with_what_another_answered(run, toys, second, decoupled):
+async def test_a_step_that_cannot_be_asked_with_what_another_answered(toys, second, decoupled):
     """The client is told which step, and what was wrong."""
-    answer = run(answered(toys, no_array, second, decoupled=decoupled))
+    answer = await answered(toys, no_array, second, decoupled=decoupled)
 
     assert isinstance(answer, MmeError)
     assert answer.kind is Kind.INTERNAL
     assert answer.message.startswith("in ensemble 'whole', model 'second' failed: ")
 
 
-def test_elements_that_can_not_be_compared_with_those_of_requests_before(run, toys):
+async def test_elements_that_can_not_be_compared_with_those_of_requests_before(toys):
     """A step whose responses are cached looks at every element, also at text that is none."""
 
     def no_text(_rows):
         return [np.array([["\udc80", "a"]], object)]
 
-    answer = run(answered(toys, no_text, SPECS, cached=True))
+    answer = await answered(toys, no_text, SPECS, cached=True)
 
     assert answer.kind is Kind.INTERNAL
     assert "UnicodeEncodeError" in answer.message

@@ -48,144 +48,112 @@ def ask(model, toys, *numbers):
     return call
 
 
-def test_models_that_share_a_resource_take_turns(run, toys):
+async def test_models_that_share_a_resource_take_turns(toys):
     """While one executes the other waits, and is told when it is its turn."""
-
-    async def main():
-        limits = Limits(asyncio.get_running_loop(), {("r", ""): 1})
-        one, two = toys.Gate(), toys.Gate()
-        async with serving(toys, limits, one) as (first, _), serving(toys, limits, two) as (second, handler):
-            calls = [ask(first, toys, 1)]
-            await one.arrived()
-            calls.append(ask(second, toys, 2))
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert (second.queued, handler.batches) == (1, [])
-            one.let()
-            await two.arrived()
-            calls.append(ask(first, toys, 3))
-            two.let()
-            one.let()
-            assert [(await call.answer()) and call.kind for call in calls] == [None] * 3
-
-    run(main())
+    limits = Limits(asyncio.get_running_loop(), {("r", ""): 1})
+    one, two = toys.Gate(), toys.Gate()
+    async with serving(toys, limits, one) as (first, _), serving(toys, limits, two) as (second, handler):
+        calls = [ask(first, toys, 1)]
+        await one.arrived()
+        calls.append(ask(second, toys, 2))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (second.queued, handler.batches) == (1, [])
+        one.let()
+        await two.arrived()
+        calls.append(ask(first, toys, 3))
+        two.let()
+        one.let()
+        assert [(await call.answer()) and call.kind for call in calls] == [None] * 3
 
 
-def test_without_limits_everybody_executes_at_once(run, toys, caplog):
+async def test_without_limits_everybody_executes_at_once(toys, caplog):
     """Rate limiting is off by default; a configuration that asks for it is told."""
-
-    async def main():
-        limits = Limits(asyncio.get_running_loop(), None)
-        with caplog.at_level("INFO", "mme.model"):
-            async with serving(toys, limits) as (model, _):
-                await ask(model, toys, 1).answer()
-        assert "its rate_limiter changes nothing" in caplog.text
-
-    run(main())
+    limits = Limits(asyncio.get_running_loop(), None)
+    with caplog.at_level("INFO", "mme.model"):
+        async with serving(toys, limits) as (model, _):
+            await ask(model, toys, 1).answer()
+    assert "its rate_limiter changes nothing" in caplog.text
 
 
 @pytest.mark.parametrize("inline", [False, True])
 @pytest.mark.parametrize(("there_is", "instances"), [(1, 3), (2, 3), (3, 2)])
-def test_everybody_is_answered(run, toys, there_is, instances, inline):
+async def test_everybody_is_answered(toys, there_is, instances, inline):
     """Whatever there is for however many instances of two models, on threads or on the loop."""
-
-    async def main():
-        limits = Limits(asyncio.get_running_loop(), {("r", ""): there_is})
-        groups = {"instances": group(instances), "inline": inline, "dynamic_batching": None}
-        async with serving(toys, limits, **groups) as (first, _), serving(toys, limits, **groups) as (second, _):
-            calls = []
-            for number in range(40):
-                calls.append(ask((first, second)[number % 2], toys, number))
-                if number % 7 == 0:
-                    await asyncio.sleep(0)
-            assert [(await call.answer()) and call.kind for call in calls] == [None] * 40
-
-    run(main())
+    limits = Limits(asyncio.get_running_loop(), {("r", ""): there_is})
+    groups = {"instances": group(instances), "inline": inline, "dynamic_batching": None}
+    async with serving(toys, limits, **groups) as (first, _), serving(toys, limits, **groups) as (second, _):
+        calls = []
+        for number in range(40):
+            calls.append(ask((first, second)[number % 2], toys, number))
+            if number % 7 == 0:
+                await asyncio.sleep(0)
+        assert [(await call.answer()) and call.kind for call in calls] == [None] * 40
 
 
-def test_a_batch_that_waits_for_more_holds_nothing(run, toys):
+async def test_a_batch_that_waits_for_more_holds_nothing(toys):
     """A lane whose queue is not ready gives its turn back, and takes one when it is."""
-
-    async def main():
-        limits = Limits(asyncio.get_running_loop(), {("r", ""): 1})
-        patient = DynamicBatching((2,), max_queue_delay_us=3_600_000_000)
-        async with (
-            serving(toys, limits, instances=group(2), dynamic_batching=patient) as (first, handler),
-            serving(toys, limits) as (second, _),
-        ):
-            calls = [ask(first, toys, 1)]
-            await ask(second, toys, 5).answer()
-            calls.append(ask(first, toys, 2))
-            for call in calls:
-                await call.answer()
-            assert handler.batches == [[1, 2]]
-
-    run(main())
-
-
-def test_a_model_that_leaves_gives_its_resources_to_others(run, toys):
-    """Its lanes are forgotten, and so is what they needed."""
-
-    async def main():
-        limits = Limits(asyncio.get_running_loop(), {})
-        async with serving(toys, limits, instances=group(1, needs=4)):
-            assert limits._limiter.capacity(("r", "0")) == 4
-        assert repr(limits) == "<Limits: <RateLimiter: 0 of 0 instances execute, 0 wait>>"
-
-    run(main())
-
-
-def test_a_model_may_go_before_its_last_execution_is_known(run, toys, idle):
-    """Closed on a thread while the loop is busy: what its lane said last is heard first, and holds nothing then."""
-
-    async def main():
-        limits, gate = Limits(asyncio.get_running_loop(), {}), toys.Gate()
-        async with serving(toys, limits, gate) as (model, _):
-            call = ask(model, toys, 1)
-            await gate.arrived()
-            gate.open()
-            closing = threading.Thread(target=model.close)
-            closing.start()
-            closing.join()  # and nothing that was posted to the loop meanwhile has run
+    limits = Limits(asyncio.get_running_loop(), {("r", ""): 1})
+    patient = DynamicBatching((2,), max_queue_delay_us=3_600_000_000)
+    async with (
+        serving(toys, limits, instances=group(2), dynamic_batching=patient) as (first, handler),
+        serving(toys, limits) as (second, _),
+    ):
+        calls = [ask(first, toys, 1)]
+        await ask(second, toys, 5).answer()
+        calls.append(ask(first, toys, 2))
+        for call in calls:
             await call.answer()
-            assert call.kind is None
-            await idle()
-        assert repr(limits) == "<Limits: <RateLimiter: 0 of 0 instances execute, 0 wait>>"
-
-    run(main())
+        assert handler.batches == [[1, 2]]
 
 
-def test_a_turn_that_was_given_back_before_its_news_is_none(run, idle):
-    """A load thread makes room for a lane that wants nothing any more when it is told: others hold what there is."""
+async def test_a_model_that_leaves_gives_its_resources_to_others(toys):
+    """Its lanes are forgotten, and so is what they needed."""
+    limits = Limits(asyncio.get_running_loop(), {})
+    async with serving(toys, limits, instances=group(1, needs=4)):
+        assert limits._limiter.capacity(("r", "0")) == 4
+    assert repr(limits) == "<Limits: <RateLimiter: 0 of 0 instances execute, 0 wait>>"
 
-    async def main():
-        limits = Limits(asyncio.get_running_loop(), {})
-        small, large = limits.lanes("small", (group(2),), [("g_0", CPU), ("g_1", CPU)]), []
 
-        def load():
-            large.append(limits.lanes("large", (group(1, needs=2),), [("g_0", CPU)]))
-
-        assert [small.take(0), small.take(1)] == [True, False]
-        loading = threading.Thread(target=load)
-        loading.start()
-        loading.join()
-        small.rest()
+async def test_a_model_may_go_before_its_last_execution_is_known(toys, idle):
+    """Closed on a thread while the loop is busy: what its lane said last is heard first, and holds nothing then."""
+    limits, gate = Limits(asyncio.get_running_loop(), {}), toys.Gate()
+    async with serving(toys, limits, gate) as (model, _):
+        call = ask(model, toys, 1)
+        await gate.arrived()
+        gate.open()
+        closing = threading.Thread(target=model.close)
+        closing.start()
+        closing.join()  # and nothing that was posted to the loop meanwhile has run
+        await call.answer()
+        assert call.kind is None
         await idle()
-        small.done(0, again=False)
-        assert large[0].take(0)
-        assert not small.take(1)
-
-    run(main())
+    assert repr(limits) == "<Limits: <RateLimiter: 0 of 0 instances execute, 0 wait>>"
 
 
-def test_a_model_that_can_never_execute_takes_no_part(run):
+async def test_a_turn_that_was_given_back_before_its_news_is_none(idle):
+    """A load thread makes room for a lane that wants nothing any more when it is told: others hold what there is."""
+    limits = Limits(asyncio.get_running_loop(), {})
+    small, large = limits.lanes("small", (group(2),), [("g_0", CPU), ("g_1", CPU)]), []
+
+    def load():
+        large.append(limits.lanes("large", (group(1, needs=2),), [("g_0", CPU)]))
+
+    assert [small.take(0), small.take(1)] == [True, False]
+    loading = threading.Thread(target=load)
+    loading.start()
+    loading.join()
+    small.rest()
+    await idle()
+    small.done(0, again=False)
+    assert large[0].take(0)
+    assert not small.take(1)
+
+
+async def test_a_model_that_can_never_execute_takes_no_part():
     """None of its lanes does, and the error says why."""
-
-    async def main():
-        limits = Limits(asyncio.get_running_loop(), {("r", "1"): 1})
-        lanes = [("g_0", Device("gpu", 0)), ("g_1", Device("gpu", 1))]
-        with pytest.raises(MmeError, match="minimum required count is 2"):
-            limits.lanes("m", (group(2, needs=2),), lanes)
-        assert repr(limits) == "<Limits: <RateLimiter: 0 of 0 instances execute, 0 wait>>"
-
-    run(main())
+    limits = Limits(asyncio.get_running_loop(), {("r", "1"): 1})
+    lanes = [("g_0", Device("gpu", 0)), ("g_1", Device("gpu", 1))]
+    with pytest.raises(MmeError, match="minimum required count is 2"):
+        limits.lanes("m", (group(2, needs=2),), lanes)
+    assert repr(limits) == "<Limits: <RateLimiter: 0 of 0 instances execute, 0 wait>>"

@@ -22,6 +22,7 @@ from serve.models.limited_lanes import Limits
 from serve.models.model import Model
 from serve.request import InferenceRequest, Layout
 from serve.stats import ModelStats
+from tests.waiting import until
 
 LAYOUT = Layout((("X", FP32, (1, 1)),), ())
 FOR_EVER_US = 3_600_000_000
@@ -77,8 +78,7 @@ async def serving(strategy, *, lanes=1, inline_ns=0, idle_us=FOR_EVER_US, limite
     try:
         yield model
         model.refuse_waiting()
-        while model.outstanding:  # noqa: ASYNC110 - the last executions end when they end
-            await asyncio.sleep(0.001)
+        await until(lambda: not model.outstanding)
         assert model.queued == 0
     finally:
         await asyncio.to_thread(model.close)
@@ -109,117 +109,85 @@ class Step:
 @pytest.mark.parametrize("limited", [False, True], ids=["free", "limited"])
 @pytest.mark.parametrize("inline_ns", [0, ALWAYS_NS])
 @pytest.mark.parametrize("strategy", [DirectStrategy(), OldestStrategy(2)], ids=["direct", "oldest"])
-def test_sequences_add_up_side_by_side(run, strategy, inline_ns, limited):
+async def test_sequences_add_up_side_by_side(strategy, inline_ns, limited):
     """On lanes of their own or on the loop; statistics count requests, not rows."""
-
-    async def main():
-        async with serving(strategy, lanes=2, inline_ns=inline_ns, limited=limited) as model:
-            steps = [
-                Step(model, number, number, (START if k == 0 else 0) | (END if k == 3 else 0))
-                for number in range(1, 8)
-                for k in range(4)
-            ]
-            totals = [await step.total() for step in steps]
-            assert totals == [number * (k + 1) for number in range(1, 8) for k in range(4)]
-            assert model.stats.inference_count == model.stats.success.count == 28
-            assert model.stats.queue.count == 28
-
-    run(main())
+    async with serving(strategy, lanes=2, inline_ns=inline_ns, limited=limited) as model:
+        steps = [
+            Step(model, number, number, (START if k == 0 else 0) | (END if k == 3 else 0))
+            for number in range(1, 8)
+            for k in range(4)
+        ]
+        totals = [await step.total() for step in steps]
+        assert totals == [number * (k + 1) for number in range(1, 8) for k in range(4)]
+        assert model.stats.inference_count == model.stats.success.count == 28
+        assert model.stats.queue.count == 28
 
 
-def test_an_idle_sequence_makes_room_by_itself(run):
+async def test_an_idle_sequence_makes_room_by_itself():
     """Nobody has to ask: its time is watched."""
-
-    async def main():
-        async with serving(OldestStrategy(1), idle_us=20_000) as model:
-            assert await Step(model, 1, 1, START).total() == 1
-            assert await Step(model, 2, 5, START).total() == 5
-            with pytest.raises(MmeError, match="must specify the START flag"):
-                Step(model, 1, 1)
-
-    run(main())
+    async with serving(OldestStrategy(1), idle_us=20_000) as model:
+        assert await Step(model, 1, 1, START).total() == 1
+        assert await Step(model, 2, 5, START).total() == 5
+        with pytest.raises(MmeError, match="must specify the START flag"):
+            Step(model, 1, 1)
 
 
-def test_a_timeout_in_the_backlog_is_told_in_tritons_words(run):
+async def test_a_timeout_in_the_backlog_is_told_in_tritons_words():
     """All requests of the sequence are."""
-
-    async def main():
-        async with serving(OldestStrategy(1)) as model:
-            await Step(model, 1, 1, START).total()
-            waiting = [Step(model, 2, 1, START, timeout_us=10_000), Step(model, 2, 1, END)]
-            errors = [await step.done for step in waiting]
-            assert [error.kind for error in errors] == [Kind.QUEUE_TIMEOUT] * 2
-            assert errors[0].message == "timeout of the corresponding sequence has been expired for model 'm'"
-            assert await Step(model, 1, 1).total() == 2
-
-    run(main())
+    async with serving(OldestStrategy(1)) as model:
+        await Step(model, 1, 1, START).total()
+        waiting = [Step(model, 2, 1, START, timeout_us=10_000), Step(model, 2, 1, END)]
+        errors = [await step.done for step in waiting]
+        assert [error.kind for error in errors] == [Kind.QUEUE_TIMEOUT] * 2
+        assert errors[0].message == "timeout of the corresponding sequence has been expired for model 'm'"
+        assert await Step(model, 1, 1).total() == 2
 
 
-def test_a_client_that_leaves_ends_its_sequence(run):
+async def test_a_client_that_leaves_ends_its_sequence():
     """The rest of it is not executed, and its place is free."""
-
-    async def main():
-        async with serving(OldestStrategy(1)) as model:
-            one, two = Step(model, 1, 1, START), Step(model, 1, 1)
-            other = Step(model, 2, 5, START)
-            one.request.cancel()
-            assert [await step.total() for step in (one, two)] == [Kind.CANCELLED] * 2
-            assert await other.total() == 5
-
-    run(main())
+    async with serving(OldestStrategy(1)) as model:
+        one, two = Step(model, 1, 1, START), Step(model, 1, 1)
+        other = Step(model, 2, 5, START)
+        one.request.cancel()
+        assert [await step.total() for step in (one, two)] == [Kind.CANCELLED] * 2
+        assert await other.total() == 5
 
 
-def test_a_client_that_leaves_the_backlog_is_answered_at_once(run):
+async def test_a_client_that_leaves_the_backlog_is_answered_at_once():
     """Nobody knows when its turn would come."""
-
-    async def main():
-        async with serving(OldestStrategy(1)) as model:
-            assert await Step(model, 1, 1, START).total() == 1
-            waiting = [Step(model, 2, 1, START), Step(model, 2, 1, END)]
-            waiting[1].request.cancel()
-            assert [await step.total() for step in waiting] == [Kind.CANCELLED] * 2
-            assert (model.queued, model.outstanding) == (0, 0)
-
-    run(main())
+    async with serving(OldestStrategy(1)) as model:
+        assert await Step(model, 1, 1, START).total() == 1
+        waiting = [Step(model, 2, 1, START), Step(model, 2, 1, END)]
+        waiting[1].request.cancel()
+        assert [await step.total() for step in waiting] == [Kind.CANCELLED] * 2
+        assert (model.queued, model.outstanding) == (0, 0)
 
 
-def test_a_sequence_can_be_ended_from_outside(run):
+async def test_a_sequence_can_be_ended_from_outside():
     """Who waits for its place gets it."""
-
-    async def main():
-        async with serving(OldestStrategy(1)) as model:
-            assert await Step(model, 1, 1, START).total() == 1
-            other = Step(model, 2, 5, START)
-            model.end_sequence(1)
-            assert await other.total() == 5
-
-    run(main())
+    async with serving(OldestStrategy(1)) as model:
+        assert await Step(model, 1, 1, START).total() == 1
+        other = Step(model, 2, 5, START)
+        model.end_sequence(1)
+        assert await other.total() == 5
 
 
-def test_a_model_that_is_closed_is_looked_after_no_longer(run):
+async def test_a_model_that_is_closed_is_looked_after_no_longer():
     """Though sequences lived in it until then, of which more might have come: nothing holds it any more."""
-
-    async def main():
-        async with serving(OldestStrategy(1)) as model:
-            assert await Step(model, 1, 1, START | KEPT).total() == 1
-            assert model._timer is not None
-            await asyncio.to_thread(model.close)
-            assert model._timer is None
-
-    run(main())
+    async with serving(OldestStrategy(1)) as model:
+        assert await Step(model, 1, 1, START | KEPT).total() == 1
+        assert model._timer is not None
+        await asyncio.to_thread(model.close)
+        assert model._timer is None
 
 
-def test_the_first_lane_that_waits_for_more_decides_when_to_look(run):
+async def test_the_first_lane_that_waits_for_more_decides_when_to_look():
     """Of lanes that take turns each is asked, and the nearest of their times is the one to wake at."""
-
-    async def main():
-        async with serving(DirectStrategy(FOR_EVER_US // 2, 1.0), lanes=2, limited=True) as model:
-            first, second = Step(model, 1, 1, START).request, Step(model, 2, 1, START).request
-            second.arrival_ns += 1_000_000_000
-            await asyncio.sleep(0)
-            assert model._wakes_at == first.arrival_ns + FOR_EVER_US // 2 * 1000
-
-    run(main())
+    async with serving(DirectStrategy(FOR_EVER_US // 2, 1.0), lanes=2, limited=True) as model:
+        first, second = Step(model, 1, 1, START).request, Step(model, 2, 1, START).request
+        second.arrival_ns += 1_000_000_000
+        await asyncio.sleep(0)
+        assert model._wakes_at == first.arrival_ns + FOR_EVER_US // 2 * 1000
 
 
 class Guarded:
@@ -242,20 +210,16 @@ class Guarded:
 
 @pytest.mark.parametrize("limited", [False, True], ids=["free", "limited"])
 @pytest.mark.parametrize("inline_ns", [0, ALWAYS_NS])
-def test_the_queue_is_asked_nothing_without_its_lock(run, inline_ns, limited):
+async def test_the_queue_is_asked_nothing_without_its_lock(inline_ns, limited):
     """Whatever the loop does with it, a lane's thread may be doing something too."""
-
-    async def main():
-        async with serving(OldestStrategy(1), lanes=2, inline_ns=inline_ns, limited=limited) as model:
-            queue = model._queue = Guarded(model._queue, model._lock)
-            steps = [Step(model, number, 1, flags) for number in (1, 2, 3) for flags in (START, 0, END)]
-            steps[4].request.cancel()
-            kept = Step(model, 4, 1, START)
-            assert [await step.total() for step in (*steps[:3], *steps[6:], kept)] == [1, 2, 3, 1, 2, 3, 1]
-            model.end_sequence(4)
-        assert queue.unguarded == []
-
-    run(main())
+    async with serving(OldestStrategy(1), lanes=2, inline_ns=inline_ns, limited=limited) as model:
+        queue = model._queue = Guarded(model._queue, model._lock)
+        steps = [Step(model, number, 1, flags) for number in (1, 2, 3) for flags in (START, 0, END)]
+        steps[4].request.cancel()
+        kept = Step(model, 4, 1, START)
+        assert [await step.total() for step in (*steps[:3], *steps[6:], kept)] == [1, 2, 3, 1, 2, 3, 1]
+        model.end_sequence(4)
+    assert queue.unguarded == []
 
 
 ACTIONS = st.lists(
@@ -277,36 +241,32 @@ ACTIONS = st.lists(
     st.booleans(),
     ACTIONS,
 )
-def test_every_step_is_answered_once_with_the_sum_of_its_sequence(strategy, lanes, inline_ns, limited, actions):
+async def test_every_step_is_answered_once_with_the_sum_of_its_sequence(strategy, lanes, inline_ns, limited, actions):
     """Whatever comes, leaves, begins anew and ends, on however many lanes; when the model goes, the rest is told so."""
-
-    async def main():
-        async with serving(strategy, lanes=lanes, inline_ns=inline_ns, limited=limited) as model:
-            sent, lives = [], defaultdict(list)
-            for name, number, *flags in actions:
-                if name == "turn":
-                    await asyncio.sleep(0.0003 * number)
-                elif name == "end":
-                    model.end_sequence(number)
-                elif name == "cancel" and number < len(sent):
-                    sent[number].request.cancel()
-                elif name == "step":
-                    with contextlib.suppress(MmeError):
-                        step = Step(model, number, 2.0 ** len(sent), flags[0])
-                        sent.append(step)
-                        if flags[0] & START:
-                            lives[number].append([])
-                        lives[number][-1].append(step)
-            await asyncio.sleep(0)
-        assert [len(step.answers) for step in sent] == [1] * len(sent)
-        for each in (life for started in lives.values() for life in started):
-            expected = 0.0
-            for step in each:  # powers of two: a sum tells what is in it
-                total = await step.total()
-                if isinstance(total, float):
-                    expected += step.value
-                    assert total == expected
-                else:
-                    assert total in {Kind.CANCELLED, Kind.UNAVAILABLE}
-
-    asyncio.run(main())
+    async with serving(strategy, lanes=lanes, inline_ns=inline_ns, limited=limited) as model:
+        sent, lives = [], defaultdict(list)
+        for name, number, *flags in actions:
+            if name == "turn":
+                await asyncio.sleep(0.0003 * number)
+            elif name == "end":
+                model.end_sequence(number)
+            elif name == "cancel" and number < len(sent):
+                sent[number].request.cancel()
+            elif name == "step":
+                with contextlib.suppress(MmeError):
+                    step = Step(model, number, 2.0 ** len(sent), flags[0])
+                    sent.append(step)
+                    if flags[0] & START:
+                        lives[number].append([])
+                    lives[number][-1].append(step)
+        await asyncio.sleep(0)
+    assert [len(step.answers) for step in sent] == [1] * len(sent)
+    for each in (life for started in lives.values() for life in started):
+        expected = 0.0
+        for step in each:  # powers of two: a sum tells what is in it
+            total = await step.total()
+            if isinstance(total, float):
+                expected += step.value
+                assert total == expected
+            else:
+                assert total in {Kind.CANCELLED, Kind.UNAVAILABLE}

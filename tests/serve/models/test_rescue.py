@@ -10,11 +10,8 @@ from model_handlers.errors import Kind, out_of_memory
 from model_handlers.onnx import OnnxHandler
 from serve.cache.eviction import Rules
 from serve.cache.lifecycle import State
-from serve.engine import Engine
-from serve.engine_options import EngineOptions
+from tests.serve.engines import engine_of
 from tests.serve.integrity import check_integrity
-
-PLENTY = Footprint(10**9)
 
 
 class Shortage:
@@ -49,29 +46,28 @@ def shortage(monkeypatch):
 
 
 @pytest.fixture
-def serving(run, tmp_path, write_repository_model):
-    """Runs a scene with an engine that has a, b and c in memory."""
+def serving(tmp_path, write_repository_model):
+    """Begins an engine that has a, b and c in memory."""
 
-    def play(scene, config="", **options):
+    @contextlib.asynccontextmanager
+    async def serving(config="", **options):
         for name in "abc":
             write_repository_model(tmp_path / "models" / name, config)
+        async with engine_of(tmp_path, repository=tmp_path / "models", **options) as engine:
+            for name in "abc":
+                await engine.load(name)
+                engine.cache.entries[name].footprint = Footprint(10**6)  # what is measured differs by luck
+            yield engine
+            check_integrity(engine.cache)
+            assert [entry.name for entry in engine.cache.entries.values() if entry.leases] == []
 
-        async def main():
-            options_ = EngineOptions(PLENTY, tmp_path / "cache", repository=tmp_path / "models", **options)
-            engine = Engine(options_, asyncio.get_running_loop())
-            try:
-                for name in "abc":
-                    await engine.load(name)
-                    engine.cache.entries[name].footprint = Footprint(10**6)  # what is measured differs by luck
-                await scene(engine)
-                check_integrity(engine.cache)
-                assert [entry.name for entry in engine.cache.entries.values() if entry.leases] == []
-            finally:
-                await engine.close()
+    return serving
 
-        run(main())
 
-    return play
+@pytest.fixture
+def engine(serving):
+    """One without anything special."""
+    return serving()
 
 
 def is_ready(engine, name):
@@ -93,138 +89,109 @@ async def asked(engine, toys, number, name="a"):
     return call.kind
 
 
-def test_others_leave_and_the_request_is_answered(serving, toys, shortage):
+async def test_others_leave_and_the_request_is_answered(engine, toys, shortage):
     """The client never learns of it; the model stays usable; whoever was used last longest ago left."""
-
-    async def scene(engine):
-        shortage.of, shortage.until = {"a"}, lambda: not is_ready(engine, "b")
-        assert await asked(engine, toys, 3) is None
-        assert shortage.failed == 1
-        assert evictions(engine) == {"b": {"execution": 1}}
-        assert is_ready(engine, "c")
-        assert engine.cache.entries["b"].registered
-        stats = engine.stats["a", 1]
-        assert (stats.success.count, stats.fail.count) == (1, 0)
-        assert await asked(engine, toys, 4) is None
-
-    serving(scene)
+    shortage.of, shortage.until = {"a"}, lambda: not is_ready(engine, "b")
+    assert await asked(engine, toys, 3) is None
+    assert shortage.failed == 1
+    assert evictions(engine) == {"b": {"execution": 1}}
+    assert is_ready(engine, "c")
+    assert engine.cache.entries["b"].registered
+    stats = engine.stats["a", 1]
+    assert (stats.success.count, stats.fail.count) == (1, 0)
+    assert await asked(engine, toys, 4) is None
 
 
-def test_a_request_that_fails_twice_is_out_of_memory_and_moves_nobody_again(serving, toys, shortage):
+async def test_a_request_that_fails_twice_is_out_of_memory_and_moves_nobody_again(engine, toys, shortage):
     """It is tried twice and told; the model goes on; the next of its requests that fails costs nobody his place."""
-
-    async def scene(engine):
-        shortage.of = {"a"}
-        assert await asked(engine, toys, 3) is Kind.OUT_OF_MEMORY
-        assert shortage.failed == 2
-        assert evictions(engine) == {"b": {"execution": 1}}
-        assert await asked(engine, toys, 3) is Kind.OUT_OF_MEMORY
-        assert shortage.failed == 3
-        assert evictions(engine) == {"b": {"execution": 1}}
-        assert engine.stats["a", 1].failures == {"BACKEND": 2}
-        shortage.of = {"c"}
-        assert await asked(engine, toys, 5) is None
-        assert await asked(engine, toys, 5, "c") is Kind.OUT_OF_MEMORY
-        assert evictions(engine) == {"b": {"execution": 1}, "a": {"execution": 1}}
-
-    serving(scene)
+    shortage.of = {"a"}
+    assert await asked(engine, toys, 3) is Kind.OUT_OF_MEMORY
+    assert shortage.failed == 2
+    assert evictions(engine) == {"b": {"execution": 1}}
+    assert await asked(engine, toys, 3) is Kind.OUT_OF_MEMORY
+    assert shortage.failed == 3
+    assert evictions(engine) == {"b": {"execution": 1}}
+    assert engine.stats["a", 1].failures == {"BACKEND": 2}
+    shortage.of = {"c"}
+    assert await asked(engine, toys, 5) is None
+    assert await asked(engine, toys, 5, "c") is Kind.OUT_OF_MEMORY
+    assert evictions(engine) == {"b": {"execution": 1}, "a": {"execution": 1}}
 
 
-def test_with_nobody_to_leave_the_error_is_told_at_once(serving, toys, shortage):
+async def test_with_nobody_to_leave_the_error_is_told_at_once(serving, toys, shortage):
     """Pinned models stay, and a second try without more room would be in vain."""
-
-    async def scene(engine):
+    async with serving(eviction=Rules(pins=("b", "c"))) as engine:
         shortage.of = {"a"}
         assert await asked(engine, toys, 3) is Kind.OUT_OF_MEMORY
         assert (shortage.failed, evictions(engine)) == (1, {})
         assert is_ready(engine, "a")
 
-    serving(scene, eviction=Rules(pins=("b", "c")))
 
-
-def test_a_platform_is_told(serving, toys, shortage):
+async def test_a_platform_is_told(serving, toys, shortage):
     """Where somebody else manages the models, nobody leaves: the error is what tells the platform to make room."""
-
-    async def scene(engine):
+    async with serving(evicts=False) as engine:
         shortage.of = {"a"}
         assert await asked(engine, toys, 3) is Kind.OUT_OF_MEMORY
         assert (shortage.failed, evictions(engine)) == (1, {})
         shortage.of = set()
         assert await asked(engine, toys, 3) is None
 
-    serving(scene, evicts=False)
 
-
-def test_a_batch_that_fails_makes_room_once(serving, toys, shortage):
+async def test_a_batch_that_fails_makes_room_once(serving, toys, shortage):
     """All of its requests run once more, and what they needed is made free one time."""
-
-    async def scene(engine):
+    async with serving("max_batch_size: 4") as engine:
         shortage.of, shortage.until = {"a"}, lambda: not is_ready(engine, "b")
         kinds = await asyncio.gather(*(asked(engine, toys, number) for number in range(1, 5)))
         assert kinds == [None] * 4
         assert evictions(engine) == {"b": {"execution": 1}}
         assert engine.stats["a", 1].success.count == 4
 
-    serving(scene, "max_batch_size: 4")
 
-
-def test_a_client_that_left_meanwhile_is_not_served(serving, toys, shortage):
+async def test_a_client_that_left_meanwhile_is_not_served(engine, toys, shortage):
     """A request whose client leaves while room is made is dropped when its turn comes again."""
-
-    async def scene(engine):
-        shortage.of, shortage.until = {"a"}, lambda: not is_ready(engine, "b")
-        call = toys.Call(3)
-        assert engine.submit("a", None, call.request)
-        while not shortage.failed:  # noqa: ASYNC110 - a lane's doing
-            await asyncio.sleep(0)
-        while call.request.lease is engine.cache.entries["a"]:  # noqa: ASYNC110 - until it was taken back
-            await asyncio.sleep(0)
-        call.request.cancel()
-        await call.answer()
-        assert call.kind is Kind.CANCELLED
-
-    serving(scene)
+    shortage.of, shortage.until = {"a"}, lambda: not is_ready(engine, "b")
+    call = toys.Call(3)
+    assert engine.submit("a", None, call.request)
+    while not shortage.failed:  # noqa: ASYNC110 - a lane's doing
+        await asyncio.sleep(0)
+    while call.request.lease is engine.cache.entries["a"]:  # noqa: ASYNC110 - until it was taken back
+        await asyncio.sleep(0)
+    call.request.cancel()
+    await call.answer()
+    assert call.kind is Kind.CANCELLED
 
 
-def test_nobody_leaves_for_a_client_that_left(serving, toys, shortage):
+async def test_nobody_leaves_for_a_client_that_left(engine, toys, shortage):
     """A request that fails after its client left is not tried again."""
+    call = toys.Call(3)
 
-    async def scene(engine):
-        call = toys.Call(3)
+    def leave():
+        call.request.cancelled = True
+        return False
 
-        def leave():
-            call.request.cancelled = True
-            return False
-
-        shortage.of, shortage.until = {"a"}, leave
-        assert engine.submit("a", None, call.request)
-        await call.answer()
-        assert (call.kind, shortage.failed, evictions(engine)) == (Kind.OUT_OF_MEMORY, 1, {})
-
-    serving(scene)
+    shortage.of, shortage.until = {"a"}, leave
+    assert engine.submit("a", None, call.request)
+    await call.answer()
+    assert (call.kind, shortage.failed, evictions(engine)) == (Kind.OUT_OF_MEMORY, 1, {})
 
 
-def test_order_is_not_given_up_for_a_second_try(serving, toys, shortage):
+async def test_order_is_not_given_up_for_a_second_try(serving, toys, shortage):
     """A model whose responses keep the order of their requests answers the error: what came after does not wait."""
-
-    async def scene(engine):
+    async with serving(
+        "max_batch_size: 4 dynamic_batching { preserve_ordering: true } instance_group { count: 2 }"
+    ) as engine:
         shortage.of = {"a"}
         assert await asked(engine, toys, 3) is Kind.OUT_OF_MEMORY
         assert (shortage.failed, evictions(engine)) == (1, {})
 
-    serving(scene, "max_batch_size: 4 dynamic_batching { preserve_ordering: true } instance_group { count: 2 }")
 
-
-def test_a_relief_that_fails_is_the_first_error(serving, toys, shortage, monkeypatch, caplog):
+async def test_a_relief_that_fails_is_the_first_error(engine, toys, shortage, monkeypatch, caplog):
     """Whatever goes wrong while room is made, the request is answered: with the error that it had."""
 
-    async def scene(engine):
-        async def broken(name, need, reason):
-            raise RuntimeError("no such thing")
+    async def broken(name, need, reason):
+        raise RuntimeError("no such thing")
 
-        monkeypatch.setattr(engine.cache, "relieve", broken)
-        shortage.of = {"a"}
-        assert await asked(engine, toys, 3) is Kind.OUT_OF_MEMORY
-        assert "no such thing" in caplog.text
-
-    serving(scene)
+    monkeypatch.setattr(engine.cache, "relieve", broken)
+    shortage.of = {"a"}
+    assert await asked(engine, toys, 3) is Kind.OUT_OF_MEMORY
+    assert "no such thing" in caplog.text

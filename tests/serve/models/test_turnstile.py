@@ -161,28 +161,24 @@ def test_what_a_model_refuses_takes_no_place(stages):
     assert first.names == ["b", "f"]
 
 
-def test_who_waits_is_counted_and_told_when_the_ensemble_goes(run, toys):
+async def test_who_waits_is_counted_and_told_when_the_ensemble_goes(toys):
     """Else an unload would have them all executed first, however long that takes."""
-
-    async def main():
-        loop, gate = asyncio.get_running_loop(), toys.Gate()
-        step = Model("step", 1, [("step_0", toys.Scripted(toys.config("step"), gate))], ModelStats(), loop)
-        steps = (EnsembleStep("step", -1, {"x": "x"}, {"y": "y"}),)
-        config = toys.config("whole", ensemble=steps, max_inflight=1)
-        ensemble = EnsembleModel("whole", 1, config, [step], ModelStats(), loop)
-        calls = [toys.Call(number) for number in range(3)]
-        for call in calls:
-            ensemble.submit(call.request)
-        await gate.arrived()
-        assert ensemble.queued == 2
-        ensemble.refuse_waiting()
-        assert [call.kind for call in calls[1:]] == [Kind.UNAVAILABLE] * 2
-        assert ensemble.queued == 0
-        gate.open()
-        assert isinstance(await calls[0].answer(), InferenceResponse)
-        await asyncio.to_thread(step.close)
-
-    run(main())
+    loop, gate = asyncio.get_running_loop(), toys.Gate()
+    step = Model("step", 1, [("step_0", toys.Scripted(toys.config("step"), gate))], ModelStats(), loop)
+    steps = (EnsembleStep("step", -1, {"x": "x"}, {"y": "y"}),)
+    config = toys.config("whole", ensemble=steps, max_inflight=1)
+    ensemble = EnsembleModel("whole", 1, config, [step], ModelStats(), loop)
+    calls = [toys.Call(number) for number in range(3)]
+    for call in calls:
+        ensemble.submit(call.request)
+    await gate.arrived()
+    assert ensemble.queued == 2
+    ensemble.refuse_waiting()
+    assert [call.kind for call in calls[1:]] == [Kind.UNAVAILABLE] * 2
+    assert ensemble.queued == 0
+    gate.open()
+    assert isinstance(await calls[0].answer(), InferenceResponse)
+    await asyncio.to_thread(step.close)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -212,41 +208,35 @@ def test_everybody_is_answered_once(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_ensembles_of_ensembles_whose_clients_ask_again_on_each_answer(run, toys, seed):
+async def test_ensembles_of_ensembles_whose_clients_ask_again_on_each_answer(toys, seed):
     """All are answered, whatever is made of what, and whoever leaves: nobody waits for who waits for it."""
     order = random.Random(seed)
+    loop, left, calls = asyncio.get_running_loop(), [100], []
+    leaves = [Model(name, 1, [(f"{name}_0", toys.Scripted(toys.config(name)))], ModelStats(), loop) for name in "abc"]
+    wholes = []
+    for name in ("inner", "middle", "outer"):
+        parts = order.choices([*leaves, *wholes], k=order.randint(1, 3))
+        tensors = ["x", *(f"behind_{place}" for place in range(1, len(parts))), "y"]
+        steps = tuple(
+            EnsembleStep(part.name, -1, {"x": tensors[place]}, {"y": tensors[place + 1]})
+            for place, part in enumerate(parts)
+        )
+        config = toys.config(name, ensemble=steps, max_inflight=order.choice([0, 1, 1, 2]))
+        wholes.append(EnsembleModel(name, 1, config, parts, ModelStats(), loop))
 
-    async def main():
-        loop, left, calls = asyncio.get_running_loop(), [100], []
-        leaves = [
-            Model(name, 1, [(f"{name}_0", toys.Scripted(toys.config(name)))], ModelStats(), loop) for name in "abc"
-        ]
-        wholes = []
-        for name in ("inner", "middle", "outer"):
-            parts = order.choices([*leaves, *wholes], k=order.randint(1, 3))
-            tensors = ["x", *(f"behind_{place}" for place in range(1, len(parts))), "y"]
-            steps = tuple(
-                EnsembleStep(part.name, -1, {"x": tensors[place]}, {"y": tensors[place + 1]})
-                for place, part in enumerate(parts)
-            )
-            config = toys.config(name, ensemble=steps, max_inflight=order.choice([0, 1, 1, 2]))
-            wholes.append(EnsembleModel(name, 1, config, parts, ModelStats(), loop))
+    def ask(_answered=None):
+        left[0] -= 1
+        if left[0] >= 0:
+            calls.append(toys.Call(1, on_answer=ask))
+            order.choice(wholes).submit(calls[-1].request)
+            if not (leaver := order.choice(calls)).request.answered and order.random() < 0.2:
+                leaver.request.cancel()
 
-        def ask(_answered=None):
-            left[0] -= 1
-            if left[0] >= 0:
-                calls.append(toys.Call(1, on_answer=ask))
-                order.choice(wholes).submit(calls[-1].request)
-                if not (leaver := order.choice(calls)).request.answered and order.random() < 0.2:
-                    leaver.request.cancel()
-
-        for _ in range(12):
-            ask()
-        for call in calls:  # which grow meanwhile
-            await call.answer()
-        assert [len(call.answers) for call in calls] == [1] * 100
-        assert {model.outstanding + model.queued for model in (*wholes, *leaves)} == {0}
-        for model in leaves:
-            await asyncio.to_thread(model.close)
-
-    run(main())
+    for _ in range(12):
+        ask()
+    for call in calls:  # which grow meanwhile
+        await call.answer()
+    assert [len(call.answers) for call in calls] == [1] * 100
+    assert {model.outstanding + model.queued for model in (*wholes, *leaves)} == {0}
+    for model in leaves:
+        await asyncio.to_thread(model.close)

@@ -84,81 +84,65 @@ async def product(model, toys, number=3):
     ],
     ids=["default", "all", "latest", "specific"],
 )
-def test_the_version_policy_says_which_versions_execute(
-    run, toys, tmp_path, write_repository_model, policy, served, latest
+async def test_the_version_policy_says_which_versions_execute(
+    toys, tmp_path, write_repository_model, policy, served, latest
 ):
     """Each selected version executes its own file; a request that names none gets the latest of them."""
-
-    async def main():
-        folder = write_repository_model(tmp_path / "m", policy, versions=(1, 2, 3))
-        async with serving(InRepository(folder)) as resident:
-            assert sorted(resident.versions) == served
-            for version in served:
-                assert await product(resident.version(version), toys) == 3 * (version + 1)
-            assert resident.version(None).version == latest
-            for unknown in (0, 9):
-                with pytest.raises(MmeError, match=f"version {unknown} is not found; served versions are") as caught:
-                    resident.version(unknown)
-                assert caught.value.kind is Kind.UNKNOWN_VERSION
-
-    run(main())
+    folder = write_repository_model(tmp_path / "m", policy, versions=(1, 2, 3))
+    async with serving(InRepository(folder)) as resident:
+        assert sorted(resident.versions) == served
+        for version in served:
+            assert await product(resident.version(version), toys) == 3 * (version + 1)
+        assert resident.version(None).version == latest
+        for unknown in (0, 9):
+            with pytest.raises(MmeError, match=f"version {unknown} is not found; served versions are") as caught:
+                resident.version(unknown)
+            assert caught.value.kind is Kind.UNKNOWN_VERSION
 
 
-def test_lanes_on_one_device_share_the_weights(run, toys, tmp_path, write_repository_model, counted):
+async def test_lanes_on_one_device_share_the_weights(toys, tmp_path, write_repository_model, counted):
     """Three instances on the CPU are three lanes over one session, named after their group."""
-
-    async def main():
-        config = "instance_group [ { count: 2 kind: KIND_CPU }, { name: 'more' kind: KIND_CPU } ]"
-        folder = write_repository_model(tmp_path / "m", config)
-        loader = ModelLoader(asyncio.get_running_loop(), {})
-        prepared = loader.prepare("m", InRepository(folder), lambda: False)
-        assert prepared.lanes == [("m_0_0", CPU), ("m_0_1", CPU), ("more_0", CPU)]
-        async with serving(InRepository(folder)) as resident:
-            assert counted.loaded == 1
-            assert [lane.name for lane in resident.latest._lanes] == ["m_0_0", "m_0_1", "more_0"]
-            assert await product(resident.latest, toys) == 6
-        assert (counted.loaded, counted.closed) == (1, 1)
-
-    run(main())
+    config = "instance_group [ { count: 2 kind: KIND_CPU }, { name: 'more' kind: KIND_CPU } ]"
+    folder = write_repository_model(tmp_path / "m", config)
+    loader = ModelLoader(asyncio.get_running_loop(), {})
+    prepared = loader.prepare("m", InRepository(folder), lambda: False)
+    assert prepared.lanes == [("m_0_0", CPU), ("m_0_1", CPU), ("more_0", CPU)]
+    async with serving(InRepository(folder)) as resident:
+        assert counted.loaded == 1
+        assert [lane.name for lane in resident.latest._lanes] == ["m_0_0", "m_0_1", "more_0"]
+        assert await product(resident.latest, toys) == 6
+    assert (counted.loaded, counted.closed) == (1, 1)
 
 
-def test_a_footprint_is_never_less_than_the_file(run, tmp_path, write_repository_model):
+async def test_a_footprint_is_never_less_than_the_file(tmp_path, write_repository_model):
     """The estimate is the file's size times the handler's factor; what is measured is at least the file's size."""
-
-    async def main():
-        folder = write_repository_model(tmp_path / "m", weights=4_000_000)
-        size = (folder / "1" / "model.onnx").stat().st_size
-        loader = ModelLoader(asyncio.get_running_loop(), {})
-        prepared = loader.prepare("m", InRepository(folder), lambda: False)
-        assert prepared.estimate == Footprint(int(size * onnx.OnnxHandler.estimate_factor))
-        assert prepared.download_ns == 0
-        resident, footprint = loaded(loader, InRepository(folder))
-        assert size <= footprint.host
-        assert footprint.device == 0
-        await asyncio.to_thread(resident.close)
-
-    run(main())
+    folder = write_repository_model(tmp_path / "m", weights=4_000_000)
+    size = (folder / "1" / "model.onnx").stat().st_size
+    loader = ModelLoader(asyncio.get_running_loop(), {})
+    prepared = loader.prepare("m", InRepository(folder), lambda: False)
+    assert prepared.estimate == Footprint(int(size * onnx.OnnxHandler.estimate_factor))
+    assert prepared.download_ns == 0
+    resident, footprint = loaded(loader, InRepository(folder))
+    assert size <= footprint.host
+    assert footprint.device == 0
+    await asyncio.to_thread(resident.close)
 
 
 @pytest.mark.parametrize(("placement", "alone"), [("inline", True), ("process", False)])
-def test_what_is_measured_by_this_process_is_loaded_alone(run, tmp_path, write_repository_model, placement, alone):
+async def test_what_is_measured_by_this_process_is_loaded_alone(tmp_path, write_repository_model, placement, alone):
     """A model in a process of its own tells what it takes; others could not be told apart."""
-
-    async def main():
-        config = f'parameters {{ key: "MME_PLACEMENT" value {{ string_value: "{placement}" }} }}'
-        folder = write_repository_model(tmp_path / "m", config)
-        prepared = ModelLoader(asyncio.get_running_loop(), {}).prepare("m", InRepository(folder), lambda: False)
-        assert prepared.alone is alone
-        assert replace(prepared, lanes=[("m_0", Device("gpu", 0))]).alone
-        inline = replace(prepared, placement=Placement.INLINE)
-        assert replace(prepared, members=(inline,)).alone
-
-    run(main())
+    config = f'parameters {{ key: "MME_PLACEMENT" value {{ string_value: "{placement}" }} }}'
+    folder = write_repository_model(tmp_path / "m", config)
+    prepared = ModelLoader(asyncio.get_running_loop(), {}).prepare("m", InRepository(folder), lambda: False)
+    assert prepared.alone is alone
+    assert replace(prepared, lanes=[("m_0", Device("gpu", 0))]).alone
+    inline = replace(prepared, placement=Placement.INLINE)
+    assert replace(prepared, members=(inline,)).alone
 
 
 @pytest.mark.parametrize("often", ["batch_size: 1 count: 4000000000", "batch_size: 4000000000"])
-def test_a_load_that_nobody_wants_any_more_stops_between_warm_up_executions(
-    often, run, tmp_path, write_repository_model, counted
+async def test_a_load_that_nobody_wants_any_more_stops_between_warm_up_executions(
+    often, tmp_path, write_repository_model, counted
 ):
     """A model that takes for ever to warm up could never be loaded again, and kept a processor busy for good."""
     tensors = "".join(
@@ -166,86 +150,66 @@ def test_a_load_that_nobody_wants_any_more_stops_between_warm_up_executions(
         for what, name in (("input", "x"), ("output", "y"))
     )
     sample = f'{often} inputs {{ key: "x" value: {{ data_type: TYPE_FP32 dims: [ 1, 2 ] zero_data: true }} }}'
-
-    async def main():
-        folder = write_repository_model(tmp_path / "m", f'{tensors}model_warmup {{ name: "w" {sample} }}')
-        loader = ModelLoader(asyncio.get_running_loop(), {})
-        prepared = loader.prepare("m", InRepository(folder), lambda: False)
-        asked = itertools.count()
-        with pytest.raises(MmeError) as caught:
-            loader.load(prepared, lambda: next(asked) > 5)
-        assert caught.value.kind is Kind.CANCELLED
-        assert (counted.loaded, counted.closed) == (1, 1)
-
-    run(main())
+    folder = write_repository_model(tmp_path / "m", f'{tensors}model_warmup {{ name: "w" {sample} }}')
+    loader = ModelLoader(asyncio.get_running_loop(), {})
+    prepared = loader.prepare("m", InRepository(folder), lambda: False)
+    asked = itertools.count()
+    with pytest.raises(MmeError) as caught:
+        loader.load(prepared, lambda: next(asked) > 5)
+    assert caught.value.kind is Kind.CANCELLED
+    assert (counted.loaded, counted.closed) == (1, 1)
 
 
-def test_a_load_that_nobody_wants_any_more_stops_between_versions(run, tmp_path, write_repository_model, counted):
+async def test_a_load_that_nobody_wants_any_more_stops_between_versions(tmp_path, write_repository_model, counted):
     """What was loaded by then is closed."""
-
-    async def main():
-        folder = write_repository_model(tmp_path / "m", "version_policy { all {} }", versions=(1, 2, 3))
-        loader = ModelLoader(asyncio.get_running_loop(), {})
-        prepared = loader.prepare("m", InRepository(folder), lambda: False)
-        with pytest.raises(MmeError) as caught:
-            loader.load(prepared, lambda: counted.loaded == 2)
-        assert caught.value.kind is Kind.CANCELLED
-        assert (counted.loaded, counted.closed) == (2, 2)
-
-    run(main())
+    folder = write_repository_model(tmp_path / "m", "version_policy { all {} }", versions=(1, 2, 3))
+    loader = ModelLoader(asyncio.get_running_loop(), {})
+    prepared = loader.prepare("m", InRepository(folder), lambda: False)
+    with pytest.raises(MmeError) as caught:
+        loader.load(prepared, lambda: counted.loaded == 2)
+    assert caught.value.kind is Kind.CANCELLED
+    assert (counted.loaded, counted.closed) == (2, 2)
 
 
-def test_what_was_measured_is_expected_next_time(run, tmp_path, write_repository_model):
+async def test_what_was_measured_is_expected_next_time(tmp_path, write_repository_model):
     """The same files are expected to take what they took, wherever they lie; changed ones are strangers again."""
-
-    async def main():
-        folder = write_repository_model(tmp_path / "a" / "m", weights=2_000_000)
-        loader = ModelLoader(asyncio.get_running_loop(), {})
-        resident, footprint = loaded(loader, InRepository(folder))
-        await asyncio.to_thread(resident.close)
-        moved = folder.rename(tmp_path / "m")
-        same = loader.prepare("m", InRepository(moved), lambda: False)
-        assert same.estimate == footprint
-        assert loader.prepare("other", Unpacked(tmp_path / "m", "anything"), lambda: False).estimate == footprint
-        (moved / "config.pbtxt").write_text("max_batch_size: 0")
-        assert loader.prepare("m", InRepository(moved), lambda: False).identity != same.identity
-
-    run(main())
+    folder = write_repository_model(tmp_path / "a" / "m", weights=2_000_000)
+    loader = ModelLoader(asyncio.get_running_loop(), {})
+    resident, footprint = loaded(loader, InRepository(folder))
+    await asyncio.to_thread(resident.close)
+    moved = folder.rename(tmp_path / "m")
+    same = loader.prepare("m", InRepository(moved), lambda: False)
+    assert same.estimate == footprint
+    assert loader.prepare("other", Unpacked(tmp_path / "m", "anything"), lambda: False).estimate == footprint
+    (moved / "config.pbtxt").write_text("max_batch_size: 0")
+    assert loader.prepare("m", InRepository(moved), lambda: False).identity != same.identity
 
 
-def test_the_same_archive_run_elsewhere_is_another_thing(run, tmp_path, write_repository_model):
+async def test_the_same_archive_run_elsewhere_is_another_thing(tmp_path, write_repository_model):
     """What a model takes in one instance says nothing of two instances in processes of their own."""
-
-    async def main():
-        folder = write_repository_model(tmp_path / "m", "instance_group { count: 1 }")
-        loader = ModelLoader(asyncio.get_running_loop(), {})
-        one = loader.prepare("m", InRepository(folder), lambda: False)
-        (folder / "config.pbtxt").write_text("instance_group { count: 2 }")
-        two = loader.prepare("m", InRepository(folder), lambda: False)
-        assert one.identity.split()[1:] == ["inline", "cpu"]
-        assert two.identity.split()[1:] == ["inline", "cpu,cpu"]
-
-    run(main())
+    folder = write_repository_model(tmp_path / "m", "instance_group { count: 1 }")
+    loader = ModelLoader(asyncio.get_running_loop(), {})
+    one = loader.prepare("m", InRepository(folder), lambda: False)
+    (folder / "config.pbtxt").write_text("instance_group { count: 2 }")
+    two = loader.prepare("m", InRepository(folder), lambda: False)
+    assert one.identity.split()[1:] == ["inline", "cpu"]
+    assert two.identity.split()[1:] == ["inline", "cpu,cpu"]
 
 
 @pytest.mark.parametrize(("text", "pinned"), [("", False), ("true", True), (" True", True), ("false", False)])
-def test_a_model_may_ask_to_stay_in_memory(run, tmp_path, write_repository_model, text, pinned, caplog):
+async def test_a_model_may_ask_to_stay_in_memory(tmp_path, write_repository_model, text, pinned, caplog):
     """The parameter MME_PIN of its configuration pins a model, and is not taken for one of the framework's."""
-
-    async def main():
-        config = f'parameters {{ key: "MME_PIN" value {{ string_value: "{text}" }} }}' if text else ""
-        folder = write_repository_model(tmp_path / "m", config)
-        loader = ModelLoader(asyncio.get_running_loop(), {})
-        prepared = loader.prepare("m", InRepository(folder), lambda: False)
-        assert prepared.pinned is pinned
-        resident, _ = loader.load(prepared)
-        await asyncio.to_thread(resident.close)
-
-    run(main())
+    config = f'parameters {{ key: "MME_PIN" value {{ string_value: "{text}" }} }}' if text else ""
+    folder = write_repository_model(tmp_path / "m", config)
+    loader = ModelLoader(asyncio.get_running_loop(), {})
+    prepared = loader.prepare("m", InRepository(folder), lambda: False)
+    assert prepared.pinned is pinned
+    resident, _ = loader.load(prepared)
+    await asyncio.to_thread(resident.close)
     assert caplog.records == []
 
 
-def test_an_ensemble_may_ask_to_stay_in_memory(run, tmp_path, write_repository_model):
+async def test_an_ensemble_may_ask_to_stay_in_memory(tmp_path, write_repository_model):
     """By its own configuration, as any other model."""
     write_repository_model(tmp_path / "part")
     whole = tmp_path / "whole"
@@ -257,51 +221,39 @@ def test_an_ensemble_may_ask_to_stay_in_memory(run, tmp_path, write_repository_m
         f'ensemble_scheduling {{ step {{ model_name: "part" model_version: -1 {maps} }} }} '
         'parameters { key: "MME_PIN" value { string_value: "true" } }'
     )
-
-    async def main():
-        loader = ModelLoader(asyncio.get_running_loop(), {})
-        assert loader.prepare("whole", InRepository(whole), lambda: False).pinned
-
-    run(main())
+    loader = ModelLoader(asyncio.get_running_loop(), {})
+    assert loader.prepare("whole", InRepository(whole), lambda: False).pinned
 
 
-def test_a_model_whose_parameters_or_configuration_are_called_otherwise_is_loaded(
-    run, tmp_path, write_repository_model, caplog
+async def test_a_model_whose_parameters_or_configuration_are_called_otherwise_is_loaded(
+    tmp_path, write_repository_model, caplog
 ):
     """The log tells what does not count, once."""
-
-    async def main():
-        mistyped = write_repository_model(
-            tmp_path / "mistyped", 'parameters { key: "MME_PINN" value { string_value: "true" } }'
-        )
-        misnamed = write_repository_model(tmp_path / "misnamed")
-        (misnamed / "config.pbtxt.txt").write_text("max_batch_size: 8")
-        loader = ModelLoader(asyncio.get_running_loop(), {})
-        for path in (mistyped, misnamed) * 2:
-            assert not loader.prepare(path.name, InRepository(path), lambda: False).pinned
-
-    run(main())
+    mistyped = write_repository_model(
+        tmp_path / "mistyped", 'parameters { key: "MME_PINN" value { string_value: "true" } }'
+    )
+    misnamed = write_repository_model(tmp_path / "misnamed")
+    (misnamed / "config.pbtxt.txt").write_text("max_batch_size: 8")
+    loader = ModelLoader(asyncio.get_running_loop(), {})
+    for path in (mistyped, misnamed) * 2:
+        assert not loader.prepare(path.name, InRepository(path), lambda: False).pinned
     assert [record.getMessage() for record in caplog.records if record.name == "mme.load"] == [
         "parameter 'MME_PINN' means nothing to the server; did you mean MME_PIN?",
         "model 'misnamed': config.pbtxt.txt is not read: rename it to config.pbtxt",
     ]
 
 
-def test_a_pin_that_is_neither_true_nor_false_is_refused(run, tmp_path, write_repository_model):
+async def test_a_pin_that_is_neither_true_nor_false_is_refused(tmp_path, write_repository_model):
     """The sentence names the model, the parameter and what it may be."""
-
-    async def main():
-        config = 'parameters { key: "MME_PIN" value { string_value: "yes" } }'
-        source = InRepository(write_repository_model(tmp_path / "m", config))
-        loader = ModelLoader(asyncio.get_running_loop(), {})
-        with pytest.raises(MmeError, match="model 'm': parameter 'MME_PIN' must be 'true' or 'false', got 'yes'") as no:
-            loader.prepare("m", source, lambda: False)
-        assert no.value.kind is Kind.INVALID_MODEL
-
-    run(main())
+    config = 'parameters { key: "MME_PIN" value { string_value: "yes" } }'
+    source = InRepository(write_repository_model(tmp_path / "m", config))
+    loader = ModelLoader(asyncio.get_running_loop(), {})
+    with pytest.raises(MmeError, match="model 'm': parameter 'MME_PIN' must be 'true' or 'false', got 'yes'") as no:
+        loader.prepare("m", source, lambda: False)
+    assert no.value.kind is Kind.INVALID_MODEL
 
 
-def test_what_loading_needs_for_a_while_is_not_the_models(run, tmp_path, write_repository_model, monkeypatch):
+async def test_what_loading_needs_for_a_while_is_not_the_models(tmp_path, write_repository_model, monkeypatch):
     """Memory that a load freed again, and that the allocator still holds, does not count as the model's."""
     load = onnx.OnnxHandler.load
 
@@ -312,51 +264,39 @@ def test_what_loading_needs_for_a_while_is_not_the_models(run, tmp_path, write_r
         return handler
 
     monkeypatch.setattr(onnx.OnnxHandler, "load", staticmethod(wasteful))
+    source = InRepository(write_repository_model(tmp_path / "m"))
+    loader = ModelLoader(asyncio.get_running_loop(), {})
+    resident, footprint = await asyncio.to_thread(loaded, loader, source)
+    assert footprint.host < 32_000_000
+    await asyncio.to_thread(resident.close)
 
-    async def main():
-        source = InRepository(write_repository_model(tmp_path / "m"))
-        loader = ModelLoader(asyncio.get_running_loop(), {})
-        resident, footprint = await asyncio.to_thread(loaded, loader, source)
-        assert footprint.host < 32_000_000
+
+async def test_counters_outlive_the_model(toys, tmp_path, write_repository_model):
+    """A model loaded anew goes on counting where it left."""
+    source = InRepository(write_repository_model(tmp_path / "m"))
+    stats = {}
+    loader = ModelLoader(asyncio.get_running_loop(), stats)
+    for round_ in (1, 2):
+        resident, _ = loaded(loader, source)
+        await product(resident.latest, toys)
+        assert stats["m", 1].success.count == round_
         await asyncio.to_thread(resident.close)
 
-    run(main())
 
-
-def test_counters_outlive_the_model(run, toys, tmp_path, write_repository_model):
-    """A model loaded anew goes on counting where it left."""
-
-    async def main():
-        source = InRepository(write_repository_model(tmp_path / "m"))
-        stats = {}
-        loader = ModelLoader(asyncio.get_running_loop(), stats)
-        for round_ in (1, 2):
-            resident, _ = loaded(loader, source)
-            await product(resident.latest, toys)
-            assert stats["m", 1].success.count == round_
-            await asyncio.to_thread(resident.close)
-
-    run(main())
-
-
-def test_a_version_that_fails_takes_the_loaded_ones_with_it(run, tmp_path, write_repository_model, counted):
+async def test_a_version_that_fails_takes_the_loaded_ones_with_it(tmp_path, write_repository_model, counted):
     """If the second version does not load, the first is closed and the error is the second's own."""
-
-    async def main():
-        folder = write_repository_model(tmp_path / "m", "version_policy { all {} }", versions=(1, 2))
-        (folder / "2" / "model.onnx").write_bytes(b"no graph")
-        loader = ModelLoader(asyncio.get_running_loop(), {})
-        prepared = loader.prepare("m", InRepository(folder), lambda: False)
-        with pytest.raises(MmeError, match="ONNX Runtime can't load model 'm'") as caught:
-            loader.load(prepared)
-        assert caught.value.kind is Kind.INVALID_MODEL
-        assert (counted.loaded, counted.closed) == (1, 1)
-        assert not loader.scales._lock.locked()
-
-    run(main())
+    folder = write_repository_model(tmp_path / "m", "version_policy { all {} }", versions=(1, 2))
+    (folder / "2" / "model.onnx").write_bytes(b"no graph")
+    loader = ModelLoader(asyncio.get_running_loop(), {})
+    prepared = loader.prepare("m", InRepository(folder), lambda: False)
+    with pytest.raises(MmeError, match="ONNX Runtime can't load model 'm'") as caught:
+        loader.load(prepared)
+    assert caught.value.kind is Kind.INVALID_MODEL
+    assert (counted.loaded, counted.closed) == (1, 1)
+    assert not loader.scales._lock.locked()
 
 
-def test_what_can_not_be_measured_is_closed(run, tmp_path, write_repository_model, counted, monkeypatch):
+async def test_what_can_not_be_measured_is_closed(tmp_path, write_repository_model, counted, monkeypatch):
     """A load that went well and whose memory can't be told ends with that error, and holds nothing."""
     taken = measuring._memory_taken
 
@@ -366,37 +306,29 @@ def test_what_can_not_be_measured_is_closed(run, tmp_path, write_repository_mode
         return taken()
 
     monkeypatch.setattr(measuring, "_memory_taken", out_of_descriptors)
-
-    async def main():
-        loader = ModelLoader(asyncio.get_running_loop(), {})
-        prepared = loader.prepare("m", InRepository(write_repository_model(tmp_path / "m")), lambda: False)
-        with pytest.raises(OSError, match="Too many open files"):
-            loader.load(prepared)
-        assert (counted.loaded, counted.closed) == (1, 1)
-        assert not loader.scales._lock.locked()
-
-    run(main())
+    loader = ModelLoader(asyncio.get_running_loop(), {})
+    prepared = loader.prepare("m", InRepository(write_repository_model(tmp_path / "m")), lambda: False)
+    with pytest.raises(OSError, match="Too many open files"):
+        loader.load(prepared)
+    assert (counted.loaded, counted.closed) == (1, 1)
+    assert not loader.scales._lock.locked()
 
 
-def test_a_handler_that_fails_in_its_warm_up_is_closed(run, tmp_path, write_repository_model, counted, monkeypatch):
+async def test_a_handler_that_fails_in_its_warm_up_is_closed(tmp_path, write_repository_model, counted, monkeypatch):
     """What no handler should raise ends the load, and the memory that was taken by then is given back."""
 
     def fail(self, inputs, outputs):
         raise RuntimeError("no handler should")
 
     monkeypatch.setattr(onnx.OnnxHandler, "execute", fail)
-
-    async def main():
-        loader = ModelLoader(asyncio.get_running_loop(), {})
-        prepared = loader.prepare("m", InRepository(write_repository_model(tmp_path / "m")), lambda: False)
-        with pytest.raises(RuntimeError, match="no handler should"):
-            loader.load(prepared)
-        assert (counted.loaded, counted.closed) == (1, 1)
-
-    run(main())
+    loader = ModelLoader(asyncio.get_running_loop(), {})
+    prepared = loader.prepare("m", InRepository(write_repository_model(tmp_path / "m")), lambda: False)
+    with pytest.raises(RuntimeError, match="no handler should"):
+        loader.load(prepared)
+    assert (counted.loaded, counted.closed) == (1, 1)
 
 
-def test_a_model_that_refuses_zeros_is_served(run, toys, tmp_path, write_repository_model, monkeypatch):
+async def test_a_model_that_refuses_zeros_is_served(toys, tmp_path, write_repository_model, monkeypatch):
     """A warm-up that fails is no reason to refuse the model."""
     execute = onnx.OnnxHandler.execute
 
@@ -406,15 +338,11 @@ def test_a_model_that_refuses_zeros_is_served(run, toys, tmp_path, write_reposit
         return execute(self, inputs, outputs)
 
     monkeypatch.setattr(onnx.OnnxHandler, "execute", picky)
-
-    async def main():
-        async with serving(InRepository(write_repository_model(tmp_path / "m"))) as resident:
-            assert await product(resident.latest, toys) == 6
-
-    run(main())
+    async with serving(InRepository(write_repository_model(tmp_path / "m"))) as resident:
+        assert await product(resident.latest, toys) == 6
 
 
-def test_the_handler_is_warm_before_its_first_request(run, toys, tmp_path, write_repository_model, monkeypatch):
+async def test_the_handler_is_warm_before_its_first_request(toys, tmp_path, write_repository_model, monkeypatch):
     """Each device's handler executes zeros once for its load, and handlers of foreign code do not."""
     seen = []
     execute = onnx.OnnxHandler.execute
@@ -424,60 +352,49 @@ def test_the_handler_is_warm_before_its_first_request(run, toys, tmp_path, write
         return execute(self, inputs, outputs)
 
     monkeypatch.setattr(onnx.OnnxHandler, "execute", noting)
-
-    async def main():
-        source = InRepository(write_repository_model(tmp_path / "m"))
-        async with serving(source):
-            assert seen == [[[0, 0]]]
-        monkeypatch.setattr(onnx.OnnxHandler, "inline", False)
-        async with serving(source):
-            assert len(seen) == 1
-
-    run(main())
+    source = InRepository(write_repository_model(tmp_path / "m"))
+    async with serving(source):
+        assert seen == [[[0, 0]]]
+    monkeypatch.setattr(onnx.OnnxHandler, "inline", False)
+    async with serving(source):
+        assert len(seen) == 1
 
 
-def test_closing_closes_every_version_though_one_raises(run, toys):
+async def test_closing_closes_every_version_though_one_raises(toys):
     """The error of one version's handler does not keep another version in memory."""
 
-    async def main():
-        class Broken(toys.Scripted):
-            def close(self):
-                super().close()
-                raise OSError("stuck")
+    class Broken(toys.Scripted):
+        def close(self):
+            super().close()
+            raise OSError("stuck")
 
-        handlers = [Broken(toys.config()), toys.Scripted(toys.config()), Broken(toys.config())]
-        loop = asyncio.get_running_loop()
-        versions = {
-            number: Model("m", number, [(f"m_{number}", handler)], ModelStats(), loop)
-            for number, handler in enumerate(handlers, 1)
-        }
-        resident = Target("m", versions)
-        assert repr(resident) == "<Target m: versions [1, 2, 3]>"
-        resident.start()
-        with pytest.raises(OSError, match="stuck"):
-            await asyncio.to_thread(resident.close)
-        assert [handler.closed for handler in handlers] == [1, 1, 1]
-
-    run(main())
+    handlers = [Broken(toys.config()), toys.Scripted(toys.config()), Broken(toys.config())]
+    loop = asyncio.get_running_loop()
+    versions = {
+        number: Model("m", number, [(f"m_{number}", handler)], ModelStats(), loop)
+        for number, handler in enumerate(handlers, 1)
+    }
+    resident = Target("m", versions)
+    assert repr(resident) == "<Target m: versions [1, 2, 3]>"
+    resident.start()
+    with pytest.raises(OSError, match="stuck"):
+        await asyncio.to_thread(resident.close)
+    assert [handler.closed for handler in handlers] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("source", [InRepository, lambda path: Unpacked(path, str(path))], ids=["repository", "folder"])
-def test_a_model_for_another_backend_is_refused_before_memory_is_asked_for(run, tmp_path, source):
+async def test_a_model_for_another_backend_is_refused_before_memory_is_asked_for(tmp_path, source):
     """`prepare` says that it is none."""
-
-    async def main():
-        (tmp_path / "m" / "1").mkdir(parents=True)
-        (tmp_path / "m" / "1" / "model.plan").write_bytes(b"")
-        (tmp_path / "m" / "config.pbtxt").write_text('platform: "no_such_thing"')
-        with pytest.raises(MmeError) as caught:
-            ModelLoader(asyncio.get_running_loop(), {}).prepare("m", source(tmp_path / "m"), lambda: False)
-        assert caught.value.kind is Kind.INVALID_MODEL
-
-    run(main())
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.plan").write_bytes(b"")
+    (tmp_path / "m" / "config.pbtxt").write_text('platform: "no_such_thing"')
+    with pytest.raises(MmeError) as caught:
+        ModelLoader(asyncio.get_running_loop(), {}).prepare("m", source(tmp_path / "m"), lambda: False)
+    assert caught.value.kind is Kind.INVALID_MODEL
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a priority")
-def test_threads_of_a_framework_get_their_priority_back_and_loaders_do_not(run):
+def test_threads_of_a_framework_get_their_priority_back_and_loaders_do_not():
     """After a load, what a framework started runs at full priority; another load thread that began meanwhile stays."""
     before = threads()
     nice = {}

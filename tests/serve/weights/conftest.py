@@ -9,21 +9,17 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from model_handlers import heap
-from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
 from model_handlers.onnx.runtime import onnx_runtime
 from model_handlers.tensor import FP32
-from serve.engine import Engine
-from serve.engine_options import EngineOptions
 from serve.request import InferenceRequest, Layout
 from serve.weights import heat, tiering
 from serve.weights.mode import Tier
-from tests.serve.integrity import check_integrity
+from tests.serve.engines import PLENTY, engine_of
 from tests.waiting import until
 
 SIDE = 1024
 BACKBONE = SIDE * SIDE * 4 + SIDE * SIDE // 2 * 4  # bytes of the two matrices
-PLENTY = Footprint(1 << 30)
 
 
 def matrix(seed, columns=SIDE):
@@ -105,20 +101,6 @@ class Served:
 
 
 @pytest.fixture
-def run():
-    """Runs a coroutine; what waits for a process that others let wait gets time."""
-
-    def run(main):
-        async def guarded():
-            async with asyncio.timeout(60):
-                return await main
-
-        return asyncio.run(guarded())
-
-    return run
-
-
-@pytest.fixture
 def serving(tmp_path):
     """An engine over the models below `tmp_path`/models; closed and audited afterwards."""
     heap.return_large_blocks()  # as the server does
@@ -127,14 +109,8 @@ def serving(tmp_path):
     @contextlib.asynccontextmanager
     async def serving(budget=PLENTY, **options):
         options.setdefault("repository", tmp_path / "models")
-        engine = Engine(EngineOptions(budget, tmp_path / "cache", **options), asyncio.get_running_loop())
-        try:
+        async with engine_of(tmp_path, budget, **options) as engine:
             yield Served(engine)
-        finally:
-            await engine.close()
-        check_integrity(engine.cache)
-        assert engine.cache.room.used() == Footprint()
-        assert engine.cache.room.reserved == Footprint()
         assert repr(engine.cache.shared) == "<SharedBytes 0 models map 0.0 MB>"
         assert [path.name for path in tmp_path.rglob(".staging-*")] == []
 
@@ -171,8 +147,3 @@ def settings():
         head = (SIDE // 2) ** 2 * 4
 
     return Numbers
-
-
-@pytest.fixture(name="until")
-def _until():
-    return until
