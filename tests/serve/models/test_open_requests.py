@@ -18,7 +18,8 @@ from serve.models.model import Model
 from serve.models.open_request import Posts
 from serve.request import InferenceResponse
 from serve.stats import ModelStats
-from tests.waiting import PATIENCE
+from tests.event_loop import run_on_loop
+from tests.waiting import PATIENCE, until
 
 
 class Talks(Handler):
@@ -195,7 +196,7 @@ def is_ended(events, returned, *, decoupled):
 @pytest.mark.parametrize("decoupled", [True, False], ids=["decoupled", "once"])
 @pytest.mark.parametrize("returned", RETURNED)
 @pytest.mark.parametrize("said", [(), ("respond",), ("respond", "final"), ("last",), ("respond", "fail")], ids=str)
-def test_every_order(run, toys, said, returned, decoupled):
+async def test_every_order(toys, said, returned, decoupled):
     """Of what it says, the batch's answer, the client's leaving and an unload: one end, one count, one end of lease."""
 
     async def one(order):
@@ -211,60 +212,49 @@ def test_every_order(run, toys, said, returned, decoupled):
             audit(model, [stage.client])
             return stage.client.got
 
-    async def main():
-        for order in itertools.permutations((*said, "batch", "cancel", "unload")):
-            spoken = [event for event in order if event in said]
-            if spoken != list(said):
-                continue  # a model says its last last
-            got = await one(order)
-            responses = [event for event, _ in got if event == "response"]
-            assert len(responses) <= (len(said) + 1 if decoupled else 0)
-
-    run(main())
+    for order in itertools.permutations((*said, "batch", "cancel", "unload")):
+        spoken = [event for event in order if event in said]
+        if spoken != list(said):
+            continue  # a model says its last last
+        got = await one(order)
+        responses = [event for event, _ in got if event == "response"]
+        assert len(responses) <= (len(said) + 1 if decoupled else 0)
 
 
 @pytest.mark.parametrize("takes", [True, False])
-def test_an_error_that_others_may_follow(run, toys, takes):
+async def test_an_error_that_others_may_follow(toys, takes):
     """Is handed over as responses are, to who takes several errors; to others it is the end, which the model hears."""
-
-    async def main():
-        async with serving(toys) as (model, handler):
-            stage = Stage(toys, model, handler, "None")
-            if takes:
-                stage.client.request.on_error = lambda _, error: stage.client.got.append(("error", error))
-            await stage.begin()
-            for event in ("batch", "respond", "fail"):
-                await stage.happen(event)
-            assert (stage.client.ends, handler.requests[0].responder.is_cancelled()) == (not takes, not takes)
-            for event in ("respond", "final"):
-                await stage.happen(event)
-            kinds = [kind for kind, _ in stage.client.got]
-            assert kinds == (["response", "error", "response", "end"] if takes else ["response", "end"])
-            assert isinstance(stage.client.got[-1][1], MmeError) is not takes
-            assert (model.outstanding, model.stats.success.count) == (0, int(takes))
-
-    run(main())
+    async with serving(toys) as (model, handler):
+        stage = Stage(toys, model, handler, "None")
+        if takes:
+            stage.client.request.on_error = lambda _, error: stage.client.got.append(("error", error))
+        await stage.begin()
+        for event in ("batch", "respond", "fail"):
+            await stage.happen(event)
+        assert (stage.client.ends, handler.requests[0].responder.is_cancelled()) == (not takes, not takes)
+        for event in ("respond", "final"):
+            await stage.happen(event)
+        kinds = [kind for kind, _ in stage.client.got]
+        assert kinds == (["response", "error", "response", "end"] if takes else ["response", "end"])
+        assert isinstance(stage.client.got[-1][1], MmeError) is not takes
+        assert (model.outstanding, model.stats.success.count) == (0, int(takes))
 
 
-def test_the_first_end_counts(run, toys):
+async def test_the_first_end_counts(toys):
     """What a model says unasked before its batch is answered comes first, and is not undone by the batch's answer."""
-
-    async def main():
-        for returned in RETURNED:
-            async with serving(toys) as (model, handler):
-                stage = Stage(toys, model, handler, returned)
-                await stage.begin()
-                for event in ("respond", "last", "batch"):
-                    await stage.happen(event)
-                audit(model, [stage.client])
-                kinds = [kind for kind, _ in stage.client.got]
-                assert kinds == ["response", "response", "end"]
-                assert stage.client.got[-1][1] is None
-
-    run(main())
+    for returned in RETURNED:
+        async with serving(toys) as (model, handler):
+            stage = Stage(toys, model, handler, returned)
+            await stage.begin()
+            for event in ("respond", "last", "batch"):
+                await stage.happen(event)
+            audit(model, [stage.client])
+            kinds = [kind for kind, _ in stage.client.got]
+            assert kinds == ["response", "response", "end"]
+            assert stage.client.got[-1][1] is None
 
 
-def test_what_was_said_in_the_batch_comes_before_its_error(run, toys):
+async def test_what_was_said_in_the_batch_comes_before_its_error(toys):
     """However much it was: the batch's error is behind it."""
 
     def script(requests):
@@ -272,68 +262,56 @@ def test_what_was_said_in_the_batch_comes_before_its_error(run, toys):
             requests[0].responder.send(response(number), final=False)
         raise MmeError(Kind.EXECUTION_FAILED, "enough")
 
-    async def main():
-        async with serving(toys, script) as (model, _):
-            client = Client(toys)
-            model.submit(client.request)
-            await client.call.answer()
-            audit(model, [client])
-            numbers = [item.outputs[0][2][0, 0] / 2 for kind, item in client.got[:-1]]
-            assert numbers == list(range(2000))
-            assert client.got[-1][1].message == "enough"
-
-    run(main())
+    async with serving(toys, script) as (model, _):
+        client = Client(toys)
+        model.submit(client.request)
+        await client.call.answer()
+        audit(model, [client])
+        numbers = [item.outputs[0][2][0, 0] / 2 for kind, item in client.got[:-1]]
+        assert numbers == list(range(2000))
+        assert client.got[-1][1].message == "enough"
 
 
-def test_a_model_that_is_not_decoupled_answers_once(run, toys):
+async def test_a_model_that_is_not_decoupled_answers_once(toys):
     """Its first response is the answer; a final word without one is an error."""
-
-    async def main():
-        async with serving(toys, lambda requests: [None] * len(requests), decoupled=False) as (model, handler):
-            first, second = Client(toys, 1), Client(toys, 2)
-            model.submit(first.request)
-            model.submit(second.request)
-            while len(handler.requests) < 2:  # noqa: ASYNC110 - a lane's doing
-                await asyncio.sleep(0)
-            handler.requests[0].responder.send(response(1), final=False)
-            handler.requests[0].responder.send(response(5), final=False)
-            handler.requests[1].responder.send(None, final=True)
-            await first.call.answer()
-            await second.call.answer()
-            audit(model, [first, second])
-            assert first.call.kind is None
-            assert second.call.kind is Kind.EXECUTION_FAILED
-
-    run(main())
+    async with serving(toys, lambda requests: [None] * len(requests), decoupled=False) as (model, handler):
+        first, second = Client(toys, 1), Client(toys, 2)
+        model.submit(first.request)
+        model.submit(second.request)
+        while len(handler.requests) < 2:  # noqa: ASYNC110 - a lane's doing
+            await asyncio.sleep(0)
+        handler.requests[0].responder.send(response(1), final=False)
+        handler.requests[0].responder.send(response(5), final=False)
+        handler.requests[1].responder.send(None, final=True)
+        await first.call.answer()
+        await second.call.answer()
+        audit(model, [first, second])
+        assert first.call.kind is None
+        assert second.call.kind is Kind.EXECUTION_FAILED
 
 
 # -- unloading ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_a_response_that_is_none_is_an_error_and_keeps_nobody_from_theirs(run, toys, decoupled):
+async def test_a_response_that_is_none_is_an_error_and_keeps_nobody_from_theirs(toys, decoupled):
     """Code of others may send what is no array; what was posted behind it is handed over all the same."""
-
-    async def main():
-        async with serving(toys, lambda requests: [None] * len(requests), decoupled=decoupled) as (model, handler):
-            clients = [Client(toys), Client(toys)]
-            for number, client in enumerate(clients):
-                model.submit(client.request)
-                while len(model._answers.open) <= number:  # noqa: ASYNC110 - a lane's doing
-                    await asyncio.sleep(0.001)
-            for request, sent in zip(handler.requests, (ModelResponse({"y": [1.0]}), response()), strict=True):
-                request.responder.send(sent, final=True)
-            async with asyncio.timeout(PATIENCE):
-                for client in clients:
-                    await client.call.answer()
-            audit(model, clients)
-            assert clients[0].got[-1][1].kind is Kind.INTERNAL
-            assert not isinstance(clients[1].got[-1][1], MmeError)
-
-    run(main())
+    async with serving(toys, lambda requests: [None] * len(requests), decoupled=decoupled) as (model, handler):
+        clients = [Client(toys), Client(toys)]
+        for number, client in enumerate(clients, 1):
+            model.submit(client.request)
+            await until(lambda number=number: len(model._answers.open) == number)
+        for request, sent in zip(handler.requests, (ModelResponse({"y": [1.0]}), response()), strict=True):
+            request.responder.send(sent, final=True)
+        async with asyncio.timeout(PATIENCE):
+            for client in clients:
+                await client.call.answer()
+        audit(model, clients)
+        assert clients[0].got[-1][1].kind is Kind.INTERNAL
+        assert not isinstance(clients[1].got[-1][1], MmeError)
 
 
-def test_an_unload_ends_what_a_model_leaves_open(run, toys):
+async def test_an_unload_ends_what_a_model_leaves_open(toys):
     """When patience is over each client is told, and the model that its clients left; what it then says is nobody's."""
     told = []
 
@@ -342,49 +320,40 @@ def test_an_unload_ends_what_a_model_leaves_open(run, toys):
             request.responder.when_cancelled(lambda: told.append(True))
         return [None] * len(requests)
 
-    async def main():
-        async with serving(toys, script) as (model, handler):
-            clients = [Client(toys, number) for number in range(3)]
-            for client in clients:
-                model.submit(client.request)
-            while len(model._answers.open) < 3:  # noqa: ASYNC110 - a lane's doing
-                await asyncio.sleep(0)
-            handler.requests[0].responder.send(response(0), final=False)
+    async with serving(toys, script) as (model, handler):
+        clients = [Client(toys, number) for number in range(3)]
+        for client in clients:
+            model.submit(client.request)
+        while len(model._answers.open) < 3:  # noqa: ASYNC110 - a lane's doing
             await asyncio.sleep(0)
-            model.refuse_waiting()
-            assert [client.got[-1][1].kind for client in clients] == [Kind.UNAVAILABLE] * 3
-            assert "is being unloaded" in clients[0].got[-1][1].message
-            for request in handler.requests:
-                request.responder.send(response(1), final=True)
-            await asyncio.sleep(0)
-            audit(model, clients)
-            assert told == [True] * 3
+        handler.requests[0].responder.send(response(0), final=False)
+        await asyncio.sleep(0)
+        model.refuse_waiting()
+        assert [client.got[-1][1].kind for client in clients] == [Kind.UNAVAILABLE] * 3
+        assert "is being unloaded" in clients[0].got[-1][1].message
+        for request in handler.requests:
+            request.responder.send(response(1), final=True)
+        await asyncio.sleep(0)
+        audit(model, clients)
+        assert told == [True] * 3
 
-    run(main())
 
-
-def test_what_is_left_open_after_patience_was_over_is_refused_at_once(run, toys):
+async def test_what_is_left_open_after_patience_was_over_is_refused_at_once(toys):
     """A batch that executes while the model goes does not keep it by requests that it leaves open."""
-
-    async def main():
-        async with serving(toys) as (model, handler):
-            stage = Stage(toys, model, handler, "None")
-            await stage.begin()
-            model.refuse_waiting()
-            assert stage.client.ends == 0
-            await stage.happen("batch")
-            audit(model, [stage.client])
-            assert stage.client.got[-1][1].kind is Kind.UNAVAILABLE
-
-    run(main())
+    async with serving(toys) as (model, handler):
+        stage = Stage(toys, model, handler, "None")
+        await stage.begin()
+        model.refuse_waiting()
+        assert stage.client.ends == 0
+        await stage.happen("batch")
+        audit(model, [stage.client])
+        assert stage.client.got[-1][1].kind is Kind.UNAVAILABLE
 
 
 def test_a_model_that_talks_after_its_loop_is_gone_is_heard_by_nobody(toys):
     """Its thread goes on."""
-    handler = None
 
     async def main():
-        nonlocal handler
         async with serving(toys, lambda requests: [None] * len(requests)) as (model, handler):
             client = Client(toys)
             model.submit(client.request)
@@ -392,9 +361,9 @@ def test_a_model_that_talks_after_its_loop_is_gone_is_heard_by_nobody(toys):
                 await asyncio.sleep(0)
             model.refuse_waiting()
             audit(model, [client])
+        return handler
 
-    asyncio.run(main())
-    handler.requests[0].responder.send(response(), final=True)
+    run_on_loop(main()).requests[0].responder.send(response(), final=True)
 
 
 # -- many at once ------------------------------------------------------------------------------------------------------
@@ -463,100 +432,84 @@ class Chaos:
     batched=st.booleans(),
     unloads=st.booleans(),
 )
-def test_random_models(toys, deeds, cancelled, lanes, decoupled, batched, unloads):
+async def test_random_models(toys, deeds, cancelled, lanes, decoupled, batched, unloads):
     """Requests of every kind, on several lanes and threads, with clients that leave and an unload in the middle."""
-
-    async def main():
-        script = Chaos(deeds, decoupled=decoupled)
-        batching = DynamicBatching((8,)) if batched else None
-        async with serving(toys, script, lanes=lanes, decoupled=decoupled, batching=batching) as (model, _):
-            clients = [Client(toys, number) for number in range(len(deeds))]
-            for number, client in enumerate(clients):
-                model.submit(client.request)
-                if number % 7 == 3:
-                    await asyncio.sleep(0)
-                if number in cancelled:
-                    client.request.cancel()
-            if unloads:
+    script = Chaos(deeds, decoupled=decoupled)
+    batching = DynamicBatching((8,)) if batched else None
+    async with serving(toys, script, lanes=lanes, decoupled=decoupled, batching=batching) as (model, _):
+        clients = [Client(toys, number) for number in range(len(deeds))]
+        for number, client in enumerate(clients):
+            model.submit(client.request)
+            if number % 7 == 3:
                 await asyncio.sleep(0)
-                model.refuse_waiting()
-            async with asyncio.timeout(PATIENCE):
-                await asyncio.gather(*(client.call.answer() for client in clients))
-            for thread in script.threads:
-                await asyncio.to_thread(thread.join)
+            if number in cancelled:
+                client.request.cancel()
+        if unloads:
             await asyncio.sleep(0)
-            audit(model, clients)
-
-    toys.run(main())
+            model.refuse_waiting()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*(client.call.answer() for client in clients))
+        for thread in script.threads:
+            await asyncio.to_thread(thread.join)
+        await asyncio.sleep(0)
+        audit(model, clients)
 
 
 # -- posts -------------------------------------------------------------------------------------------------------------
 
 
-def test_posts_of_many_threads_keep_each_ones_order():
+async def test_posts_of_many_threads_keep_each_ones_order():
     """And everybody else on the loop gets a turn while they come."""
+    came, turns = [], 0
+    posts = Posts(asyncio.get_running_loop(), lambda opened, answer, final: came.append((opened, answer, final)))
 
-    async def main():
-        came, turns = [], 0
-        posts = Posts(asyncio.get_running_loop(), lambda opened, answer, final: came.append((opened, answer, final)))
+    def post(number):
+        for i in range(2000):
+            posts.post(number, i, i == 1999)
 
-        def post(number):
-            for i in range(2000):
-                posts.post(number, i, i == 1999)
-
-        threads = [threading.Thread(target=post, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        async with asyncio.timeout(PATIENCE):
-            while len(came) < 8000:
-                await asyncio.sleep(0)
-                turns += 1
-        for thread in threads:
-            thread.join()
-        for number in range(4):
-            assert [answer for opened, answer, _ in came if opened == number] == list(range(2000))
-        assert turns >= 8000 // 256
-
-    asyncio.run(main())
-
-
-def test_what_the_loop_posts_is_taken_in_its_next_turn():
-    """All of it, behind what threads have posted before: the loop posts no more than it can take."""
-
-    async def main():
-        came, first = [], asyncio.Event()
-        posts = Posts(asyncio.get_running_loop(), lambda opened, *_: (came.append(opened), first.set()))
-        thread = threading.Thread(target=posts.post, args=(0, None, False))
+    threads = [threading.Thread(target=post, args=(number,)) for number in range(4)]
+    for thread in threads:
         thread.start()
-        await asyncio.wait_for(first.wait(), PATIENCE)
+    async with asyncio.timeout(PATIENCE):
+        while len(came) < 8000:
+            await asyncio.sleep(0)
+            turns += 1
+    for thread in threads:
         thread.join()
-        for turn in range(3):
-            for number in range(1000):
-                posts.post(1 + 1000 * turn + number, None, False)
-            await asyncio.sleep(0)
-            assert came == list(range(1 + 1000 * (turn + 1)))
-
-    asyncio.run(main())
+    for number in range(4):
+        assert [answer for opened, answer, _ in came if opened == number] == list(range(2000))
+    assert turns >= 8000 // 256
 
 
-def test_posts_may_be_taken_before_their_turn():
-    """All of them, in order, and then none again."""
-
-    async def main():
-        came = []
-        posts = Posts(asyncio.get_running_loop(), lambda opened, *_: came.append(opened))
+async def test_what_the_loop_posts_is_taken_in_its_next_turn():
+    """All of it, behind what threads have posted before: the loop posts no more than it can take."""
+    came, first = [], asyncio.Event()
+    posts = Posts(asyncio.get_running_loop(), lambda opened, *_: (came.append(opened), first.set()))
+    thread = threading.Thread(target=posts.post, args=(0, None, False))
+    thread.start()
+    await asyncio.wait_for(first.wait(), PATIENCE)
+    thread.join()
+    for turn in range(3):
         for number in range(1000):
-            posts.post(number, None, False)
-        posts.take_all()
-        assert came == list(range(1000))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert came == list(range(1000))
-
-    asyncio.run(main())
+            posts.post(1 + 1000 * turn + number, None, False)
+        await asyncio.sleep(0)
+        assert came == list(range(1 + 1000 * (turn + 1)))
 
 
-def test_responses_say_who_answered(run, toys):
+async def test_posts_may_be_taken_before_their_turn():
+    """All of them, in order, and then none again."""
+    came = []
+    posts = Posts(asyncio.get_running_loop(), lambda opened, *_: came.append(opened))
+    for number in range(1000):
+        posts.post(number, None, False)
+    posts.take_all()
+    assert came == list(range(1000))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert came == list(range(1000))
+
+
+async def test_responses_say_who_answered(toys):
     """Each carries the model's name and version, the request's id, and where the time went."""
 
     def script(requests):
@@ -564,15 +517,12 @@ def test_responses_say_who_answered(run, toys):
         requests[0].responder.send(None, final=True)
         return [None]
 
-    async def main():
-        async with serving(toys, script) as (model, _):
-            client = Client(toys)
-            model.submit(client.request)
-            await client.call.answer()
-            (_, answer), _ = client.got
-            assert isinstance(answer, InferenceResponse)
-            assert (answer.model_name, answer.model_version, answer.id) == ("m", "1", "1")
-            assert answer.timings.compute_infer >= 0
-            audit(model, [client])
-
-    run(main())
+    async with serving(toys, script) as (model, _):
+        client = Client(toys)
+        model.submit(client.request)
+        await client.call.answer()
+        (_, answer), _ = client.got
+        assert isinstance(answer, InferenceResponse)
+        assert (answer.model_name, answer.model_version, answer.id) == ("m", "1", "1")
+        assert answer.timings.compute_infer >= 0
+        audit(model, [client])

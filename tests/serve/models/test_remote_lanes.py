@@ -21,6 +21,7 @@ from serve.models.limited_lanes import Limits
 from serve.models.model import Model
 from serve.request import Called, InferenceRequest, Layout
 from serve.stats import ModelStats
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("fork_server")
 CODE = """
@@ -28,6 +29,7 @@ import os, resource, signal, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from model_handlers.isolation import one_by_one
+from tests.waiting import until
 
 class TritonPythonModel:
     def initialize(self, args):
@@ -67,23 +69,10 @@ class TritonPythonModel:
 """
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request):
-    """Runs a coroutine on a loop of either kind; fails the test whose callbacks raised on it."""
-
-    def run(main):
-        problems = []
-
-        async def guarded():
-            asyncio.get_running_loop().set_exception_handler(lambda _loop, context: problems.append(context))
-            async with asyncio.timeout(60):
-                await main
-
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(guarded())
-        assert problems == []
-
-    return run
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"], autouse=True)
+def loop_factory(request):
+    """Each test runs on a loop of either kind."""
+    return request.param
 
 
 @pytest.fixture
@@ -176,166 +165,124 @@ async def at_rest(model, calls):
         assert (await ask(model)).tolist() == [2, 2]
 
 
-async def ended(pid):
-    """Wait until a process is gone."""
-    while psutil.pid_exists(pid):  # noqa: ASYNC110 - nothing tells
-        await asyncio.sleep(0.001)
-
-
-def test_small_batches_need_no_thread(run, toys, model_file, monkeypatch):
+async def test_small_batches_need_no_thread(toys, model_file, monkeypatch):
     """Requests are answered one after another and side by side without the lane's thread; a failed one is no exception."""
-
-    async def main():
-        async with serving(toys, model_file) as (model, [handler]):
-            forbid_threads(handler, monkeypatch)
-            for _ in range(3):
-                assert (await ask(model)).tolist() == [2, 2]
-            results = await asyncio.gather(*[ask(model, shape=(size,)) for size in range(1, 30)])
-            assert [len(result) for result in results] == list(range(1, 30))
-            error = await ask(model, "raise")
-            assert error.kind is Kind.EXECUTION_FAILED
-            assert "not this one" in error.message
+    async with serving(toys, model_file) as (model, [handler]):
+        forbid_threads(handler, monkeypatch)
+        for _ in range(3):
             assert (await ask(model)).tolist() == [2, 2]
-            assert (model.stats.success.count, model.stats.execution_count) == (33, 34)  # the failed one, too
+        results = await asyncio.gather(*[ask(model, shape=(size,)) for size in range(1, 30)])
+        assert [len(result) for result in results] == list(range(1, 30))
+        error = await ask(model, "raise")
+        assert error.kind is Kind.EXECUTION_FAILED
+        assert "not this one" in error.message
+        assert (await ask(model)).tolist() == [2, 2]
+        assert (model.stats.success.count, model.stats.execution_count) == (33, 34)  # the failed one, too
 
-    run(main())
 
-
-def test_large_batches_take_the_thread_and_leave_it(run, toys, model_file, monkeypatch):
+async def test_large_batches_take_the_thread_and_leave_it(toys, model_file, monkeypatch):
     """What would keep the loop is the thread's; small batches are sent again after it, even while requests wait."""
-
-    async def main():
-        async with serving(toys, model_file) as (model, [handler]):
-            calls = count_threads(handler, monkeypatch)
-            sizes = [2, 50_000, 2, 2, 50_000, 2]
-            results = await asyncio.gather(*[ask(model, shape=(size,)) for size in sizes])
-            assert [len(result) for result in results] == sizes
-            assert calls == ["execute_requests"] * 2
-
-    run(main())
+    async with serving(toys, model_file) as (model, [handler]):
+        calls = count_threads(handler, monkeypatch)
+        sizes = [2, 50_000, 2, 2, 50_000, 2]
+        results = await asyncio.gather(*[ask(model, shape=(size,)) for size in sizes])
+        assert [len(result) for result in results] == sizes
+        assert calls == ["execute_requests"] * 2
 
 
-def test_lanes_answer_side_by_side(run, toys, model_file, monkeypatch):
+async def test_lanes_answer_side_by_side(toys, model_file, monkeypatch):
     """Each lane has a batch of its own under way: one that hangs keeps nobody who has another lane."""
-
-    async def main():
-        async with serving(toys, model_file, lanes=2) as (model, handlers):
-            for handler in handlers:
-                count_threads(handler, monkeypatch)
-            hanging = asyncio.ensure_future(ask(model, "hang"))
-            await asyncio.sleep(0)
-            for _ in range(5):
-                assert (await ask(model)).tolist() == [2, 2]
-            for handler in handlers:
-                psutil.Process(handler._child.pid).kill()
-            assert "SIGKILL" in (await hanging).message
-
-    run(main())
-
-
-def test_a_death_under_way_costs_its_batch_alone(run, toys, model_file, monkeypatch):
-    """The request whose model dies gets the error; those that wait behind it are answered by a new process."""
-
-    async def main():
-        async with serving(toys, model_file) as (model, [handler]):
-            calls = count_threads(handler, monkeypatch)
-            results = await asyncio.gather(ask(model), ask(model, "die"), ask(model), ask(model))
-            assert "SIGKILL" in results[1].message
-            assert [result.tolist() for result in results if not isinstance(result, MmeError)] == [[2, 2]] * 3
-            assert calls[:2] == ["await_answers", "execute_requests"]
-            await at_rest(model, calls)
-
-    run(main())
-
-
-def test_a_death_while_idle_costs_nothing(run, toys, model_file, monkeypatch):
-    """A process that dies between batches is heard; the next request finds a new one."""
-
-    async def main():
-        async with serving(toys, model_file) as (model, [handler]):
+    async with serving(toys, model_file, lanes=2) as (model, handlers):
+        for handler in handlers:
+            count_threads(handler, monkeypatch)
+        hanging = asyncio.ensure_future(ask(model, "hang"))
+        await asyncio.sleep(0)
+        for _ in range(5):
             assert (await ask(model)).tolist() == [2, 2]
-            first = handler._child.pid
-            psutil.Process(first).kill()
-            await ended(first)
-            calls = count_threads(handler, monkeypatch)
-            assert (await ask(model)).tolist() == [2, 2]
-            assert calls == ["execute_requests"]
-            await at_rest(model, calls)
-
-    run(main())
-
-
-def test_patience_ends(run, toys, model_file):
-    """A batch without an answer is ended when its time is over, not when the time of one before it was."""
-
-    async def main():
-        async with serving(toys, model_file, MME_EXECUTION_TIMEOUT="2") as (model, _):
-            assert (await ask(model)).tolist() == [2, 2]
-            began = asyncio.get_running_loop().time()
-            error = await ask(model, "hang")
-            assert "gave no answer within 2 s" in error.message
-            assert asyncio.get_running_loop().time() - began >= 2
-            assert (await ask(model)).tolist() == [2, 2]
-
-    run(main())
-
-
-def test_an_end_waits_for_answers_that_the_last_response_overtook(run, toys, model_file):
-    """Who was answered holds the model no longer; the process still owes the batch's answers, and ends behind them."""
-
-    async def main():
-        async with serving(toys, model_file) as (model, _):
-            assert (await ask(model, "overtake")).tolist() == [2, 2]
-            assert model.outstanding == 0
-            await asyncio.to_thread(model.close)
-
-    run(main())
-
-
-def test_the_time_of_each_batch_is_its_own(run, toys, model_file, monkeypatch):
-    """Who looks for batches whose time is over leaves the others alone, and looks again as long as any is under way."""
-
-    async def main():
-        async with serving(toys, model_file) as (model, [handler]):
-            calls = count_threads(handler, monkeypatch)
-            assert (await ask(model)).tolist() == [2, 2]
-            remote = model._remote
-            assert remote._timer is not None  # it may have been for a batch that is answered
-            remote._timer.cancel()
-            remote._look()
-            assert remote._timer is None
-
-            hanging = asyncio.ensure_future(ask(model, "hang"))
-            while not remote._out:  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(0)
-            first = remote._timer
-            first.cancel()
-            remote._look()
-            assert remote._timer not in {None, first}
-            assert calls == []
-            remote._out = dict.fromkeys(remote._out, 0.0)
-            remote._timer.cancel()
-            remote._look()
-            assert (remote._timer, remote._out) == (None, {})
+        for handler in handlers:
             psutil.Process(handler._child.pid).kill()
-            assert "SIGKILL" in (await hanging).message
-            assert calls == ["await_answers"]
-
-    run(main())
+        assert "SIGKILL" in (await hanging).message
 
 
-def test_a_process_has_its_next_batch_before_the_last_is_answered(run, toys, model_file):
+async def test_a_death_under_way_costs_its_batch_alone(toys, model_file, monkeypatch):
+    """The request whose model dies gets the error; those that wait behind it are answered by a new process."""
+    async with serving(toys, model_file) as (model, [handler]):
+        calls = count_threads(handler, monkeypatch)
+        results = await asyncio.gather(ask(model), ask(model, "die"), ask(model), ask(model))
+        assert "SIGKILL" in results[1].message
+        assert [result.tolist() for result in results if not isinstance(result, MmeError)] == [[2, 2]] * 3
+        assert calls[:2] == ["await_answers", "execute_requests"]
+        await at_rest(model, calls)
+
+
+async def test_a_death_while_idle_costs_nothing(toys, model_file, monkeypatch):
+    """A process that dies between batches is heard; the next request finds a new one."""
+    async with serving(toys, model_file) as (model, [handler]):
+        assert (await ask(model)).tolist() == [2, 2]
+        first = handler._child.pid
+        psutil.Process(first).kill()
+        await until(lambda: not psutil.pid_exists(first))
+        calls = count_threads(handler, monkeypatch)
+        assert (await ask(model)).tolist() == [2, 2]
+        assert calls == ["execute_requests"]
+        await at_rest(model, calls)
+
+
+async def test_patience_ends(toys, model_file):
+    """A batch without an answer is ended when its time is over, not when the time of one before it was."""
+    async with serving(toys, model_file, MME_EXECUTION_TIMEOUT="2") as (model, _):
+        assert (await ask(model)).tolist() == [2, 2]
+        began = asyncio.get_running_loop().time()
+        error = await ask(model, "hang")
+        assert "gave no answer within 2 s" in error.message
+        assert asyncio.get_running_loop().time() - began >= 2
+        assert (await ask(model)).tolist() == [2, 2]
+
+
+async def test_an_end_waits_for_answers_that_the_last_response_overtook(toys, model_file):
+    """Who was answered holds the model no longer; the process still owes the batch's answers, and ends behind them."""
+    async with serving(toys, model_file) as (model, _):
+        assert (await ask(model, "overtake")).tolist() == [2, 2]
+        assert model.outstanding == 0
+        await asyncio.to_thread(model.close)
+
+
+async def test_the_time_of_each_batch_is_its_own(toys, model_file, monkeypatch):
+    """Who looks for batches whose time is over leaves the others alone, and looks again as long as any is under way."""
+    async with serving(toys, model_file) as (model, [handler]):
+        calls = count_threads(handler, monkeypatch)
+        assert (await ask(model)).tolist() == [2, 2]
+        remote = model._remote
+        assert remote._timer is not None  # it may have been for a batch that is answered
+        remote._timer.cancel()
+        remote._look()
+        assert remote._timer is None
+
+        hanging = asyncio.ensure_future(ask(model, "hang"))
+        while not remote._out:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0)
+        first = remote._timer
+        first.cancel()
+        remote._look()
+        assert remote._timer not in {None, first}
+        assert calls == []
+        remote._out = dict.fromkeys(remote._out, 0.0)
+        remote._timer.cancel()
+        remote._look()
+        assert (remote._timer, remote._out) == (None, {})
+        psutil.Process(handler._child.pid).kill()
+        assert "SIGKILL" in (await hanging).message
+        assert calls == ["await_answers"]
+
+
+async def test_a_process_has_its_next_batch_before_the_last_is_answered(toys, model_file):
     """Who takes an answer finds the next batch sent already: the process does not wait for clients to be served."""
-
-    async def main():
-        async with serving(toys, model_file) as (model, [handler]):
-            under_way = []
-            resolve = model._answers.resolve
-            model._answers.resolve = lambda execution: (under_way.append(handler._sent is not None), resolve(execution))
-            await asyncio.gather(ask(model), ask(model))
-            assert under_way == [True, False]
-
-    run(main())
+    async with serving(toys, model_file) as (model, [handler]):
+        under_way = []
+        resolve = model._answers.resolve
+        model._answers.resolve = lambda execution: (under_way.append(handler._sent is not None), resolve(execution))
+        await asyncio.gather(ask(model), ask(model))
+        assert under_way == [True, False]
 
 
 @pytest.fixture
@@ -344,40 +291,32 @@ def together(monkeypatch):
     monkeypatch.setattr(Pace, "together", lambda pace, now: 1 if now < pace._alone_until else 8)
 
 
-def test_requests_that_wait_are_sent_together_and_executed_alone(run, toys, model_file, monkeypatch, together):
+async def test_requests_that_wait_are_sent_together_and_executed_alone(toys, model_file, monkeypatch, together):
     """Each is an execution of one, and is counted so, but they take two messages."""
-
-    async def main():
-        async with serving(toys, model_file, UNHURRIED="1") as (model, [handler]):
-            forbid_threads(handler, monkeypatch)
-            shapes = [(size,) for size in range(1, 10)]
-            results = await asyncio.gather(*[ask(model, output=1, shape=shape) for shape in shapes])
-            assert [result.tolist() for result in results] == [[1] * size for size in range(1, 10)]
-            assert handler._batch == 2
-            stats = model.stats
-            assert (stats.execution_count, stats.inference_count, stats.success.count) == (9, 9, 9)
-            assert {size: batch.compute_infer.count for size, batch in stats.batches.items()} == {1: 9}
-            assert stats.compute_infer.ns == stats.batches[1].compute_infer.ns <= stats.success.ns
-
-    run(main())
+    async with serving(toys, model_file, UNHURRIED="1") as (model, [handler]):
+        forbid_threads(handler, monkeypatch)
+        shapes = [(size,) for size in range(1, 10)]
+        results = await asyncio.gather(*[ask(model, output=1, shape=shape) for shape in shapes])
+        assert [result.tolist() for result in results] == [[1] * size for size in range(1, 10)]
+        assert handler._batch == 2
+        stats = model.stats
+        assert (stats.execution_count, stats.inference_count, stats.success.count) == (9, 9, 9)
+        assert {size: batch.compute_infer.count for size, batch in stats.batches.items()} == {1: 9}
+        assert stats.compute_infer.ns == stats.batches[1].compute_infer.ns <= stats.success.ns
 
 
-def test_who_is_executed_behind_others_waits_for_them(run, toys, model_file, together):
+async def test_who_is_executed_behind_others_waits_for_them(toys, model_file, together):
     """That counts as its time in the queue, though all of them were sent at once."""
-
-    async def main():
-        async with serving(toys, model_file, UNHURRIED="1") as (model, [handler]):
-            await asyncio.gather(*[ask(model) for _ in range(8)])
-            assert handler._batch == 1
-            stats = model.stats
-            computing = stats.compute_input.ns + stats.compute_infer.ns + stats.compute_output.ns
-            assert stats.queue.ns >= computing * 7 // 2
-            assert stats.queue.ns + computing <= stats.success.ns
-
-    run(main())
+    async with serving(toys, model_file, UNHURRIED="1") as (model, [handler]):
+        await asyncio.gather(*[ask(model) for _ in range(8)])
+        assert handler._batch == 1
+        stats = model.stats
+        computing = stats.compute_input.ns + stats.compute_infer.ns + stats.compute_output.ns
+        assert stats.queue.ns >= computing * 7 // 2
+        assert stats.queue.ns + computing <= stats.success.ns
 
 
-def test_calls_are_those_of_the_request_that_they_were_made_for(run, toys, model_file, together):
+async def test_calls_are_those_of_the_request_that_they_were_made_for(toys, model_file, together):
     """Of none that is executed in front of it, or behind, by the same process."""
 
     class Outside:
@@ -386,190 +325,138 @@ def test_calls_are_those_of_the_request_that_they_were_made_for(run, toys, model
                 each.called(Called(call.model, 0, 0))
             responder.send(MmeError(Kind.UNAVAILABLE, "not now"), final=True)
 
-    async def main():
-        async with serving(toys, model_file, UNHURRIED="1") as (model, [handler]):
-            handler.outside = Outside()
-            deeds = ["", "call 1", "", "call 2", ""]
-            timings = [result.timings for result in await asyncio.gather(*[respond(model, deed) for deed in deeds])]
-            calls = [[call.model for call in each.calls or ()] for each in timings]
-            assert calls == [[], ["call 1"], [], ["call 2"], []]
-            assert handler._batch == 1
-
-    run(main())
+    async with serving(toys, model_file, UNHURRIED="1") as (model, [handler]):
+        handler.outside = Outside()
+        deeds = ["", "call 1", "", "call 2", ""]
+        timings = [result.timings for result in await asyncio.gather(*[respond(model, deed) for deed in deeds])]
+        calls = [[call.model for call in each.calls or ()] for each in timings]
+        assert calls == [[], ["call 1"], [], ["call 2"], []]
+        assert handler._batch == 1
 
 
-def test_lanes_share_those_who_wait(run, toys, model_file, together):
+async def test_lanes_share_those_who_wait(toys, model_file, together):
     """Nobody is sent to a lane in company while another one has nothing to do."""
-
-    async def main():
-        async with serving(toys, model_file, lanes=2, UNHURRIED="1") as (model, handlers):
-            await asyncio.gather(*[ask(model) for _ in range(4)])
-            assert sorted(handler._batch for handler in handlers) == [1, 2]  # two, then one to each
-
-    run(main())
+    async with serving(toys, model_file, lanes=2, UNHURRIED="1") as (model, handlers):
+        await asyncio.gather(*[ask(model) for _ in range(4)])
+        assert sorted(handler._batch for handler in handlers) == [1, 2]  # two, then one to each
 
 
-def test_who_was_never_begun_is_executed_by_the_next_process(run, toys, model_file, together):
+async def test_who_was_never_begun_is_executed_by_the_next_process(toys, model_file, together):
     """A death costs the request that it came of and those just before it; clients of the others hear nothing of it."""
-
-    async def main():
-        async with serving(toys, model_file, UNHURRIED="1") as (model, _):
-            deeds = ["", "raise", "die", "", "", ""]
-            results = await asyncio.gather(*[ask(model, deed) for deed in deeds])
-            assert ["SIGKILL" in getattr(result, "message", "") for result in results] == [True] * 3 + [False] * 3
-            assert [result.tolist() for result in results[3:]] == [[2, 2]] * 3
-            assert (model.stats.success.count, model.stats.fail.count) == (3, 3)
-            assert model.stats.queue.count == 3
-            assert model.stats.execution_count == 6  # those that were begun
-
-    run(main())
+    async with serving(toys, model_file, UNHURRIED="1") as (model, _):
+        deeds = ["", "raise", "die", "", "", ""]
+        results = await asyncio.gather(*[ask(model, deed) for deed in deeds])
+        assert ["SIGKILL" in getattr(result, "message", "") for result in results] == [True] * 3 + [False] * 3
+        assert [result.tolist() for result in results[3:]] == [[2, 2]] * 3
+        assert (model.stats.success.count, model.stats.fail.count) == (3, 3)
+        assert model.stats.queue.count == 3
+        assert model.stats.execution_count == 6  # those that were begun
 
 
-def test_who_waits_behind_a_slow_one_goes_to_another_lane(run, toys, model_file, together):
+async def test_who_waits_behind_a_slow_one_goes_to_another_lane(toys, model_file, together):
     """And is answered and counted once, though the process dies of the slow one then."""
-
-    async def main():
-        async with serving(toys, model_file, lanes=2) as (model, handlers):
-            hanging, *others = [asyncio.ensure_future(ask(model, deed)) for deed in ("hang", "dawdle", "", "")]
-            assert [result.tolist() for result in await asyncio.gather(*others)] == [[2, 2]] * 3
-            assert not hanging.done()
-            for handler in handlers:
-                psutil.Process(handler._child.pid).kill()
-            assert "SIGKILL" in (await hanging).message
-            stats = model.stats
-            while stats.execution_count < 4:  # noqa: ASYNC110 - the end of a batch may come behind those of its requests
-                await asyncio.sleep(0)
-            assert (stats.execution_count, stats.success.count, stats.fail.count) == (4, 3, 1)
-
-    run(main())
+    async with serving(toys, model_file, lanes=2) as (model, handlers):
+        hanging, *others = [asyncio.ensure_future(ask(model, deed)) for deed in ("hang", "dawdle", "", "")]
+        assert [result.tolist() for result in await asyncio.gather(*others)] == [[2, 2]] * 3
+        assert not hanging.done()
+        for handler in handlers:
+            psutil.Process(handler._child.pid).kill()
+        assert "SIGKILL" in (await hanging).message
+        stats = model.stats
+        while stats.execution_count < 4:  # noqa: ASYNC110 - the end of a batch may come behind those of its requests
+            await asyncio.sleep(0)
+        assert (stats.execution_count, stats.success.count, stats.fail.count) == (4, 3, 1)
 
 
-def test_what_goes_wrong_with_a_batch_is_nothing_to_who_was_given_back(run, toys, model_file, together):
+async def test_what_goes_wrong_with_a_batch_is_nothing_to_who_was_given_back(toys, model_file, together):
     """It is no more of that batch, whoever waits for its answers."""
-
-    async def main():
-        for await_answers in (False, True):
-            async with serving(toys, model_file) as (model, _):
-                asked = [asyncio.ensure_future(ask(model, deed)) for deed in ("starve", "", "")]
-                while not model._remote._out:  # noqa: ASYNC110 - nothing tells
-                    await asyncio.sleep(0)
-                if await_answers:
-                    [lane] = model._remote._out
-                    model._remote._leave(lane)
-                starved, *others = await asyncio.gather(*asked)
-                assert "File too large" in starved.message
-                assert [result.tolist() for result in others] == [[2, 2]] * 2
-                assert (model.stats.success.count, model.stats.fail.count) == (2, 1)
-
-    run(main())
-
-
-def test_who_is_answered_in_order_waits_for_a_slow_one(run, toys, model_file, together):
-    """Where a configuration asks for that, nobody is sent in company, to be answered before or executed elsewhere."""
-
-    async def main():
-        async with serving(toys, model_file, lanes=2, ordered=True) as (model, _):
-            order, deeds = [], ["", "dawdle", "", "", "", ""]
-            asked = [asyncio.ensure_future(ask(model, deed, (1, 2))) for deed in deeds]
-            for number, each in enumerate(asked):
-                each.add_done_callback(lambda _, number=number: order.append(number))
-            await asyncio.gather(*asked)
-            assert order == list(range(len(deeds)))
-
-    run(main())
-
-
-def test_who_was_never_begun_is_refused_by_a_model_that_goes(run, toys, model_file, together):
-    """It would wait for a lane that nobody serves any more."""
-
-    async def main():
-        async with serving(toys, model_file, UNHURRIED="1") as (model, [handler]):
-            asked = [asyncio.ensure_future(ask(model, deed)) for deed in ("hang", "")]
+    for await_answers in (False, True):
+        async with serving(toys, model_file) as (model, _):
+            asked = [asyncio.ensure_future(ask(model, deed)) for deed in ("starve", "", "")]
             while not model._remote._out:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0)
-            model.refuse_waiting()
-            psutil.Process(handler._child.pid).kill()
-            hanging, waiting = await asyncio.gather(*asked)
-            assert hanging.kind is waiting.kind is Kind.UNAVAILABLE or "SIGKILL" in hanging.message
-            assert waiting.kind is Kind.UNAVAILABLE
-            assert "is being unloaded" in waiting.message
+            if await_answers:
+                [lane] = model._remote._out
+                model._remote._leave(lane)
+            starved, *others = await asyncio.gather(*asked)
+            assert "File too large" in starved.message
+            assert [result.tolist() for result in others] == [[2, 2]] * 2
+            assert (model.stats.success.count, model.stats.fail.count) == (2, 1)
 
-    run(main())
+
+async def test_who_is_answered_in_order_waits_for_a_slow_one(toys, model_file, together):
+    """Where a configuration asks for that, nobody is sent in company, to be answered before or executed elsewhere."""
+    async with serving(toys, model_file, lanes=2, ordered=True) as (model, _):
+        order, deeds = [], ["", "dawdle", "", "", "", ""]
+        asked = [asyncio.ensure_future(ask(model, deed, (1, 2))) for deed in deeds]
+        for number, each in enumerate(asked):
+            each.add_done_callback(lambda _, number=number: order.append(number))
+        await asyncio.gather(*asked)
+        assert order == list(range(len(deeds)))
 
 
-def test_each_execution_has_its_own_time(run, toys, model_file, together):
+async def test_who_was_never_begun_is_refused_by_a_model_that_goes(toys, model_file, together):
+    """It would wait for a lane that nobody serves any more."""
+    async with serving(toys, model_file, UNHURRIED="1") as (model, [handler]):
+        asked = [asyncio.ensure_future(ask(model, deed)) for deed in ("hang", "")]
+        while not model._remote._out:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0)
+        model.refuse_waiting()
+        psutil.Process(handler._child.pid).kill()
+        hanging, waiting = await asyncio.gather(*asked)
+        assert hanging.kind is waiting.kind is Kind.UNAVAILABLE or "SIGKILL" in hanging.message
+        assert waiting.kind is Kind.UNAVAILABLE
+        assert "is being unloaded" in waiting.message
+
+
+async def test_each_execution_has_its_own_time(toys, model_file, together):
     """Those that are sent together may take longer all together than one may; one that hangs behind them may not."""
-
-    async def main():
-        async with serving(toys, model_file, MME_EXECUTION_TIMEOUT="3") as (model, _):
-            results = await asyncio.gather(*[ask(model, deed) for deed in ("dawdle", "dawdle", "hang", "")])
-            assert [getattr(result, "message", "")[-60:] for result in results[:2]] == ["", ""]
-            assert "gave no answer within 3 s" in results[2].message
-            assert results[3].tolist() == [2, 2]
-
-    run(main())
+    async with serving(toys, model_file, MME_EXECUTION_TIMEOUT="3") as (model, _):
+        results = await asyncio.gather(*[ask(model, deed) for deed in ("dawdle", "dawdle", "hang", "")])
+        assert [getattr(result, "message", "")[-60:] for result in results[:2]] == ["", ""]
+        assert "gave no answer within 3 s" in results[2].message
+        assert results[3].tolist() == [2, 2]
 
 
-def test_models_that_share_resources_are_sent_one_at_a_time(run, toys, model_file, together):
+async def test_models_that_share_resources_are_sent_one_at_a_time(toys, model_file, together):
     """Others may be in turn after each."""
-
-    async def main():
-        async with serving(toys, model_file, limited=True) as (model, [handler]):
-            await asyncio.gather(*[ask(model) for _ in range(4)])
-            assert handler._batch == 4
-
-    run(main())
+    async with serving(toys, model_file, limited=True) as (model, [handler]):
+        await asyncio.gather(*[ask(model) for _ in range(4)])
+        assert handler._batch == 4
 
 
-def test_batches_form_while_the_process_is_busy(run, toys, model_file):
+async def test_batches_form_while_the_process_is_busy(toys, model_file):
     """With dynamic batching, what comes while a batch is under way leaves as one."""
-
-    async def main():
-        async with serving(toys, model_file, batches=True) as (model, _):
-            first = asyncio.ensure_future(ask(model, shape=(1, 2)))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            results = await asyncio.gather(*[ask(model, shape=(1, 2)) for _ in range(9)])
-            assert [result.tolist() for result in [await first, *results]] == [[[2, 2]]] * 10
-            assert (model.stats.success.count, model.stats.execution_count) == (10, 3)
-
-    run(main())
+    async with serving(toys, model_file, batches=True) as (model, _):
+        first = asyncio.ensure_future(ask(model, shape=(1, 2)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        results = await asyncio.gather(*[ask(model, shape=(1, 2)) for _ in range(9)])
+        assert [result.tolist() for result in [await first, *results]] == [[[2, 2]]] * 10
+        assert (model.stats.success.count, model.stats.execution_count) == (10, 3)
 
 
 @pytest.mark.parametrize(("largest", "executions"), [(1, 40), (4, 10)], ids=["alone", "batched"])
-def test_a_process_is_given_batches_ahead_and_everybody_gets_their_own(
-    run, tmp_path, write_onnx, toys, largest, executions
+async def test_a_process_is_given_batches_ahead_and_everybody_gets_their_own(
+    tmp_path, write_onnx, toys, largest, executions
 ):
     """Of many requests at once, each executed once, in whole batches where they are batched."""
-
-    async def main():
-        write_onnx(tmp_path / "model.onnx")
-        config = toys.config(max_batch_size=largest, dynamic_batching=DynamicBatching((largest,)))
-        handler = start_isolated(OnnxHandler, config, tmp_path / "model.onnx", CPU, "m_0_0")
-        model = Model("m", 1, [("m_0_0", handler)], ModelStats(), asyncio.get_running_loop())
-        calls = [toys.Call(number) for number in range(40)]
-        for call in calls:
-            model.submit(call.request)
-        for call in calls:
-            await call.answer()
-        assert [call.kind for call in calls] == [None] * 40
-        assert (model.stats.inference_count, model.stats.execution_count) == (40, executions)
-        await asyncio.to_thread(model.close)
-
-    run(main())
+    write_onnx(tmp_path / "model.onnx")
+    config = toys.config(max_batch_size=largest, dynamic_batching=DynamicBatching((largest,)))
+    handler = start_isolated(OnnxHandler, config, tmp_path / "model.onnx", CPU, "m_0_0")
+    model = Model("m", 1, [("m_0_0", handler)], ModelStats(), asyncio.get_running_loop())
+    calls = [toys.Call(number) for number in range(40)]
+    for call in calls:
+        model.submit(call.request)
+    for call in calls:
+        await call.answer()
+    assert [call.kind for call in calls] == [None] * 40
+    assert (model.stats.inference_count, model.stats.execution_count) == (40, executions)
+    await asyncio.to_thread(model.close)
 
 
-def test_a_batch_that_the_loop_can_not_send_is_left_to_the_thread(run, toys, model_file, monkeypatch):
+async def test_a_batch_that_the_loop_can_not_send_is_left_to_the_thread(toys, model_file, monkeypatch):
     """Whatever is in its way: nobody waits for ever, and the lane is sent the next one."""
-
-    async def main():
-        async with serving(toys, model_file) as (model, [handler]):
-            calls = count_threads(handler, monkeypatch)
-            with monkeypatch.context() as short:
-                short.setattr(handler, "_packed", failing_once(handler._packed))
-                assert (await ask(model)).tolist() == [2, 2]
-            assert calls == ["execute_requests"]
-            await at_rest(model, calls)
 
     def failing_once(packed):
         left = [MemoryError("1 TiB")]
@@ -581,4 +468,10 @@ def test_a_batch_that_the_loop_can_not_send_is_left_to_the_thread(run, toys, mod
 
         return pack
 
-    run(main())
+    async with serving(toys, model_file) as (model, [handler]):
+        calls = count_threads(handler, monkeypatch)
+        with monkeypatch.context() as short:
+            short.setattr(handler, "_packed", failing_once(handler._packed))
+            assert (await ask(model)).tolist() == [2, 2]
+        assert calls == ["execute_requests"]
+        await at_rest(model, calls)
