@@ -133,91 +133,71 @@ def writers_rest():
 
 
 @pytest.mark.parametrize(("array", "on_loop"), [(SMALL, True), (LARGE, False)])
-def test_a_long_answer_is_written_by_a_thread(array, on_loop, tracer, threads):
+async def test_a_long_answer_is_written_by_a_thread(array, on_loop, tracer, threads):
     """The client sees no difference."""
-
-    async def main():
-        _, request, exchange = asked(tracer)
-        request.resolve(response(array))
-        assert threads == ([True] if on_loop else [])
-        return await asyncio.to_thread(body_of, exchange)
-
-    status, body = asyncio.run(main())
+    _, request, exchange = asked(tracer)
+    request.resolve(response(array))
+    assert threads == ([True] if on_loop else [])
+    status, body = await asyncio.to_thread(body_of, exchange)
     assert (status, json.loads(body)["outputs"][0]["data"]) == (200, array.tolist())
     assert threads == [on_loop]
 
 
-def test_several_responses_keep_their_order(tracer):
+async def test_several_responses_keep_their_order(tracer):
     """Also errors behind a long one, and the end."""
-
-    async def main():
-        _, request, exchange = asked(tracer)
-        for each in (
-            response(SMALL),
-            response(LARGE),
-            MmeError(Kind.EXECUTION_FAILED, "not this one"),
-            response(SMALL),
-        ):
-            request.respond(each)
-        request.resolve(None)
-        return await asyncio.to_thread(body_of, exchange)
-
-    status, body = asyncio.run(main())
+    _, request, exchange = asked(tracer)
+    for each in (
+        response(SMALL),
+        response(LARGE),
+        MmeError(Kind.EXECUTION_FAILED, "not this one"),
+        response(SMALL),
+    ):
+        request.respond(each)
+    request.resolve(None)
+    status, body = await asyncio.to_thread(body_of, exchange)
     lines = [json.loads(line) for line in body.splitlines()]
     sizes = [line["outputs"][0]["shape"] if "outputs" in line else line["error"] for line in lines]
     assert (status, sizes) == (200, [[2], [1 << 17], "not this one", [2]])
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_long_answer_that_can_not_be_written_is_an_error(several, tracer):
+async def test_a_long_answer_that_can_not_be_written_is_an_error(several, tracer):
     """The client hears of it, once, and the model that nobody wants more of it."""
-
-    async def main():
-        _, request, exchange = asked(tracer)
-        wrong = response(np.full(1 << 12, b"\xff", np.object_), BYTES)
-        if several:
-            request.respond(wrong)
-            request.respond(response(SMALL))
-        request.resolve(None if several else wrong)
-        return await asyncio.to_thread(body_of, exchange), request.cancelled
-
-    (status, body), cancelled = asyncio.run(main())
+    _, request, exchange = asked(tracer)
+    wrong = response(np.full(1 << 12, b"\xff", np.object_), BYTES)
+    if several:
+        request.respond(wrong)
+        request.respond(response(SMALL))
+    request.resolve(None if several else wrong)
+    (status, body), cancelled = await asyncio.to_thread(body_of, exchange), request.cancelled
     assert "not UTF-8 text" in json.loads(body)["error"]
     assert (status >= 400, cancelled) == (True, several)
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_what_is_no_array_is_an_error(several, tracer):
+async def test_what_is_no_array_is_an_error(several, tracer):
     """As code of others may return it: nobody can say how long it takes to write, and the client is told at once."""
-
-    async def main():
-        _, request, exchange = asked(tracer)
-        if several:
-            request.respond(response([1.0]))
-        request.resolve(None if several else response([1.0]))
-        assert exchange._answer.done()
-        return body_of(exchange), request.cancelled
-
-    (status, body), cancelled = asyncio.run(main())
+    _, request, exchange = asked(tracer)
+    if several:
+        request.respond(response([1.0]))
+    request.resolve(None if several else response([1.0]))
+    assert exchange._answer.done()
+    (status, body), cancelled = body_of(exchange), request.cancelled
     assert "AttributeError" in json.loads(body)["error"]
     assert (status, cancelled) == (500, several)
 
 
-def test_a_client_that_leaves_while_its_answer_is_written_gets_none(tracer):
+async def test_a_client_that_leaves_while_its_answer_is_written_gets_none(tracer):
     """Nobody misses it."""
-
-    async def main():
-        call, request, exchange = asked(tracer)
-        request.respond(response(LARGE))
-        request.respond(response(SMALL))
-        exchange.on_disconnect()
-        request.resolve(None)
-        await asyncio.to_thread(writers_rest)
-        await asyncio.sleep(0.001)  # the turn of the loop that hears of it
-        assert call.over
-        assert not exchange._answer.done()
-
-    asyncio.run(main())
+    call, request, exchange = asked(tracer)
+    request.respond(response(LARGE))
+    request.respond(response(SMALL))
+    exchange.on_disconnect()
+    request.resolve(None)
+    await asyncio.to_thread(writers_rest)
+    await asyncio.sleep(0.001)  # the turn of the loop that hears of it
+    assert call.over
+    assert not exchange._answer.done()
 
 
 class Remembering(Tracing):
@@ -236,35 +216,27 @@ class Remembering(Tracing):
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_trace_ends_when_a_thread_has_written_the_answer(several):
+async def test_a_trace_ends_when_a_thread_has_written_the_answer(several):
     """Not when the model gave it."""
     tracer = Remembering()
-
-    async def main():
-        _, request, exchange = asked(tracer)
-        if several:
-            request.respond(response(LARGE))
-            request.resolve(None)
-        else:
-            request.resolve(response(LARGE))
-        assert tracer.ended == []
-        return await asyncio.to_thread(body_of, exchange)
-
-    status, _ = asyncio.run(main())
+    _, request, exchange = asked(tracer)
+    if several:
+        request.respond(response(LARGE))
+        request.resolve(None)
+    else:
+        request.resolve(response(LARGE))
+    assert tracer.ended == []
+    status, _ = await asyncio.to_thread(body_of, exchange)
     assert (status, tracer.ended) == (200, [(1, True, None)])
 
 
-def test_a_trace_ends_once():
+async def test_a_trace_ends_once():
     """With what befell the request first."""
     tracer = Remembering()
-
-    async def main():
-        call, request, exchange = asked(tracer)
-        exchange.on_disconnect()
-        call.fail(MmeError(Kind.INTERNAL, "later"))
-        request.resolve(response(SMALL))
-
-    asyncio.run(main())
+    call, request, exchange = asked(tracer)
+    exchange.on_disconnect()
+    call.fail(MmeError(Kind.INTERNAL, "later"))
+    request.resolve(response(SMALL))
     assert tracer.ended == [(0, True, "the client left")]
 
 

@@ -40,7 +40,7 @@ def test_a_small_tensor_is_read_at_once(regions):
     assert len(regions.held(at_once=True).read(regions.place("r", 5, LARGE))) == LARGE
 
 
-def test_everything_is_read_by_a_thread_and_decoded_where_it_began(regions):
+async def test_everything_is_read_by_a_thread_and_decoded_where_it_began(regions):
     """Though the region is unregistered meanwhile; small tensors are read when the others are there."""
     threads = []
 
@@ -48,19 +48,16 @@ def test_everything_is_read_by_a_thread_and_decoded_where_it_began(regions):
         threads.append(threading.current_thread())
         return [held.read(held.place("r", offset, size))[:4] for offset, size in ((0, LARGE), (LARGE, LARGE), (0, 4))]
 
-    async def decoded():
-        with pytest.raises(Unread) as raised:
-            decode(regions)
-        reading = asyncio.ensure_future(read_ahead(regions, raised.value.place, decode))
-        await asyncio.sleep(0)
-        regions.unregister("r")
-        return await reading
-
-    assert asyncio.run(decoded()) == [b"one!", b"two!", b"one!"]
+    with pytest.raises(Unread) as raised:
+        decode(regions)
+    reading = asyncio.ensure_future(read_ahead(regions, raised.value.place, decode))
+    await asyncio.sleep(0)
+    regions.unregister("r")
+    assert await reading == [b"one!", b"two!", b"one!"]
     assert threads == [threading.current_thread()] * 3
 
 
-def test_what_goes_wrong_is_raised(regions):
+async def test_what_goes_wrong_is_raised(regions):
     """By decoding, or by reading what has become shorter."""
 
     def decode(held):
@@ -68,16 +65,16 @@ def test_what_goes_wrong_is_raised(regions):
 
     place = regions.place("r", 0, LARGE)
     with pytest.raises(MmeError, match="Unable to find shared memory region: 's'"):
-        asyncio.run(read_ahead(regions, place, decode))
+        await read_ahead(regions, place, decode)
 
 
-def test_an_object_that_is_cut_short_is_an_error(shared, regions):
+async def test_an_object_that_is_cut_short_is_an_error(shared, regions):
     """Of the thread that reads as well."""
     place = regions.place("r", 0, LARGE)
     with shared.path.open("r+b") as file:
         file.truncate(8)
     with pytest.raises(MmeError, match="has become shorter") as raised:
-        asyncio.run(read_ahead(regions, place, lambda _: None))
+        await read_ahead(regions, place, lambda _: None)
     assert raised.value.kind is Kind.INVALID_ARGUMENT
 
 
@@ -90,21 +87,13 @@ class Client:
     over = False
 
 
-def run(reading, *readers, clients=()):
+async def gathered(reading, *readers, clients=()):
     """What each reader returns, all of them begun at once."""
-
-    async def all_of_them():
-        pairs = itertools.zip_longest(readers, clients, fillvalue=Client())
-        return await asyncio.gather(*(reading.read(read, b"text and more", 4, client) for read, client in pairs))
-
-    async def patient():
-        async with asyncio.timeout(60):
-            return await all_of_them()
-
-    return asyncio.run(patient())
+    pairs = itertools.zip_longest(readers, clients, fillvalue=Client())
+    return await asyncio.gather(*(reading.read(read, b"text and more", 4, client) for read, client in pairs))
 
 
-def test_json_is_read_by_threads_in_turns():
+async def test_json_is_read_by_threads_in_turns():
     """Who reads little does not wait for the end of who reads much, and one piece is read at a time."""
     ended, reading, most = threading.Event(), [], []
 
@@ -127,11 +116,11 @@ def test_json_is_read_by_threads_in_turns():
         ended.set()
         return {"short": 1}
 
-    assert run(JsonReading(), long, long, short) == [{"long": 1}, {"long": 1}, {"short": 1}]
+    assert await gathered(JsonReading(), long, long, short) == [{"long": 1}, {"long": 1}, {"short": 1}]
     assert set(most) == {1}
 
 
-def test_few_are_read_at_once():
+async def test_few_are_read_at_once():
     """Others wait, and are no more than bodies meanwhile."""
     begun, most = [], []
 
@@ -143,11 +132,11 @@ def test_few_are_read_at_once():
         begun.pop()
         return {}
 
-    assert run(JsonReading(), *[read] * 12) == [{}] * 12
+    assert await gathered(JsonReading(), *[read] * 12) == [{}] * 12
     assert max(most) <= 4
 
 
-def test_nothing_is_read_for_who_has_left():
+async def test_nothing_is_read_for_who_has_left():
     """Neither begun, nor gone on with; what comes behind is read."""
     gone, leaves = Client(), Client()
     gone.over = True
@@ -162,12 +151,12 @@ def test_nothing_is_read_for_who_has_left():
         return {}
 
     reading = JsonReading()
-    assert run(reading, read, read, clients=(gone, leaves)) == [None, None]
+    assert await gathered(reading, read, read, clients=(gone, leaves)) == [None, None]
     assert begun == ["begun"]
-    assert run(reading, lambda _text, pause: pause() or {"read": 1}) == [{"read": 1}]
+    assert await gathered(reading, lambda _text, pause: pause() or {"read": 1}) == [{"read": 1}]
 
 
-def test_what_can_not_be_read_is_an_error_that_holds_nothing():
+async def test_what_can_not_be_read_is_an_error_that_holds_nothing():
     """Of ours; another is raised. The turn goes on."""
 
     def wrong(text, _pause):
@@ -177,9 +166,9 @@ def test_what_can_not_be_read_is_an_error_that_holds_nothing():
             raise MmeError(Kind.INVALID_ARGUMENT, "no JSON") from None
 
     reading = JsonReading()
-    (error,) = run(reading, wrong)
+    (error,) = await gathered(reading, wrong)
     assert (error.message, error.__traceback__, error.__context__) == ("no JSON", None, None)
     with pytest.raises(ZeroDivisionError):
-        run(JsonReading(), lambda *_: 1 / 0)
-    assert run(JsonReading(), lambda *_: {}) == [{}]
+        await gathered(JsonReading(), lambda *_: 1 / 0)
+    assert await gathered(JsonReading(), lambda *_: {}) == [{}]
     assert not reading._turns._taken

@@ -99,7 +99,7 @@ def test_ping_in_ready_mode_waits_for_the_start_up_models(start, repository):
 
 
 @pytest.mark.parametrize("mode", [Control.NONE, Control.EXPLICIT, Control.POLL])
-def test_a_server_that_serves_what_it_loaded_is_ready_when_that_is_over(mode, tmp_path, put):
+async def test_a_server_that_serves_what_it_loaded_is_ready_when_that_is_over(mode, tmp_path, put):
     """Also where a model did not load; before that it knows none of them."""
     put["multiple"](tmp_path / "models", "twice", 2.0)
     (tmp_path / "models" / "bad" / "1").mkdir(parents=True)
@@ -112,18 +112,14 @@ def test_a_server_that_serves_what_it_loaded_is_ready_when_that_is_over(mode, tm
         cache_dir=tmp_path / "cache",
         memory_budget=1 << 30,
     )
-
-    async def main():
-        service = Service(settings, asyncio.get_running_loop())
-        try:
-            assert not service.ready
-            service.start()
-            await service._loading
-            assert service.ready
-        finally:
-            await service.close()
-
-    asyncio.run(main())
+    service = Service(settings, asyncio.get_running_loop())
+    try:
+        assert not service.ready
+        service.start()
+        await service._loading
+        assert service.ready
+    finally:
+        await service.close()
 
 
 @pytest.mark.parametrize("broken", [0, pynvml.NVML_ERROR_UNKNOWN])

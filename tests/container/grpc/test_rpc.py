@@ -1,6 +1,7 @@
 """One call: messages cut out of data, deadlines, compression, and clients that leave."""
 
 import asyncio
+import contextlib
 import gc
 import gzip
 import tracemalloc
@@ -16,6 +17,7 @@ from container.grpc.status import Status
 from container.http2 import frames
 from container.http2.connection import WINDOW, Connection, Stream
 from container.http2.keepalive import Keepalive
+from tests.waiting import until
 
 LARGEST = 1 << 20
 
@@ -71,49 +73,41 @@ def _call(stream, method, fields=(), largest=LARGEST):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=12), st.lists(st.integers(1, 60), max_size=60))
-def test_messages_are_cut_wherever_frames_end(messages, cuts):
+async def test_messages_are_cut_wherever_frames_end(messages, cuts):
     """Several in a frame, one over several, and empty ones."""
+    found = []
 
-    async def run():
-        found = []
+    async def all_of_them(context):
+        while (message := await context.read()) is not None:
+            found.append(message)
 
-        async def all_of_them(context):
-            while (message := await context.read()) is not None:
-                found.append(message)
-
-        stream, raw = Fake(), b"".join(map(_message, messages))
-        call = _call(stream, Method(streaming=all_of_them))
-        for cut in cuts:
-            if raw[:cut]:
-                call.received(raw[:cut])
-            raw = raw[cut:]
-        if raw:
-            call.received(raw)
-        call.ended()
-        while not stream.over:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0)
-        assert found == messages
-
-    asyncio.run(run())
+    stream, raw = Fake(), b"".join(map(_message, messages))
+    call = _call(stream, Method(streaming=all_of_them))
+    for cut in cuts:
+        if raw[:cut]:
+            call.received(raw[:cut])
+        raw = raw[cut:]
+    if raw:
+        call.received(raw)
+    call.ended()
+    while not stream.over:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0)
+    assert found == messages
 
 
-def test_what_comes_in_tiny_frames_takes_no_more_than_it_is():
+async def test_what_comes_in_tiny_frames_takes_no_more_than_it_is():
     """Whoever sends a message two bytes at a time has us keep it once, not an object for each of them."""
     size = 1 << 16
-
-    async def run():
-        call = _call(Fake(), Method(unary=_never))
-        tracemalloc.start()
-        try:
-            call.received(_message(bytes(size))[:-size])
-            for number in range(size // 2):
-                call.received(bytes((number % 256, 1)))
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-            call.cancelled()
-
-    assert asyncio.run(run()) < 4 * size
+    call = _call(Fake(), Method(unary=_never))
+    tracemalloc.start()
+    try:
+        call.received(_message(bytes(size))[:-size])
+        for number in range(size // 2):
+            call.received(bytes((number % 256, 1)))
+        assert tracemalloc.get_traced_memory()[1] < 4 * size
+    finally:
+        tracemalloc.stop()
+        call.cancelled()
 
 
 _HALF = WINDOW // 2
@@ -126,64 +120,48 @@ _HALF = WINDOW // 2
         (_message(bytes(_HALF))[:-1], _message(bytes(_HALF))[-1:] + _message(bytes(_HALF))[:-1]),
     ],
 )
-def test_what_nobody_reads_opens_no_window(first, frame):
+async def test_what_nobody_reads_opens_no_window(first, frame):
     """Neither do messages without content, nor the first bytes of the next behind those that wait."""
-
-    async def run():
-        stream = Fake()
-        call = _call(stream, Method(streaming=_never))
-        call.received(first + frame)
-        for _ in range(3):
-            call.received(frame)
-        before = stream.credits
+    stream = Fake()
+    call = _call(stream, Method(streaming=_never))
+    call.received(first + frame)
+    for _ in range(3):
         call.received(frame)
-        assert stream.credits == before
-        call.cancelled()
-        await asyncio.sleep(0)
+    before = stream.credits
+    call.received(frame)
+    assert stream.credits == before
+    call.cancelled()
+    await asyncio.sleep(0)
 
-    asyncio.run(run())
 
-
-def test_nothing_is_made_of_what_comes_behind_a_failure():
+async def test_nothing_is_made_of_what_comes_behind_a_failure():
     """Be it another failure, or a message."""
-
-    async def run():
-        stream = Fake()
-        call = _call(stream, Method(streaming=_never))
-        call.received(_message(b"a") + _message(bytes(LARGEST + 1))[:10] + _message(b"b") * 3)
-        assert len(stream.blocks) == 1
-        assert stream.receiver is None
-        assert not call._messages
-        await asyncio.sleep(0)
-
-    asyncio.run(run())
+    stream = Fake()
+    call = _call(stream, Method(streaming=_never))
+    call.received(_message(b"a") + _message(bytes(LARGEST + 1))[:10] + _message(b"b") * 3)
+    assert len(stream.blocks) == 1
+    assert stream.receiver is None
+    assert not call._messages
+    await asyncio.sleep(0)
 
 
-def test_metadata_of_bytes():
+async def test_metadata_of_bytes():
     """With padding and without it, several in one as well; text is text."""
     fields = [(b"a-bin", b"AAH/"), (b"a-bin", b"AA==,AQ,"), (b"b", b"AA==,AQ"), (b"te", b"trailers"), (b":path", b"/")]
-
-    async def run():
-        found = _call(Fake(), Method(unary=_echo), fields).metadata()
-        assert found == [("a-bin", b"\0\1\xff"), ("a-bin", b"\0"), ("a-bin", b"\1"), ("a-bin", b""), ("b", "AA==,AQ")]
-
-    asyncio.run(run())
+    found = _call(Fake(), Method(unary=_echo), fields).metadata()
+    assert found == [("a-bin", b"\0\1\xff"), ("a-bin", b"\0"), ("a-bin", b"\1"), ("a-bin", b""), ("b", "AA==,AQ")]
 
 
 @pytest.mark.parametrize("values", [[b"99999999H"] * 3, [b"99999999H", b"1S"]])
-def test_one_deadline_of_a_call(values):
+async def test_one_deadline_of_a_call(values):
     """The timers of others would outlast it."""
-
-    async def run():
-        loop, made = asyncio.get_running_loop(), []
-        real = loop.call_later
-        loop.call_later = lambda *args: made.append(real(*args)) or made[-1]
-        call = _call(Fake(), Method(unary=_never), [(b"grpc-timeout", value) for value in values])
-        call.cancelled()
-        assert made
-        assert all(timer.cancelled() for timer in made)
-
-    asyncio.run(run())
+    loop, made = asyncio.get_running_loop(), []
+    real = loop.call_later
+    loop.call_later = lambda *args: made.append(real(*args)) or made[-1]
+    call = _call(Fake(), Method(unary=_never), [(b"grpc-timeout", value) for value in values])
+    call.cancelled()
+    assert made
+    assert all(timer.cancelled() for timer in made)
 
 
 # -- with a client of gRPC's -------------------------------------------------------------------------------------------
@@ -216,28 +194,28 @@ METHODS = {
 }
 
 
-def _served(work, compression="", options=(("grpc.max_receive_message_length", -1),)):
-    """Runs it with a channel to a server; nothing is left of its calls then."""
+@contextlib.asynccontextmanager
+async def _served(compression="", options=(("grpc.max_receive_message_length", -1),)):
+    """A channel to a server; nothing is left of its calls afterwards."""
+    loop, calls, all_ = asyncio.get_running_loop(), Calls(METHODS, LARGEST, compression), set()
+    server = await loop.create_server(lambda: Connection(loop, calls.begin, all_, Keepalive(loop)), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        yield channel
+        await until(lambda: not calls.tasks and not any(each.streams for each in all_))
+    server.close()
+    while all_:
+        for each in list(all_):
+            each.abort()
+        await asyncio.sleep(0.001)
+    gc.collect()
+    assert not [each for each in gc.get_objects() if type(each) in {Rpc, Stream}]
 
-    async def run():
-        loop, calls, all_ = asyncio.get_running_loop(), Calls(METHODS, LARGEST, compression), set()
-        server = await loop.create_server(lambda: Connection(loop, calls.begin, all_, Keepalive(loop)), "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
-            await work(channel)
-            async with asyncio.timeout(30):
-                while calls.tasks or any(each.streams for each in all_):  # noqa: ASYNC110 - nobody tells
-                    await asyncio.sleep(0.001)
-        server.close()
-        async with asyncio.timeout(30):
-            while all_:
-                for each in list(all_):
-                    each.abort()
-                await asyncio.sleep(0.001)
-        gc.collect()
-        assert not [each for each in gc.get_objects() if type(each) in {Rpc, Stream}]
 
-    asyncio.run(run())
+@pytest.fixture
+def channel():
+    """One to a server without anything special."""
+    return _served()
 
 
 async def _code(call):
@@ -247,10 +225,9 @@ async def _code(call):
 
 
 @pytest.mark.parametrize("compression", ["", "gzip", "deflate"])
-def test_messages_of_all_sizes(compression):
+async def test_messages_of_all_sizes(compression):
     """Come back as they went, many at once too."""
-
-    async def work(channel):
+    async with _served(compression) as channel:
         sizes = [0, 1, 16_379, 16_380, 65_531, 100_000, LARGEST]
         echo = channel.unary_unary("/s/Echo")
         assert [len(each) for each in await asyncio.gather(*[echo(bytes(size)) for size in sizes * 3])] == sizes * 3
@@ -259,23 +236,17 @@ def test_messages_of_all_sizes(compression):
         stream = channel.stream_stream("/s/Echoes")(iter([bytes(size) for size in sizes]))
         assert [len(each) async for each in stream] == sizes
 
-    _served(work, compression)
 
-
-def test_messages_that_are_too_large():
+async def test_messages_that_are_too_large(channel):
     """Also once they are inflated, and whatever can't be."""
-
-    async def work(channel):
-        echo, echoes = channel.unary_unary("/s/Echo"), channel.stream_stream("/s/Echoes")
-        assert await _code(echo(bytes(LARGEST + 1))) is grpc.StatusCode.RESOURCE_EXHAUSTED
-        bomb = bytes(20 * LARGEST)
-        assert await _code(echo(bomb, compression=grpc.Compression.Gzip)) is grpc.StatusCode.RESOURCE_EXHAUSTED
-        call = echoes(iter([b"a", bomb]), compression=grpc.Compression.Gzip)
-        with pytest.raises(grpc.aio.AioRpcError) as failed:
-            [_ async for _ in call]
-        assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-    _served(work)
+    echo, echoes = channel.unary_unary("/s/Echo"), channel.stream_stream("/s/Echoes")
+    assert await _code(echo(bytes(LARGEST + 1))) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    bomb = bytes(20 * LARGEST)
+    assert await _code(echo(bomb, compression=grpc.Compression.Gzip)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    call = echoes(iter([b"a", bomb]), compression=grpc.Compression.Gzip)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        [_ async for _ in call]
+    assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize(
@@ -291,84 +262,63 @@ def test_messages_that_are_too_large():
         (b"", b"gzip", Status.INTERNAL),
     ],
 )
-def test_messages_that_are_none(raw, encoding, status):
+async def test_messages_that_are_none(raw, encoding, status):
     """Each has its status, in few words."""
-
-    async def run():
-        stream = Fake()
-        call = _call(stream, Method(unary=_echo), [(b"grpc-encoding", encoding)])
-        if raw:
-            call.received(raw)
-        if not stream.over:
-            call.ended()
-        while not stream.over:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0)
-        (block,) = stream.blocks
-        assert frames.header_block([(b"grpc-status", b"%d" % status)]) in block
-        assert frames.header_block([(b"grpc-accept-encoding", b"identity,deflate,gzip")]) in block
-        assert len(block) < 1000
+    stream = Fake()
+    call = _call(stream, Method(unary=_echo), [(b"grpc-encoding", encoding)])
+    if raw:
+        call.received(raw)
+    if not stream.over:
+        call.ended()
+    while not stream.over:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0)
+    (block,) = stream.blocks
+    assert frames.header_block([(b"grpc-status", b"%d" % status)]) in block
+    assert frames.header_block([(b"grpc-accept-encoding", b"identity,deflate,gzip")]) in block
+    assert len(block) < 1000
+    await asyncio.sleep(0)
 
-    asyncio.run(run())
 
-
-def test_deadlines():
+async def test_deadlines(channel):
     """End a call whose handler takes longer."""
-
-    async def work(channel):
-        for seconds in (0.001, 0.01):
-            code = await _code(channel.unary_unary("/s/Waits")(b"", timeout=seconds))
-            assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-
-    _served(work)
+    for seconds in (0.001, 0.01):
+        code = await _code(channel.unary_unary("/s/Waits")(b"", timeout=seconds))
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 @pytest.mark.parametrize("value", [b"0n", b"0H", b"1u"])
-def test_deadlines_that_are_past(value):
+async def test_deadlines_that_are_past(value):
     """The server itself ends the call."""
-
-    async def run():
-        stream = Fake()
-        call = _call(stream, Method(unary=_waits), [(b"grpc-timeout", value)])
-        call.received(_message(b""))
-        call.ended()
-        async with asyncio.timeout(30):
-            while call._task is not None:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.001)
-        assert frames.header_block([(b"grpc-status", b"4")]) in stream.blocks[0]
-
-    asyncio.run(run())
+    stream = Fake()
+    call = _call(stream, Method(unary=_waits), [(b"grpc-timeout", value)])
+    call.received(_message(b""))
+    call.ended()
+    async with asyncio.timeout(30):
+        await until(lambda: call._task is None)
+    assert frames.header_block([(b"grpc-status", b"4")]) in stream.blocks[0]
 
 
 @pytest.mark.parametrize("value", [b"", b"1", b"-1S", b"123456789S", b"1 S", b"xS", b"1s"])
 @pytest.mark.parametrize("method", [Method(unary=_echo), Method(streaming=_echoes)], ids=["unary", "stream"])
-def test_deadlines_that_are_none(method, value):
+async def test_deadlines_that_are_none(method, value):
     """Are refused, since a client that set one does not wait for ever; nothing is executed."""
-
-    async def run():
-        stream = Fake()
-        call = _call(stream, method, [(b"grpc-timeout", value), (b"grpc-timeout", b"1S")])
-        call.received(_message(b""))
-        call.ended()
-        assert (call._deadline, call._task, len(stream.blocks), stream.parts) == (None, None, 1, [])
-        assert frames.header_block([(b"grpc-status", b"13")]) in stream.blocks[0]
-
-    asyncio.run(run())
+    stream = Fake()
+    call = _call(stream, method, [(b"grpc-timeout", value), (b"grpc-timeout", b"1S")])
+    call.received(_message(b""))
+    call.ended()
+    assert (call._deadline, call._task, len(stream.blocks), stream.parts) == (None, None, 1, [])
+    assert frames.header_block([(b"grpc-status", b"13")]) in stream.blocks[0]
 
 
-def test_clients_that_leave():
+async def test_clients_that_leave(channel):
     """While they wait, while they send, and while they don't read what is sent without end."""
-
-    async def work(channel):
-        waits = [channel.unary_unary("/s/Waits")(bytes(100_000)) for _ in range(20)]
-        echoes = [channel.stream_stream("/s/Echoes")() for _ in range(5)]
-        floods = [channel.stream_stream("/s/Floods")() for _ in range(5)]
-        for call in (*echoes, *floods):
-            await call.write(b"x")
-        for call in (*echoes, *floods):
-            await call.read()
-        for call in (*waits, *echoes, *floods):
-            call.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
-
-    _served(work)
+    waits = [channel.unary_unary("/s/Waits")(bytes(100_000)) for _ in range(20)]
+    echoes = [channel.stream_stream("/s/Echoes")() for _ in range(5)]
+    floods = [channel.stream_stream("/s/Floods")() for _ in range(5)]
+    for call in (*echoes, *floods):
+        await call.write(b"x")
+    for call in (*echoes, *floods):
+        await call.read()
+    for call in (*waits, *echoes, *floods):
+        call.cancel()
+    await asyncio.gather(*waits, return_exceptions=True)

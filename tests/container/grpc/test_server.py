@@ -13,6 +13,7 @@ from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
 from model_handlers.errors import Kind, MmeError
 from tests.container.http2.conftest import OPENING, Life
+from tests.waiting import until
 
 
 def test_what_is_refused_is_gone_at_once():
@@ -57,28 +58,22 @@ class _NoStreams:
         """There are none."""
 
 
-def test_a_drain_meets_connections_that_were_being_made(monkeypatch):
+async def test_a_drain_meets_connections_that_were_being_made(monkeypatch):
     """They end, and it does."""
     monkeypatch.setattr(http2, "_NOTICE_SECONDS", 0.0)
     monkeypatch.setattr(http2, "_PARTING_SECONDS", 0.0)
-
-    async def run():
-        server = GrpcServer.__new__(GrpcServer)
-        server._loop, server._draining, server._streams = asyncio.get_running_loop(), asyncio.Event(), _NoStreams()
-        early, server._listeners, server._calls = Life(server._loop), [], Calls({}, 0, "")
-        server._connections = early.all
-        drain = asyncio.ensure_future(server.drain(60))
-        await early.sent()
-        late = Life(server._loop)
-        late.send(OPENING)
-        early.all.add(late.connection)
-        early.connection.connection_lost(None)
-        async with asyncio.timeout(30):
-            while not late.wire.closed:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.001)
-            late.connection.connection_lost(None)
-            early.all.discard(late.connection)
-            await drain
-        assert not late.wire.aborted
-
-    asyncio.run(run())
+    server = GrpcServer.__new__(GrpcServer)
+    server._loop, server._draining, server._streams = asyncio.get_running_loop(), asyncio.Event(), _NoStreams()
+    early, server._listeners, server._calls = Life(server._loop), [], Calls({}, 0, "")
+    server._connections = early.all
+    drain = asyncio.ensure_future(server.drain(60))
+    await early.sent()
+    late = Life(server._loop)
+    late.send(OPENING)
+    early.all.add(late.connection)
+    early.connection.connection_lost(None)
+    await until(lambda: late.wire.closed)
+    late.connection.connection_lost(None)
+    early.all.discard(late.connection)
+    await drain
+    assert not late.wire.aborted

@@ -1,6 +1,7 @@
 """A connection over a transport that keeps what is written, and a client that counts its windows."""
 
 import asyncio
+import contextlib
 import struct
 
 import pytest
@@ -129,21 +130,20 @@ class Life:
         return frames.Code(int.from_bytes(payload[4:8], "big")) if self.wire.closed else None
 
 
+@contextlib.asynccontextmanager
+async def live(**rules):
+    """A life on the running loop, which ends with it."""
+    life = Life(asyncio.get_running_loop(), **rules)
+    try:
+        yield life
+    finally:
+        life.connection.connection_lost(None)
+    assert not life.connection.streams
+    assert not life.all
+    assert all(each.gone or each.stream.over for each in life.told.values())
+
+
 @pytest.fixture
-def live():
-    """Runs a life on a loop of its own, and ends it."""
-
-    def live(work, **rules):
-        async def run():
-            life = Life(asyncio.get_running_loop(), **rules)
-            try:
-                await work(life)
-            finally:
-                life.connection.connection_lost(None)
-            assert not life.connection.streams
-            assert not life.all
-            assert all(each.gone or each.stream.over for each in life.told.values())
-
-        asyncio.run(run())
-
-    return live
+def life():
+    """A life without rules of its own."""
+    return live()

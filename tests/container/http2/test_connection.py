@@ -16,7 +16,7 @@ from container.http2 import frames
 from container.http2.connection import WINDOW, Connection
 from container.http2.frames import Code
 from container.http2.keepalive import Keepalive
-from tests.container.http2.conftest import OPENING, REQUEST, Life
+from tests.container.http2.conftest import OPENING, REQUEST, Life, live
 from tests.waiting import PATIENCE, until
 
 BOTH = frames.END_HEADERS | frames.END_STREAM
@@ -32,23 +32,19 @@ def _data_of(sent, number):
 
 
 @pytest.mark.parametrize("step", [1, 2, 7, 10, 23, 10_000])
-def test_frames_come_in_any_pieces(live, step):
+async def test_frames_come_in_any_pieces(life, step):
     """Also one byte at a time: padding, priorities and continuations included."""
-
-    async def run(life):
-        head = b"\x03" + b"\0\0\0\0\x05" + REQUEST[:4] + b"pad"
-        flags = frames.PADDED | frames.WITH_PRIORITY
-        raw = OPENING + frames.frame(frames.HEADERS, flags, 1, head)
-        raw += frames.frame(frames.CONTINUATION, 0, 1, REQUEST[4:9])
-        raw += frames.frame(frames.CONTINUATION, frames.END_HEADERS, 1, REQUEST[9:])
-        raw += frames.frame(frames.DATA, frames.PADDED, 1, b"\x02hello--") + frames.frame(77, 0, 1, b"?")
-        raw += frames.frame(frames.DATA, frames.END_STREAM, 1, b" world")
-        for at in range(0, len(raw), step):
-            life.send(raw[at : at + step])
-        assert (life.told[1].data, life.told[1].over) == (b"hello world", True)
-        assert await life.fault() is None
-
-    live(run)
+    head = b"\x03" + b"\0\0\0\0\x05" + REQUEST[:4] + b"pad"
+    flags = frames.PADDED | frames.WITH_PRIORITY
+    raw = OPENING + frames.frame(frames.HEADERS, flags, 1, head)
+    raw += frames.frame(frames.CONTINUATION, 0, 1, REQUEST[4:9])
+    raw += frames.frame(frames.CONTINUATION, frames.END_HEADERS, 1, REQUEST[9:])
+    raw += frames.frame(frames.DATA, frames.PADDED, 1, b"\x02hello--") + frames.frame(77, 0, 1, b"?")
+    raw += frames.frame(frames.DATA, frames.END_STREAM, 1, b" world")
+    for at in range(0, len(raw), step):
+        life.send(raw[at : at + step])
+    assert (life.told[1].data, life.told[1].over) == (b"hello world", True)
+    assert await life.fault() is None
 
 
 @pytest.mark.parametrize(
@@ -104,20 +100,16 @@ def test_frames_come_in_any_pieces(live, step):
         (frames.frame(frames.DATA, 0, 1, bytes(1 << 16)) * 17, Code.FLOW_CONTROL_ERROR),
     ],
 )
-def test_what_ends_a_connection(live, raw, code):
+async def test_what_ends_a_connection(life, raw, code):
     """With a word of why, once; and its streams hear of it."""
-
-    async def run(life):
-        life.send(OPENING)
-        life.open(1)
-        await life.sent()
-        life.send(raw)
-        assert await life.fault() is code
-        assert life.told[1].gone
-        life.send(raw)
-        assert not await life.sent()
-
-    live(run)
+    life.send(OPENING)
+    life.open(1)
+    await life.sent()
+    life.send(raw)
+    assert await life.fault() is code
+    assert life.told[1].gone
+    life.send(raw)
+    assert not await life.sent()
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -128,10 +120,9 @@ def test_what_ends_a_connection(live, raw, code):
         max_size=40,
     ),
 )
-def test_no_more_is_sent_than_windows_allow_and_all_of_it_in_the_end(live, sizes, steps):
+async def test_no_more_is_sent_than_windows_allow_and_all_of_it_in_the_end(sizes, steps):
     """Windows that open, shut and go below nothing, over several answers."""
-
-    async def run(life):
+    async with live() as life:
         life.send(OPENING + frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
         numbers = [1 + 2 * at for at in range(len(sizes))]
         windows, got, initial, total = dict.fromkeys(numbers, 0), dict.fromkeys(numbers, b""), 0, frames.DEFAULT_WINDOW
@@ -183,312 +174,237 @@ def test_no_more_is_sent_than_windows_allow_and_all_of_it_in_the_end(live, sizes
         assert got == {number: bytes((number,)) * size for number, size in zip(numbers, sizes, strict=True)}
         assert ended == set(numbers)
 
-    live(run)
 
-
-def test_answers_take_turns_at_the_connections_window(live):
+async def test_answers_take_turns_at_the_connections_window(life):
     """A long one keeps no others from theirs."""
-
-    async def run(life):
-        life.send(OPENING + frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 28}))
-        life.open(1, 3, 5, flags=BOTH)
-        life.told[1].stream.data(bytes(1 << 20))
-        life.told[3].stream.data(bytes(1000))
-        life.told[5].stream.data(bytes(1000))
-        life.told[3].stream.end(TRAILERS)
-        await life.sent()
-        life.send(_window(0, 10_000))
-        assert {len(_data_of(await life.sent(), 1))} == {10_000}
-        life.send(_window(0, 1500))
-        sent = await life.sent()
-        assert [len(_data_of(sent, number)) for number in (1, 3, 5)] == [0, 1000, 500]
-        assert life.told[3].stream.over
-
-    live(run)
+    life.send(OPENING + frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 28}))
+    life.open(1, 3, 5, flags=BOTH)
+    life.told[1].stream.data(bytes(1 << 20))
+    life.told[3].stream.data(bytes(1000))
+    life.told[5].stream.data(bytes(1000))
+    life.told[3].stream.end(TRAILERS)
+    await life.sent()
+    life.send(_window(0, 10_000))
+    assert {len(_data_of(await life.sent(), 1))} == {10_000}
+    life.send(_window(0, 1500))
+    sent = await life.sent()
+    assert [len(_data_of(sent, number)) for number in (1, 3, 5)] == [0, 1000, 500]
+    assert life.told[3].stream.over
 
 
-def test_streams_that_wait_are_forgotten_when_they_are_given_up(live):
+async def test_streams_that_wait_are_forgotten_when_they_are_given_up(life):
     """And nothing is sent on them any more, whatever is said."""
-
-    async def run(life):
-        life.send(OPENING + frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 28}))
-        for number in range(1, 3001, 2):
-            life.open(number, flags=BOTH)
-            stream = life.told[number].stream
-            stream.data(bytes(100_000))
-            life.send(frames.reset(number, Code.CANCEL))
-            stream.headers(TRAILERS)
-            stream.data(b"x")
-            stream.end(TRAILERS)
-            assert stream.over
-            assert life.told[number].gone
-        assert not life.connection._waiting
-        life.send(_window(0, 1 << 20))
-        assert sum(kind in {frames.HEADERS, frames.DATA} for kind, *_ in await life.sent()) <= 4
-
-    live(run)
+    life.send(OPENING + frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 28}))
+    for number in range(1, 3001, 2):
+        life.open(number, flags=BOTH)
+        stream = life.told[number].stream
+        stream.data(bytes(100_000))
+        life.send(frames.reset(number, Code.CANCEL))
+        stream.headers(TRAILERS)
+        stream.data(b"x")
+        stream.end(TRAILERS)
+        assert stream.over
+        assert life.told[number].gone
+    assert not life.connection._waiting
+    life.send(_window(0, 1 << 20))
+    assert sum(kind in {frames.HEADERS, frames.DATA} for kind, *_ in await life.sent()) <= 4
 
 
-def test_a_client_that_does_not_read_is_not_listened_to(live):
+async def test_a_client_that_does_not_read_is_not_listened_to(life):
     """As long as it does not."""
+    life.send(OPENING)
+    life.open(1, flags=BOTH)
+    life.connection.pause_writing()
+    life.wire.unread = 2 << 20
+    life.told[1].stream.data(b"x")
+    await life.sent()
+    assert not life.wire.reads
+    life.connection.resume_writing()
+    assert life.wire.reads
 
-    async def run(life):
-        life.send(OPENING)
-        life.open(1, flags=BOTH)
-        life.connection.pause_writing()
-        life.wire.unread = 2 << 20
+
+async def test_pings_between_answers_of_a_stream_are_no_flood(life):
+    """A client may measure its way as long as something is sent to it."""
+    life.send(OPENING)
+    life.open(1, flags=BOTH)
+    for _ in range(3000):
         life.told[1].stream.data(b"x")
         await life.sent()
-        assert not life.wire.reads
-        life.connection.resume_writing()
-        assert life.wire.reads
-
-    live(run)
+        life.send(frames.frame(frames.PING, 0, 0, bytes(8)))
+    assert await life.fault() is None
 
 
-def test_pings_between_answers_of_a_stream_are_no_flood(live):
-    """A client may measure its way as long as something is sent to it."""
-
-    async def run(life):
-        life.send(OPENING)
-        life.open(1, flags=BOTH)
-        for _ in range(3000):
-            life.told[1].stream.data(b"x")
-            await life.sent()
-            life.send(frames.frame(frames.PING, 0, 0, bytes(8)))
-        assert await life.fault() is None
-
-    live(run)
-
-
-def test_frames_that_bring_nothing_may_come_now_and_then(live, monkeypatch):
+async def test_frames_that_bring_nothing_may_come_now_and_then(life, monkeypatch):
     """Only many of them within a short time are a flood."""
     monkeypatch.setattr(module, "_EMPTY_SECONDS", -1.0)
-
-    async def run(life):
-        life.send(OPENING)
-        life.open(1)
-        life.send(frames.frame(frames.PRIORITY, 0, 1, bytes(5)) * 5000)
-        assert await life.fault() is None
-
-    live(run)
+    life.send(OPENING)
+    life.open(1)
+    life.send(frames.frame(frames.PRIORITY, 0, 1, bytes(5)) * 5000)
+    assert await life.fault() is None
 
 
-def test_data_of_a_stream_that_was_given_up_is_no_flood(live):
+async def test_data_of_a_stream_that_was_given_up_is_no_flood(life):
     """However many frames of it were under way."""
-
-    async def run(life):
-        life.send(OPENING)
-        life.open(1)
-        life.told[1].stream.end(TRAILERS)
-        life.send(frames.frame(frames.DATA, 0, 1, b"x") * 5000)
-        assert await life.fault() is None
-
-    live(run)
+    life.send(OPENING)
+    life.open(1)
+    life.told[1].stream.end(TRAILERS)
+    life.send(frames.frame(frames.DATA, 0, 1, b"x") * 5000)
+    assert await life.fault() is None
 
 
 @pytest.mark.parametrize("kind", [frames.DATA, frames.HEADERS])
-def test_what_comes_behind_the_end_ends_the_stream(live, kind):
+async def test_what_comes_behind_the_end_ends_the_stream(life, kind):
     """And no other."""
-
-    async def run(life):
-        life.send(OPENING)
-        life.open(1, 3, flags=BOTH)
-        await life.sent()
-        life.send(frames.frame(kind, BOTH, 1, TRAILERS))
-        assert await life.sent() == [(frames.RST_STREAM, 0, 1, Code.STREAM_CLOSED.to_bytes(4, "big"))]
-        assert life.told[1].gone
-        assert not life.told[3].gone
-
-    live(run)
+    life.send(OPENING)
+    life.open(1, 3, flags=BOTH)
+    await life.sent()
+    life.send(frames.frame(kind, BOTH, 1, TRAILERS))
+    assert await life.sent() == [(frames.RST_STREAM, 0, 1, Code.STREAM_CLOSED.to_bytes(4, "big"))]
+    assert life.told[1].gone
+    assert not life.told[3].gone
 
 
 @pytest.mark.parametrize("block", [REQUEST + frames.header_block([(b"Name", b"v")]), REQUEST + REQUEST])
-def test_headers_against_the_rules_end_their_stream(live, block):
+async def test_headers_against_the_rules_end_their_stream(life, block):
     """Before anybody is told of it, or behind data; and no other."""
-
-    async def run(life):
-        life.send(OPENING)
-        life.open(1, 3)
-        await life.sent()
-        life.send(frames.frame(frames.HEADERS, BOTH, 5, block) + frames.frame(frames.HEADERS, BOTH, 1, block))
-        refused = Code.PROTOCOL_ERROR.to_bytes(4, "big")
-        assert await life.sent() == [(frames.RST_STREAM, 0, 5, refused), (frames.RST_STREAM, 0, 1, refused)]
-        assert list(life.told) == [1, 3]
-        assert life.told[1].gone
-        life.send(frames.frame(frames.HEADERS, BOTH, 5, block) + frames.frame(frames.DATA, frames.END_STREAM, 5, b"x"))
-        assert not await life.sent()
-        life.open(7)
-        assert await life.fault() is None
-        assert life.told[7]
-
-    live(run)
+    life.send(OPENING)
+    life.open(1, 3)
+    await life.sent()
+    life.send(frames.frame(frames.HEADERS, BOTH, 5, block) + frames.frame(frames.HEADERS, BOTH, 1, block))
+    refused = Code.PROTOCOL_ERROR.to_bytes(4, "big")
+    assert await life.sent() == [(frames.RST_STREAM, 0, 5, refused), (frames.RST_STREAM, 0, 1, refused)]
+    assert list(life.told) == [1, 3]
+    assert life.told[1].gone
+    life.send(frames.frame(frames.HEADERS, BOTH, 5, block) + frames.frame(frames.DATA, frames.END_STREAM, 5, b"x"))
+    assert not await life.sent()
+    life.open(7)
+    assert await life.fault() is None
+    assert life.told[7]
 
 
 @pytest.mark.parametrize(("more", "code"), [(0, Code.PROTOCOL_ERROR), (2**31 - 1, Code.FLOW_CONTROL_ERROR)])
-def test_windows_that_there_are_not_end_their_stream(live, more, code):
+async def test_windows_that_there_are_not_end_their_stream(life, more, code):
     """And no other."""
-
-    async def run(life):
-        life.send(OPENING)
-        life.open(1, 3)
-        await life.sent()
-        life.send(_window(1, more) + _window(1, more))
-        assert await life.sent() == [(frames.RST_STREAM, 0, 1, code.to_bytes(4, "big"))]
-        assert life.told[1].gone
-        assert not life.told[3].gone
-
-    live(run)
+    life.send(OPENING)
+    life.open(1, 3)
+    await life.sent()
+    life.send(_window(1, more) + _window(1, more))
+    assert await life.sent() == [(frames.RST_STREAM, 0, 1, code.to_bytes(4, "big"))]
+    assert life.told[1].gone
+    assert not life.told[3].gone
 
 
-def test_a_client_gives_up_all_streams_that_end_at_once(live):
+async def test_a_client_gives_up_all_streams_that_end_at_once(life):
     """And says so of each, and opens its window, as it does not know yet that it is over."""
-
-    async def run(life):
-        life.send(OPENING)
-        numbers = range(1, 2 * module._MOST_STREAMS, 2)
-        life.open(*numbers)
-        for number in numbers:
-            life.told[number].stream.end(TRAILERS)
-        await life.sent()
-        for number in numbers:
-            life.send(_window(number, 1) + frames.frame(frames.HEADERS, BOTH, number, TRAILERS))
-            life.send(frames.reset(number, Code.CANCEL))
-        assert await life.fault() is None
-
-    live(run)
+    life.send(OPENING)
+    numbers = range(1, 2 * module._MOST_STREAMS, 2)
+    life.open(*numbers)
+    for number in numbers:
+        life.told[number].stream.end(TRAILERS)
+    await life.sent()
+    for number in numbers:
+        life.send(_window(number, 1) + frames.frame(frames.HEADERS, BOTH, number, TRAILERS))
+        life.send(frames.reset(number, Code.CANCEL))
+    assert await life.fault() is None
 
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("size", [0, 100, 4095, 4096, 1 << 16])
-def test_a_client_whose_table_of_headers_is_small(live, size, whole):
+async def test_a_client_whose_table_of_headers_is_small(life, size, whole):
     """Is told once that no more of it is used, without which it takes no headers; also where these end the stream."""
-
-    async def run(life):
-        decoder = Decoder()
-        decoder.max_allowed_table_size = size
-        life.send(OPENING + frames.settings({frames.HEADER_TABLE_SIZE: size}))
-        life.open(1, 3, 5, flags=BOTH)
-        await life.sent()
-        if whole:
-            life.told[1].stream.whole(TRAILERS, (b"x",), TRAILERS)
-        else:
-            life.told[1].stream.end(TRAILERS)
-        life.told[3].stream.headers(TRAILERS)
-        first, *others = [payload for kind, *_, payload in await life.sent() if kind == frames.HEADERS]
-        assert (len(first) > len(TRAILERS)) == (size < 4096)
-        assert others == [TRAILERS] * (1 + whole)
-        assert [decoder.decode(block) for block in (first, *others)] == [[("grpc-status", "0")]] * (2 + whole)
-        life.send(frames.settings({frames.HEADER_TABLE_SIZE: size}))
-        life.told[5].stream.headers(TRAILERS)
-        assert decoder.decode((await life.sent())[-1][3]) == [("grpc-status", "0")]
-
-    live(run)
+    decoder = Decoder()
+    decoder.max_allowed_table_size = size
+    life.send(OPENING + frames.settings({frames.HEADER_TABLE_SIZE: size}))
+    life.open(1, 3, 5, flags=BOTH)
+    await life.sent()
+    if whole:
+        life.told[1].stream.whole(TRAILERS, (b"x",), TRAILERS)
+    else:
+        life.told[1].stream.end(TRAILERS)
+    life.told[3].stream.headers(TRAILERS)
+    first, *others = [payload for kind, *_, payload in await life.sent() if kind == frames.HEADERS]
+    assert (len(first) > len(TRAILERS)) == (size < 4096)
+    assert others == [TRAILERS] * (1 + whole)
+    assert [decoder.decode(block) for block in (first, *others)] == [[("grpc-status", "0")]] * (2 + whole)
+    life.send(frames.settings({frames.HEADER_TABLE_SIZE: size}))
+    life.told[5].stream.headers(TRAILERS)
+    assert decoder.decode((await life.sent())[-1][3]) == [("grpc-status", "0")]
 
 
-def test_as_many_streams_as_were_agreed(live):
+async def test_as_many_streams_as_were_agreed(life):
     """Those beyond are refused; all may be given up at once, and not again and again."""
-
-    async def run(life):
-        life.send(OPENING)
-        numbers = range(1, 2 * module._MOST_STREAMS, 2)
-        life.open(*numbers)
-        await life.sent()
-        life.open(5001)
-        assert await life.sent() == [(frames.RST_STREAM, 0, 5001, Code.REFUSED_STREAM.to_bytes(4, "big"))]
-        for number in numbers:
-            life.send(frames.reset(number, Code.CANCEL))
-        assert await life.fault() is None
-        for number in range(6001, 6001 + 2 * module._MOST_RESETS, 2):
-            life.open(number)
-            life.send(frames.reset(number, Code.CANCEL))
-        assert await life.fault() is Code.ENHANCE_YOUR_CALM
-
-    live(run)
+    life.send(OPENING)
+    numbers = range(1, 2 * module._MOST_STREAMS, 2)
+    life.open(*numbers)
+    await life.sent()
+    life.open(5001)
+    assert await life.sent() == [(frames.RST_STREAM, 0, 5001, Code.REFUSED_STREAM.to_bytes(4, "big"))]
+    for number in numbers:
+        life.send(frames.reset(number, Code.CANCEL))
+    assert await life.fault() is None
+    for number in range(6001, 6001 + 2 * module._MOST_RESETS, 2):
+        life.open(number)
+        life.send(frames.reset(number, Code.CANCEL))
+    assert await life.fault() is Code.ENHANCE_YOUR_CALM
 
 
-def test_what_was_used_may_be_sent_again(live):
+async def test_what_was_used_may_be_sent_again(life):
     """The windows of a stream and of the connection open by what came."""
-
-    async def run(life):
-        life.send(OPENING)
-        life.open(1)
-        await life.sent()
-        more = {0: 0, 1: 0}
-        for _ in range(40):
-            life.send(frames.frame(frames.DATA, 0, 1, bytes(WINDOW // 4)))
-            life.told[1].stream.credit()
-            for kind, _, number, payload in await life.sent():
-                assert kind == frames.WINDOW_UPDATE
-                more[number] += int.from_bytes(payload, "big")
-        assert more == {0: 1 << 23, 1: 10 * WINDOW}
-
-    live(run)
+    life.send(OPENING)
+    life.open(1)
+    await life.sent()
+    more = {0: 0, 1: 0}
+    for _ in range(40):
+        life.send(frames.frame(frames.DATA, 0, 1, bytes(WINDOW // 4)))
+        life.told[1].stream.credit()
+        for kind, _, number, payload in await life.sent():
+            assert kind == frames.WINDOW_UPDATE
+            more[number] += int.from_bytes(payload, "big")
+    assert more == {0: 1 << 23, 1: 10 * WINDOW}
 
 
-def test_a_client_that_says_nothing_is_given_up(live, monkeypatch):
+@pytest.mark.parametrize("said", [OPENING, OPENING[:5]])
+async def test_a_client_that_says_nothing_is_given_up(said, monkeypatch):
     """One that has said its first words is not."""
     monkeypatch.setattr(module, "_GREETING_SECONDS", 0.0)
-
-    async def run(life):
-        life.send(OPENING[:5])
+    async with live() as life:
+        life.send(said)
         await life.sent()
-        assert life.wire.aborted
-
-    async def greets(life):
-        life.send(OPENING)
-        await life.sent()
-        assert not life.wire.closed
-
-    live(run)
-    live(greets)
+        assert not life.wire.closed if said == OPENING else life.wire.aborted
 
 
-def test_no_http2(live):
+async def test_no_http2(life):
     """The first bytes may tell."""
-
-    async def run(life):
-        life.send(b"\x16\x03\x01\x02\x00\x01")
-        assert await life.sent() == []
-        assert life.wire.closed
-
-    live(run)
+    life.send(b"\x16\x03\x01\x02\x00\x01")
+    assert await life.sent() == []
+    assert life.wire.closed
 
 
 @pytest.mark.parametrize("pieces", [[b"GET / HTTP/1.1\r\n\r\n"], [b"P", b"OST / HTTP/1.0\r\n\r\n"]])
-def test_http1_is_told_where_it_is(live, pieces):
+async def test_http1_is_told_where_it_is(life, pieces):
     """In its own words, and nothing else."""
-
-    async def run(life):
-        for piece in pieces:
-            life.send(piece)
-        await asyncio.sleep(0)
-        assert life.wire.written.startswith(b"HTTP/1.1 505 ")
-        assert b"HTTP/2" in life.wire.written.partition(b"\r\n\r\n")[2]
-        assert life.wire.closed
-
-    live(run)
+    for piece in pieces:
+        life.send(piece)
+    await asyncio.sleep(0)
+    assert life.wire.written.startswith(b"HTTP/1.1 505 ")
+    assert b"HTTP/2" in life.wire.written.partition(b"\r\n\r\n")[2]
+    assert life.wire.closed
 
 
 @pytest.mark.parametrize("first", [frames.frame(frames.PING, 0, 0, bytes(8)), frames.frame(frames.SETTINGS, 1, 0)])
-def test_settings_come_first(live, first):
+async def test_settings_come_first(life, first):
     """Whatever else does is no HTTP/2; and ours come in front of the word of that."""
-
-    async def run(life):
-        life.send(frames.PREFACE + first)
-        sent = await life.sent()
-        assert [sent[0][0], sent[-1][0]] == [frames.SETTINGS, frames.GOAWAY]
-        assert life.wire.closed
-
-    live(run)
+    life.send(frames.PREFACE + first)
+    sent = await life.sent()
+    assert [sent[0][0], sent[-1][0]] == [frames.SETTINGS, frames.GOAWAY]
+    assert life.wire.closed
 
 
 _ENDS = frames.frame(frames.PING, frames.ACK, 0, module._NEAR_THE_END)
 
 
 async def _until_closed(life):
-    async with asyncio.timeout(PATIENCE):
-        await until(lambda: life.wire.closed)
+    await until(lambda: life.wire.closed)
 
 
 def _lasts(sent):
@@ -497,134 +413,120 @@ def _lasts(sent):
     return [(int.from_bytes(each[:4], "big"), int.from_bytes(each[4:8], "big")) for each in found]
 
 
-def test_draining(live, monkeypatch):
+async def test_draining(life, monkeypatch):
     """Streams come to their end that there are, or that were opened before the client had heard of it."""
     monkeypatch.setattr(module, "_PARTING_SECONDS", 0.001)
-
-    async def run(life):
-        life.send(OPENING)
-        life.open(1, flags=BOTH)
-        await life.sent()
-        life.connection.drain()
-        life.connection.drain()
-        sent = await life.sent()
-        assert [kind for kind, *_ in sent] == [frames.GOAWAY, frames.PING]
-        assert _lasts(sent) == [(2**31 - 1, 0)]
-        life.told[1].stream.end(TRAILERS)
-        life.open(3, flags=BOTH)
-        assert not life.wire.closed
-        life.send(_ENDS)
-        assert _lasts(await life.sent()) == [(3, 0)]
-        life.send(frames.frame(frames.HEADERS, frames.END_HEADERS, 5, REQUEST) + frames.frame(frames.DATA, 1, 5, b"x"))
-        assert await life.sent() == [(frames.RST_STREAM, 0, 5, Code.REFUSED_STREAM.to_bytes(4, "big"))]
-        life.told[3].stream.end(TRAILERS)
-        life.open(7)
-        sent = await life.sent()
-        assert sent[-1] == (frames.RST_STREAM, 0, 7, Code.REFUSED_STREAM.to_bytes(4, "big"))
-        await _until_closed(life)
-        assert _lasts(sent + await life.sent()) == []
-
-    async def idle(life):
-        life.send(OPENING)
-        life.connection.drain()
-        await life.sent()
-        assert not life.wire.closed
-        life.send(_ENDS)
-        assert _lasts(await life.sent()) == [(0, 0)]
-        await _until_closed(life)
-
-    async def not_begun(life):
-        life.send(OPENING[:5])
-        life.connection.drain()
-        assert life.wire.aborted
-
-    async def breaks(life):
-        life.send(OPENING)
-        life.open(1)
-        life.connection.drain()
-        life.send(_ENDS)
-        life.open(3)
-        await life.sent()
-        life.send(_window(0, 0))
-        assert _lasts(await life.sent()) == [(1, Code.PROTOCOL_ERROR)]
-
-    for each in (run, idle, not_begun, breaks):
-        live(each)
+    life.send(OPENING)
+    life.open(1, flags=BOTH)
+    await life.sent()
+    life.connection.drain()
+    life.connection.drain()
+    sent = await life.sent()
+    assert [kind for kind, *_ in sent] == [frames.GOAWAY, frames.PING]
+    assert _lasts(sent) == [(2**31 - 1, 0)]
+    life.told[1].stream.end(TRAILERS)
+    life.open(3, flags=BOTH)
+    assert not life.wire.closed
+    life.send(_ENDS)
+    assert _lasts(await life.sent()) == [(3, 0)]
+    life.send(frames.frame(frames.HEADERS, frames.END_HEADERS, 5, REQUEST) + frames.frame(frames.DATA, 1, 5, b"x"))
+    assert await life.sent() == [(frames.RST_STREAM, 0, 5, Code.REFUSED_STREAM.to_bytes(4, "big"))]
+    life.told[3].stream.end(TRAILERS)
+    life.open(7)
+    sent = await life.sent()
+    assert sent[-1] == (frames.RST_STREAM, 0, 7, Code.REFUSED_STREAM.to_bytes(4, "big"))
+    await _until_closed(life)
+    assert _lasts(sent + await life.sent()) == []
 
 
-def test_a_client_that_does_not_say_that_it_has_heard(live, monkeypatch):
+async def test_draining_without_streams(life, monkeypatch):
+    """The connection ends as soon as the client has heard of it."""
+    monkeypatch.setattr(module, "_PARTING_SECONDS", 0.001)
+    life.send(OPENING)
+    life.connection.drain()
+    await life.sent()
+    assert not life.wire.closed
+    life.send(_ENDS)
+    assert _lasts(await life.sent()) == [(0, 0)]
+    await _until_closed(life)
+
+
+async def test_draining_before_the_first_words(life):
+    """Nobody is waited for who has not said what he speaks."""
+    life.send(OPENING[:5])
+    life.connection.drain()
+    assert life.wire.aborted
+
+
+async def test_draining_a_client_that_breaks_the_rules(life):
+    """Its connection ends with that; the last stream is one that it opened before it had heard of the end."""
+    life.send(OPENING)
+    life.open(1)
+    life.connection.drain()
+    life.send(_ENDS)
+    life.open(3)
+    await life.sent()
+    life.send(_window(0, 0))
+    assert _lasts(await life.sent()) == [(1, Code.PROTOCOL_ERROR)]
+
+
+async def test_a_client_that_does_not_say_that_it_has_heard(life, monkeypatch):
     """Has its time to."""
     monkeypatch.setattr(module, "_NOTICE_SECONDS", 0.0)
     monkeypatch.setattr(module, "_PARTING_SECONDS", 0.0)
-
-    async def run(life):
-        life.send(OPENING)
-        life.connection.drain()
-        await _until_closed(life)
-
-    live(run)
+    life.send(OPENING)
+    life.connection.drain()
+    await _until_closed(life)
 
 
-def test_pings_of_a_client_end_nothing(live):
+async def test_pings_of_a_client_end_nothing(life):
     """Nor does an answer to a ping that was not sent."""
-
-    async def run(life):
-        life.send(OPENING + _ENDS)
-        life.open(1)
-        assert await life.fault() is None
-
-    live(run)
+    life.send(OPENING + _ENDS)
+    life.open(1)
+    assert await life.fault() is None
 
 
 @pytest.mark.parametrize("signs", ["words", "reading", "none"])
-def test_what_was_said_last_may_be_read(live, monkeypatch, signs):
+async def test_what_was_said_last_may_be_read(life, monkeypatch, signs):
     """As long as the client says or reads anything; nothing is made of what it says."""
     monkeypatch.setattr(module, "_GOODBYE_SECONDS", 0.0)
-
-    async def run(life):
-        life.send(OPENING)
-        life.open(1)
-        life.wire.unread = 1000 * (signs == "reading")
-        life.connection.end(Code.NO_ERROR)
-        assert life.wire.closed
-        assert life.told[1].gone
-        for _ in range(100 * (signs != "none")):
-            if signs == "words":
-                life.open(3)
-            else:
-                life.wire.unread -= 1
-            await asyncio.sleep(0)
-            assert not life.wire.aborted
-        async with asyncio.timeout(PATIENCE):
-            await until(lambda: life.wire.aborted)
-        assert list(life.told) == [1]
-
-    live(run)
+    life.send(OPENING)
+    life.open(1)
+    life.wire.unread = 1000 * (signs == "reading")
+    life.connection.end(Code.NO_ERROR)
+    assert life.wire.closed
+    assert life.told[1].gone
+    for _ in range(100 * (signs != "none")):
+        if signs == "words":
+            life.open(3)
+        else:
+            life.wire.unread -= 1
+        await asyncio.sleep(0)
+        assert not life.wire.aborted
+    async with asyncio.timeout(PATIENCE):
+        await until(lambda: life.wire.aborted)
+    assert list(life.told) == [1]
 
 
-def test_by_tls_the_end_waits_for_who_reads(live, monkeypatch):
+async def test_by_tls_the_end_waits_for_who_reads(life, monkeypatch):
     """Its transport has handed on what the client has yet to read, and would wait only so long for that."""
     monkeypatch.setattr(module, "_GOODBYE_SECONDS", 0.0)
-
-    async def run(life):
-        life.wire.secure = True
-        life.send(OPENING)
-        life.connection.say(bytes(1000))
-        life.connection.end(Code.NO_ERROR)
-        for _ in range(100):
-            life.wire.acknowledged += 1
-            await asyncio.sleep(0)
-            assert not life.wire.closed
-        life.wire.acknowledged = len(life.wire.written)
-        async with asyncio.timeout(PATIENCE):
-            await until(lambda: life.wire.aborted)
-        assert life.wire.said_goodbye
-
-    live(run)
+    life.wire.secure = True
+    life.send(OPENING)
+    life.connection.say(bytes(1000))
+    life.connection.end(Code.NO_ERROR)
+    for _ in range(100):
+        life.wire.acknowledged += 1
+        await asyncio.sleep(0)
+        assert not life.wire.closed
+    life.wire.acknowledged = len(life.wire.written)
+    async with asyncio.timeout(PATIENCE):
+        await until(lambda: life.wire.aborted)
+    assert life.wire.said_goodbye
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_what_a_client_has_taken_is_known(loop_factory):
+async def test_what_a_client_has_taken_is_known(loop_factory):
     """However much of it the system has taken from us."""
     made, size = [], 1 << 16
 
@@ -632,23 +534,19 @@ def test_what_a_client_has_taken_is_known(loop_factory):
         def connection_made(self, transport):
             made.append(transport)
 
-    async def run():
-        server = await asyncio.get_running_loop().create_server(Speaks, "127.0.0.1", 0)
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        await until(lambda: made)
-        assert module._acknowledged(made[0]) == 0
-        made[0].write(bytes(size))
-        await reader.readexactly(size)
-        await until(lambda: module._acknowledged(made[0]) == size)
-        writer.close()
-        server.close()
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(asyncio.wait_for(run(), PATIENCE))
+    server = await asyncio.get_running_loop().create_server(Speaks, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    await until(lambda: made)
+    assert module._acknowledged(made[0]) == 0
+    made[0].write(bytes(size))
+    await reader.readexactly(size)
+    await until(lambda: module._acknowledged(made[0]) == size)
+    writer.close()
+    server.close()
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_nothing_is_known_of_a_client_whose_tls_has_ended(loop_factory):
+async def test_nothing_is_known_of_a_client_whose_tls_has_ended(loop_factory):
     """Its transport has no socket any more; whoever waited for a sign of the client may ask just then."""
     told = []
     ciphers = "AECDH-AES256-SHA:@SECLEVEL=0"  # which need no certificate
@@ -667,40 +565,32 @@ def test_nothing_is_known_of_a_client_whose_tls_has_ended(loop_factory):
         def connection_lost(self, _error):
             told.append(module._acknowledged(self.transport))
 
-    async def run():
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(Speaks, "127.0.0.1", 0, ssl=context(ssl.PROTOCOL_TLS_SERVER))
-        address = server.sockets[0].getsockname()
-        _, writer = await asyncio.open_connection(*address, ssl=context(ssl.PROTOCOL_TLS_CLIENT))
-        writer.transport.abort()
-        await until(lambda: len(told) == 2)
-        server.close()
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(asyncio.wait_for(run(), PATIENCE))
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Speaks, "127.0.0.1", 0, ssl=context(ssl.PROTOCOL_TLS_SERVER))
+    address = server.sockets[0].getsockname()
+    _, writer = await asyncio.open_connection(*address, ssl=context(ssl.PROTOCOL_TLS_CLIENT))
+    writer.transport.abort()
+    await until(lambda: len(told) == 2)
+    server.close()
     assert told == [True, -1]
 
 
-def test_nothing_is_left_of_a_connection():
+async def test_nothing_is_left_of_a_connection():
     """No timer keeps it, nor does who waited for room."""
-
-    async def run():
-        life = Life(asyncio.get_running_loop())
-        life.send(OPENING)
-        life.open(1, flags=BOTH)
-        life.connection.pause_writing()
-        waits = asyncio.ensure_future(life.told[1].stream.drained())
-        await asyncio.sleep(0)
-        life.connection.end(Code.NO_ERROR)
-        life.connection.connection_lost(None)
-        await waits
-        weak = weakref.ref(life.connection)
-        del life, waits
-        await asyncio.sleep(0)
-        gc.collect()
-        assert weak() is None
-
-    asyncio.run(run())
+    life = Life(asyncio.get_running_loop())
+    life.send(OPENING)
+    life.open(1, flags=BOTH)
+    life.connection.pause_writing()
+    waits = asyncio.ensure_future(life.told[1].stream.drained())
+    await asyncio.sleep(0)
+    life.connection.end(Code.NO_ERROR)
+    life.connection.connection_lost(None)
+    await waits
+    weak = weakref.ref(life.connection)
+    del life, waits
+    await asyncio.sleep(0)
+    gc.collect()
+    assert weak() is None
 
 
 class _Answers:
@@ -716,31 +606,26 @@ class _Answers:
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_an_end_takes_back_nothing_that_was_said(loop_factory):
+async def test_an_end_takes_back_nothing_that_was_said(loop_factory):
     """A client that still speaks when the connection ends reads the answer before it, and the goodbye."""
     size = 8 << 20
-
-    async def run():
-        loop, all_ = asyncio.get_running_loop(), set()
-        keepalive = Keepalive(loop)
-        server = await loop.create_server(
-            lambda: Connection(loop, lambda stream, _: _Answers(stream, size), all_, keepalive), "127.0.0.1", 0
-        )
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), limit=1 << 14)
-        wide = frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 28, frames.MAX_FRAME_SIZE: 1 << 23})
-        writer.write(OPENING + wide + _window(0, 1 << 28) + frames.frame(frames.HEADERS, BOTH, 1, REQUEST))
-        got = await reader.readexactly(1 << 20)
-        (connection,) = all_
-        connection.end(Code.NO_ERROR)
-        while piece := await reader.read(1 << 14):
-            got += piece
-            writer.write(_window(0, 1))
-            await writer.drain()
-        assert len(got) > size
-        assert frames.go_away(1, Code.NO_ERROR) in got[size:]
-        writer.close()
-        server.close()
-        await until(lambda: not all_)
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(asyncio.wait_for(run(), PATIENCE))
+    loop, all_ = asyncio.get_running_loop(), set()
+    keepalive = Keepalive(loop)
+    server = await loop.create_server(
+        lambda: Connection(loop, lambda stream, _: _Answers(stream, size), all_, keepalive), "127.0.0.1", 0
+    )
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), limit=1 << 14)
+    wide = frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 28, frames.MAX_FRAME_SIZE: 1 << 23})
+    writer.write(OPENING + wide + _window(0, 1 << 28) + frames.frame(frames.HEADERS, BOTH, 1, REQUEST))
+    got = await reader.readexactly(1 << 20)
+    (connection,) = all_
+    connection.end(Code.NO_ERROR)
+    while piece := await reader.read(1 << 14):
+        got += piece
+        writer.write(_window(0, 1))
+        await writer.drain()
+    assert len(got) > size
+    assert frames.go_away(1, Code.NO_ERROR) in got[size:]
+    writer.close()
+    server.close()
+    await until(lambda: not all_)

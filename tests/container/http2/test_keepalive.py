@@ -6,8 +6,8 @@ import pytest
 
 from container.http2 import connection, frames
 from container.http2.frames import Code
-from tests.container.http2.conftest import OPENING
-from tests.waiting import PATIENCE, until
+from tests.container.http2.conftest import OPENING, live
+from tests.waiting import until
 
 PING = frames.frame(frames.PING, 0, 0, b"whatever")
 ANSWER = frames.frame(frames.PING, frames.ACK, 0, b"mme-ping")
@@ -15,45 +15,35 @@ BOTH = frames.END_HEADERS | frames.END_STREAM
 
 
 async def _until(life, kind):
-    async with asyncio.timeout(30):
-        while True:
-            sent = await life.sent()
-            if any(each[0] == kind for each in sent):
-                return sent
-            await asyncio.sleep(0.001)
+    while True:
+        sent = await life.sent()
+        if any(each[0] == kind for each in sent):
+            return sent
+        await asyncio.sleep(0.001)
 
 
 async def _until_aborted(life):
-    async with asyncio.timeout(30):
-        while not life.wire.aborted:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.001)
+    await until(lambda: life.wire.aborted)
 
 
-def test_a_client_that_does_not_answer_is_left(live):
+async def test_a_client_that_does_not_answer_is_left():
     """One that does is asked again."""
-
-    async def silent(life):
+    async with live(time=0.001, timeout=0.001, permit_without_calls=True) as life:
         life.send(OPENING)
         await _until(life, frames.PING)
         await _until_aborted(life)
-
-    live(silent, time=0.001, timeout=0.001, permit_without_calls=True)
-
-    async def answers(life):
+    async with live(time=0.001, timeout=30, permit_without_calls=True, max_pings_without_data=0) as life:
         life.send(OPENING)
         for _ in range(3):
             await _until(life, frames.PING)
             life.send(ANSWER)
         assert not life.wire.closed
 
-    live(answers, time=0.001, timeout=30, permit_without_calls=True, max_pings_without_data=0)
-
 
 @pytest.mark.parametrize(("reads", "secure"), [(False, False), (True, False), (False, True), (True, True)])
-def test_a_client_that_answers_late_but_lives(live, reads, secure):
+async def test_a_client_that_answers_late_but_lives(reads, secure):
     """It sends something else, or reads what lies before the ping."""
-
-    async def run(life):
+    async with live(timeout=0.0, permit_without_calls=True) as life:
         life.send(OPENING)
         life.wire.secure, life.wire.unread = secure, 1000 * (reads and not secure)
         life.connection.watch._ping()
@@ -68,13 +58,10 @@ def test_a_client_that_answers_late_but_lives(live, reads, secure):
             assert not life.wire.aborted
         await _until_aborted(life)
 
-    live(run, timeout=0.0, permit_without_calls=True)
 
-
-def test_nobody_is_asked_without_calls_or_too_often(live):
+async def test_nobody_is_asked_without_calls_or_too_often():
     """Unless that is permitted."""
-
-    async def run(life):
+    async with live(time=0.001, timeout=30, max_pings_without_data=1) as life:
         life.send(OPENING)
         await life.sent()
         await asyncio.sleep(0.02)
@@ -87,14 +74,11 @@ def test_nobody_is_asked_without_calls_or_too_often(live):
         life.told[1].stream.data(b"x")
         await _until(life, frames.PING)
 
-    live(run, time=0.001, timeout=30, max_pings_without_data=1)
-
 
 @pytest.mark.parametrize("strikes", [0, 2])
-def test_a_client_that_asks_too_often_is_told_off(live, strikes):
+async def test_a_client_that_asks_too_often_is_told_off(strikes):
     """After its strikes; 0 is any number."""
-
-    async def run(life):
+    async with live(max_ping_strikes=strikes) as life:
         life.send(OPENING)
         life.open(1)
         await life.sent()
@@ -103,13 +87,10 @@ def test_a_client_that_asks_too_often_is_told_off(live, strikes):
         life.send(PING)
         assert await life.fault() is (Code.ENHANCE_YOUR_CALM if strikes else None)
 
-    live(run, max_ping_strikes=strikes)
 
-
-def test_an_answer_forgives(live):
+async def test_an_answer_forgives():
     """What is sent of a call lets a client ask anew."""
-
-    async def run(life):
+    async with live(max_ping_strikes=2) as life:
         life.send(OPENING)
         life.open(1)
         for _ in range(20):
@@ -117,34 +98,23 @@ def test_an_answer_forgives(live):
             life.told[1].stream.data(b"x")
             assert await life.fault() is None
 
-    live(run, max_ping_strikes=2)
 
-
-def test_old_connections_end(live, monkeypatch):
+async def test_old_connections_end(monkeypatch):
     """As soon as they are idle, else after their grace."""
     monkeypatch.setattr(connection, "_PARTING_SECONDS", 0.0)
-
-    async def idle(life):
+    async with live(max_age=0.001) as life:
         life.send(OPENING)
         (*_, (*_, payload)) = await _until(life, frames.PING)
         life.send(frames.frame(frames.PING, frames.ACK, 0, payload))
-        async with asyncio.timeout(PATIENCE):
-            await until(lambda: life.wire.closed)
+        await until(lambda: life.wire.closed)
         assert not life.wire.aborted
-
-    async def busy(life):
-        life.send(OPENING)
-        life.open(1, flags=BOTH)
-        await _until(life, frames.GOAWAY)
-        await _until_aborted(life)
-
-    async def ever(life):
-        life.send(OPENING)
-        life.open(1, flags=BOTH)
-        await _until(life, frames.GOAWAY)
-        await asyncio.sleep(0.02)
-        assert not life.wire.closed
-
-    live(idle, max_age=0.001)
-    live(busy, max_age=0.001, grace=0.001)
-    live(ever, max_age=0.001)
+    for grace in ({"grace": 0.001}, {}):
+        async with live(max_age=0.001, **grace) as life:
+            life.send(OPENING)
+            life.open(1, flags=BOTH)
+            await _until(life, frames.GOAWAY)
+            if grace:
+                await _until_aborted(life)
+            else:
+                await asyncio.sleep(0.02)
+                assert not life.wire.closed
