@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import http.server
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +26,7 @@ from model_handlers.isolation.fork_client import ForkClient
 from serve.cache.eviction import Policy
 from serve.sources.archive import extract
 from serve.sources.repository import open_model, open_target
+from tests.http_server import Handler, answering
 
 ROOT = Path(__file__).parents[2]
 
@@ -639,47 +638,27 @@ ANSWER = {"model_name": "plus", "outputs": [{"name": "Y", "datatype": "FP32", "s
 TIMING = 'cache;desc=miss, download;dur=12.3, load;dur=88.1, infer;dur=5.2, evict;desc="bert-1.tar.gz"'
 
 
-class Recorder(http.server.BaseHTTPRequestHandler):
+class Recorder(Handler):
     """Answers as a model does, and remembers what it was asked."""
 
     def do_POST(self):
         """An inference; the model called gone does not exist."""
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.asked.append((self.path, dict(self.headers), body))
-        if self.headers.get("X-Amzn-SageMaker-Target-Model") == "gone":
-            self._answer(404, {"error": "there is no model 'gone'"})
-        elif self.headers.get("X-Amzn-SageMaker-Target-Model") == "failing":
-            self._answer(
-                424,
-                {"Message": "wrapped", "OriginalStatusCode": 400, "OriginalMessage": '{"error": "input X is missing"}'},
-                {"x-amzn-errortype": "ModelError"},
-            )
+        self.server.asked.append((self.path, dict(self.headers), self.body()))
+        target = self.headers.get("X-Amzn-SageMaker-Target-Model")
+        if target == "gone":
+            self.answer(404, {"error": "there is no model 'gone'"}, Server_Timing=TIMING)
+        elif target == "failing":
+            wrapped = {"OriginalStatusCode": 400, "OriginalMessage": '{"error": "input X is missing"}'}
+            self.answer(424, {"Message": "wrapped", **wrapped}, Server_Timing=TIMING, x_amzn_errortype="ModelError")
         else:
-            self._answer(200, ANSWER)
-
-    def _answer(self, status, content, headers=()):
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Server-Timing": TIMING, **dict(headers)}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        """Say nothing."""
+            self.answer(200, ANSWER, Server_Timing=TIMING)
 
 
 @pytest.fixture(name="server")
 def _server():
     """A listening server; `asked` holds path, headers and body of each request, `url` its address."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Recorder) as server:
-        server.asked, server.url = [], f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with answering(Recorder, asked=[]) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def test_invoke_sends_json_and_shows_answer_and_times(server, tmp_path, capsys):

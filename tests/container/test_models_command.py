@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import http.server
 import json
 import os
 import pty
@@ -19,6 +18,7 @@ import pytest
 from container import cli
 from container.models_command import _span
 from container.settings import Mode
+from tests.http_server import Handler, answering
 
 # What Triton answers: no fields of ours, no Date.
 INDEX = [
@@ -48,7 +48,7 @@ STATS = {
 }
 
 
-class Triton(http.server.BaseHTTPRequestHandler):
+class Triton(Handler):
     """The index and the statistics; `down` of the server makes it refuse."""
 
     def do_GET(self):
@@ -57,32 +57,19 @@ class Triton(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         """The index."""
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.body()
         self.server.asked.release()
         self._answer(INDEX)
 
     def _answer(self, content):
-        body = json.dumps({"error": "busy"} if self.server.down else content).encode()
-        self.send_response_only(503 if self.server.down else 200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        """Say nothing."""
+        self.answer(*((503, {"error": "busy"}) if self.server.down else (200, content)))
 
 
 @pytest.fixture
 def triton():
     """A listening server; `url` is its address, `asked` is released with every request for the index."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Triton) as server:
-        server.url, server.down, server.asked = f"http://127.0.0.1:{server.server_port}", False, threading.Semaphore(0)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with answering(Triton, down=False, asked=threading.Semaphore(0)) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """Event stream frames, read by botocore: by its decoder, and by boto3 from a socket."""
 
 import queue
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import boto3
 import pytest
@@ -14,6 +12,7 @@ from hypothesis import strategies as st
 
 from container.codec import event_stream as module
 from container.codec.event_stream import exception, payload_part
+from tests.http_server import Handler, answering
 from tests.waiting import PATIENCE
 
 
@@ -76,14 +75,12 @@ def test_a_part_larger_than_a_frame_is_several(monkeypatch):
 # -- boto3 -----------------------------------------------------------------------------------------------------------
 
 
-class Endpoint(BaseHTTPRequestHandler):
+class Endpoint(Handler):
     """Answers with the frames of the server's queue, each a chunk, as soon as it is there; None ends the answer."""
-
-    protocol_version = "HTTP/1.1"
 
     def do_POST(self):
         """The one operation."""
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.body()
         self.send_response(200)
         self.send_header("Content-Type", "application/vnd.amazon.eventstream")
         self.send_header("X-Amzn-SageMaker-Content-Type", "application/jsonlines")
@@ -93,20 +90,14 @@ class Endpoint(BaseHTTPRequestHandler):
             self.wfile.write(b"%x\r\n%b\r\n" % (len(frame), frame))
         self.wfile.write(b"0\r\n\r\n")
 
-    def log_message(self, *_):
-        """Nothing."""
-
 
 @pytest.fixture
 def endpoint():
     """The queue of frames that an endpoint answers with, and the answer as boto3 hands it out."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Endpoint) as server:
-        server.frames = queue.Queue()
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    with answering(Endpoint, frames=queue.Queue()) as server:
         client = boto3.session.Session().client(
             "sagemaker-runtime",
-            endpoint_url=f"http://127.0.0.1:{server.server_port}",
+            endpoint_url=server.url,
             region_name="us-east-1",
             aws_access_key_id="test",
             aws_secret_access_key="test",
@@ -117,8 +108,6 @@ def endpoint():
         server.frames.put(None)
         answer["Body"].close()
         client.close()
-        server.shutdown()
-        thread.join()
 
 
 def test_boto3_reads_each_part_as_it_comes(endpoint):

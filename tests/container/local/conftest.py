@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import tarfile
@@ -24,13 +23,11 @@ from container.local.platform import Limits, Platform
 from container.local.throttle import Throttle
 from container.local.upstream import Container
 from serve.sources.store import open_store
+from tests.http_server import Handler, answering
 
 
-class Contract(http.server.BaseHTTPRequestHandler):
+class Contract(Handler):
     """A model is a file called `says`, which is what it answers; the server has room for `room` of them."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
 
     def do_GET(self):
         """Health, and one model."""
@@ -41,7 +38,7 @@ class Contract(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         """LOAD and INVOKE."""
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.body()
         target = self.headers.get("X-Amzn-SageMaker-Target-Model", "")
         self.server.seen.append((self.path, dict(self.headers)))
         if self.path == "/models":
@@ -115,31 +112,14 @@ class Contract(http.server.BaseHTTPRequestHandler):
         self._answer(200, {})
 
     def _answer(self, status, document):
-        body = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("X-Amzn-SageMaker-Custom-Attributes", "mine")
-        self.end_headers()
-        with suppress(BrokenPipeError):  # who asked has left
-            self.wfile.write(body)
-
-    def log_message(self, *_):
-        """Say nothing."""
+        self.answer(status, document, X_Amzn_SageMaker_Custom_Attributes="mine")
 
 
 @pytest.fixture
 def contract():
     """The container; `url` is where it listens."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Contract) as server:
-        server.url = f"http://127.0.0.1:{server.server_port}"
-        server.loaded, server.room, server.seen = {}, 2, []
-        server.load_orders, server.gates, server.slow = [], {}, {}
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with answering(Contract, loaded={}, room=2, seen=[], load_orders=[], gates={}, slow={}) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def put_archive(folder, name, says):

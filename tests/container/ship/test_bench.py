@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import sys
-import threading
 from argparse import Namespace
 from collections import Counter
 
@@ -15,47 +13,30 @@ import pytest
 from container.ship import figures, plot
 from container.ship.requests import arrays_of, request_of
 from model_handlers.errors import MmeError
+from tests.http_server import Handler, answering
 
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 
 
-class Model(http.server.BaseHTTPRequestHandler):
+class Model(Handler):
     """Answers what it was asked; the first request for a model is a miss, and the model called gone is not there."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
 
     def do_POST(self):
         """An inference over plain HTTP or the Runtime API."""
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body, kind = self.body(), self.headers.get("Content-Type")
         target = self.headers.get("X-Amzn-SageMaker-Target-Model", "")
         self.server.asked[target] += 1
-        self.server.seen = (self.path, self.headers.get("Content-Type"), self.headers.get("Accept"), body)
+        self.server.seen = (self.path, kind, self.headers.get("Accept"), body)
         found = "miss" if self.server.asked[target] == 1 else "hit"
-        self.send_response(404 if target == "gone" else 200)
-        for name, value in {
-            "Content-Type": self.headers.get("Content-Type", "text/plain"),
-            "Server-Timing": f"cache;desc={found}",
-            "Content-Length": str(len(body)),
-        }.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        """Say nothing."""
+        status = 404 if target == "gone" else 200
+        self.answer(status, body, Content_Type=kind or "text/plain", Server_Timing=f"cache;desc={found}")
 
 
 @pytest.fixture
 def server():
     """A listening server: `url`, `asked` by model, and `seen` of the last request."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Model) as server:
-        server.asked, server.seen, server.url = Counter(), None, f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with answering(Model, asked=Counter(), seen=None) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def test_a_sweep_is_a_table_charts_a_report_and_a_picture(mme, server, tmp_path):

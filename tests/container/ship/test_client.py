@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import socket
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from container.ship.client import ask
 from model_handlers.errors import MmeError
+from tests.http_server import Handler, answering
 
 
-class Says(BaseHTTPRequestHandler):
+class Says(Handler):
     """A server that answers every request with an empty list."""
 
     def do_GET(self):
         """Answer."""
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"[]")
-
-    def log_message(self, *_):
-        """Nothing."""
+        self.answer(200, [])
 
 
 @pytest.fixture
 def port():
     """The port of one on loopback."""
-    with HTTPServer(("127.0.0.1", 0), Says) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with answering(Says) as server:
         yield server.server_port
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
