@@ -49,29 +49,6 @@ def infer(running, path, json_inputs, **headers):
     return running.http("POST", path, {"X-Amzn-SageMaker-" + key: v for key, v in headers.items()}, body)
 
 
-def test_the_life_of_a_model(platform, load, models, json_inputs):
-    """Load, list, describe, invoke, unload, and the documented answer at each step; the url is the one given."""
-    url = f"{models}/hash1/model"
-    assert platform.http("GET", "/models").json == {"models": []}
-    assert load("m").status == 200
-    assert platform.http("GET", "/models").json == {"models": [{"modelName": "m", "modelUrl": url}]}
-    assert platform.http("GET", "/models/m").json == {"modelName": "m", "modelUrl": url}
-    assert infer(platform, "/models/m/invoke", json_inputs).json["outputs"][0]["data"] == [2, 4, 6, 8]
-    assert platform.http("DELETE", "/models/m").status == 200
-    assert platform.http("GET", "/models").json == {"models": []}
-    for method, path in (("GET", "/models/m"), ("DELETE", "/models/m"), ("POST", "/models/m/invoke")):
-        reply = platform.http(method, path, {}, b'{"inputs": []}')
-        assert (reply.status, reply.error) == (404, "Request for unknown model: 'm' is not found")
-    assert load("m").status == 200
-
-
-def test_a_loaded_model_is_a_409(load):
-    """A second load under the name is refused, whatever its url."""
-    load("m")
-    reply = load("m", "hash2")
-    assert (reply.status, "'m' is already loaded" in reply.error) == (409, True)
-
-
 def test_a_loading_model_is_a_409_and_not_in_the_list(platform, load):
     """Of two loads under one name that come together one wins, and nobody sees a model that is not ready."""
     replies = []
@@ -109,7 +86,7 @@ def test_the_target_models_name_is_an_alias_bound_at_load(platform, load, json_i
         infer(platform, "/invocations", json_inputs, **{"Target-Model": "b.tar.gz"}).json["outputs"][0]["data"][0] == 3
     )
     forged = infer(platform, "/models/m/invoke", json_inputs, **{"Target-Model": "b.tar.gz"})
-    assert (forged.status, "'b.tar.gz'" in forged.error) == (400, True)
+    assert (forged.status, "'b.tar.gz'" in forged.error, "'m'" in forged.error) == (400, True, True)
     platform.http("DELETE", "/models/n")
     assert infer(platform, "/invocations", json_inputs, **{"Target-Model": "b.tar.gz"}).status == 404
 
@@ -197,28 +174,6 @@ def test_a_model_that_does_not_load_leaves_nothing_behind(folder, words, platfor
     assert platform.http("GET", "/models/m").status == 404
     platform.on_loop.call(check_integrity, platform.engine.cache)
     assert load("m").status == 200
-
-
-def test_no_memory_is_a_507_and_nobody_is_evicted(start, models, json_inputs):
-    """The platform chooses who goes: a load that does not fit is refused, what is loaded goes on."""
-    probe = start(mode=Mode.PLATFORM)
-    body = json.dumps({"model_name": "a", "url": f"{models}/hash1/model"}).encode()
-    probe.http("POST", "/models", {}, body)
-    size = probe.on_loop.call(lambda: probe.engine.cache.entries["a"].footprint.host)
-    running = start(mode=Mode.PLATFORM, memory_budget=size + 1)
-    names = iter("abcdefghijkl")
-    for name in names:  # measured sizes differ from load to load
-        body = json.dumps({"model_name": name, "url": f"{models}/hash1/model"}).encode()
-        reply = running.http("POST", "/models", {}, body)
-        if reply.status != 200:
-            break
-    assert reply.status == 507
-    assert f"'{name}'" in reply.error
-    listed = [model["modelName"] for model in running.http("GET", "/models").json["models"]]
-    assert listed == list("abcdefghijkl"[: listed.__len__()])
-    assert name not in listed
-    for model in listed:
-        assert infer(running, f"/models/{model}/invoke", json_inputs).status == 200
 
 
 def test_names_may_hold_anything_that_a_path_can_carry(platform, models, json_inputs):

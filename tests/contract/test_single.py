@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract import models
-from tests.contract.server import SCRIPTS, clean_environment, eventually
+from tests.contract.server import PATIENCE, SCRIPTS, clean_environment, eventually
 
 
 @pytest.fixture
@@ -24,19 +24,6 @@ def model_dir(tmp_path):
         return {"MME_MODEL_DIR": str(folder)}
 
     return lay_out
-
-
-def ended(tmp_path, environ):
-    """Exit code and standard error of a server that does not start."""
-    done = subprocess.run(
-        [SCRIPTS / "serve"],
-        env=clean_environment(tmp_path, MME_PORT="0", **environ),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return done.returncode, done.stderr
 
 
 def test_ping_is_healthy_when_the_model_is_loaded_and_not_before(serve, model_dir):
@@ -94,44 +81,16 @@ def test_a_broken_model_is_never_healthy_and_the_log_says_why(serve, model_dir):
     assert (invoked.status, "can't load model 'broken'" in invoked.error) == (400, True)
 
 
-@pytest.mark.parametrize(
-    ("names", "default", "message"),
-    [
-        ((), "", "ERROR: No model found in model repository"),
-        (("one", "two"), "", "ERROR: More than 1 model directory found in model repository."),
-        (
-            ("one", "two"),
-            "three",
-            "ERROR: Directory with provided SAGEMAKER_TRITON_DEFAULT_MODEL_NAME three does not exist",
-        ),
-    ],
-    ids=["none", "several", "wrong-name"],
-)
-def test_an_unclear_model_refuses_to_start(tmp_path, model_dir, names, default, message):
-    """No directory, several without a name, or a name that is none of them: exit code 2 and Triton's sentence."""
-    environ = model_dir(**dict.fromkeys(names, b""))
-
-    code, said = ended(tmp_path, {**environ, "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": default})
-
-    assert code == 2
-    assert message in said
-    assert "Traceback" not in said
-
-
-def test_a_model_without_its_directory_refuses_to_start(tmp_path, model_dir):
-    """config.pbtxt right in the model directory: exit code 2 and Triton's sentence."""
-    environ = model_dir()
-    Path(environ["MME_MODEL_DIR"], "config.pbtxt").touch()
-
-    code, said = ended(tmp_path, environ)
-
-    assert code == 2
-    assert "ERROR: Incorrect directory structure." in said
-
-
-def test_no_model_directory_at_all_refuses_to_start(tmp_path):
-    """A model directory that is not there: exit code 2, and the sentence names the ways to say where models are."""
-    code, said = ended(tmp_path, {"MME_MODEL_DIR": str(tmp_path / "nowhere")})
-
-    assert code == 2
-    assert "--model-store" in said
+def test_an_unclear_model_refuses_to_start(tmp_path, model_dir):
+    """Several directories without a name, as all that `choose_single_model` refuses: exit code 2 and Triton's sentence."""
+    done = subprocess.run(
+        [SCRIPTS / "serve"],
+        env=clean_environment(tmp_path, MME_PORT="0", **model_dir(one=b"", two=b"")),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "ERROR: More than 1 model directory found in model repository." in done.stderr
+    assert "Traceback" not in done.stderr

@@ -107,6 +107,7 @@ def test_conflicting_modes_are_named():
 
     assert "SAGEMAKER_MULTI_MODEL" in sentence
     assert "MME_MODEL_STORE" in sentence
+    assert "keep one of them" in sentence
 
 
 def test_platform_mode_refuses_models_to_load():
