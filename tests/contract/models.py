@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,10 +149,15 @@ ensemble_scheduling {{ step {{
 """
 
 
-def lay_out(folder: Path, model: bytes, config: str = "", version: int = 1) -> Path:
-    """Write a Triton model directory; without a configuration the server completes it."""
+def lay_out(folder: Path, model: bytes | str | None, config: str = "", *, version: int = 1, file: str = "") -> Path:
+    """Write a Triton model directory of an ONNX model, of Python code, or of nothing but a configuration.
+
+    Without a configuration the server completes it. `file` is the model's, if it is neither of these two.
+    """
     (folder / str(version)).mkdir(parents=True)
-    (folder / str(version) / "model.onnx").write_bytes(model)
+    if model is not None:
+        content = textwrap.dedent(model).encode() if isinstance(model, str) else model
+        (folder / str(version) / (file or f"model.{'py' if isinstance(model, str) else 'onnx'}")).write_bytes(content)
     if config:
         (folder / "config.pbtxt").write_text(config)
     return folder

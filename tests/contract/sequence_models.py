@@ -154,10 +154,3 @@ def accumulator() -> bytes:
         ],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
-
-
-def lay_out(folder, content, config, filename="model.onnx"):
-    """A model directory."""
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / filename).write_bytes(content)
-    (folder / "config.pbtxt").write_text(config)

@@ -27,6 +27,7 @@ from tests.waiting import PATIENCE, eventually
 
 SCRIPTS = Path(sys.executable).parent
 _LISTENING = re.compile(r"Listening at: http://[^ ]+:(\d+)")
+_GRPC_LISTENING = re.compile(r"gRPC listening at port (\d+)")
 _ARCHIVE = re.compile(r"[0-9a-f]{24}-[0-9a-f]{16}")
 _INHERITED = ("PATH", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
 
@@ -154,6 +155,16 @@ class Server:
     def address(self) -> str:
         """Where it listens, as Triton's client wants it."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def grpc_port(self) -> int:
+        """Where it listens to gRPC, if it does."""
+        return int(_GRPC_LISTENING.search(self.log)[1])
+
+    @property
+    def grpc_address(self) -> str:
+        """The same, as Triton's client wants it."""
+        return f"127.0.0.1:{self.grpc_port}"
 
     def ask(self, method: str, path: str, body: bytes | dict | None = None, **headers: str) -> Answer:
         """One request on a connection of its own; `_` in a header's name stands for `-`."""

@@ -109,10 +109,7 @@ def server(tmp_path_factory, whole):
     everything = {f"whole {kind}": (kind, data) for kind, data in whole.items()}
     everything |= {name: (kind, damage(whole[kind])) for name, (kind, damage) in DAMAGES.items()}
     for name, (kind, data) in everything.items():
-        version = folder / name.replace(" ", "-") / "1"
-        version.mkdir(parents=True)
-        (version / FILES[kind]).write_bytes(data)
-        (version.parent / "config.pbtxt").write_text(CONFIG % kind)
+        models.lay_out(folder / name.replace(" ", "-"), data, CONFIG % kind, file=FILES[kind])
     environ = {
         "MME_MODEL_REPOSITORY": str(folder),
         "MME_MODEL_CONTROL_MODE": "explicit",
@@ -182,9 +179,8 @@ def test_rows_go_through_whatever_was_let_in(server):
 
 def test_a_check_of_a_damaged_model_tells_of_it(tmp_path, whole):
     """`mme config check` outlives what the library dies of, and has its sentence among the others."""
-    (tmp_path / "model" / "1").mkdir(parents=True)
-    (tmp_path / "model" / "1" / "model.txt").write_bytes(DAMAGES["text without leaves"][1](whole["lightgbm"]))
-    (tmp_path / "model" / "config.pbtxt").write_text(CONFIG % "lightgbm")
+    damaged = DAMAGES["text without leaves"][1](whole["lightgbm"])
+    models.lay_out(tmp_path / "model", damaged, CONFIG % "lightgbm", file="model.txt")
     command = [str(SCRIPTS / "mme"), "config", "check", str(tmp_path / "model")]
     said = subprocess.run(command, env=clean_environment(tmp_path), capture_output=True, text=True, check=False)
 

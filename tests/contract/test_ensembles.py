@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import tarfile
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -82,19 +81,16 @@ def steps(*chain):
 
 def ensemble(folder, *chain, batch=8, dims=4, more=""):
     """An ensemble of such steps."""
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(ENSEMBLE.format(batch=batch, dims=dims, more=more, steps=steps(*chain)))
+    models.lay_out(folder, None, ENSEMBLE.format(batch=batch, dims=dims, more=more, steps=steps(*chain)))
 
 
 def python_model(folder, source, more="max_batch_size: 8", dims=4):
     """A Python model X → Y."""
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.py").write_text(textwrap.dedent(source))
     tensors = (
         f'input {{ name: "X" data_type: TYPE_FP32 dims: [ {dims} ] }} '
         f'output {{ name: "Y" data_type: TYPE_FP32 dims: [ {dims} ] }}'
     )
-    (folder / "config.pbtxt").write_text(f'backend: "python"\n{more}\n{tensors}\n')
+    models.lay_out(folder, source, f'backend: "python"\n{more}\n{tensors}\n')
 
 
 @pytest.fixture(scope="module")

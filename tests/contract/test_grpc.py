@@ -13,8 +13,6 @@ swapped                                 a Python model that returns its outputs 
 from __future__ import annotations
 
 import queue
-import re
-import textwrap
 
 import grpc
 import numpy as np
@@ -148,18 +146,17 @@ def repository(tmp_path_factory):
     models.lay_out(folder / "versions", models.plus(3), version=3)
     labelled = models.lay_out(folder / "labelled", models.plus(1), LABELLED)
     (labelled / "labels.txt").write_text("ant\nbee\ncat\n")
-    sequence_models.lay_out(folder / "sums", sequence_models.accumulator(), SUMS)
+    models.lay_out(folder / "sums", sequence_models.accumulator(), SUMS)
     for name, source, more in (
         ("counter", COUNTER, "model_transaction_policy { decoupled: true }\n"),
         ("one", ONE, ""),
         ("codes", CODES, ""),
         ("swapped", SWAPPED, 'output { name: "J" data_type: TYPE_INT32 dims: [ 1 ] }\n'),
     ):
-        sequence_models.lay_out(folder / name, textwrap.dedent(source).encode(), COUNTING + more, "model.py")
+        models.lay_out(folder / name, source, COUNTING + more)
     without = COUNTING.replace('input { name: "N" data_type: TYPE_INT32 dims: [ 1 ] }\n', "")
-    sequence_models.lay_out(folder / "alone", ALONE.encode(), without, "model.py")
-    (folder / "counted" / "1").mkdir(parents=True)
-    (folder / "counted" / "config.pbtxt").write_text(COUNTED)
+    models.lay_out(folder / "alone", ALONE, without)
+    models.lay_out(folder / "counted", None, COUNTED)
     return folder
 
 
@@ -177,22 +174,17 @@ def server(tmp_path_factory, repository):
         yield server
 
 
-def address(server):
-    """Where it listens to gRPC."""
-    return f"127.0.0.1:{re.search(r'gRPC listening at port ([0-9]+)', server.log)[1]}"
-
-
 @pytest.fixture(scope="module")
 def client(server):
     """Triton's client."""
-    with triton.InferenceServerClient(address(server)) as client:
+    with triton.InferenceServerClient(server.grpc_address) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def bare(server):
     """The published methods, for what Triton's client does not send."""
-    with grpc.insecure_channel(address(server)) as channel:
+    with grpc.insecure_channel(server.grpc_address) as channel:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
@@ -223,7 +215,7 @@ class Stream:
     """Triton's client's stream, and what came of it."""
 
     def __init__(self, server, **options):
-        self.client = triton.InferenceServerClient(address(server))
+        self.client = triton.InferenceServerClient(server.grpc_address)
         self._came = queue.Queue()
         self.client.start_stream(lambda result, error: self._came.put((result, error)), **options)
 
@@ -446,7 +438,7 @@ def test_a_model_without_a_name_is_one_that_there_is_not(bare):
 
 def test_bytes_that_are_no_message_are_refused(server):
     """By name of what they should have been."""
-    with grpc.insecure_channel(address(server)) as channel:
+    with grpc.insecure_channel(server.grpc_address) as channel:
         for method in ("ModelInfer", "ModelMetadata"):
             with pytest.raises(grpc.RpcError) as raised:
                 channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"\xff\xff")
@@ -638,7 +630,7 @@ def test_server_and_models_are_live_and_ready(client):
 
 def test_health(server):
     """The standard health service, which tells of the server whatever service a probe names."""
-    with grpc.insecure_channel(address(server)) as channel:
+    with grpc.insecure_channel(server.grpc_address) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
         serving, service = b"\x08\x01", b"inference.GRPCInferenceService"
@@ -772,7 +764,7 @@ def test_nobody_holds_a_model_any_more(server):
 
 def connections(server):
     """To its port of gRPC."""
-    port = int(address(server).rpartition(":")[2])
+    port = server.grpc_port
     return [each for each in server.worker.net_connections("tcp") if each.laddr.port == port and each.raddr]
 
 
@@ -785,7 +777,7 @@ def test_a_server_that_goes_answers_and_ends_what_is_open(tmp_path, repository):
     with (
         Server(tmp_path / "server", environ | {"MME_PING_MODE": "ready"}) as server,
         Stream(server) as stream,
-        grpc.insecure_channel(address(server)) as channel,
+        grpc.insecure_channel(server.grpc_address) as channel,
     ):
         watching = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
         assert next(watching) == b"\x08\x01"
@@ -811,11 +803,11 @@ def test_a_server_that_goes_answers_and_ends_what_is_open(tmp_path, repository):
 
 def test_a_port_that_is_taken_ends_the_server(tmp_path, server, repository):
     """With a sentence that names it, instead of being started again and again."""
-    environ = {"MME_MODEL_REPOSITORY": str(repository), "MME_GRPC_PORT": address(server).rpartition(":")[2]}
+    environ = {"MME_MODEL_REPOSITORY": str(repository), "MME_GRPC_PORT": str(server.grpc_port)}
     second = Server(tmp_path / "second", environ | {"MME_MODEL_CONTROL_MODE": "explicit"}, ready=False)
 
     with pytest.raises((AssertionError, OSError)):
         second.__enter__()
 
-    assert f"cannot listen to gRPC requests at {address(server)}" in second.log
+    assert f"cannot listen to gRPC requests at {server.grpc_address}" in second.log
     assert "Traceback" not in second.log

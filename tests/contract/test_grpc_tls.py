@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import re
 import select
 import socket
 import threading
@@ -87,7 +86,7 @@ def start(tmp_path_factory, authority):
         plain = {"MME_MODEL_REPOSITORY": str(folder), "MME_PING_MODE": "ready", "MME_GRPC_PORT": "0"}
         secure = files if any(name.startswith("MME_GRPC_USE_SSL") for name in environ) else {}
         with Server(tmp_path_factory.mktemp("server"), {**plain, **secure, **environ}) as server:
-            yield int(re.search(r"gRPC listening at port ([0-9]+)", server.log)[1])
+            yield server.grpc_port
 
     return started
 

@@ -81,9 +81,7 @@ def server(tmp_path_factory, packages):
         (folder / name / "config.pbtxt").write_text(config)
     (folder / "echo" / "1").mkdir()
     (folder / "echo" / "1" / "handler.py").write_text(ECHO)
-    (folder / "installed" / "1").mkdir(parents=True)
-    (folder / "installed" / "config.pbtxt").write_text(configs["echo"].replace('"echo"', '"echoes"'))
-    (folder / "installed" / "1" / "model.echo").touch()
+    models.lay_out(folder / "installed", b"", configs["echo"].replace('"echo"', '"echoes"'), file="model.echo")
     path = os.pathsep.join(filter(None, (str(packages), os.environ.get("PYTHONPATH"))))
     environ = {"MME_MODEL_REPOSITORY": str(folder), "MME_PING_MODE": "ready", "PYTHONPATH": path}
     with Server(tmp_path_factory.mktemp("server"), environ) as server:

@@ -6,7 +6,6 @@ plus    answers at once
 from __future__ import annotations
 
 import http.client
-import re
 import socket
 from urllib.parse import unquote
 
@@ -131,16 +130,11 @@ def start(tmp_path_factory):
     return start
 
 
-def port_of(server):
-    """Where it listens to gRPC."""
-    return int(re.search(r"gRPC listening at port ([0-9]+)", server.log)[1])
-
-
 @pytest.fixture(scope="module")
 def port(start):
     """Where a server listens to gRPC."""
     with start() as server:
-        yield port_of(server)
+        yield server.grpc_port
 
 
 @pytest.mark.parametrize("kind", [b"application/grpc", b"application/grpc+proto", b"application/grpc;charset=utf-8"])
@@ -229,7 +223,7 @@ def test_a_deadline_that_is_none_is_refused(port):
 def test_a_server_that_goes_answers_all_that_it_says_it_serves(start):
     """Also what was asked before its client had heard of it; what is asked later is refused."""
     rows = 300_000
-    with start() as server, Client(port_of(server)) as client:
+    with start() as server, Client(server.grpc_port) as client:
         client.send(frames.frame(frames.HEADERS, BOTH, 1, block(WATCH)))
         client.look()
         client.ask(3, data=message(rows))

@@ -49,10 +49,8 @@ class TritonPythonModel:
 def lay_out_echo(directory, datatype, dims):
     """A model that answers OUTPUT0 with INPUT0."""
     tensor = f"data_type: TYPE_{datatype} dims: {dims}"
-    (directory / "1").mkdir(parents=True)
-    (directory / "config.pbtxt").write_text(
-        f'backend: "identity" input {{ name: "INPUT0" {tensor} }} output {{ name: "OUTPUT0" {tensor} }}'
-    )
+    config = f'backend: "identity" input {{ name: "INPUT0" {tensor} }} output {{ name: "OUTPUT0" {tensor} }}'
+    models.lay_out(directory, None, config)
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +67,7 @@ def repository(tmp_path_factory):
     lay_out_echo(folder / "double", "FP64", [-1])
     labelled = models.lay_out(folder / "labelled", models.plus(1), LABELLED)
     (labelled / "labels.txt").write_text("ant\nbee\ncat\n")
-    (folder / "completing" / "1").mkdir(parents=True)
-    (folder / "completing" / "config.pbtxt").write_text('input { name: "X" } output { name: "Y" }')
-    (folder / "completing" / "1" / "model.py").write_text(COMPLETING)
+    models.lay_out(folder / "completing", COMPLETING, 'input { name: "X" } output { name: "Y" }')
     for name, config in {"fours": FOURS, "narrow": NARROW, "hasty": HASTY, "crowded": CROWDED}.items():
         models.lay_out(folder / name, models.plus(1), config)
     models.lay_out(folder / "versions", models.plus(1), "version_policy { specific { versions: [1, 3] } }\n")

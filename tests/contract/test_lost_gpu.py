@@ -47,12 +47,9 @@ parameters { key: "MME_PLACEMENT" value: { string_value: "inline" } }
 def test_who_loses_a_gpu_is_replaced_and_a_gpu_that_stays_lost_fails_the_ping(serve, tmp_path):
     """Its requests are told why; the next process knows all models. The fourth time /ping fails, and the rest goes on."""
     server = serve({"SAGEMAKER_MULTI_MODEL": "true"})
-    version = tmp_path / "brittle" / "model" / "1"
-    version.mkdir(parents=True)
-    (version / "handler.py").write_text(_BRITTLE)
-    (version.parent / "config.pbtxt").write_text(_CONFIG)
+    brittle = models.lay_out(tmp_path / "brittle" / "model", _BRITTLE, _CONFIG, file="handler.py")
     plus = models.lay_out(tmp_path / "plus" / "model", models.plus(1))
-    for name, url in (("brittle", version.parent), ("plus", plus)):
+    for name, url in (("brittle", brittle), ("plus", plus)):
         assert server.ask("POST", "/models", {"model_name": name, "url": str(url)}).status == 200
 
     def ask(number):

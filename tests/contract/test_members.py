@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tarfile
-import textwrap
 
 import pytest
 
@@ -53,9 +52,7 @@ class TritonPythonModel:
 
 def python_model(folder, source, config=TENSORS):
     """A Python model in a folder."""
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.py").write_text(textwrap.dedent(source))
-    (folder / "config.pbtxt").write_text(config)
+    models.lay_out(folder, source, config)
 
 
 def pipeline(folder, order, add, factor, config=TENSORS + ENTRY):

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
+from tests.contract import models
 from tests.contract.server import eventually
 from tests.metric_text import families_of
 
@@ -66,10 +67,7 @@ class TritonPythonModel:
 def server(serve, tmp_path):
     """A server whose repository has the models a and b, of two instances each, and one in the server's process."""
     for name, more in {"a": "", "b": "", "inline": INLINE}.items():
-        version = tmp_path / "models" / name / "1"
-        version.mkdir(parents=True)
-        (version / "model.py").write_text(MODEL)
-        (version.parent / "config.pbtxt").write_text(CONFIG + more)
+        models.lay_out(tmp_path / "models" / name, MODEL, CONFIG + more)
     return serve({"MME_MODEL_REPOSITORY": str(tmp_path / "models")})
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.contract import models, sequence_models
+from tests.contract import models
 from tests.contract.server import SCRIPTS, clean_environment, eventually, post
 from tests.processes import is_over
 
@@ -122,10 +122,7 @@ def test_resident_models_answer_while_another_loads(serve, tmp_path):
 
 def test_a_sigterm_lets_what_was_accepted_finish(serve, tmp_path):
     """SIGTERM during an inference: both that runs and those that wait are answered, pings are not, exit code 0."""
-    version = tmp_path / "repository" / "waits" / "1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(WAITS.format(go=tmp_path / "go"))
-    (version.parent / "config.pbtxt").write_text(WAITS_CONFIG)
+    models.lay_out(tmp_path / "repository" / "waits", WAITS.format(go=tmp_path / "go"), WAITS_CONFIG)
     server = serve({"MME_MODEL_REPOSITORY": str(tmp_path / "repository"), "MME_PING_MODE": "ready"})
     path, body = "/v2/models/waits/infer", {"inputs": [{"name": "N", "shape": [1], "datatype": "INT64", "data": [7]}]}
     with ThreadPoolExecutor(1) as pool, server.connect() as connection:
@@ -221,7 +218,7 @@ def test_models_that_are_stuck_do_not_keep_the_server(serve, tmp_path, placement
         code = WAITS.format(go=tmp_path / "never").replace(
             "        while", f"        open('{began}', 'w').close()\n        while"
         )
-        sequence_models.lay_out(repository / name, code.encode(), config, "model.py")
+        models.lay_out(repository / name, code, config)
     server = serve({"MME_MODEL_REPOSITORY": str(repository), "MME_PING_MODE": "ready", "MME_DRAIN_SECONDS": "0.2"})
     with server.connect() as first, server.connect() as second:
         for name, connection in (("a", first), ("b", second)):
@@ -320,7 +317,7 @@ def test_a_second_start_finds_what_the_first_unpacked(tmp_path, serve):
 
 def test_models_run_where_the_server_was_started(serve, tmp_path, monkeypatch):
     """Relative paths of theirs mean what they mean under Triton, though the server itself goes where it is installed."""
-    sequence_models.lay_out(tmp_path / "repository" / "where", WHERE.encode(), WHERE_CONFIG, "model.py")
+    models.lay_out(tmp_path / "repository" / "where", WHERE, WHERE_CONFIG)
     started = tmp_path / "started"
     started.mkdir()
     monkeypatch.chdir(started)

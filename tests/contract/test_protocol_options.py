@@ -61,10 +61,7 @@ def server(tmp_path_factory):
     """A server with all of it."""
     folder = tmp_path_factory.mktemp("options")
     models.lay_out(folder / "models" / "zeros", models.plus(0), ZEROS)
-    said = folder / "models" / "said"
-    (said / "1").mkdir(parents=True)
-    (said / "config.pbtxt").write_text(SAID_CONFIG)
-    (said / "1" / "model.py").write_text(SAID)
+    models.lay_out(folder / "models" / "said", SAID, SAID_CONFIG)
     environ = {
         "MME_MODEL_REPOSITORY": str(folder / "models"),
         "MME_PING_MODE": "ready",
@@ -77,8 +74,7 @@ def server(tmp_path_factory):
 @pytest.fixture(scope="module")
 def client(server):
     """Triton's client of gRPC."""
-    port = re.search(r"gRPC listening at port ([0-9]+)", server.log)[1]
-    with tritonclient.grpc.InferenceServerClient(f"127.0.0.3:{port}") as client:
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.3:{server.grpc_port}") as client:
         yield client
 
 

@@ -137,9 +137,7 @@ class TritonPythonModel:
 
 def lay_out_python(folder, config, warmup=0, code=COUNTING):
     """Code, by default a model that adds up the first numbers that it was ever sent, and refuses 13; and its recorded data."""
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.py").write_text(code)
-    (folder / "config.pbtxt").write_text(config)
+    models.lay_out(folder, code, config)
     (folder / "warmup").mkdir()
     (folder / "warmup" / "x").write_bytes(np.array([warmup] * 4, "<f4").tobytes())
 
@@ -149,8 +147,7 @@ def lay_out_chain(folder, *chain, most=0):
     between = ["X", *(f"behind_{place}" for place in range(1, len(chain))), "Y"]
     steps = [STEP.format(model=model, x=between[place], y=between[place + 1]) for place, model in enumerate(chain)]
     limit = f"max_inflight_requests: {most}" if most else ""
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(ENSEMBLE.format(steps=limit + "".join(steps)))
+    models.lay_out(folder, None, ENSEMBLE.format(steps=limit + "".join(steps)))
 
 
 @pytest.fixture(scope="module")

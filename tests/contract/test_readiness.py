@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from tests.contract import models
 from tests.contract.server import Server, eventually
 
 if TYPE_CHECKING:
@@ -90,10 +90,7 @@ def repository(tmp_path_factory) -> Path:
     """The models above, all of which are ready."""
     folder = tmp_path_factory.mktemp("repository")
     for name, (source, config) in MODELS.items():
-        (folder / name / "1").mkdir(parents=True)
-        if source:
-            (folder / name / "1" / "model.py").write_text(source)
-        (folder / name / "config.pbtxt").write_text(config)
+        models.lay_out(folder / name, source or None, config)
         for instance in "01":
             (folder / name / f"says-{instance}").write_text("yes")
     return folder
@@ -110,10 +107,9 @@ def server(tmp_path_factory, repository):
 @pytest.fixture(scope="module")
 def clients(server):
     """Triton's two clients."""
-    port = re.search(r"gRPC listening at port ([0-9]+)", server.log)[1]
     with (
-        tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.port}") as http,
-        tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}") as grpc,
+        tritonclient.http.InferenceServerClient(server.address) as http,
+        tritonclient.grpc.InferenceServerClient(server.grpc_address) as grpc,
     ):
         yield http, grpc
 

@@ -13,7 +13,6 @@ loop, decoupled  Python models that count down from X, one iteration each
 from __future__ import annotations
 
 import json
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -21,6 +20,7 @@ import pytest
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from tests.contract.models import lay_out
 from tests.contract.sequence_models import (
     COMPLETES,
     CONTROLS,
@@ -33,7 +33,6 @@ from tests.contract.sequence_models import (
     PYTHON,
     TENSORS,
     accumulator,
-    lay_out,
 )
 from tests.contract.server import Server, eventually, post
 
@@ -89,34 +88,29 @@ def server(tmp_path_factory):
     (repository / "states" / "initial_state" / "hundred").write_bytes(np.float32(100).tobytes())
     lay_out(
         repository / "python",
-        textwrap.dedent(PYTHON).encode(),
+        PYTHON,
         f'backend: "python"\nmax_batch_size: 4\n{TENSORS}instance_group {{ count: 2 kind: KIND_CPU }}\n'
         f"sequence_batching {{ oldest {{ max_candidate_sequences: 8 }} {CONTROLS % 'TYPE_STRING'} {patient} }}",
-        "model.py",
     )
     lay_out(
         repository / "completes",
-        textwrap.dedent(COMPLETES).encode(),
+        COMPLETES,
         f'backend: "python"\n{one}sequence_batching {{ oldest {{ }} {CONTROLS % "TYPE_STRING"} {patient} }}',
-        "model.py",
     )
     for name, more in (("loop", ""), ("decoupled", "model_transaction_policy { decoupled: true }\n")):
         lay_out(
             repository / name,
-            textwrap.dedent(ITERATIVE).encode(),
+            ITERATIVE,
             f'backend: "python"\nmax_batch_size: 4\n{TENSORS}{one}{more}'
             f"sequence_batching {{ iterative_sequence: true {patient} }}",
-            "model.py",
         )
     lay_out(
         repository / "naming",
-        textwrap.dedent(NAMING).encode(),
+        NAMING,
         f'backend: "python"\nmax_batch_size: 1\n{ONE}{one}',
-        "model.py",
     )
     for name, config in (("passed_on", {"first": "", "x": "X"}), ("renamed", {"first": FIRST, "x": "named"})):
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(ENSEMBLE.format(**config))
+        lay_out(repository / name, None, ENSEMBLE.format(**config))
     environ = {"MME_MODEL_REPOSITORY": str(repository), "MME_MEMORY_BUDGET": "2GiB", "MME_PING_MODE": "ready"}
     environ["MME_DRAIN_SECONDS"] = "2"  # for those who wait for a slot that nobody gives back
     with Server(tmp_path_factory.mktemp("server"), environ) as server:

@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.contract.sequence_models import CONTROLS, IMPLICIT, ONE, PYTHON, TENSORS, accumulator, lay_out
+from tests.contract import scripts
+from tests.contract.models import lay_out
+from tests.contract.sequence_models import CONTROLS, IMPLICIT, ONE, PYTHON, TENSORS, accumulator
 from tests.contract.server import Server, eventually, post
 
 EXPIRES = r"; Expires=\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z"
@@ -42,16 +44,15 @@ def repository(tmp_path_factory):
     )
     lay_out(
         root / "python",
-        textwrap.dedent(PYTHON).encode(),
+        PYTHON,
         f'backend: "python"\nmax_batch_size: 4\n{TENSORS}{one}sequence_batching {{ {CONTROLS % "TYPE_STRING"} }}',
-        "model.py",
     )
-    (root / "script" / "code").mkdir(parents=True)
-    (root / "script" / "code" / "inference.py").write_text(textwrap.dedent(SCRIPT))
-    (root / "whole" / "1").mkdir(parents=True)
-    (root / "whole" / "config.pbtxt").write_text(
+    scripts.lay_out(root / "script", textwrap.dedent(SCRIPT))
+    lay_out(
+        root / "whole",
+        None,
         f'platform: "ensemble"\nmax_batch_size: 1\n{ONE}ensemble_scheduling {{ step {{ model_name: "one" '
-        'input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } } }'
+        'input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } } }',
     )
     return root
 

@@ -84,9 +84,7 @@ def test_a_repository_is_ready_when_its_loads_at_start_are_over(serve, tmp_path,
     """In every mode, so that a rollout waits; who asks before is answered as soon as that model is there."""
     go_on = tmp_path / "go-on"
     models.lay_out(tmp_path / "r" / "plus", models.plus(1))
-    (tmp_path / "r" / "slow" / "1").mkdir(parents=True)
-    (tmp_path / "r" / "slow" / "config.pbtxt").write_text(SLOW)
-    (tmp_path / "r" / "slow" / "1" / "model.py").write_text(WAITS.format(path=go_on))
+    models.lay_out(tmp_path / "r" / "slow", WAITS.format(path=go_on), SLOW)
     command = ("mme", "serve", "--model-repository", str(tmp_path / "r"), *words)
     server = serve({}, command=command, ready=False)
     eventually(lambda: server.ask("GET", "/v2/health/live").status == 200, "the server")

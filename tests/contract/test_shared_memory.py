@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from contextlib import ExitStack
 from multiprocessing import resource_tracker
 
@@ -23,7 +22,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 from tritonclient.utils import shared_memory as shm
 
-from tests.contract import models, sequence_models
+from tests.contract import models
 from tests.contract.server import PATIENCE, Server, eventually
 from tests.docs.sentences import ROOT
 from tests.shared_objects import OBJECTS, PREFIX, new_key
@@ -81,10 +80,8 @@ def server(tmp_path_factory):
     models.lay_out(repository / "plus", models.plus(1), "max_batch_size: 8\n")
     models.lay_out(repository / "types", models.every_type(), "max_batch_size: 8\n")
     models.lay_out(repository / "pick", models.pick(), UNBATCHED)
-    code = textwrap.dedent(COUNTER).encode()
-    sequence_models.lay_out(repository / "counter", code, COUNTING, "model.py")
-    code = textwrap.dedent(BURST).replace("LONG", str(LONG)).encode()
-    sequence_models.lay_out(repository / "burst", code, BURSTING, "model.py")
+    models.lay_out(repository / "counter", COUNTER, COUNTING)
+    models.lay_out(repository / "burst", BURST.replace("LONG", str(LONG)), BURSTING)
     environ = {
         "MME_MODEL_REPOSITORY": str(repository),
         "MME_PING_MODE": "ready",
@@ -95,12 +92,6 @@ def server(tmp_path_factory):
         yield server
 
 
-@pytest.fixture(scope="module")
-def grpc_address(server):
-    """Where it listens to gRPC."""
-    return f"127.0.0.1:{re.search(r'gRPC listening at port ([0-9]+)', server.log)[1]}"
-
-
 @pytest.fixture(scope="module", params=["http", "grpc"])
 def triton(request):
     """Triton's client, of each protocol."""
@@ -108,9 +99,9 @@ def triton(request):
 
 
 @pytest.fixture(scope="module")
-def client(triton, server, grpc_address):
+def client(triton, server):
     """One for the server."""
-    address = server.address if triton is tritonclient.http else grpc_address
+    address = server.address if triton is tritonclient.http else server.grpc_address
     with triton.InferenceServerClient(address) as client:
         yield client
 
@@ -370,7 +361,7 @@ def test_extensions_are_told(client, triton):
     assert "cuda_shared_memory" not in extensions
 
 
-def test_several_responses_share_one_place(server, grpc_address, key):
+def test_several_responses_share_one_place(server, key):
     """Each of a decoupled model's is written when it comes: over gRPC's stream, and as JSON lines."""
     triton = tritonclient.grpc
     handle = shm.create_shared_memory_region("d", key, 8)
@@ -378,7 +369,7 @@ def test_several_responses_share_one_place(server, grpc_address, key):
     inputs = [input_(triton, 4, 0, "N", (1,), "INT32", "d")]
     found: list = []
     try:
-        with triton.InferenceServerClient(grpc_address) as client:
+        with triton.InferenceServerClient(server.grpc_address) as client:
             client.register_system_shared_memory("d", key, 8)
             client.start_stream(lambda result, error: found.append(error or result))
             client.async_stream_infer("counter", inputs, outputs=[output(triton, 4, 4, "I", "d")])
@@ -412,13 +403,13 @@ def test_several_responses_share_one_place(server, grpc_address, key):
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "lines"])
-def test_several_long_responses_share_one_place(server, grpc_address, key, protocol):
+def test_several_long_responses_share_one_place(server, key, protocol):
     """Each is written there, though others and the end of the request come while a thread writes one."""
     triton, size = tritonclient.grpc, 4 * LONG
     handle = shm.create_shared_memory_region("b", key, size)
     found: list = []
     try:
-        with triton.InferenceServerClient(grpc_address) as client:
+        with triton.InferenceServerClient(server.grpc_address) as client:
             client.register_system_shared_memory("b", key, size)
             if protocol == "grpc":
                 sent = triton.InferInput("N", [1], "INT32").set_data_from_numpy(np.array([6], np.int32))

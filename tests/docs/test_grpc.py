@@ -16,8 +16,7 @@ def test_the_snippet_works(tmp_path):
     environ = {"MME_MODEL_REPOSITORY": str(tmp_path / "repository"), "MME_PING_MODE": "ready", "MME_GRPC_PORT": "0"}
 
     with Server(tmp_path / "server", environ) as server:
-        port = re.search(r"gRPC listening at port ([0-9]+)", server.log)[1]
-        code = snippet.replace("localhost:8001", f"127.0.0.1:{port}")
+        code = snippet.replace("localhost:8001", server.grpc_address)
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
         )
