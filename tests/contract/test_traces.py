@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import re
 import threading
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -391,8 +390,7 @@ def test_the_last_spans_are_sent_when_the_server_ends(serve, tmp_path):
 @pytest.fixture
 def grpc_client(server):
     """Triton's client of the other protocol."""
-    port = re.search(r"gRPC listening at port ([0-9]+)", server.log)[1]
-    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
+    with tritonclient.grpc.InferenceServerClient(server.grpc_address) as client:
         yield client
 
 
