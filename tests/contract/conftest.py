@@ -12,6 +12,7 @@ import pytest
 from botocore.config import Config
 
 from tests.aws import moto_server
+from tests.contract.forked import Forker
 from tests.contract.gate import Gate
 from tests.contract.server import Server
 
@@ -26,6 +27,23 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forker() -> Iterator[Forker]:
+    """Who begins servers, but those of tests that want `begun_by_exec`."""
+    with Forker() as forker:
+        Server.forker = forker
+        yield forker
+        Server.forker = None
+
+
+@pytest.fixture(scope="module")
+def begun_by_exec() -> Iterator[None]:
+    """Servers of this module are begun as people begin them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Server, "forker", None)
+        yield
 
 
 @pytest.fixture(scope="session")

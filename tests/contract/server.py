@@ -17,13 +17,16 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
 from tests.metric_text import families_of
 from tests.processes import below, children, is_over, still_there
 from tests.waiting import PATIENCE, eventually
+
+if TYPE_CHECKING:
+    from tests.contract.forked import Forked, Forker
 
 SCRIPTS = Path(sys.executable).parent
 _LISTENING = re.compile(r"Listening at: http://[^ ]+:(\d+)")
@@ -71,6 +74,8 @@ class Server:
         host: the address at which it is asked.
     """
 
+    forker: Forker | None = None  # who begins servers, unless they are begun by their command
+
     def __init__(
         self,
         folder: Path,
@@ -93,13 +98,11 @@ class Server:
         self._exit_code = exit_code
         self._host = host
         self.port = 0
-        self.process: subprocess.Popen[bytes] | None = None
+        self._own = environ
+        self.process: subprocess.Popen[bytes] | Forked | None = None
 
     def __enter__(self) -> Self:
-        with self._log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                self._command, env=self._environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
+        self.process = self._begun()
         try:
             self.port = int(eventually(self._listening, "the line that says where the server listens"))
             if self._ready:
@@ -122,6 +125,14 @@ class Server:
             assert "Traceback" not in self.log, "the server logged a traceback"
             assert self.staging() == []
             assert self.shown_home() == [], "the server wrote into the home directory"
+
+    def _begun(self) -> subprocess.Popen[bytes] | Forked:
+        if self.forker and "PYTHONPATH" not in self._own:
+            return self.forker.start(self._command, self._environ, self._log_path)
+        with self._log_path.open("wb") as log:
+            return subprocess.Popen(
+                self._command, env=self._environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
 
     def stop(self) -> int:
         """Ask it to end, as SageMaker does; return its exit code."""

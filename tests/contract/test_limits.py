@@ -13,6 +13,8 @@ from tests.cgroups import few_tasks
 from tests.contract import models
 from tests.contract.server import SCRIPTS, Server, alive, eventually, post
 
+pytestmark = pytest.mark.usefixtures("begun_by_exec")
+
 PYTHON = """
 import triton_python_backend_utils as pb_utils
 

@@ -13,6 +13,8 @@ from tests.cgroups import small_group
 from tests.contract.server import SCRIPTS, Server
 from tests.serve.hungry import write_hungry
 
+pytestmark = pytest.mark.usefixtures("begun_by_exec")
+
 MB = 1_000_000
 BODY = {"inputs": [{"name": "X", "shape": [3], "datatype": "UINT8", "data": [0, 1, 2]}]}
 # Puts itself into the group that is named first, and becomes the rest of its arguments.

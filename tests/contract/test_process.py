@@ -15,6 +15,8 @@ from tests.contract import models
 from tests.contract.server import SCRIPTS, clean_environment, eventually, post
 from tests.processes import is_over
 
+pytestmark = pytest.mark.usefixtures("begun_by_exec")
+
 # Executes in the server's own process, for as long as a file is not there.
 WAITS = """
 import pathlib

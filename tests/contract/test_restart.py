@@ -19,6 +19,8 @@ from tests.contract import models
 from tests.contract.server import PATIENCE, alive, eventually, kill
 from tests.processes import is_over
 
+pytestmark = pytest.mark.usefixtures("begun_by_exec")
+
 TARGET = "X_Amzn_SageMaker_Target_Model"
 
 

@@ -13,6 +13,8 @@ import pytest
 from tests.contract import models
 from tests.contract.server import SCRIPTS, clean_environment, eventually
 
+pytestmark = pytest.mark.usefixtures("begun_by_exec")
+
 
 @pytest.mark.parametrize(
     ("command", "environ", "sentences"),
