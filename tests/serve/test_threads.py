@@ -157,6 +157,15 @@ def test_work_that_finds_no_room_for_its_thread_is_refused_in_time(monkeypatch):
     patient.shutdown()
 
 
+def test_one_thread_starts_all_others():
+    """However many there are."""
+    begun = [threading.Thread(target=int) for _ in range(3)]
+    for thread in begun:
+        STARTER.start(thread)
+    eventually(lambda: all(thread.ident for thread in begun))
+    assert [thread.name for thread in threading.enumerate()].count("starter") == 1
+
+
 def test_a_pool_does_its_work_though_the_system_has_no_room_for_threads(monkeypatch):
     """By the thread that it has had from the beginning; without one it can't be made."""
     prepared, done = [], []

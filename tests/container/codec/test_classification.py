@@ -14,8 +14,10 @@ from serve.request import InferenceResponse
 def of(array, count, *, kind=FP32, batches=True, labels=()):
     """The classes of an output Y."""
     response = InferenceResponse("m", "1", [("Y", kind, array), ("Z", FP32, array)], "id", parameters={"p": 1})
+    response.final = True
     shown = classified(response, {"Y": count}, {"Y": labels}, batches=batches)
     assert (shown.model_name, shown.model_version, shown.id, shown.parameters) == ("m", "1", "id", {"p": 1})
+    assert shown.final
     (_, data_type, classes), other = shown.outputs
     assert data_type is BYTES
     assert other == ("Z", FP32, array)

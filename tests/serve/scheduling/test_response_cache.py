@@ -99,3 +99,4 @@ def test_it_is_a_list_in_the_order_of_use(budget, deeds):
                 plain[owner, key] = number, size
         assert cache.used == sum(taken for _, taken in plain.values()) <= budget
         assert len(cache) == len(plain)
+        assert f"{len(plain)} responses of {len({each for each, _ in plain})} models" in repr(cache)
