@@ -1,17 +1,14 @@
 """Python models that take memory, each in a process of its own, and an engine of them: real processes, real bytes."""
 
 import asyncio
-import contextlib
 
 import numpy as np
 
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
 from model_handlers.tensor import UINT8
-from serve.engine import Engine
-from serve.engine_options import EngineOptions
 from serve.request import InferenceRequest, Layout
-from tests.serve.integrity import check_integrity
+from tests.serve import engines
 
 MB = 10**6
 # While it loads it takes `load` megabytes, a few at a time, and keeps all but `spare` of them. The first element of X
@@ -53,18 +50,9 @@ def write_hungry(repository, name, load=0, spare=0, pause=0.0):
     (version.parent / "config.pbtxt").write_text(_CONFIG)
 
 
-@contextlib.asynccontextmanager
-async def engine_of(folder, megabytes, **options):
+def engine_of(folder, megabytes, **options):
     """An engine of the models in `folder / "models"`; closed and audited afterwards."""
-    budget = Footprint(megabytes * MB)
-    options = EngineOptions(budget, folder / "cache", repository=folder / "models", **options)
-    engine = Engine(options, asyncio.get_running_loop())
-    try:
-        yield engine
-    finally:
-        await engine.close()
-    check_integrity(engine.cache)
-    assert engine.cache.room.used() == Footprint()
+    return engines.engine_of(folder, Footprint(megabytes * MB), repository=folder / "models", **options)
 
 
 async def ask(engine, name, *, size=1, keep=0):

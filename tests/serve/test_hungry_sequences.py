@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import random
 
@@ -14,6 +15,7 @@ from serve.targets import upkeep
 from tests.processes import below, still_there
 from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
 from tests.serve.integrity import check_integrity
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("fork_server")
 BUDGET = 200  # megabytes
@@ -89,39 +91,38 @@ class Life:
 
 @pytest.mark.parametrize("evicts", [True, False])
 @pytest.mark.parametrize("seed", range(2))
-def test_any_sequence_keeps_the_books(run, tmp_path, evicts, seed):
+async def test_any_sequence_keeps_the_books(tmp_path, evicts, seed):
     """After each step they add up; in the end nothing is promised, and what is counted is what processes take."""
-
-    async def main():
-        async with engine_of(tmp_path, BUDGET, evicts=evicts) as engine:
-            life = Life(tmp_path, engine, seed)
-            for name in SIZES:
-                life.write(name)
-            running = set()
-            for _ in range(60):
-                running.add(asyncio.create_task(life.step()))
-                done, running = await asyncio.wait(
-                    running,
-                    return_when=asyncio.FIRST_COMPLETED,
-                    timeout=None if len(running) == AT_ONCE else 0,
-                )
-                check_integrity(engine.cache)
-                assert [task.exception() for task in done if task.exception()] == []
-            await asyncio.gather(*running)
-            while loads := [task for entry in engine.cache.entries.values() for task in tasks(entry)]:
-                await asyncio.wait(loads)  # those go on whose callers left
-            assert engine.cache.room.reserved.host == 0
-            await until_counted(engine)
+    async with engine_of(tmp_path, BUDGET, evicts=evicts) as engine:
+        life = Life(tmp_path, engine, seed)
+        for name in SIZES:
+            life.write(name)
+        running = set()
+        for _ in range(60):
+            running.add(asyncio.create_task(life.step()))
+            done, running = await asyncio.wait(
+                running,
+                return_when=asyncio.FIRST_COMPLETED,
+                timeout=None if len(running) == AT_ONCE else 0,
+            )
             check_integrity(engine.cache)
-
-    run(main())
+            assert [task.exception() for task in done if task.exception()] == []
+        await asyncio.gather(*running)
+        while loads := [task for entry in engine.cache.entries.values() for task in tasks(entry)]:
+            await asyncio.wait(loads)  # those go on whose callers left
+        assert engine.cache.room.reserved.host == 0
+        await until_counted(engine)
+        check_integrity(engine.cache)
 
 
 async def until_counted(engine):
     """Until every model's bytes are those of its processes, about."""
-    for name, entry in list(engine.cache.entries.items()):
-        while entry.state is State.READY and abs(takes(entry) - host_bytes(engine, name)) > MB:  # noqa: ASYNC110 - a timer's
-            await asyncio.sleep(0.02)
+
+    def counted(name, entry):
+        return entry.state is not State.READY or abs(takes(entry) - host_bytes(engine, name)) <= MB
+
+    for entry in list(engine.cache.entries.items()):
+        await until(functools.partial(counted, *entry))
 
 
 def tasks(entry):

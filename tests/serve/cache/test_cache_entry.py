@@ -36,25 +36,21 @@ def test_a_release_is_a_use():
     assert entry.last_used > before
 
 
-def test_drained_is_done_when_no_lease_is_left(run, idle):
+async def test_drained_is_done_when_no_lease_is_left(idle):
     """`drained` waits for the last lease; without a lease it is done at once; each asker is told anew."""
-
-    async def main():
-        entry = entry_of([])
-        assert entry.drained().done()
-        entry.leases = 2
-        waiting = entry.drained()
-        assert entry.drained() is waiting
-        entry.release()
-        await idle()
-        assert not waiting.done()
-        entry.release()
-        assert waiting.done()
-        assert entry.drained().done()
-        entry.leases = 1
-        assert not entry.drained().done()
-
-    run(main())
+    entry = entry_of([])
+    assert entry.drained().done()
+    entry.leases = 2
+    waiting = entry.drained()
+    assert entry.drained() is waiting
+    entry.release()
+    await idle()
+    assert not waiting.done()
+    entry.release()
+    assert waiting.done()
+    assert entry.drained().done()
+    entry.leases = 1
+    assert not entry.drained().done()
 
 
 def test_using_a_model_that_is_not_there_is_a_bug_of_ours():

@@ -1,6 +1,7 @@
 """What the cache tells of itself: every load, eviction, unload and wait, once and in order, with its numbers."""
 
 import asyncio
+import contextlib
 from itertools import pairwise
 
 import pytest
@@ -8,8 +9,7 @@ import pytest
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
 from serve.cache.cache_events import CacheEvent, CacheTimes, Deed
-from serve.engine import Engine
-from serve.engine_options import EngineOptions
+from tests.serve.engines import answered, ask, engine_of
 
 HEAVY = 100_000_000
 
@@ -28,42 +28,20 @@ def heavy(tmp_path, write_repository_model):
 
 
 @pytest.fixture
-def told(run, tmp_path, heavy, toys):
-    """Runs a coroutine function of (engine, request) with room for one model; returns engine and events."""
-
-    def play(main):
-        async def life():
-            options = EngineOptions(Footprint(150_000_000), tmp_path / "cache", repository=heavy)
-            engine = Engine(options, asyncio.get_running_loop())
-            heard = []
-            engine.cache.events.listen(heard.append)
-
-            async def request(name):
-                call = toys.Call(1)
-                if not engine.submit(name, None, call.request):
-                    await engine.submit_cold(name, None, call.request)
-                await call.answer()
-
-            try:
-                await main(engine, request)
-            finally:
-                await engine.close()
-            return engine, heard
-
-        return run(life())
-
-    return play
+@contextlib.asynccontextmanager
+async def told(tmp_path, heavy):
+    """An engine with room for one model, and what it tells."""
+    async with engine_of(tmp_path, Footprint(150_000_000), repository=heavy) as engine:
+        heard = []
+        engine.cache.events.listen(heard.append)
+        yield engine, heard
 
 
-def test_a_load_that_evicts_is_told_from_both_sides(told):
+async def test_a_load_that_evicts_is_told_from_both_sides(told, toys):
     """Loaded, waited, then who was evicted for whom, unloaded, and the other loaded; bytes and times with each."""
-
-    async def main(_engine, request):
-        await request("a")
-        await request("a")
-        await request("b")
-
-    _, heard = told(main)
+    engine, heard = told
+    for name in "aab":
+        await answered(engine, toys, name)
 
     assert [(event.deed, event.name) for event in heard[:6]] == [
         (Deed.LOADED, "a"),
@@ -81,14 +59,12 @@ def test_a_load_that_evicts_is_told_from_both_sides(told):
     assert all(earlier.at <= later.at for earlier, later in pairwise(heard))
 
 
-def test_what_is_told_is_what_is_counted(told):
+async def test_what_is_told_is_what_is_counted(told, toys):
     """Times of events, of histograms and of each model's counters are the same."""
-
-    async def main(_engine, request):
-        await asyncio.gather(request("a"), request("a"), request("a"))
-        await request("b")
-
-    engine, heard = told(main)
+    engine, heard = told
+    await asyncio.gather(*(answered(engine, toys, "a") for _ in range(3)))
+    await answered(engine, toys, "b")
+    await engine.close()
 
     stats = engine.target_stats
     for deed, of_model, in_all in (
@@ -104,34 +80,27 @@ def test_what_is_told_is_what_is_counted(told):
     assert engine.times.download.total.count == 0
 
 
-def test_a_load_that_fails_is_told_with_its_reason(told):
+async def test_a_load_that_fails_is_told_with_its_reason(told, toys):
     """The error's sentence; whoever waited in vain is no wait for a model."""
-
-    async def main(_engine, request):
-        with pytest.raises(MmeError):
-            await request("bad")
-
-    _, heard = told(main)
+    engine, heard = told
+    with pytest.raises(MmeError):
+        await ask(engine, toys.Call(1), "bad")
 
     [failed] = heard
     assert (failed.deed, failed.name) == (Deed.FAILED, "bad")
     assert "can't load model 'bad'" in failed.why
 
 
-def test_a_request_for_a_model_in_memory_is_not_told(told):
+async def test_a_request_for_a_model_in_memory_is_not_told(told, toys):
     """However many there are: they are counted elsewhere."""
-
-    async def main(engine, request):
-        await request("a")
-        heard = []
-        engine.cache.events.listen(heard.append)
-        for _ in range(10):
-            await request("a")
-        async with engine.leased("a"):
-            pass
-        assert heard == []
-
-    told(main)
+    engine, heard = told
+    await answered(engine, toys)
+    heard.clear()
+    for _ in range(10):
+        await answered(engine, toys)
+    async with engine.leased("a"):
+        pass
+    assert heard == []
 
 
 @pytest.mark.parametrize(("ns", "bucket"), [(1, 0), (5_000_000, 0), (5_000_001, 1), (360 * 10**9, 14), (10**13, 15)])

@@ -25,11 +25,15 @@ from serve.cache.lifecycle import State
 from serve.cache.model_cache import ModelCache
 from serve.stats import TargetStats
 from tests.serve.integrity import check_integrity
+from tests.waiting import until
 
 
 def mb(number):
     """A footprint in megabytes."""
     return Footprint(number * 10**6)
+
+
+OF_40 = dict.fromkeys("abc", (mb(40), mb(40)))  # models of which there is room for two
 
 
 class Desk(Executor):
@@ -216,6 +220,7 @@ class World:
 
     def __init__(self, **options):
         self.press = Press()
+        self.press.sizes.update(options.pop("sizes", {}))
         self.desk = Desk()
         self.cache = ModelCache(self.press, options.pop("budget", mb(100)), self.desk, **options)
 
@@ -293,22 +298,27 @@ class World:
         assert {entry.state for entry in self.cache.entries.values()} <= {State.UNAVAILABLE}
 
 
+@contextlib.asynccontextmanager
+async def world_of(**options):
+    """A world, closed afterwards and looked through for what is left."""
+    world = World(**options)
+    try:
+        yield world
+        await world.gone()
+    finally:
+        world.desk.desert()
+
+
 @pytest.fixture
-def play(run):
-    """Runs a coroutine function on a world; closes the world afterwards and looks for what is left."""
+def world():
+    """One without options."""
+    return world_of()
 
-    def _play(scene, **options):
-        async def main():
-            world = World(**options)
-            try:
-                await scene(world)
-                await world.gone()
-            finally:
-                world.desk.desert()
 
-        run(main())
-
-    return _play
+@pytest.fixture
+def narrow():
+    """One whose models take 40 MB: there is room for two."""
+    return world_of(sizes=OF_40)
 
 
 def failure(task):
@@ -321,45 +331,37 @@ def failure(task):
 # -- coming ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_cold_model_is_loaded_and_leased(play):
+async def test_a_cold_model_is_loaded_and_leased(world):
     """`acquire` prepares, loads, starts and leases; then `lease` finds it, until nobody holds it and it is unloaded."""
-
-    async def scene(world):
-        assert world.cache.lease("a") is None
-        task = await world.begin("a")
-        assert world.entry("a").state is State.LOADING
-        assert world.desk.pending == ["prepare a"]
-        assert world.cache.room.reserved == Footprint()
-        await world.do("prepare a")
-        assert world.cache.room.reserved == mb(60)
-        await world.do("load a")
-        report = await task
-        entry = world.cache.lease("a")
-        assert (entry.leases, entry.state, entry.footprint) == (2, State.READY, mb(60))
-        assert entry.leased() is world.press.made[0]
-        assert report.evicted == ()
-        assert (entry.stats.hits, entry.stats.misses, entry.stats.loads) == (1, 1, 1)
-        entry.release()
-        entry.release()
-
-    play(scene)
+    assert world.cache.lease("a") is None
+    task = await world.begin("a")
+    assert world.entry("a").state is State.LOADING
+    assert world.desk.pending == ["prepare a"]
+    assert world.cache.room.reserved == Footprint()
+    await world.do("prepare a")
+    assert world.cache.room.reserved == mb(60)
+    await world.do("load a")
+    report = await task
+    entry = world.cache.lease("a")
+    assert (entry.leases, entry.state, entry.footprint) == (2, State.READY, mb(60))
+    assert entry.leased() is world.press.made[0]
+    assert report.evicted == ()
+    assert (entry.stats.hits, entry.stats.misses, entry.stats.loads) == (1, 1, 1)
+    entry.release()
+    entry.release()
 
 
-def test_fifty_at_once_load_once(play):
+async def test_fifty_at_once_load_once(world):
     """Everybody who asks for a cold model waits for one load, and holds a lease of his own after it."""
-
-    async def scene(world):
-        tasks = [await world.begin("a") for _ in range(50)]
-        await world.do_all()
-        reports = [await task for task in tasks]
-        assert len(world.press.made) == 1
-        assert all(report is reports[0] for report in reports)
-        entry = world.entry("a")
-        assert (entry.leases, entry.stats.misses, entry.stats.loads) == (50, 50, 1)
-        for _ in tasks:
-            entry.release()
-
-    play(scene)
+    tasks = [await world.begin("a") for _ in range(50)]
+    await world.do_all()
+    reports = [await task for task in tasks]
+    assert len(world.press.made) == 1
+    assert all(report is reports[0] for report in reports)
+    entry = world.entry("a")
+    assert (entry.leases, entry.stats.misses, entry.stats.loads) == (50, 50, 1)
+    for _ in tasks:
+        entry.release()
 
 
 @pytest.mark.parametrize("step", ["prepare", "equip", "load", "start"])
@@ -372,34 +374,30 @@ def test_fifty_at_once_load_once(play):
     ],
     ids=["ours", "foreign", "memory"],
 )
-def test_a_failed_load_reaches_everybody_who_waits_and_the_next_tries_again(play, step, error, kind):
+async def test_a_failed_load_reaches_everybody_who_waits_and_the_next_tries_again(world, step, error, kind):
     """One failure, one error for each waiter, one of ours whatever the loader raised; the next request loads anew."""
-
-    async def scene(world):
-        world.press.bare = {"a"}
-        world.press.failures[step, "a"] = [error]
-        tasks = [await world.begin("a") for _ in range(3)]
-        loader = await world.begin("a", "load")
-        await world.do_all()
-        assert [failure(task) for task in [*tasks, loader]] == [kind] * 4
-        assert "no such" in str(tasks[0].exception())
-        entry = world.entry("a")
-        assert (entry.state, entry.leases, entry.waiters, entry.task) == (State.UNAVAILABLE, 0, [], None)
-        assert "no such" in entry.reason
-        assert (entry.stats.load_failures, entry.stats.loads) == (1, 0)
-        assert world.cache.room.used() == Footprint()
-        assert world.press.in_memory == Footprint()
-        again = await world.begin("a")
-        await world.do_all()
-        await again
-        assert (entry.reason, entry.state) == ("", State.READY)
-        entry.release()
-
-    play(scene)
+    world.press.bare = {"a"}
+    world.press.failures[step, "a"] = [error]
+    tasks = [await world.begin("a") for _ in range(3)]
+    loader = await world.begin("a", "load")
+    await world.do_all()
+    assert [failure(task) for task in [*tasks, loader]] == [kind] * 4
+    assert "no such" in str(tasks[0].exception())
+    entry = world.entry("a")
+    assert (entry.state, entry.leases, entry.waiters, entry.task) == (State.UNAVAILABLE, 0, [], None)
+    assert "no such" in entry.reason
+    assert (entry.stats.load_failures, entry.stats.loads) == (1, 0)
+    assert world.cache.room.used() == Footprint()
+    assert world.press.in_memory == Footprint()
+    again = await world.begin("a")
+    await world.do_all()
+    await again
+    assert (entry.reason, entry.state) == ("", State.READY)
+    entry.release()
 
 
 @pytest.mark.parametrize("what", ["load", "reload"])
-def test_what_a_failed_load_made_is_not_kept(play, what):
+async def test_what_a_failed_load_made_is_not_kept(world, what):
     """Of a model that could not be loaded, or loaded anew, the sentence is remembered and nothing that was made for it.
 
     It is gone when that is known, not when the collector of garbage comes: others may need its memory.
@@ -411,7 +409,8 @@ def test_what_a_failed_load_made_is_not_kept(play, what):
         made.append(weakref.ref(weights))
         raise MmeError(Kind.INVALID_MODEL, "no such graph")
 
-    async def scene(world):
+    gc.disable()
+    try:
         if what == "reload":
             first = await world.begin("a", "load")
             await world.do_all()
@@ -423,10 +422,6 @@ def test_what_a_failed_load_made_is_not_kept(play, what):
         del task
         assert [each() for each in made] == [None]
         assert world.entry("a").failure == ("no such graph", None, Kind.INVALID_MODEL, 0.0)
-
-    gc.disable()
-    try:
-        play(scene)
     finally:
         gc.enable()
 
@@ -441,10 +436,9 @@ DEVICES = Footprint(100 * 10**6, (100 * 10**6,))
 
 
 @pytest.mark.parametrize("evicts", [True, False])
-def test_a_device_that_is_full_though_the_budget_is_not_is_given_room_once(play, evicts):
+async def test_a_device_that_is_full_though_the_budget_is_not_is_given_room_once(evicts):
     """Executions take memory that no budget counts: the least used on the device leave, and the load begins again."""
-
-    async def scene(world):
+    async with world_of(budget=DEVICES, evicts=evicts) as world:
         for name in ("old", "host", "young"):
             world.press.sizes[name] = (mb(20), mb(20)) if name == "host" else (on_gpu(30), on_gpu(30))
         world.press.sizes["new"] = (on_gpu(25), on_gpu(25))
@@ -461,8 +455,6 @@ def test_a_device_that_is_full_though_the_budget_is_not_is_given_room_once(play,
             assert (failure(task), str(task.exception())) == (Kind.OUT_OF_MEMORY, FULL)
             assert there == ["old", "host", "young"]
 
-    play(scene, budget=DEVICES, evicts=evicts)
-
 
 @pytest.mark.parametrize(
     ("size", "failures", "left"),
@@ -473,10 +465,9 @@ def test_a_device_that_is_full_though_the_budget_is_not_is_given_room_once(play,
     ],
     ids=["again", "of the host", "something else"],
 )
-def test_nobody_leaves_a_device_twice_or_for_anything_else(play, size, failures, left):
+async def test_nobody_leaves_a_device_twice_or_for_anything_else(size, failures, left):
     """A load that fails for want of a device's memory a second time is out of memory, and who is on the host stays."""
-
-    async def scene(world):
+    async with world_of(budget=DEVICES) as world:
         world.press.sizes |= {"gpu": (on_gpu(30), on_gpu(30)), "host": (mb(20), mb(20)), "new": (size, size)}
         world.press.failures["load", "new"] = list(failures)
         await world.resident("gpu", "host")
@@ -485,53 +476,42 @@ def test_nobody_leaves_a_device_twice_or_for_anything_else(play, size, failures,
         assert (failure(task), str(task.exception())) == (failures[0].kind, FULL)
         assert [name for name in ("gpu", "host") if world.entry(name).state is State.READY] == left
 
-    play(scene, budget=DEVICES)
 
-
-def test_a_slow_load_is_in_nobodys_way(play):
+async def test_a_slow_load_is_in_nobodys_way(world):
     """While one model loads, waits for room or unloads, another is leased and released at once."""
-
-    async def scene(world):
-        world.press.sizes = {"hot": (mb(10), mb(10))}
-        await world.resident("hot", "old")
-        entry = world.cache.lease("hot")
-        slow = await world.begin("slow")
-        for piece in ("prepare slow", "close old", "load slow"):
-            assert piece in world.desk.pending
-            assert world.cache.lease("hot") is entry
-            entry.release()
-            await world.do(piece)
+    world.press.sizes = {"hot": (mb(10), mb(10))}
+    await world.resident("hot", "old")
+    entry = world.cache.lease("hot")
+    slow = await world.begin("slow")
+    for piece in ("prepare slow", "close old", "load slow"):
+        assert piece in world.desk.pending
+        assert world.cache.lease("hot") is entry
         entry.release()
-        await slow
-        world.entry("slow").release()
+        await world.do(piece)
+    entry.release()
+    await slow
+    world.entry("slow").release()
 
-    play(scene)
 
-
-def test_a_measured_footprint_is_the_next_estimate(play):
+async def test_a_measured_footprint_is_the_next_estimate(world):
     """The same bytes loaded again reserve what they took the first time."""
-
-    async def scene(world):
-        world.press.sizes["a"] = (mb(90), mb(20))
-        await world.resident("a")
-        assert world.cache.room.used() == mb(20)
-        unload = await world.begin("a", "unload")
-        await world.do_all()
-        await unload
-        again = await world.begin("a")
-        await world.do("prepare a")
-        assert world.cache.room.reserved == mb(20)
-        await world.do_all()
-        await again
-        world.entry("a").release()
-
-    play(scene)
+    world.press.sizes["a"] = (mb(90), mb(20))
+    await world.resident("a")
+    assert world.cache.room.used() == mb(20)
+    unload = await world.begin("a", "unload")
+    await world.do_all()
+    await unload
+    again = await world.begin("a")
+    await world.do("prepare a")
+    assert world.cache.room.reserved == mb(20)
+    await world.do_all()
+    await again
+    world.entry("a").release()
 
 
-def test_the_first_load_comes_to_its_end_before_others_begin(play):
+async def test_the_first_load_comes_to_its_end_before_others_begin():
     """Of many models asked for at once as many are fetched, and loaded, as there are turns; the first goes first."""
-
-    async def scene(world):
+    async with world_of(turns=2) as world:
         world.press.sizes = {name: (mb(20), mb(20)) for name in "abcde"}
         tasks = [await world.begin(name) for name in "abcde"]
         assert world.desk.pending == ["prepare a", "prepare b"]
@@ -548,13 +528,10 @@ def test_the_first_load_comes_to_its_end_before_others_begin(play):
         for name in "abce":
             world.entry(name).release()
 
-    play(scene, turns=2)
 
-
-def test_models_that_are_measured_together_load_one_after_the_other(play):
+async def test_models_that_are_measured_together_load_one_after_the_other():
     """Those that must be alone wait for each other, and meanwhile hold up nobody who need not be."""
-
-    async def scene(world):
+    async with world_of(turns=2) as world:
         world.press.sizes = {name: (mb(20), mb(20)) for name in "abcd"}
         world.press.alone = {"a", "b"}
         tasks = [await world.begin(name) for name in "abcd"]
@@ -568,43 +545,36 @@ def test_models_that_are_measured_together_load_one_after_the_other(play):
             await task
             world.entry(name).release()
 
-    play(scene, turns=2)
-
 
 # -- room --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_least_recently_used_goes(play):
+async def test_the_least_recently_used_goes(world):
     """A load evicts who was used longest ago, is told whom, and the evicted one comes back with its next request."""
-
-    async def scene(world):
-        world.press.sizes = {name: (mb(40), mb(40)) for name in "abc"}
-        await world.resident("a", "b")
-        world.cache.lease("a").release()
-        task = await world.begin("c")
-        await world.do("prepare c")
-        assert world.desk.pending == ["close b"]
-        assert world.entry("b").state is State.UNLOADING
-        assert world.cache.lease("b") is None
-        await world.do_all()
-        assert (await task).evicted == ("b",)
-        entry = world.entry("b")
-        assert (entry.evicted, entry.state, entry.reason) == (True, State.UNAVAILABLE, "evicted for 'c'")
-        assert entry.stats.evictions == {"load": 1}
-        world.entry("c").release()
-        back = await world.begin("b")
-        await world.do_all()
-        await back
-        assert not entry.evicted
-        entry.release()
-
-    play(scene)
+    world.press.sizes = {name: (mb(40), mb(40)) for name in "abc"}
+    await world.resident("a", "b")
+    world.cache.lease("a").release()
+    task = await world.begin("c")
+    await world.do("prepare c")
+    assert world.desk.pending == ["close b"]
+    assert world.entry("b").state is State.UNLOADING
+    assert world.cache.lease("b") is None
+    await world.do_all()
+    assert (await task).evicted == ("b",)
+    entry = world.entry("b")
+    assert (entry.evicted, entry.state, entry.reason) == (True, State.UNAVAILABLE, "evicted for 'c'")
+    assert entry.stats.evictions == {"load": 1}
+    world.entry("c").release()
+    back = await world.begin("b")
+    await world.do_all()
+    await back
+    assert not entry.evicted
+    entry.release()
 
 
-def test_each_eviction_is_one_line_and_one_count(play, caplog):
+async def test_each_eviction_is_one_line_and_one_count(world, caplog):
     """Who went, why, with how many bytes, and for whom: in the log, and in the model's statistics."""
-
-    async def scene(world):
+    with caplog.at_level("INFO", "mme.cache"):
         await world.resident("a")
         await world.resident("b")
         assert world.entry("a").stats.evictions == {"load": 1}
@@ -614,15 +584,11 @@ def test_each_eviction_is_one_line_and_one_count(play, caplog):
         assert (line.target_model, line.beneficiary, line.reason) == ("a", "b", "load")
         assert (line.host_bytes, line.device_bytes) == (60_000_000, 0)
 
-    with caplog.at_level("INFO", "mme.cache"):
-        play(scene)
-
 
 @pytest.mark.parametrize(("policy", "victim"), [(Policy.LRU, "often"), (Policy.LFU, "rarely"), (Policy.GDSF, "rarely")])
-def test_the_policy_chooses(play, policy, victim):
+async def test_the_policy_chooses(policy, victim):
     """A model used often and long ago goes under LRU, one used once and lately under the others."""
-
-    async def scene(world):
+    async with world_of(rules=Rules(policy)) as world:
         world.press.sizes = {name: (mb(50), mb(50)) for name in ("often", "rarely", "new")}
         await world.resident("often", "rarely")
         for _ in range(5):
@@ -637,37 +603,30 @@ def test_the_policy_chooses(play, policy, victim):
         await task
         world.entry("new").release()
 
-    play(scene, rules=Rules(policy))
 
-
-def test_uses_count_from_the_last_load(play):
+async def test_uses_count_from_the_last_load(world):
     """A model that was out of memory begins anew, with those who waited for its load."""
-
-    async def scene(world):
-        await world.resident("a")
-        entry = world.entry("a")
-        assert entry.uses == 0
-        for _ in range(3):
-            world.cache.lease("a").release()
-        assert entry.uses == 3
-        lease = world.cache.lease("a")
-        unload = await world.begin("a", "unload")
-        waiting = [await world.begin("a") for _ in range(2)]
-        lease.release()
-        await world.do_all()
-        await unload
-        await asyncio.gather(*waiting)
-        assert entry.uses == 2
-        entry.release()
-        entry.release()
-
-    play(scene)
+    await world.resident("a")
+    entry = world.entry("a")
+    assert entry.uses == 0
+    for _ in range(3):
+        world.cache.lease("a").release()
+    assert entry.uses == 3
+    lease = world.cache.lease("a")
+    unload = await world.begin("a", "unload")
+    waiting = [await world.begin("a") for _ in range(2)]
+    lease.release()
+    await world.do_all()
+    await unload
+    await asyncio.gather(*waiting)
+    assert entry.uses == 2
+    entry.release()
+    entry.release()
 
 
-def test_the_age_at_the_last_use_is_that_of_the_textbook(play):
+async def test_the_age_at_the_last_use_is_that_of_the_textbook():
     """GDSF notes nothing when a model is used, and yet ranks it by the age that it was used at."""
-
-    async def scene(world):
+    async with world_of(rules=Rules(Policy.GDSF)) as world:
         world.press.sizes = {name: (mb(25), mb(25)) for name in "abcdef"}
         ages = {}
 
@@ -690,14 +649,11 @@ def test_the_age_at_the_last_use_is_that_of_the_textbook(play):
                 assert {r.name: r.age for r in residents} == {r.name: ages.get(r.name, 0.0) for r in residents}
         assert world.cache._ranking._age > 0
 
-    play(scene, rules=Rules(Policy.GDSF))
-
 
 @pytest.mark.parametrize("by", ["name", "pattern", "author"])
-def test_a_pinned_model_is_never_evicted(play, by):
+async def test_a_pinned_model_is_never_evicted(by):
     """By the operator's name or pattern, or by its author's wish, it stays; unloaded by hand, it goes."""
-
-    async def scene(world):
+    async with world_of(rules=Rules(pins={"name": ("keep",), "pattern": ("k*p",), "author": ()}[by])) as world:
         if by == "author":
             world.press.pinned = {"keep"}
         world.press.sizes = {name: (mb(40), mb(40)) for name in ("keep", "b", "c")}
@@ -717,20 +673,16 @@ def test_a_pinned_model_is_never_evicted(play, by):
         await unload
         await world.resident("big")
 
-    play(scene, rules=Rules(pins={"name": ("keep",), "pattern": ("k*p",), "author": ()}[by]))
-
 
 @pytest.mark.parametrize("seconds", [0.02, 3600.0])
-def test_a_model_stays_for_its_minimum(play, seconds):
+async def test_a_model_stays_for_its_minimum(seconds):
     """Who needs the room waits until the model has been there for long enough, or for as long as its patience."""
-
-    async def scene(world):
+    async with world_of(rules=Rules(min_residency=seconds), memory_patience=10.0 if seconds < 1 else 0.005) as world:
         await world.resident("a")
         task = await world.begin("b")
         await world.do("prepare b")
         if seconds < 1:
-            while not world.desk.work:  # noqa: ASYNC110 - nothing happens but time
-                await asyncio.sleep(0.001)
+            await until(lambda: world.desk.work)
             assert time.monotonic() - world.entry("a").loaded_at >= seconds
             await world.do_all()
             await task
@@ -741,67 +693,46 @@ def test_a_model_stays_for_its_minimum(play, seconds):
             assert failure(task) is Kind.UNAVAILABLE
             assert world.entry("a").state is State.READY
 
-    play(scene, rules=Rules(min_residency=seconds), memory_patience=10.0 if seconds < 1 else 0.005)
 
-
-def test_a_model_nobody_used_yet_is_as_recent_as_its_load(play):
+async def test_a_model_nobody_used_yet_is_as_recent_as_its_load(world):
     """Of two models loaded and never used, the one loaded first goes, whichever was known first."""
-
-    async def scene(world):
-        world.press.sizes = {name: (mb(40), mb(40)) for name in "abc"}
-        world.entry("a")
-        await world.resident("b", "a", "c")
-        assert world.entry("b").state is State.UNAVAILABLE
-        assert world.entry("a").state is State.READY
-
-    play(scene)
+    world.press.sizes = {name: (mb(40), mb(40)) for name in "abc"}
+    world.entry("a")
+    await world.resident("b", "a", "c")
+    assert world.entry("b").state is State.UNAVAILABLE
+    assert world.entry("a").state is State.READY
 
 
 # -- being loaded anew --------------------------------------------------------------------------------------------------
 
 
-def test_a_model_loaded_anew_serves_until_the_new_one_does(play):
+async def test_a_model_loaded_anew_serves_until_the_new_one_does(narrow):
     """Leases are had all the time; the old one closes after the last of its own, though the new one is in use."""
-
-    async def scene(world):
-        await world.resident("a")
-        old = world.cache.lease("a")
-        reload = await world.begin("a", "reload")
-        await world.do("prepare a")
-        assert world.cache.lease("a") is old
-        await world.do("load a")
-        await reload
-        new = world.cache.lease("a")
-        assert new is not old
-        assert (old.state, new.state) == (State.UNLOADING, State.READY)
-        assert world.cache.room.used() == mb(80)
-        old.release()
-        await world.turn()
-        assert world.desk.pending == []
-        old.release()
-        await world.turn()
-        await world.do("close a")
-        assert [held.closed for held in world.press.made] == [1, 0]
-        assert world.cache.room.used() == mb(40)
-        new.release()
-
-    play(_of_40(scene))
+    await narrow.resident("a")
+    old = narrow.cache.lease("a")
+    reload = await narrow.begin("a", "reload")
+    await narrow.do("prepare a")
+    assert narrow.cache.lease("a") is old
+    await narrow.do("load a")
+    await reload
+    new = narrow.cache.lease("a")
+    assert new is not old
+    assert (old.state, new.state) == (State.UNLOADING, State.READY)
+    assert narrow.cache.room.used() == mb(80)
+    old.release()
+    await narrow.turn()
+    assert narrow.desk.pending == []
+    old.release()
+    await narrow.turn()
+    await narrow.do("close a")
+    assert [held.closed for held in narrow.press.made] == [1, 0]
+    assert narrow.cache.room.used() == mb(40)
+    new.release()
 
 
-def _of_40(scene):
-    """The scene in a world whose models take 40 MB: there is room for two."""
-
-    async def smaller(world):
-        world.press.sizes = dict.fromkeys("abc", (mb(40), mb(40)))
-        await scene(world)
-
-    return smaller
-
-
-def test_requests_of_a_model_that_was_replaced_have_all_the_time_they_need(play):
+async def test_requests_of_a_model_that_was_replaced_have_all_the_time_they_need():
     """Nobody who is queued there is refused, unless the name is unloaded: then he has as long as at any unload."""
-
-    async def scene(world):
+    async with world_of(sizes=OF_40, drain_patience=0.01) as world:
         await world.resident("a")
         old = world.cache.lease("a")
         reload = await world.begin("a", "reload")
@@ -819,35 +750,28 @@ def test_requests_of_a_model_that_was_replaced_have_all_the_time_they_need(play)
         await world.do("close a")
         await unload
 
-    play(_of_40(scene), drain_patience=0.01)
-
 
 @pytest.mark.parametrize("step", ["prepare", "load", "start"])
-def test_a_successor_that_fails_leaves_the_old_one_serving(play, step):
+async def test_a_successor_that_fails_leaves_the_old_one_serving(narrow, step):
     """Whoever asked for it is told; nobody else notices, and the next try may succeed."""
-
-    async def scene(world):
-        await world.resident("a")
-        old = world.entry("a")
-        world.press.failures[step, "a"] = [MmeError(Kind.INVALID_MODEL, "bad")]
-        reload = await world.begin("a", "reload")
-        await world.do_all()
-        assert failure(reload) is Kind.INVALID_MODEL
-        assert world.entry("a") is old
-        assert (old.state, old.registered, old.reason) == (State.READY, True, "")
-        again = await world.begin("a", "reload")
-        await world.do_all()
-        await again
-        assert world.entry("a") is not old
-
-    play(_of_40(scene))
+    await narrow.resident("a")
+    old = narrow.entry("a")
+    narrow.press.failures[step, "a"] = [MmeError(Kind.INVALID_MODEL, "bad")]
+    reload = await narrow.begin("a", "reload")
+    await narrow.do_all()
+    assert failure(reload) is Kind.INVALID_MODEL
+    assert narrow.entry("a") is old
+    assert (old.state, old.registered, old.reason) == (State.READY, True, "")
+    again = await narrow.begin("a", "reload")
+    await narrow.do_all()
+    await again
+    assert narrow.entry("a") is not old
 
 
 @pytest.mark.parametrize("evicts", [True, False])
-def test_where_memory_has_no_room_for_both_the_old_one_goes_first(play, evicts):
+async def test_where_memory_has_no_room_for_both_the_old_one_goes_first(evicts):
     """Who asks meanwhile waits for the new one, and the model counts as registered all the time."""
-
-    async def scene(world):
+    async with world_of(evicts=evicts) as world:
         await world.resident("a")
         old = world.cache.lease("a")
         reload = await world.begin("a", "reload")
@@ -863,13 +787,10 @@ def test_where_memory_has_no_room_for_both_the_old_one_goes_first(play, evicts):
         assert [held.closed for held in world.press.made] == [1, 0]
         world.entry("a").release()
 
-    play(scene, evicts=evicts)
 
-
-def test_the_old_one_goes_after_all_when_what_its_successor_waits_for_is_pinned(play):
+async def test_the_old_one_goes_after_all_when_what_its_successor_waits_for_is_pinned():
     """There was to be room for both, but for a model that was being loaded then and is never evicted now."""
-
-    async def scene(world):
+    async with world_of(rules=Rules(pins=("keep",))) as world:
         world.press.sizes = {"b": (mb(45), mb(45)), "keep": (mb(20), mb(20))}
         await world.resident("b")
         old = world.entry("b")
@@ -885,13 +806,10 @@ def test_the_old_one_goes_after_all_when_what_its_successor_waits_for_is_pinned(
         await reload
         assert world.cache.room.used() == mb(65)
 
-    play(scene, rules=Rules(pins=("keep",)))
 
-
-def test_a_pinned_model_goes_for_its_successor_when_another_is_pinned_meanwhile(play):
+async def test_a_pinned_model_goes_for_its_successor_when_another_is_pinned_meanwhile():
     """It is in nobody's way but that one's, so that nothing is out of memory."""
-
-    async def scene(world):
+    async with world_of(rules=Rules(pins=("b", "keep"))) as world:
         world.press.sizes = {"b": (mb(45), mb(45)), "keep": (mb(20), mb(20))}
         await world.resident("b")
         keep = await world.begin("keep", "load")
@@ -902,13 +820,10 @@ def test_a_pinned_model_goes_for_its_successor_when_another_is_pinned_meanwhile(
         await world.do("close b", "load b")
         await reload
 
-    play(scene, rules=Rules(pins=("b", "keep")))
 
-
-def test_the_old_one_goes_after_all_when_a_platform_loads_what_leaves_no_room_for_both(play):
+async def test_the_old_one_goes_after_all_when_a_platform_loads_what_leaves_no_room_for_both():
     """A load that waits for a model that is being unloaded is overtaken by a small one, and is not out of memory."""
-
-    async def scene(world):
+    async with world_of(evicts=False) as world:
         world.press.sizes = {"a": (mb(40), mb(40)), "b": (mb(50), mb(50)), "c": (mb(10), mb(10))}
         await world.resident("a", "b")
         lease = world.cache.lease("b")
@@ -925,13 +840,10 @@ def test_the_old_one_goes_after_all_when_a_platform_loads_what_leaves_no_room_fo
         await world.do_all()
         await asyncio.gather(unload, reload)
 
-    play(scene, evicts=False)
 
-
-def test_the_bytes_of_an_old_one_that_went_first_are_its_successors_on_a_platform(play):
+async def test_the_bytes_of_an_old_one_that_went_first_are_its_successors_on_a_platform():
     """What comes meanwhile finds memory full, and does not take the place of a model that serves no more for it."""
-
-    async def scene(world):
+    async with world_of(evicts=False) as world:
         world.press.sizes = {"a": (mb(50), mb(50)), "small": (mb(40), mb(40))}
         await world.resident("a")
         world.press.measured["a"] = mb(70)
@@ -945,13 +857,10 @@ def test_the_bytes_of_an_old_one_that_went_first_are_its_successors_on_a_platfor
         await world.do_all()
         await reload
 
-    play(scene, evicts=False)
 
-
-def test_no_old_one_goes_for_bytes_that_another_waits_for_on_a_platform(play):
+async def test_no_old_one_goes_for_bytes_that_another_waits_for_on_a_platform():
     """It would be out of memory, and its successor could not be loaded all the same."""
-
-    async def scene(world):
+    async with world_of(evicts=False) as world:
         world.press.sizes = {"a": (mb(30), mb(30)), "b": (mb(60), mb(60)), "early": (mb(40), mb(40))}
         await world.resident("a", "b")
         lease = world.cache.lease("b")
@@ -967,13 +876,10 @@ def test_no_old_one_goes_for_bytes_that_another_waits_for_on_a_platform(play):
         await world.do_all()
         await asyncio.gather(unload, early)
 
-    play(scene, evicts=False)
 
-
-def test_a_successor_larger_than_estimated_takes_the_place_of_the_old_one_on_a_platform(play):
+async def test_a_successor_larger_than_estimated_takes_the_place_of_the_old_one_on_a_platform():
     """It was loaded beside the old one, and there is no room for what it takes more: the old one leaves after all."""
-
-    async def scene(world):
+    async with world_of(evicts=False) as world:
         world.press.sizes = {"a": (mb(40), mb(40)), "b": (mb(40), mb(40))}
         await world.resident("a", "b")
         world.press.measured["a"] = mb(20)
@@ -983,14 +889,11 @@ def test_a_successor_larger_than_estimated_takes_the_place_of_the_old_one_on_a_p
         await reload
         assert world.cache.room.used() == mb(90)
 
-    play(scene, evicts=False)
-
 
 @pytest.mark.parametrize("names", ["ab", "abc"])
-def test_models_loaded_anew_at_once_do_not_wait_for_each_other(play, names):
+async def test_models_loaded_anew_at_once_do_not_wait_for_each_other(names):
     """Each has room beside its old one if another's goes, which waits for the same: the first to ask lets its own go."""
-
-    async def scene(world):
+    async with world_of(turns=3) as world:
         world.press.sizes = dict.fromkeys(names, (mb(90 // len(names)),) * 2)
         await world.resident(*names)
         old = {name: world.entry(name) for name in names}
@@ -1000,179 +903,140 @@ def test_models_loaded_anew_at_once_do_not_wait_for_each_other(play, names):
         await world.do_all()
         await asyncio.gather(*reloads)
 
-    play(scene, turns=3)
 
-
-def test_a_model_loaded_anew_waits_for_another_that_will_make_room(play):
+async def test_a_model_loaded_anew_waits_for_another_that_will_make_room(world):
     """That one has room beside its old one once a request has ended: no model leaves before its successor is there."""
-
-    async def scene(world):
-        world.press.sizes = {"a": (mb(45), mb(45)), "b": (mb(45), mb(45)), "c": (mb(10), mb(10))}
-        await world.resident("a", "b", "c")
-        old = [world.entry(name) for name in "ab"]
-        lease = world.cache.lease("c")
-        world.press.sizes["b"] = (mb(10), mb(10))
-        world.press.measured["b"] = mb(10)
-        reloads = [await world.begin(name, "reload") for name in "ab"]
-        await world.do("prepare a", "prepare b")
-        assert [entry.state for entry in old] == [State.READY] * 2
-        lease.release()
-        await world.turn()
-        await world.do("close c", "load b", "close b")
-        assert old[0].state is State.READY
-        await world.do_all()
-        await asyncio.gather(*reloads)
-
-    play(scene)
+    world.press.sizes = {"a": (mb(45), mb(45)), "b": (mb(45), mb(45)), "c": (mb(10), mb(10))}
+    await world.resident("a", "b", "c")
+    old = [world.entry(name) for name in "ab"]
+    lease = world.cache.lease("c")
+    world.press.sizes["b"] = (mb(10), mb(10))
+    world.press.measured["b"] = mb(10)
+    reloads = [await world.begin(name, "reload") for name in "ab"]
+    await world.do("prepare a", "prepare b")
+    assert [entry.state for entry in old] == [State.READY] * 2
+    lease.release()
+    await world.turn()
+    await world.do("close c", "load b", "close b")
+    assert old[0].state is State.READY
+    await world.do_all()
+    await asyncio.gather(*reloads)
 
 
-def test_others_leave_for_a_successor_before_the_one_that_it_replaces(play):
+async def test_others_leave_for_a_successor_before_the_one_that_it_replaces(narrow):
     """No request is lost for want of room as long as somebody idle can make it."""
-
-    async def scene(world):
-        await world.resident("a", "b")
-        old = world.cache.lease("a")
-        reload = await world.begin("a", "reload")
-        await world.do("prepare a")
-        assert (old.state, world.entry("b").state) == (State.READY, State.UNLOADING)
-        await world.do("close b", "load a")
-        await reload
-        old.release()
-        await world.do_all()
-
-    play(_of_40(scene))
+    await narrow.resident("a", "b")
+    old = narrow.cache.lease("a")
+    reload = await narrow.begin("a", "reload")
+    await narrow.do("prepare a")
+    assert (old.state, narrow.entry("b").state) == (State.READY, State.UNLOADING)
+    await narrow.do("close b", "load a")
+    await reload
+    old.release()
+    await narrow.do_all()
 
 
-def test_what_is_too_large_at_all_costs_nobody_his_place(play):
+async def test_what_is_too_large_at_all_costs_nobody_his_place(world):
     """A successor larger than the budget is out of memory, and the old one serves."""
-
-    async def scene(world):
-        await world.resident("a")
-        world.press.measured["a"] = mb(101)
-        reload = await world.begin("a", "reload")
-        await world.do_all()
-        assert failure(reload) is Kind.OUT_OF_MEMORY
-        assert world.entry("a").state is State.READY
-
-    play(scene)
+    await world.resident("a")
+    world.press.measured["a"] = mb(101)
+    reload = await world.begin("a", "reload")
+    await world.do_all()
+    assert failure(reload) is Kind.OUT_OF_MEMORY
+    assert world.entry("a").state is State.READY
 
 
-def test_a_model_that_is_being_replaced_is_no_victim(play):
+async def test_a_model_that_is_being_replaced_is_no_victim(narrow):
     """Another model's load waits until the successor is there, then the retiring one's room is its own."""
-
-    async def scene(world):
-        await world.resident("a")
-        reload = await world.begin("a", "reload")
-        await world.do("prepare a")
-        other = await world.begin("b")
-        await world.do("prepare b")
-        assert world.entry("a").state is State.READY
-        await world.do("load a")
-        await reload
-        await world.do("close a", "load b")
-        await other
-        world.entry("b").release()
-
-    play(_of_40(scene))
+    await narrow.resident("a")
+    reload = await narrow.begin("a", "reload")
+    await narrow.do("prepare a")
+    other = await narrow.begin("b")
+    await narrow.do("prepare b")
+    assert narrow.entry("a").state is State.READY
+    await narrow.do("load a")
+    await reload
+    await narrow.do("close a", "load b")
+    await other
+    narrow.entry("b").release()
 
 
-def test_reloads_of_one_source_share_a_load_and_one_of_another_comes_after_it(play):
+async def test_reloads_of_one_source_share_a_load_and_one_of_another_comes_after_it(narrow):
     """What was asked for last is what serves in the end."""
-
-    async def scene(world):
-        await world.resident("a")
-        one = await world.begin("a", "reload")
-        same = await world.begin("a", "reload")
-        other = asyncio.create_task(world.task("a", "reload", "elsewhere"))
-        await world.do_all()
-        await asyncio.gather(one, same, other)
-        assert world.press.sources == ["source of a", "source of a", "elsewhere"]
-        assert world.entry("a").source == "elsewhere"
-
-    play(_of_40(scene))
+    await narrow.resident("a")
+    one = await narrow.begin("a", "reload")
+    same = await narrow.begin("a", "reload")
+    other = asyncio.create_task(narrow.task("a", "reload", "elsewhere"))
+    await narrow.do_all()
+    await asyncio.gather(one, same, other)
+    assert narrow.press.sources == ["source of a", "source of a", "elsewhere"]
+    assert narrow.entry("a").source == "elsewhere"
 
 
 @pytest.mark.parametrize("stage", [[], ["prepare a"], ["prepare a", "load a"]])
-def test_unloading_what_is_being_loaded_anew_unloads_both(play, stage):
+async def test_unloading_what_is_being_loaded_anew_unloads_both(narrow, stage):
     """The successor is given up, or closed if it has come that far; whoever waits for it is told."""
-
-    async def scene(world):
-        await world.resident("a")
-        old = world.cache.lease("a")
-        reload = await world.begin("a", "reload")
-        await world.do(*stage)
-        unload = await world.begin("a", "unload")
-        assert not world.entry("a").registered
-        old.release()
-        await world.do_all()
-        await unload
-        assert world.press.in_memory == Footprint()
-        if len(stage) < 2:
-            assert failure(reload) is Kind.UNAVAILABLE
-
-    play(_of_40(scene))
+    await narrow.resident("a")
+    old = narrow.cache.lease("a")
+    reload = await narrow.begin("a", "reload")
+    await narrow.do(*stage)
+    unload = await narrow.begin("a", "unload")
+    assert not narrow.entry("a").registered
+    old.release()
+    await narrow.do_all()
+    await unload
+    assert narrow.press.in_memory == Footprint()
+    if len(stage) < 2:
+        assert failure(reload) is Kind.UNAVAILABLE
 
 
 @pytest.mark.parametrize("stage", [[], ["prepare a"]])
 @pytest.mark.parametrize("anew", [False, True])
-def test_a_load_that_the_end_of_the_server_cuts_short_says_so(play, stage, anew, caplog):
+async def test_a_load_that_the_end_of_the_server_cuts_short_says_so(narrow, stage, anew, caplog):
     """Nobody unloaded the model, and nobody is told to load it again."""
-
-    async def scene(world):
-        if anew:
-            await world.resident("a")
-        loading = await world.begin("a", "reload")
-        await world.do(*stage)
-        closing = asyncio.create_task(world.cache.close())
-        await world.turn()
-        await world.do_all()
-        await closing
-        assert failure(loading) is Kind.UNAVAILABLE
-        assert loading.exception().message == "the load of model 'a' was cut short: this server is shutting down"
-        assert "unloaded while it was loading" not in caplog.text
-
-    play(_of_40(scene))
+    if anew:
+        await narrow.resident("a")
+    loading = await narrow.begin("a", "reload")
+    await narrow.do(*stage)
+    closing = asyncio.create_task(narrow.cache.close())
+    await narrow.turn()
+    await narrow.do_all()
+    await closing
+    assert failure(loading) is Kind.UNAVAILABLE
+    assert loading.exception().message == "the load of model 'a' was cut short: this server is shutting down"
+    assert "unloaded while it was loading" not in caplog.text
 
 
-def test_what_is_not_in_memory_is_loaded_from_the_new_source(play):
+async def test_what_is_not_in_memory_is_loaded_from_the_new_source(world):
     """A reload of a model that nobody has loaded is a load."""
-
-    async def scene(world):
-        cold = await world.begin("a", "reload")
-        assert not world.entry("a").registered
-        await world.do_all()
-        await cold
-        assert world.entry("a").registered
-
-    play(scene)
+    cold = await world.begin("a", "reload")
+    assert not world.entry("a").registered
+    await world.do_all()
+    await cold
+    assert world.entry("a").registered
 
 
-def test_a_leased_model_is_no_victim(play):
+async def test_a_leased_model_is_no_victim(world):
     """A load waits while everybody is in use, and goes on the moment that the last lease of one ends."""
-
-    async def scene(world):
-        await world.resident("a")
-        entry = world.cache.lease("a")
-        world.cache.lease("a")
-        task = await world.begin("b")
-        await world.do("prepare b")
-        entry.release()
-        await world.turn()
-        assert (world.desk.pending, entry.state) == ([], State.READY)
-        entry.release()
-        await world.turn()
-        assert (world.desk.pending, entry.state) == (["close a"], State.UNLOADING)
-        await world.do_all()
-        assert (await task).evicted == ("a",)
-        world.entry("b").release()
-
-    play(scene)
+    await world.resident("a")
+    entry = world.cache.lease("a")
+    world.cache.lease("a")
+    task = await world.begin("b")
+    await world.do("prepare b")
+    entry.release()
+    await world.turn()
+    assert (world.desk.pending, entry.state) == ([], State.READY)
+    entry.release()
+    await world.turn()
+    assert (world.desk.pending, entry.state) == (["close a"], State.UNLOADING)
+    await world.do_all()
+    assert (await task).evicted == ("a",)
+    world.entry("b").release()
 
 
-def test_the_platform_chooses_its_victims_itself(play):
+async def test_the_platform_chooses_its_victims_itself():
     """With `evicts=False` a full cache is out of memory at once, and after an unload the same model loads."""
-
-    async def scene(world):
+    async with world_of(evicts=False) as world:
         await world.resident("a")
         task = await world.begin("b")
         await world.do_all()
@@ -1187,32 +1051,25 @@ def test_the_platform_chooses_its_victims_itself(play):
         await retry
         world.entry("b").release()
 
-    play(scene, evicts=False)
 
-
-def test_an_estimate_too_small_is_corrected_by_evicting(play):
+async def test_an_estimate_too_small_is_corrected_by_evicting(world):
     """A model that turned out larger than estimated makes room for the rest before it is used."""
-
-    async def scene(world):
-        world.press.sizes = {"a": (mb(40), mb(40)), "grown": (mb(50), mb(80))}
-        await world.resident("a")
-        task = await world.begin("grown")
-        await world.do("prepare grown", "load grown")
-        assert world.desk.pending == ["close a"]
-        assert world.cache.lease("grown") is None
-        await world.do_all()
-        assert (await task).evicted == ("a",)
-        assert world.cache.room.used() == mb(80)
-        world.entry("grown").release()
-
-    play(scene)
+    world.press.sizes = {"a": (mb(40), mb(40)), "grown": (mb(50), mb(80))}
+    await world.resident("a")
+    task = await world.begin("grown")
+    await world.do("prepare grown", "load grown")
+    assert world.desk.pending == ["close a"]
+    assert world.cache.lease("grown") is None
+    await world.do_all()
+    assert (await task).evicted == ("a",)
+    assert world.cache.room.used() == mb(80)
+    world.entry("grown").release()
 
 
 @pytest.mark.parametrize("evicts", [True, False])
-def test_a_model_that_turns_out_too_large_is_given_up(play, evicts):
+async def test_a_model_that_turns_out_too_large_is_given_up(evicts):
     """Measured larger than the budget, or than a platform's free room, it is closed again and out of memory."""
-
-    async def scene(world):
+    async with world_of(evicts=evicts) as world:
         world.press.sizes = {"a": (mb(40), mb(40)), "grown": (mb(50), mb(101 if evicts else 61))}
         await world.resident("a")
         task = await world.begin("grown")
@@ -1229,33 +1086,26 @@ def test_a_model_that_turns_out_too_large_is_given_up(play, evicts):
         assert failure(again) is Kind.OUT_OF_MEMORY
         assert len(world.press.made) == 2
 
-    play(scene, evicts=evicts)
 
-
-def test_two_loads_that_underestimate_do_not_wait_for_each_other(play):
+async def test_two_loads_that_underestimate_do_not_wait_for_each_other(world):
     """Each holds half of the memory and needs a little more: both begin again with what they were measured to take."""
-
-    async def scene(world):
-        world.press.sizes = {name: (mb(50), mb(51)) for name in "ab"}
-        tasks = [await world.begin(name) for name in "ab"]
-        await world.do("prepare a", "prepare b", "load a", "load b")
-        assert world.desk.pending == ["close a", "close b"]
-        await world.do("close a", "close b")
-        assert (world.desk.pending, world.cache.room.reserved) == (["load a"], mb(51))
-        await world.do("load a")
-        assert (await tasks[0]).evicted == ()
-        world.entry("a").release()
-        await world.do_all()
-        assert (await tasks[1]).evicted == ("a",)
-        world.entry("b").release()
-
-    play(scene)
+    world.press.sizes = {name: (mb(50), mb(51)) for name in "ab"}
+    tasks = [await world.begin(name) for name in "ab"]
+    await world.do("prepare a", "prepare b", "load a", "load b")
+    assert world.desk.pending == ["close a", "close b"]
+    await world.do("close a", "close b")
+    assert (world.desk.pending, world.cache.room.reserved) == (["load a"], mb(51))
+    await world.do("load a")
+    assert (await tasks[0]).evicted == ()
+    world.entry("a").release()
+    await world.do_all()
+    assert (await tasks[1]).evicted == ("a",)
+    world.entry("b").release()
 
 
-def test_a_load_that_waits_for_room_holds_up_no_other(play):
+async def test_a_load_that_waits_for_room_holds_up_no_other():
     """Loads that wait for models in use leave their turn to those that fit."""
-
-    async def scene(world):
+    async with world_of(turns=1) as world:
         world.press.sizes = {"big": (mb(60), mb(60)), "small": (mb(10), mb(10)), "held": (mb(80), mb(80))}
         await world.resident("held")
         held = world.cache.lease("held")
@@ -1271,13 +1121,10 @@ def test_a_load_that_waits_for_room_holds_up_no_other(play):
         await waiting
         world.entry("big").release()
 
-    play(scene, turns=1)
 
-
-def test_a_model_that_is_yet_to_be_equipped_holds_up_no_other(play):
+async def test_a_model_that_is_yet_to_be_equipped_holds_up_no_other():
     """That may take minutes, and costs no memory: others that are equipped are fetched and loaded meanwhile."""
-
-    async def scene(world):
+    async with world_of(turns=1) as world:
         world.press.bare = {"slow", "next"}
         slow, waiting = await world.begin("slow"), await world.begin("next")
         await world.do("prepare slow", "prepare next")
@@ -1295,13 +1142,10 @@ def test_a_model_that_is_yet_to_be_equipped_holds_up_no_other(play):
             await world.do_all()
             await task
 
-    play(scene, turns=1)
 
-
-def test_a_file_on_trial_holds_up_no_other_load(play):
+async def test_a_file_on_trial_holds_up_no_other_load():
     """Within its reservation, and though it would be loaded alone: others are loaded meanwhile."""
-
-    async def scene(world):
+    async with world_of(turns=1) as world:
         world.press.delicate = world.press.alone = {"slow"}
         world.press.sizes = {"quick": (mb(20), mb(20))}
         slow = await world.begin("slow", "load")
@@ -1314,93 +1158,75 @@ def test_a_file_on_trial_holds_up_no_other_load(play):
         await world.do("try_files slow", "load slow")
         await slow
 
-    play(scene, turns=1)
 
-
-def test_a_file_that_does_not_stand_its_trial_is_not_loaded(play):
+async def test_a_file_that_does_not_stand_its_trial_is_not_loaded(world):
     """The error is what whoever waits gets, and what was reserved is free again."""
-
-    async def scene(world):
-        world.press.delicate = {"bad"}
-        world.press.failures = {("try_files", "bad"): [MmeError(Kind.INVALID_MODEL, "died")]}
-        loading = await world.begin("bad", "load")
-        await world.do_all()
-        assert failure(loading) is Kind.INVALID_MODEL
-        assert world.press.made == []
-        assert world.cache.room.used() == Footprint()
-
-    play(scene)
+    world.press.delicate = {"bad"}
+    world.press.failures = {("try_files", "bad"): [MmeError(Kind.INVALID_MODEL, "died")]}
+    loading = await world.begin("bad", "load")
+    await world.do_all()
+    assert failure(loading) is Kind.INVALID_MODEL
+    assert world.press.made == []
+    assert world.cache.room.used() == Footprint()
 
 
-def test_an_estimate_too_large_gives_back_the_rest(play):
+async def test_an_estimate_too_large_gives_back_the_rest(world):
     """What was reserved and not needed is free once the model is there."""
-
-    async def scene(world):
-        world.press.sizes = {"a": (mb(90), mb(10)), "b": (mb(90), mb(90))}
-        await world.resident("a", "b")
-        assert world.cache.room.used() == mb(100)
-
-    play(scene)
+    world.press.sizes = {"a": (mb(90), mb(10)), "b": (mb(90), mb(90))}
+    await world.resident("a", "b")
+    assert world.cache.room.used() == mb(100)
 
 
-def test_two_models_that_fit_one_at_a_time_take_turns(play):
+async def test_two_models_that_fit_one_at_a_time_take_turns(world):
     """Hammered by ten clients each, both are answered every time; neither is evicted before its waiters used it."""
 
-    async def scene(world):
-        async def client(name):
-            for _ in range(10):
-                await world.cache.acquire(world.entry(name))
-                assert world.entry(name).resident is not None
-                world.audit()
-                await asyncio.sleep(0)
-                assert world.entry(name).resident.closed == 0
-                world.entry(name).release()
+    async def client(name):
+        for _ in range(10):
+            await world.cache.acquire(world.entry(name))
+            assert world.entry(name).resident is not None
+            world.audit()
+            await asyncio.sleep(0)
+            assert world.entry(name).resident.closed == 0
+            world.entry(name).release()
 
-        async def threads():
-            while True:
-                if world.desk.work:
-                    world.desk.do()
-                await asyncio.sleep(0)
+    async def threads():
+        while True:
+            if world.desk.work:
+                world.desk.do()
+            await asyncio.sleep(0)
 
-        working = asyncio.create_task(threads())
-        await asyncio.gather(*(client(name) for name in "ab" for _ in range(10)))
-        working.cancel()
-        assert world.press.in_memory.fits(mb(100))
-        assert len(world.press.made) >= 2
-
-    play(scene)
+    working = asyncio.create_task(threads())
+    await asyncio.gather(*(client(name) for name in "ab" for _ in range(10)))
+    working.cancel()
+    assert world.press.in_memory.fits(mb(100))
+    assert len(world.press.made) >= 2
 
 
 # -- leaving -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_unload_waits_for_requests_and_hands_out_no_more_leases(play):
+async def test_an_unload_waits_for_requests_and_hands_out_no_more_leases(world):
     """A model being unloaded stays until the last lease ends; whoever asks meanwhile gets it loaded anew."""
-
-    async def scene(world):
-        await world.resident("a")
-        entry = world.cache.lease("a")
-        unload = await world.begin("a", "unload")
-        assert (entry.state, world.desk.pending) == (State.UNLOADING, [])
-        assert world.cache.lease("a") is None
-        newcomer = await world.begin("a")
-        assert not newcomer.done()
-        entry.release()
-        await world.turn()
-        assert world.desk.pending == ["close a"]
-        await world.do_all()
-        await unload
-        await newcomer
-        assert [(held.started, held.closed) for held in world.press.made] == [(1, 1), (1, 0)]
-        entry.release()
-
-    play(scene)
+    await world.resident("a")
+    entry = world.cache.lease("a")
+    unload = await world.begin("a", "unload")
+    assert (entry.state, world.desk.pending) == (State.UNLOADING, [])
+    assert world.cache.lease("a") is None
+    newcomer = await world.begin("a")
+    assert not newcomer.done()
+    entry.release()
+    await world.turn()
+    assert world.desk.pending == ["close a"]
+    await world.do_all()
+    await unload
+    await newcomer
+    assert [(held.started, held.closed) for held in world.press.made] == [(1, 1), (1, 0)]
+    entry.release()
 
 
-def test_an_unload_that_lost_patience_refuses_those_who_queue(play):
+async def test_an_unload_that_lost_patience_refuses_those_who_queue():
     """After `drain_patience` the queued are told, and the unload still waits for those who execute."""
-
-    async def scene(world):
+    async with world_of(drain_patience=0.005) as world:
         await world.resident("a")
         entry = world.cache.lease("a")
         unload = await world.begin("a", "unload")
@@ -1412,54 +1238,43 @@ def test_an_unload_that_lost_patience_refuses_those_who_queue(play):
         await unload
         assert world.press.made[0].refused == 1
 
-    play(scene, drain_patience=0.005)
 
-
-def test_unloading_twice_closes_once(play):
+async def test_unloading_twice_closes_once(world):
     """Two unloads at the same time, or one after the other, both return when the memory is back."""
-
-    async def scene(world):
-        await world.resident("a")
-        first, second = await world.begin("a", "unload"), await world.begin("a", "unload")
-        assert (first.done(), second.done()) == (False, False)
-        await world.do_all()
-        await first
-        await second
-        await world.cache.unload(world.entry("a"))
-        assert world.press.made[0].closed == 1
-
-    play(scene)
+    await world.resident("a")
+    first, second = await world.begin("a", "unload"), await world.begin("a", "unload")
+    assert (first.done(), second.done()) == (False, False)
+    await world.do_all()
+    await first
+    await second
+    await world.cache.unload(world.entry("a"))
+    assert world.press.made[0].closed == 1
 
 
 @pytest.mark.parametrize("stage", ["not begun", "prepare", "equip", "load"])
-def test_unloading_what_is_being_loaded_tells_those_who_wait(play, stage):
+async def test_unloading_what_is_being_loaded_tells_those_who_wait(world, stage):
     """A load under way is given up at its next step; its waiters are told, its memory is given back."""
-
-    async def scene(world):
-        waiting = [asyncio.create_task(world.cache.acquire(world.entry("a"))) for _ in range(2)]
-        if stage == "not begun":
-            await asyncio.sleep(0)
-        else:
-            await world.turn()
-        if stage == "equip":
-            world.press.bare = {"a"}
-        if stage in {"equip", "load"}:
-            await world.do("prepare a")
-        unload = await world.begin("a", "unload")
-        await world.do_all()
-        await unload
-        assert [failure(task) for task in waiting] == [Kind.UNAVAILABLE] * 2
-        assert (world.cache.room.used(), world.press.in_memory) == (Footprint(), Footprint())
-        assert sum(held.started for held in world.press.made) == 0
-        assert len(world.press.made) == (1 if stage == "load" else 0)
-
-    play(scene)
+    waiting = [asyncio.create_task(world.cache.acquire(world.entry("a"))) for _ in range(2)]
+    if stage == "not begun":
+        await asyncio.sleep(0)
+    else:
+        await world.turn()
+    if stage == "equip":
+        world.press.bare = {"a"}
+    if stage in {"equip", "load"}:
+        await world.do("prepare a")
+    unload = await world.begin("a", "unload")
+    await world.do_all()
+    await unload
+    assert [failure(task) for task in waiting] == [Kind.UNAVAILABLE] * 2
+    assert (world.cache.room.used(), world.press.in_memory) == (Footprint(), Footprint())
+    assert sum(held.started for held in world.press.made) == 0
+    assert len(world.press.made) == (1 if stage == "load" else 0)
 
 
-def test_unloading_what_waits_to_be_equipped_ends_the_wait(play):
+async def test_unloading_what_waits_to_be_equipped_ends_the_wait():
     """However long the one before it takes; the turn goes to the next in the line."""
-
-    async def scene(world):
+    async with world_of(turns=1) as world:
         world.press.bare = {"slow", "a", "b"}
         slow, waiting, after = [await world.begin(name) for name in ("slow", "a", "b")]
         await world.do("prepare slow", "prepare a", "prepare b")
@@ -1476,207 +1291,169 @@ def test_unloading_what_waits_to_be_equipped_ends_the_wait(play):
         await after
         world.entry("b").release()
 
-    play(scene, turns=1)
 
-
-def test_unloading_what_waits_for_room_ends_the_wait(play):
+async def test_unloading_what_waits_for_room_ends_the_wait(world):
     """A load that waits for leased models need not wait any longer once nobody wants it."""
-
-    async def scene(world):
-        await world.resident("a")
-        lease = world.cache.lease("a")
-        waiting = await world.begin("b")
-        await world.do("prepare b")
-        unload = await world.begin("b", "unload")
-        await unload
-        assert failure(waiting) is Kind.UNAVAILABLE
-        lease.release()
-        await world.turn()
-        assert world.entry("a").state is State.READY
-
-    play(scene)
+    await world.resident("a")
+    lease = world.cache.lease("a")
+    waiting = await world.begin("b")
+    await world.do("prepare b")
+    unload = await world.begin("b", "unload")
+    await unload
+    assert failure(waiting) is Kind.UNAVAILABLE
+    lease.release()
+    await world.turn()
+    assert world.entry("a").state is State.READY
 
 
-def test_asking_for_what_is_being_given_up_is_answered(play):
+async def test_asking_for_what_is_being_given_up_is_answered(world):
     """A request that comes between the unload of a load and its end is told to try again, and then may."""
-
-    async def scene(world):
-        first = await world.begin("a")
-        await world.do("prepare a")
-        unload = await world.begin("a", "unload")
-        late = await world.begin("a")
-        await world.do_all()
-        await unload
-        assert [failure(task) for task in (first, late)] == [Kind.UNAVAILABLE] * 2
-        again = await world.begin("a")
-        await world.do_all()
-        await again
-        world.entry("a").release()
-
-    play(scene)
+    first = await world.begin("a")
+    await world.do("prepare a")
+    unload = await world.begin("a", "unload")
+    late = await world.begin("a")
+    await world.do_all()
+    await unload
+    assert [failure(task) for task in (first, late)] == [Kind.UNAVAILABLE] * 2
+    again = await world.begin("a")
+    await world.do_all()
+    await again
+    world.entry("a").release()
 
 
-def test_unloading_what_waits_to_be_loaded_anew(play):
+async def test_unloading_what_waits_to_be_loaded_anew(world):
     """Unload, request, unload again before the first is through: all return, nothing stays."""
-
-    async def scene(world):
-        await world.resident("a")
-        first = await world.begin("a", "unload")
-        waiting = await world.begin("a")
-        second = await world.begin("a", "unload")
-        await world.do_all()
-        await asyncio.gather(first, second)
-        assert failure(waiting) is Kind.UNAVAILABLE
-        assert world.press.in_memory == Footprint()
-
-    play(scene)
+    await world.resident("a")
+    first = await world.begin("a", "unload")
+    waiting = await world.begin("a")
+    second = await world.begin("a", "unload")
+    await world.do_all()
+    await asyncio.gather(first, second)
+    assert failure(waiting) is Kind.UNAVAILABLE
+    assert world.press.in_memory == Footprint()
 
 
-def test_a_resident_that_fails_to_close_is_gone_all_the_same(play, caplog):
+async def test_a_resident_that_fails_to_close_is_gone_all_the_same(world, caplog):
     """An error while closing is logged; the books are closed, and whoever waits for the room or the name is served."""
-
-    async def scene(world):
-        world.press.failures["close", "a"] = [RuntimeError("driver stuck")] * 2
-        await world.resident("a")
-        other = await world.begin("b")
-        await world.do("prepare b")  # evicts a
-        again = await world.begin("a")  # waits for a to be gone
-        await world.do("close a", "load b")
-        await other
-        world.entry("b").release()
-        await world.do_all()
-        await again
-        world.entry("a").release()
-        unload = await world.begin("a", "unload")
-        await world.do_all()
-        await unload
-        assert world.entry("a").state is State.UNAVAILABLE
-
-    play(scene)
+    world.press.failures["close", "a"] = [RuntimeError("driver stuck")] * 2
+    await world.resident("a")
+    other = await world.begin("b")
+    await world.do("prepare b")  # evicts a
+    again = await world.begin("a")  # waits for a to be gone
+    await world.do("close a", "load b")
+    await other
+    world.entry("b").release()
+    await world.do_all()
+    await again
+    world.entry("a").release()
+    unload = await world.begin("a", "unload")
+    await world.do_all()
+    await unload
+    assert world.entry("a").state is State.UNAVAILABLE
     assert "driver stuck" in caplog.text
 
 
-def test_a_model_given_up_that_fails_to_close_is_still_out_of_memory(play, caplog):
+async def test_a_model_given_up_that_fails_to_close_is_still_out_of_memory(world, caplog):
     """The error of a failed close does not replace the reason for which the model was given up."""
-
-    async def scene(world):
-        world.press.sizes["grown"] = (mb(50), mb(101))
-        world.press.failures["close", "grown"] = [RuntimeError("driver stuck")]
-        task = await world.begin("grown")
-        await world.do_all()
-        assert failure(task) is Kind.OUT_OF_MEMORY
-        assert world.cache.room.used() == Footprint()
-
-    play(scene)
+    world.press.sizes["grown"] = (mb(50), mb(101))
+    world.press.failures["close", "grown"] = [RuntimeError("driver stuck")]
+    task = await world.begin("grown")
+    await world.do_all()
+    assert failure(task) is Kind.OUT_OF_MEMORY
+    assert world.cache.room.used() == Footprint()
     assert "driver stuck" in caplog.text
 
 
 # -- clients that leave ------------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_leaves_while_it_waits_holds_no_lease(play):
+async def test_a_client_that_leaves_while_it_waits_holds_no_lease(world):
     """Cancelled waiters get no lease; those who stay do; the load goes on though all leave."""
-
-    async def scene(world):
-        tasks = [await world.begin("a") for _ in range(3)]
-        tasks[0].cancel()
-        tasks[1].cancel()
-        await world.do("prepare a")
-        tasks[2].cancel()
-        stays = await world.begin("a")
-        await world.do_all()
-        await stays
-        entry = world.entry("a")
-        assert [task.cancelled() for task in tasks] == [True] * 3
-        assert (entry.leases, entry.state) == (1, State.READY)
-        entry.release()
-
-    play(scene)
+    tasks = [await world.begin("a") for _ in range(3)]
+    tasks[0].cancel()
+    tasks[1].cancel()
+    await world.do("prepare a")
+    tasks[2].cancel()
+    stays = await world.begin("a")
+    await world.do_all()
+    await stays
+    entry = world.entry("a")
+    assert [task.cancelled() for task in tasks] == [True] * 3
+    assert (entry.leases, entry.state) == (1, State.READY)
+    entry.release()
 
 
-def test_a_client_that_leaves_as_its_lease_comes_gives_it_back(play):
+async def test_a_client_that_leaves_as_its_lease_comes_gives_it_back(world):
     """Cancelled after the load has resolved it and before it runs again, a waiter releases what it was given."""
-
-    async def scene(world):
-        task = await world.begin("a")
-        await world.do("prepare a")
-        world.desk.do("load a")
-        entry = world.entry("a")
-        while not entry.leases:  # noqa: ASYNC110 - the very turn of the loop is the point
-            await asyncio.sleep(0)
-        assert not task.done()
-        task.cancel()
-        await world.turn()
-        assert task.cancelled()
-        assert entry.leases == 0
-
-    play(scene)
+    task = await world.begin("a")
+    await world.do("prepare a")
+    world.desk.do("load a")
+    entry = world.entry("a")
+    while not entry.leases:  # noqa: ASYNC110 - the very turn of the loop is the point
+        await asyncio.sleep(0)
+    assert not task.done()
+    task.cancel()
+    await world.turn()
+    assert task.cancelled()
+    assert entry.leases == 0
 
 
-def test_a_client_may_lose_patience_without_harm(play):
+async def test_a_client_may_lose_patience_without_harm(world):
     """A time limit around `acquire` ends the wait, not the load."""
-
-    async def scene(world):
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.001):
-                await world.cache.acquire(world.entry("a"))
-        await world.do_all()
-        entry = world.entry("a")
-        assert (entry.leases, entry.state) == (0, State.READY)
-
-    play(scene)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.001):
+            await world.cache.acquire(world.entry("a"))
+    await world.do_all()
+    entry = world.entry("a")
+    assert (entry.leases, entry.state) == (0, State.READY)
 
 
 @pytest.mark.parametrize("stage", ["prepare", "equip", "room", "load", "correction"])
-def test_a_cancelled_load_leaves_nothing_and_tells_those_who_wait(play, stage):
+async def test_a_cancelled_load_leaves_nothing_and_tells_those_who_wait(world, stage):
     """When the load's own task is cancelled, as a loop that ends does, waiters get an error and bytes come back."""
-
-    async def scene(world):
-        world.press.sizes["b"] = (mb(30), mb(70)) if stage == "correction" else (mb(60), mb(60))
-        await world.resident("a")
-        lease = world.cache.lease("a")
-        waiting = await world.begin("b")
-        world.press.bare = {"b"} if stage == "equip" else set()
-        steps = {
-            "prepare": [],
-            "equip": ["prepare b"],
-            "room": ["prepare b"],
-            "correction": ["prepare b", "load b"],
-            "load": ["prepare b"],
-        }
-        await world.do(*steps[stage])
-        if stage == "load":
-            lease.release()
-            await world.turn()
-            await world.do("close a")
-            assert world.desk.pending == ["load b"]
-        world.entry("b").task.cancel()
+    world.press.sizes["b"] = (mb(30), mb(70)) if stage == "correction" else (mb(60), mb(60))
+    await world.resident("a")
+    lease = world.cache.lease("a")
+    waiting = await world.begin("b")
+    world.press.bare = {"b"} if stage == "equip" else set()
+    steps = {
+        "prepare": [],
+        "equip": ["prepare b"],
+        "room": ["prepare b"],
+        "correction": ["prepare b", "load b"],
+        "load": ["prepare b"],
+    }
+    await world.do(*steps[stage])
+    if stage == "load":
+        lease.release()
         await world.turn()
-        assert failure(waiting) is Kind.UNAVAILABLE
-        assert world.entry("b").state is State.UNAVAILABLE
-        if stage == "load":  # a thread can't be interrupted: what it may have taken stays reserved until it comes back
-            assert world.cache.room.reserved == mb(60)
-        await world.do_all()
-        assert world.cache.room.reserved == Footprint()
-        if stage != "load":
-            lease.release()
-        assert world.press.in_memory == world.cache.room.used()
-        again = await world.begin("b")
-        await world.do_all()
-        await again
-        world.entry("b").release()
-
-    play(scene)
+        await world.do("close a")
+        assert world.desk.pending == ["load b"]
+    world.entry("b").task.cancel()
+    await world.turn()
+    assert failure(waiting) is Kind.UNAVAILABLE
+    assert world.entry("b").state is State.UNAVAILABLE
+    if stage == "load":  # a thread can't be interrupted: what it may have taken stays reserved until it comes back
+        assert world.cache.room.reserved == mb(60)
+    await world.do_all()
+    assert world.cache.room.reserved == Footprint()
+    if stage != "load":
+        lease.release()
+    assert world.press.in_memory == world.cache.room.used()
+    again = await world.begin("b")
+    await world.do_all()
+    await again
+    world.entry("b").release()
 
 
 # -- what hangs ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("stage", "deaf"), [("prepare", False), ("prepare", True), ("load", False)])
-def test_a_load_whose_time_is_over_is_given_up(play, stage, deaf):
+async def test_a_load_whose_time_is_over_is_given_up(stage, deaf):
     """Whoever waits is told; others load; what it may hold stays taken, and nobody begins it anew, until it is back."""
-
-    async def scene(world):
+    patience = 0.5 if stage == "load" else 0.01  # of which the stage before takes a part
+    async with world_of(load_patience=patience, turns=1) as world:
         world.press.deaf = deaf
         waiting = [await world.begin("slow") for _ in range(2)]
         if stage == "load":
@@ -1710,77 +1487,66 @@ def test_a_load_whose_time_is_over_is_given_up(play, stage, deaf):
         await again
         world.entry("slow").release()
 
-    play(scene, load_patience=0.5 if stage == "load" else 0.01, turns=1)  # of which the stage before takes a part
 
-
-def test_a_load_is_told_that_nobody_wants_it_any_more(play):
+async def test_a_load_is_told_that_nobody_wants_it_any_more(world):
     """What runs on a load thread may ask; it is told when the model was unloaded, and when its time was over."""
+    unwanted = []
+    prepare, load = world.press.prepare, world.press.load
 
-    async def scene(world):
-        unwanted = []
-        prepare, load = world.press.prepare, world.press.load
+    def asking(step):
+        def run(*args, **more):
+            unwanted.append((step.__name__, args[-1]()))
+            return step(*args, **more)
 
-        def asking(step):
-            def run(*args, **more):
-                unwanted.append((step.__name__, args[-1]()))
-                return step(*args, **more)
+        run.__name__, run.__self__ = step.__name__, world.press
+        return run
 
-            run.__name__, run.__self__ = step.__name__, world.press
-            return run
-
-        world.press.prepare, world.press.load = asking(prepare), asking(load)
-        for _ in range(2):
-            task = await world.begin("a")
-            await world.do("prepare a")
-            if len(unwanted) > 1:
-                world.entry("a").abandoned = True
-            await world.do("load a")
+    world.press.prepare, world.press.load = asking(prepare), asking(load)
+    for _ in range(2):
+        task = await world.begin("a")
+        await world.do("prepare a")
+        if len(unwanted) > 1:
+            world.entry("a").abandoned = True
+        await world.do("load a")
+        await world.do_all()
+        await asyncio.wait([task])
+        if not task.exception():
+            world.entry("a").release()
+            unload = await world.begin("a", "unload")
             await world.do_all()
-            await asyncio.wait([task])
-            if not task.exception():
-                world.entry("a").release()
-                unload = await world.begin("a", "unload")
-                await world.do_all()
-                await unload
-        assert unwanted == [("prepare", False), ("load", False), ("prepare", False), ("load", True)]
-
-    play(scene)
+            await unload
+    assert unwanted == [("prepare", False), ("load", False), ("prepare", False), ("load", True)]
 
 
 @pytest.mark.parametrize("again", ["reload", "acquire"])
-def test_a_load_after_an_orphan_is_its_own(play, again):
+async def test_a_load_after_an_orphan_is_its_own(world, again):
     """A successor that was given up has come back: what fails then, anew or after an eviction, lets its files go."""
-
-    async def scene(world):
-        world.press.sizes = {"a": (mb(30), mb(30)), "b": (mb(90), mb(90))}
-        await world.resident("a")
-        world.cache._loading._patience = 0.01
-        task = await world.begin("a", "reload")
-        await world.do("prepare a")
-        with contextlib.suppress(MmeError):
-            await task
-        assert failure(task) is Kind.UNAVAILABLE
-        world.cache._loading._patience = 3600.0
-        await world.do_all()
-        assert world.entry("a").orphan.done()
-        if again == "acquire":
-            await world.resident("b")
-        world.press.failures["load", "a"] = [OSError("no such file")]
-        failing = await world.begin("a", again)
-        await world.do_all()
-        assert failure(failing) is Kind.INTERNAL
-        assert world.press.prepared[-1].released == 1
-        after = await world.begin("a", "reload")
-        await world.do_all()
-        await after
-
-    play(scene)
+    world.press.sizes = {"a": (mb(30), mb(30)), "b": (mb(90), mb(90))}
+    await world.resident("a")
+    world.cache._loading._patience = 0.01
+    task = await world.begin("a", "reload")
+    await world.do("prepare a")
+    with contextlib.suppress(MmeError):
+        await task
+    assert failure(task) is Kind.UNAVAILABLE
+    world.cache._loading._patience = 3600.0
+    await world.do_all()
+    assert world.entry("a").orphan.done()
+    if again == "acquire":
+        await world.resident("b")
+    world.press.failures["load", "a"] = [OSError("no such file")]
+    failing = await world.begin("a", again)
+    await world.do_all()
+    assert failure(failing) is Kind.INTERNAL
+    assert world.press.prepared[-1].released == 1
+    after = await world.begin("a", "reload")
+    await world.do_all()
+    await after
 
 
-def test_an_orphan_that_fails_is_the_end_of_it(play, caplog):
+async def test_an_orphan_that_fails_is_the_end_of_it(caplog):
     """A load that was given up and then fails leaves nothing; its error is in the log."""
-
-    async def scene(world):
+    async with world_of(load_patience=0.5) as world:  # of which the stage before takes a part
         world.press.failures["load", "slow"] = [ValueError("after an hour")]
         task = await world.begin("slow")
         await world.do("prepare slow")
@@ -1789,87 +1555,71 @@ def test_an_orphan_that_fails_is_the_end_of_it(play, caplog):
         await world.do("load slow")
         assert world.cache.room.used() == Footprint()
         assert world.entry("slow").orphan is None
-
-    play(scene, load_patience=0.5)  # of which the stage before takes a part
     assert "after an hour" in caplog.text
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_in_memory_or_on_its_way_is_not_forgotten(play):
+async def test_what_is_in_memory_or_on_its_way_is_not_forgotten(world):
     """`forget` drops an entry only when nothing of it is anywhere: a load just asked for counts."""
-
-    async def scene(world):
-        entry = world.entry("a")
-        asked = asyncio.create_task(world.cache.acquire(entry))
-        await asyncio.sleep(0)
-        world.cache.forget(entry)  # its task exists, and has not run yet
-        assert world.cache.entries["a"] is entry
-        await world.do_all()
-        await asked
-        world.cache.forget(entry)
-        assert world.cache.entries["a"] is entry
-        entry.release()
-        unload = await world.begin("a", "unload")
-        world.cache.forget(entry)
-        assert world.cache.entries["a"] is entry
-        await world.do_all()
-        await unload
-        world.cache.forget(entry)
-        assert world.cache.entries == {}
-        replacement = world.entry("a")
-        world.cache.forget(entry)
-        assert world.cache.entries["a"] is replacement
-
-    play(scene)
+    entry = world.entry("a")
+    asked = asyncio.create_task(world.cache.acquire(entry))
+    await asyncio.sleep(0)
+    world.cache.forget(entry)  # its task exists, and has not run yet
+    assert world.cache.entries["a"] is entry
+    await world.do_all()
+    await asked
+    world.cache.forget(entry)
+    assert world.cache.entries["a"] is entry
+    entry.release()
+    unload = await world.begin("a", "unload")
+    world.cache.forget(entry)
+    assert world.cache.entries["a"] is entry
+    await world.do_all()
+    await unload
+    world.cache.forget(entry)
+    assert world.cache.entries == {}
+    replacement = world.entry("a")
+    world.cache.forget(entry)
+    assert world.cache.entries["a"] is replacement
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-def test_closing_ends_everything_that_is_in_flight(play):
+async def test_closing_ends_everything_that_is_in_flight(world):
     """Close with a model leased, one loading, one waiting for room, one leaving: all end, and nothing comes after."""
-
-    async def scene(world):
-        world.press.sizes = {name: (mb(30), mb(30)) for name in ("leased", "leaving", "loading")}
-        await world.resident("leased", "leaving")
-        lease = world.cache.lease("leased")
-        leaving = await world.begin("leaving", "unload")
-        loading = await world.begin("loading")
-        await world.do("prepare loading")
-        starved = await world.begin("starved")
-        await world.do("prepare starved")
-        closing = asyncio.create_task(world.cache.close())
-        await world.turn()
-        late = [await world.begin("loading"), await world.begin("leased"), await world.begin("new", "load")]
-        await world.do_all()
-        assert not closing.done()
-        lease.release()
-        await world.do_all()
-        await closing
-        await leaving
-        assert [failure(task) for task in (loading, starved, *late)] == [Kind.UNAVAILABLE] * 5
-        assert failure(await world.begin("later")) is Kind.UNAVAILABLE
-        assert world.desk.work == []
-
-    play(scene)
+    world.press.sizes = {name: (mb(30), mb(30)) for name in ("leased", "leaving", "loading")}
+    await world.resident("leased", "leaving")
+    lease = world.cache.lease("leased")
+    leaving = await world.begin("leaving", "unload")
+    loading = await world.begin("loading")
+    await world.do("prepare loading")
+    starved = await world.begin("starved")
+    await world.do("prepare starved")
+    closing = asyncio.create_task(world.cache.close())
+    await world.turn()
+    late = [await world.begin("loading"), await world.begin("leased"), await world.begin("new", "load")]
+    await world.do_all()
+    assert not closing.done()
+    lease.release()
+    await world.do_all()
+    await closing
+    await leaving
+    assert [failure(task) for task in (loading, starved, *late)] == [Kind.UNAVAILABLE] * 5
+    assert failure(await world.begin("later")) is Kind.UNAVAILABLE
+    assert world.desk.work == []
 
 
-def test_repr_is_fit_for_logs(play):
+async def test_repr_is_fit_for_logs(world):
     """A cache and its entries say what is where."""
-
-    async def scene(world):
-        await world.resident("a")
-        world.cache.lease("a")
-        assert repr(world.cache) == (
-            "<ModelCache 1 ready of 1 known, <Room 60.0 MB of 100.0 MB taken, 0 claims waiting>>"
-        )
-        assert repr(world.entry("a")) == "<Entry a: READY, 60.0 MB, 1 leases>"
-        assert world.cache.resident_count == 1
-        world.entry("a").release()
-
-    play(scene)
+    await world.resident("a")
+    world.cache.lease("a")
+    assert repr(world.cache) == ("<ModelCache 1 ready of 1 known, <Room 60.0 MB of 100.0 MB taken, 0 claims waiting>>")
+    assert repr(world.entry("a")) == "<Entry a: READY, 60.0 MB, 1 leases>"
+    assert world.cache.resident_count == 1
+    world.entry("a").release()
 
 
 # -- everything at once ------------------------------------------------------------------------------------------------
@@ -1899,8 +1649,8 @@ STEPS = st.tuples(st.sampled_from(["prepare", "equip", "load", "start", "close"]
     min_residency=st.sampled_from([0.0, 0.0, 0.002]),
     bare=st.sampled_from(["", "a", "bcd"]),
 )
-def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
-    toys, actions, sizes, wrong_sizes, failures, evicts, policy, pins, min_residency, bare
+async def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
+    actions, sizes, wrong_sizes, failures, evicts, policy, pins, min_residency, bare
 ):
     """Loads, unloads, leases, clients that leave, failures, loads given up, threads that finish in any order.
 
@@ -1908,16 +1658,9 @@ def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
     honest estimates the budget is never exceeded, in the books or really. In the end everybody was answered and
     nothing is left.
     """
-
-    async def main():
-        world = World(evicts=evicts, rules=Rules(policy, tuple(pins), min_residency), memory_patience=3600.0)
-        try:
-            await live(world)
-            await world.gone()
-        finally:
-            world.desk.desert()
-
-    async def live(world):  # noqa: PLR0915 - as above
+    async with world_of(
+        evicts=evicts, rules=Rules(policy, tuple(pins), min_residency), memory_patience=3600.0
+    ) as world:
         world.press.sizes = {**dict(zip(NAMES, sizes, strict=True)), **wrong_sizes}
         world.press.bare = set(bare)
         for number, (step, name) in enumerate(failures):
@@ -1982,27 +1725,21 @@ def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
         assert world.cache._retiring == set()
         assert not any(entry.successor or entry.predecessor for entry in world.cache.entries.values())
 
-    toys.run(main())
 
-
-def test_a_load_that_is_cancelled_before_it_begins_is_answered(play):
+async def test_a_load_that_is_cancelled_before_it_begins_is_answered(world):
     """Whoever waits for it is told, and the next load is another one."""
-
-    async def scene(world):
-        asked = [
-            asyncio.create_task(world.task("a", "load")),
-            asyncio.create_task(world.cache.acquire(world.entry("a"))),
-        ]
-        await asyncio.sleep(0)
-        world.cut("a")
-        await world.do_all()
-        for task in asked:
-            with pytest.raises((MmeError, asyncio.CancelledError)):
-                await task
-        assert (world.entry("a").task, world.entry("a").waiters) == (None, [])
-        await world.resident("a")
-
-    play(scene)
+    asked = [
+        asyncio.create_task(world.task("a", "load")),
+        asyncio.create_task(world.cache.acquire(world.entry("a"))),
+    ]
+    await asyncio.sleep(0)
+    world.cut("a")
+    await world.do_all()
+    for task in asked:
+        with pytest.raises((MmeError, asyncio.CancelledError)):
+            await task
+    assert (world.entry("a").task, world.entry("a").waiters) == (None, [])
+    await world.resident("a")
 
 
 # -- files that several models map -------------------------------------------------------------------------------------
@@ -2013,34 +1750,29 @@ def mapping(own, **files):
     return Footprint(own * 10**6, shared={name: size * 10**6 for name, size in files.items()})
 
 
-def test_what_others_map_already_is_neither_claimed_nor_charged(play):
+async def test_what_others_map_already_is_neither_claimed_nor_charged(world):
     """Three models of 60 MB, 50 of which they share, are in memory together within 100; who leaves leaves the charge."""
+    for name in "abc":
+        world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
+    await world.resident("a", "b", "c")
+    assert [world.entry(name).footprint for name in "abc"] == [mb(60), mb(10), mb(10)]
+    assert world.cache.room.used() == mb(80)
 
-    async def scene(world):
-        for name in "abc":
-            world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
-        await world.resident("a", "b", "c")
-        assert [world.entry(name).footprint for name in "abc"] == [mb(60), mb(10), mb(10)]
-        assert world.cache.room.used() == mb(80)
-
-        unload = await world.begin("a", "unload")
-        await world.do_all()
-        await unload
-        assert [world.entry(name).footprint for name in "bc"] == [mb(60), mb(10)]
-
-    play(scene)
+    unload = await world.begin("a", "unload")
+    await world.do_all()
+    await unload
+    assert [world.entry(name).footprint for name in "bc"] == [mb(60), mb(10)]
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_two_will_map_that_load_at_once_is_promised_once(play, fails, order):
+async def test_what_two_will_map_that_load_at_once_is_promised_once(fails, order):
     """Where nobody is evicted the second would be out of memory for want of room that it does not need.
 
     If the first does not load after all, the second needs the room itself. If it is there before the first, it counts
     with what they share, and nothing is promised for that any more.
     """
-
-    async def scene(world):
+    async with world_of(evicts=False) as world:
         for name in "ab":
             world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
         if fails:
@@ -2056,69 +1788,55 @@ def test_what_two_will_map_that_load_at_once_is_promised_once(play, fails, order
         assert world.cache.room.used() == (mb(60) if fails else mb(70))
         assert world.entry("b").footprint == (mb(60) if fails or order == "ba" else mb(10))
 
-    play(scene, evicts=False)
-
 
 @pytest.mark.parametrize("used", ["a", "b"])
-def test_nobody_leaves_in_vain_whose_bytes_an_heir_takes_over(play, used):
+async def test_nobody_leaves_in_vain_whose_bytes_an_heir_takes_over(world, used):
     """Who is charged for what one in use maps as well frees no more than its own: another one leaves, or nobody."""
+    for name in "ab":
+        world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
+    world.press.sizes |= {"c": (mb(25), mb(25)), "new": (mb(25), mb(25)), "large": (mb(45), mb(45))}
+    await world.resident("a", "b", "c")
+    await (await world.begin(used))
 
-    async def scene(world):
-        for name in "ab":
-            world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
-        world.press.sizes |= {"c": (mb(25), mb(25)), "new": (mb(25), mb(25)), "large": (mb(45), mb(45))}
-        await world.resident("a", "b", "c")
-        await (await world.begin(used))
-
-        await world.resident("new")
-        assert world.entry("c").state is State.UNAVAILABLE
-        large = await world.begin("large", "load")
-        await world.do_all()
-        assert {world.entry(name).state for name in ("a", "b", "new")} == {State.READY}
-        world.entry(used).release()
-        await world.do_all()
-        await large
-
-    play(scene)
+    await world.resident("new")
+    assert world.entry("c").state is State.UNAVAILABLE
+    large = await world.begin("large", "load")
+    await world.do_all()
+    assert {world.entry(name).state for name in ("a", "b", "new")} == {State.READY}
+    world.entry(used).release()
+    await world.do_all()
+    await large
 
 
-def test_those_who_share_leave_together_when_their_files_are_in_the_way(play):
+async def test_those_who_share_leave_together_when_their_files_are_in_the_way(world):
     """What one of them gives back is charged to the next, so that the cache goes on until there is room."""
+    for name in "abc":
+        world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
+    await world.resident("a", "b", "c")
 
-    async def scene(world):
-        for name in "abc":
-            world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
-        await world.resident("a", "b", "c")
+    await world.resident("big")
 
-        await world.resident("big")
-
-        assert world.cache.room.used() == mb(60)
-        assert [world.entry(name).state for name in "abc"] == [State.UNAVAILABLE] * 3
-
-    play(scene)
+    assert world.cache.room.used() == mb(60)
+    assert [world.entry(name).state for name in "abc"] == [State.UNAVAILABLE] * 3
 
 
-def test_files_that_went_meanwhile_are_claimed_after_all(play):
+async def test_files_that_went_meanwhile_are_claimed_after_all(world):
     """A model whose shared file leaves memory while it loads takes more than it claimed, and others leave for that."""
+    for name in "ab":
+        world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
+    world.press.sizes["c"] = (mb(30), mb(30))
+    await world.resident("a", "c")
+    load = await world.begin("b", "load")
+    await world.do("prepare b")
+    assert world.cache.room.reserved == mb(10)
 
-    async def scene(world):
-        for name in "ab":
-            world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
-        world.press.sizes["c"] = (mb(30), mb(30))
-        await world.resident("a", "c")
-        load = await world.begin("b", "load")
-        await world.do("prepare b")
-        assert world.cache.room.reserved == mb(10)
+    unload = await world.begin("a", "unload")
+    await world.do("close a", "load b")
+    await world.do_all()
+    await asyncio.gather(load, unload)
 
-        unload = await world.begin("a", "unload")
-        await world.do("close a", "load b")
-        await world.do_all()
-        await asyncio.gather(load, unload)
-
-        assert world.entry("b").footprint == mb(60)
-        assert world.cache.room.used() == mb(90)
-
-    play(scene)
+    assert world.entry("b").footprint == mb(60)
+    assert world.cache.room.used() == mb(90)
 
 
 @pytest.mark.parametrize(
@@ -2126,21 +1844,17 @@ def test_files_that_went_meanwhile_are_claimed_after_all(play):
     [((30, {"other": 5}), 20, (35, 60)), ((15, {"weights": 50}), 5, (65, 10))],
     ids=["heirs are charged for what it gives up", "who keeps its files stays charged for them"],
 )
-def test_a_model_that_takes_another_amount_is_counted_anew(play, takes, more, expected):
+async def test_a_model_that_takes_another_amount_is_counted_anew(world, takes, more, expected):
     """A resident that gives its files up, or takes more for itself, is charged for what it has now."""
+    for name in "ab":
+        world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
+    await world.resident("a", "b")
+    held = world.entry("a").resident
 
-    async def scene(world):
-        for name in "ab":
-            world.press.sizes[name] = (mapping(10, weights=50), mapping(10, weights=50))
-        await world.resident("a", "b")
-        held = world.entry("a").resident
+    world.press.in_memory += mb(more)
+    held.footprint = mapping(takes[0], **takes[1])
+    world.cache.remeasured(world.entry("a"), held.footprint)
 
-        world.press.in_memory += mb(more)
-        held.footprint = mapping(takes[0], **takes[1])
-        world.cache.remeasured(world.entry("a"), held.footprint)
-
-        assert [world.entry(name).footprint for name in "ab"] == [mb(size) for size in expected]
-        assert world.cache.room.used() == mb(sum(expected))
-        world.audit()
-
-    play(scene)
+    assert [world.entry(name).footprint for name in "ab"] == [mb(size) for size in expected]
+    assert world.cache.room.used() == mb(sum(expected))
+    world.audit()

@@ -9,6 +9,7 @@ from serve.cache.lifecycle import State
 from serve.targets import upkeep
 from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
 from tests.serve.integrity import check_integrity
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("fork_server")
 
@@ -25,121 +26,91 @@ def by_hand(short_intervals, monkeypatch):
     monkeypatch.setattr(upkeep, "_SECONDS", 3600.0)
 
 
-async def until(condition):
-    """Let time pass until what somebody does now and then has come about."""
-    while not condition():  # noqa: ASYNC110 - a timer's doing, which sets no event
-        await asyncio.sleep(0.01)
-
-
 async def look(engine):
     """Have everybody looked at now."""
     engine._upkeep._tick()
     await until(lambda: engine._upkeep._looking is None)
 
 
-def test_memory_of_a_large_request_is_counted_and_given_back(run, tmp_path):
+async def test_memory_of_a_large_request_is_counted_and_given_back(tmp_path):
     """While the answer is looked at its memory is the model's; a while later the model takes what it took before."""
     write_hungry(tmp_path / "models", "a")
-
-    async def main():
-        async with engine_of(tmp_path, 1000) as engine:
-            await ask(engine, "a")
-            light = host_bytes(engine, "a")
-            response = await ask(engine, "a", size=50 * MB)
-            await until(lambda: host_bytes(engine, "a") > light + 90 * MB)
-            del response
-            await until(lambda: host_bytes(engine, "a") < light + 10 * MB)
-            await ask(engine, "a", size=50 * MB)  # pages that went come again
-
-    run(main())
+    async with engine_of(tmp_path, 1000) as engine:
+        await ask(engine, "a")
+        light = host_bytes(engine, "a")
+        response = await ask(engine, "a", size=50 * MB)
+        await until(lambda: host_bytes(engine, "a") > light + 90 * MB)
+        del response
+        await until(lambda: host_bytes(engine, "a") < light + 10 * MB)
+        await ask(engine, "a", size=50 * MB)  # pages that went come again
 
 
-def test_what_a_model_takes_while_it_serves_is_counted_and_others_leave_for_it(run, tmp_path):
+async def test_what_a_model_takes_while_it_serves_is_counted_and_others_leave_for_it(tmp_path):
     """A model that grew out of the budget puts out who was used least recently, never itself."""
     for name in "abc":
         write_hungry(tmp_path / "models", name)
-
-    async def main():
-        async with engine_of(tmp_path, 160) as engine:
-            for name in "abc":
-                await ask(engine, name)
-            await ask(engine, "c", keep=150)
-            await until(lambda: host_bytes(engine, "c") > 150 * MB)
-            assert engine.cache.entries["a"].state is not State.READY
-            assert engine.target_stats["a"].evictions["growth"] == 1
-            assert engine.cache.entries["c"].state is State.READY
-            check_integrity(engine.cache)
-
-    run(main())
+    async with engine_of(tmp_path, 160) as engine:
+        for name in "abc":
+            await ask(engine, name)
+        await ask(engine, "c", keep=150)
+        await until(lambda: host_bytes(engine, "c") > 150 * MB)
+        assert engine.cache.entries["a"].state is not State.READY
+        assert engine.target_stats["a"].evictions["growth"] == 1
+        assert engine.cache.entries["c"].state is State.READY
+        check_integrity(engine.cache)
 
 
-def test_memory_of_a_large_request_is_given_back_before_anybody_leaves_for_it(run, tmp_path, by_hand):
+async def test_memory_of_a_large_request_is_given_back_before_anybody_leaves_for_it(tmp_path, by_hand):
     """It may be needed again soon, but a model that left would have to be loaded again."""
     write_hungry(tmp_path / "models", "a", load=100)
     write_hungry(tmp_path / "models", "b")
-
-    async def main():
-        async with engine_of(tmp_path, 180) as engine:
-            await ask(engine, "a")
-            await ask(engine, "b", size=50 * MB)
-            await look(engine)
-            assert engine.cache.entries["a"].state is State.READY
-            assert host_bytes(engine, "b") < 20 * MB
-
-    run(main())
+    async with engine_of(tmp_path, 180) as engine:
+        await ask(engine, "a")
+        await ask(engine, "b", size=50 * MB)
+        await look(engine)
+        assert engine.cache.entries["a"].state is State.READY
+        assert host_bytes(engine, "b") < 20 * MB
 
 
-def test_others_leave_for_memory_that_is_in_use_for_long(run, tmp_path, by_hand):
+async def test_others_leave_for_memory_that_is_in_use_for_long(tmp_path, by_hand):
     """What a batch holds just now is no reason yet; the next time it is."""
     write_hungry(tmp_path / "models", "a", load=100)
     write_hungry(tmp_path / "models", "b")
-
-    async def main():
-        async with engine_of(tmp_path, 180) as engine:
-            await ask(engine, "a")
-            response = await ask(engine, "b", size=50 * MB)
-            await look(engine)
-            assert host_bytes(engine, "b") > 100 * MB
-            assert engine.cache.entries["a"].state is State.READY
-            await look(engine)
-            assert engine.cache.entries["a"].state is not State.READY
-            del response
-
-    run(main())
+    async with engine_of(tmp_path, 180) as engine:
+        await ask(engine, "a")
+        response = await ask(engine, "b", size=50 * MB)
+        await look(engine)
+        assert host_bytes(engine, "b") > 100 * MB
+        assert engine.cache.entries["a"].state is State.READY
+        await look(engine)
+        assert engine.cache.entries["a"].state is not State.READY
+        del response
 
 
-def test_a_model_too_large_for_all_to_leave_puts_out_nobody(run, tmp_path, by_hand):
+async def test_a_model_too_large_for_all_to_leave_puts_out_nobody(tmp_path, by_hand):
     """Nobody is evicted in vain."""
     for name in "ab":
         write_hungry(tmp_path / "models", name)
-
-    async def main():
-        async with engine_of(tmp_path, 100) as engine:
-            await ask(engine, "a")
-            await ask(engine, "b", keep=120)
-            await look(engine)
-            assert host_bytes(engine, "b") > 120 * MB
-            assert engine.cache.entries["a"].state is State.READY
-
-    run(main())
+    async with engine_of(tmp_path, 100) as engine:
+        await ask(engine, "a")
+        await ask(engine, "b", keep=120)
+        await look(engine)
+        assert host_bytes(engine, "b") > 120 * MB
+        assert engine.cache.entries["a"].state is State.READY
 
 
-def test_platform_mode_counts_growth_and_puts_out_nobody(run, tmp_path):
+async def test_platform_mode_counts_growth_and_puts_out_nobody(tmp_path):
     """The platform learns of it by its next load."""
     for name in "ab":
         write_hungry(tmp_path / "models", name)
-
-    async def main():
-        async with engine_of(tmp_path, 160, evicts=False) as engine:
-            await ask(engine, "a")
-            await ask(engine, "b", keep=155)
-            await until(lambda: host_bytes(engine, "b") > 155 * MB)
-            assert engine.cache.entries["a"].state is State.READY
-
-    run(main())
+    async with engine_of(tmp_path, 160, evicts=False) as engine:
+        await ask(engine, "a")
+        await ask(engine, "b", keep=155)
+        await until(lambda: host_bytes(engine, "b") > 155 * MB)
+        assert engine.cache.entries["a"].state is State.READY
 
 
-def test_an_engine_that_closes_looks_at_nobody_any_more(run, tmp_path, by_hand, monkeypatch):
+async def test_an_engine_that_closes_looks_at_nobody_any_more(tmp_path, by_hand, monkeypatch):
     """It waits for the look that is under way; those at hundreds of others would take the time that all have to end."""
     looks, look_at, closes = [], upkeep._Watched.look, threading.Event()
 
@@ -151,16 +122,12 @@ def test_an_engine_that_closes_looks_at_nobody_any_more(run, tmp_path, by_hand, 
     monkeypatch.setattr(upkeep._Watched, "look", look_when_it_closes)
     write_hungry(tmp_path / "models", "a")
     write_hungry(tmp_path / "models", "b")
-
-    async def main():
-        async with engine_of(tmp_path, 1000) as engine:
-            await asyncio.gather(ask(engine, "a"), ask(engine, "b"))
-            engine._upkeep._tick()
-            await until(lambda: looks)
-            closing = asyncio.create_task(engine._upkeep.close())
-            await asyncio.sleep(0)
-            closes.set()
-            await closing
-
-    run(main())
+    async with engine_of(tmp_path, 1000) as engine:
+        await asyncio.gather(ask(engine, "a"), ask(engine, "b"))
+        engine._upkeep._tick()
+        await until(lambda: looks)
+        closing = asyncio.create_task(engine._upkeep.close())
+        await asyncio.sleep(0)
+        closes.set()
+        await closing
     assert len(looks) == 1
