@@ -1,44 +1,33 @@
 """One version of an ensemble in memory: requests that go through the models of its steps. On the event loop.
 
 To the engine it is a model like any other; it has no lanes, for its steps run on those of their models, each of which
-batches what comes from wherever it comes. Tensors pass from step to step by reference. Which step runs when is decided
-by `scheduling/ensemble.py`.
+batches what comes from wherever it comes. Each request's way is a `Journey`.
 """
 
 from __future__ import annotations
 
-import functools
 import time
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve.decoupled_error import DecoupledError
-from serve.models.batch_dimension import fitted
 from serve.models.cached_responses import cached_responses
-from serve.models.execution import failure
+from serve.models.journey import Journey, Route
 from serve.models.layout_check import KNOWN_LAYOUTS, CheckedLayouts
 from serve.models.readiness import JointReadiness
-from serve.models.straight_journey import Journey, Route, StraightJourney
 from serve.models.turnstile import Turnstile, Turnstiles
-from serve.request import InferenceRequest, InferenceResponse, layout_of
-from serve.scheduling.ensemble import Graph, Progress, Ready, Run
-from serve.scheduling.ensemble_sequence import belonging, overridden
-from serve.scheduling.straight import Plan
+from serve.scheduling.ensemble import Graph, Plan
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
     from model_handlers.config import EnsembleStep, ModelConfig
-    from model_handlers.tensor import Array, DataType
     from serve.models.model import Model
-    from serve.scheduling.ensemble_sequence import Belongs
+    from serve.request import InferenceRequest, InferenceResponse
     from serve.scheduling.response_cache import ResponseCache
     from serve.stats import ModelStats
-
-    # Its type, its elements, whether the first dimension is the batch's, and which sequence who reads it belongs to.
-    Passed = tuple[DataType, Array, bool, Belongs]
 
 _now = time.perf_counter_ns
 
@@ -87,7 +76,6 @@ class EnsembleModel:
         self.kinds = {spec.name: spec.data_type for spec in config.outputs}
         self.version_text = str(version)
         self._routes: dict[tuple[str, ...], Route] = {}
-        self._journey = _Journey if config.decoupled else StraightJourney
         self._checked = CheckedLayouts(config, stats)
         stats.keep_first_responses(config)
         self._cached = cached_responses(config, responses, stats, loop, reads_parameters=True)
@@ -101,7 +89,7 @@ class EnsembleModel:
         return 0 if self._turnstiles is None else self._turnstiles.waiting
 
     def route(self, outputs: tuple[str, ...]) -> Route:
-        """The way to these outputs, () for all, through steps that each answer once."""
+        """The way to these outputs, () for all."""
         route = self._routes.get(outputs)
         if route is None:
             wanted = [spec.name for spec in self.config.outputs if not outputs or spec.name in outputs]
@@ -134,7 +122,7 @@ class EnsembleModel:
         self._begin(request)
 
     def _begin(self, request: InferenceRequest) -> None:
-        journey = self._journey(self, request)
+        journey = Journey(self, request)
         if self._turnstiles is None:
             journey.begin()
         else:
@@ -178,7 +166,7 @@ class Part:
 
     Attributes:
         step: as the configuration has it; model, config: what runs it.
-        batches, decoupled: what that is.
+        batches: whether that has a batch dimension.
         outputs: those of the model that the ensemble has names for, () where that is all of them.
         submit: takes a request of it, as the model does.
     """
@@ -187,164 +175,7 @@ class Part:
         self.model = model
         self.config = model.config
         self.batches = model.config.max_batch_size > 0
-        self.decoupled = model.config.decoupled
         self.step = step
         self.submit = model.submit
         everything = step.outputs.keys() >= {spec.name for spec in model.config.outputs}
         self.outputs = () if everything else tuple(step.outputs)
-
-
-class _Journey(Journey):
-    """One request on its way through steps some of which answer any number of times."""
-
-    def __init__(self, ensemble: EnsembleModel, request: InferenceRequest) -> None:
-        super().__init__(ensemble, request)
-        self._batches = ensemble.config.max_batch_size > 0
-        wanted = request.layout.outputs or tuple(spec.name for spec in ensemble.config.outputs)
-        tensors, absent = self._received()
-        self._run: Run[Passed] = Run(ensemble.graph, tensors, absent, wanted)
-        self._has_answered = False
-
-    def begin(self) -> None:
-        """Run the first steps."""
-        self._request.on_cancel = self._cancel
-        self._go_on(self._run.begin())
-        self._finish_if_over()
-
-    def _received(self) -> tuple[dict[str, Passed], list[str]]:
-        request = self._request
-        tensors: dict[str, Passed] = {}
-        absent = []
-        for spec, position in zip(self._ensemble.config.inputs, request.order, strict=True):
-            if position < 0:
-                absent.append(spec.name)
-            else:
-                tensors[spec.name] = (spec.data_type, request.inputs[position], self._batches, self._belongs)
-        return tensors, absent
-
-    def _go_on(self, progress: Progress[Passed]) -> None:
-        last = len(progress.responses) - 1 if self._run.over else -1
-        for place, response in enumerate(progress.responses):
-            self._respond(response, final=place == last)
-        for ready in progress.ready:
-            if self._error is None:
-                self._submit(ready)
-            else:
-                self._run.ended(ready)
-
-    def _submit(self, ready: Ready[Passed]) -> None:
-        part = self._ensemble.parts[ready.step]
-        step: InferenceRequest | None = None
-        try:
-            step = self._made(ready, part)
-            self._running.add(step)
-            part.submit(step)
-        except Exception as error:  # noqa: BLE001 - as in `StraightJourney`
-            if step is not None:
-                self._running.discard(step)
-            self._ended(ready, failure(part.model.name, error))
-
-    def _made(self, ready: Ready[Passed], part: Part) -> InferenceRequest:
-        """The request of a step whose tensors are there."""
-        request = self._request
-        arrays, tensors = [], []
-        for name, (kind, array, batched, _) in ready.inputs.items():
-            if batched is not part.batches:
-                array = fitted(part.config.input(name), array, batches=part.batches)  # noqa: PLW2901 - as the model takes it
-            arrays.append(array)
-            tensors.append((name, kind, array.shape))
-        belongs = belonging(self._belongs, (tensor[3] for tensor in ready.inputs.values()))
-        complete = functools.partial(self._complete, ready, belongs)
-        layout = layout_of(tuple(tensors), part.outputs)
-        step = InferenceRequest(layout, arrays, complete, request.id, request.parameters, request.timeout_us)
-        step.priority = request.priority
-        step.correlation_id, step.flags = belongs
-        step.callers, step.trace, step.watch = self._callers, request.trace, request.watch
-        if part.decoupled:
-            step.on_response = functools.partial(self._came, ready, belongs)
-        return step
-
-    def _complete(
-        self,
-        ready: Ready[Passed],
-        belongs: Belongs,
-        step: InferenceRequest,
-        result: InferenceResponse | MmeError | None,
-    ) -> None:
-        self._running.discard(step)
-        if isinstance(result, InferenceResponse):
-            self._came(ready, belongs, step, result, ends=True)
-            self._finish_if_over()
-        else:
-            self._ended(ready, result)
-
-    def _ended(self, ready: Ready[Passed], error: MmeError | None) -> None:
-        """A step will not answer any more, or could not be asked."""
-        if error is not None:
-            self._fail(error)
-        self._go_on(self._run.ended(ready))
-        self._finish_if_over()
-
-    def _came(
-        self,
-        ready: Ready[Passed],
-        belongs: Belongs,
-        step: InferenceRequest,
-        response: InferenceResponse,
-        *,
-        ends: bool = False,
-    ) -> None:
-        """A step has answered; `ends`: and will not any more."""
-        self._note_step(self._ensemble.parts[ready.step], step, response)
-        progress: Progress[Passed] = Progress([], [])
-        if self._error is None:
-            batched = self._ensemble.parts[ready.step].batches
-            progress = self._run.came(ready, self._passed(belongs, response, batched=batched))
-        if ends:
-            more = self._run.ended(ready)
-            progress.ready += more.ready
-            progress.responses += more.responses
-        self._go_on(progress)
-
-    def _passed(self, belongs: Belongs, response: InferenceResponse, *, batched: bool) -> dict[str, Passed]:
-        """What a response of a step gives to those behind it; nothing, if it is wrong."""
-        try:
-            belongs = overridden(belongs, response.parameters)
-        except MmeError as error:
-            self._fail(error)
-            return {}
-        return {name: (kind, array, batched, belongs) for name, kind, array in response.outputs}
-
-    def _respond(self, tensors: dict[str, Passed], *, final: bool) -> None:
-        try:
-            response = self._made_response(tensors)
-        except Exception as error:  # noqa: BLE001 - as in `StraightJourney`
-            self._fail(failure(self._ensemble.name, error))
-            return
-        if not self._has_answered:
-            self._has_answered = True
-            self._ensemble.stats.began_to_answer(_now() - self._request.arrival_ns)
-        response.final = final
-        self._request.respond(response)
-
-    def _made_response(self, tensors: dict[str, Passed]) -> InferenceResponse:
-        config, batches = self._ensemble.config, self._batches
-        outputs = [
-            (spec.name, spec.data_type, array if batched is batches else fitted(spec, array, batches=batches))
-            for spec, (_, array, batched, _) in (
-                (spec, tensors[spec.name]) for spec in config.outputs if spec.name in tensors
-            )
-        ]
-        return InferenceResponse(
-            self._ensemble.name, str(self._ensemble.version), outputs, self._request.id, self._timings
-        )
-
-    def _finish_if_over(self) -> None:
-        if not self._run.over or self._request.answered:
-            return
-        if self._error is None:
-            try:
-                self._run.check_answered()
-            except MmeError as error:
-                self._error = error
-        self._end(self._error)

@@ -15,23 +15,28 @@ outputs of its lineage; a request is over when nothing runs and no decoupled ste
 
 What a step did not return is *absent*: an optional input may be, then the step runs without it.
 
-Where no step is decoupled there is one scope, and less to keep in mind: see `straight`.
+What runs after what is known before a request comes: a *plan* for each set of wanted outputs, made once, in which
+tensors are places in a list. What is left for a request is to fill the list of each scope, and to count for each step
+how many tensors of other steps it still lacks there. A scope begins with what the one around it has, and gets what
+comes there later.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.errors import invalid_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from model_handlers.config import EnsembleStep
+    from serve.scheduling.ensemble_sequence import Belongs
 
-T = TypeVar("T")
+T = TypeVar("T", bound="tuple[Any, ...]")
 Lineage = tuple[int, ...]
+Placed = tuple[str, int]  # a tensor's name, and its place
 
 
 class Absent:
@@ -121,174 +126,142 @@ class Graph:
         return longest
 
 
-class Scope(Generic[T]):
-    """The tensors of one response of a decoupled step, or of the request: see above."""
-
-    def __init__(self, parent: Scope[T] | None, lineage: Lineage, tensors: dict[str, T | Absent]) -> None:
-        self.parent = parent
-        self.lineage = lineage
-        self.tensors = tensors
-        self.started: set[int] = set()
-        self.running = 0  # steps, in it and in the scopes inside
-        self.responded = False
-
-    def find(self, tensor: str) -> T | Absent | None:
-        """A tensor of this scope or of one around it, None while it does not exist."""
-        scope: Scope[T] | None = self
-        while scope is not None:
-            found = scope.tensors.get(tensor)
-            if found is not None:
-                return found
-            scope = scope.parent
-        return None
-
-
-@dataclass(slots=True, eq=False)
-class Ready(Generic[T]):
-    """A step that can run now.
+class PlannedStep:
+    """A step of a plan, or a response of the ensemble, which is due when a step with its inputs would run.
 
     Attributes:
-        step: its index.
-        inputs: input of its model → tensor; those that are absent are left out.
-        scope: where its outputs belong.
+        index: which one of the ensemble it is; responses have numbers behind those of the steps.
+        depth: how many decoupled steps are above it.
+        inputs: (input of its model, place of the tensor); of a response its outputs.
+        decoupled: whether its model answers any number of times.
+        responds: whether it is a response.
+        outputs: output of its model → (place of the tensor, the steps that wait for it).
     """
 
-    step: int
-    inputs: dict[str, T]
-    scope: Scope[T]
+    def __init__(
+        self, index: int, depth: int, inputs: tuple[Placed, ...], *, decoupled: bool = False, responds: bool = False
+    ) -> None:
+        self.index = index
+        self.depth = depth
+        self.inputs = inputs
+        self.decoupled = decoupled
+        self.responds = responds
+        self.outputs: dict[str, tuple[int, list[PlannedStep]]] = {}
+
+    def __repr__(self) -> str:
+        return f"<PlannedStep {self.index}>"
 
 
-@dataclass(slots=True)
-class Progress(Generic[T]):
-    """What follows from a step: further steps, and responses of the ensemble, each a tensor an output."""
+class Plan:
+    """What runs for some outputs, and what of it waits for what: known before a request comes.
 
-    ready: list[Ready[T]]
-    responses: list[dict[str, T]]
-
-
-class Run(Generic[T]):
-    """One request on its way through a graph.
-
-    Args:
-        graph: the ensemble's.
-        tensors: those that came with the request; the ensemble's other inputs are absent.
-        wanted: the outputs that the client asked for.
+    Attributes:
+        places: tensor → its place in a list.
+        wanted: the outputs, and their places.
+        first: the steps that wait for no other.
+        lacking: for each step and each response, how many tensors of other steps it waits for.
+        within: lineage → how many steps and responses each scope of it sees.
+        responds_once: whether no wanted output is behind a decoupled step: the one response is due once nothing runs.
     """
 
-    def __init__(self, graph: Graph, tensors: Mapping[str, T], absent: Iterable[str], wanted: Sequence[str]) -> None:
-        self._graph = graph
-        self._needed = graph.needed(wanted)
-        self._root: Scope[T] = Scope(None, (), {**tensors, **dict.fromkeys(absent, ABSENT)})
-        self._scopes = [self._root]
+    def __init__(self, graph: Graph, inputs: Sequence[str], wanted: Sequence[str]) -> None:
+        needed = sorted(graph.needed(wanted))
+        made = [tensor for index in needed for tensor in graph.steps[index].outputs.values()]
+        self.places = {tensor: place for place, tensor in enumerate(dict.fromkeys((*inputs, *made)))}
+        self.wanted = tuple((name, self.places[name]) for name in wanted)
         lineages = {name: graph.lineage_of(name) for name in wanted}
         ends = {one for one in lineages.values() if not any(_is_prefix(one, other) for other in lineages.values())}
-        self._groups = {end: [name for name in wanted if end[: len(lineages[name])] == lineages[name]] for end in ends}
-        self._answered = False
+        self.responds_once = ends == {()}
+        steps = []
+        for index in needed:
+            placed = tuple((name, self.places[tensor]) for name, tensor in graph.steps[index].inputs.items())
+            steps.append(PlannedStep(index, len(graph.lineages[index]), placed, decoupled=graph.decoupled[index]))
+        responses: list[PlannedStep] = []
+        for end in () if self.responds_once else ends:
+            seen = tuple((name, place) for name, place in self.wanted if end[: len(lineages[name])] == lineages[name])
+            responses.append(PlannedStep(len(graph.steps) + len(responses), len(end), seen, responds=True))
+        self.within = Counter([*(graph.lineages[index] for index in needed), *ends])
+        self.lacking = [0] * (len(graph.steps) + len(responses))
+        for step in steps:
+            for name, tensor in graph.steps[step.index].outputs.items():
+                place = self.places[tensor]
+                waiting = [other for other in (*steps, *responses) if place in dict(other.inputs).values()]
+                step.outputs[name] = place, waiting
+                for other in waiting:
+                    self.lacking[other.index] += 1
+        self.first = [step for step in steps if not self.lacking[step.index]]
 
-    @property
-    def over(self) -> bool:
-        """Whether nothing runs any more."""
-        return self._root.running == 0
 
-    def begin(self) -> Progress[T]:
-        """The first steps."""
-        return self._advance(self._scopes)
+class Scope(Generic[T]):
+    """The tensors of one response of a decoupled step, or of the request: see above.
 
-    def came(self, ready: Ready[T], outputs: Mapping[str, T]) -> Progress[T]:
-        """A response of a step: output of its model → tensor. What it lacks is absent."""
-        step = self._graph.steps[ready.step]
-        tensors = {tensor: outputs.get(name, ABSENT) for name, tensor in step.outputs.items()}
-        if self._graph.decoupled[ready.step]:
-            scope = Scope(ready.scope, (*ready.scope.lineage, ready.step), tensors)
-            self._scopes.append(scope)
-            return self._advance([scope])
-        ready.scope.tensors.update(tensors)
-        return self._advance([scope for scope in self._scopes if _inside(scope, ready.scope)])
+    Attributes:
+        tensors: those that exist, in their places; `ABSENT` where one does not, or not yet.
+        told: what the steps that read a place belong to, where a step said that; see `ensemble_sequence`.
 
-    def ended(self, ready: Ready[T]) -> Progress[T]:
-        """A step will not answer any more."""
-        _count(ready.scope, -1)
-        if any(self._done(scope) for scope in self._scopes):
-            self._scopes = [scope for scope in self._scopes if not self._done(scope)]
-        return Progress([], [])
+    Args:
+        plan: the way.
+        tensors: those that came with the request, in the order of the plan's inputs, or all of the scope around it.
+        lineage: the decoupled steps above it.
+        outer: the scope around it.
+    """
 
-    def check_answered(self) -> None:
-        """Once it is over: was everything said that was asked for?
+    def __init__(
+        self, plan: Plan, tensors: Sequence[T | Absent], lineage: Lineage = (), outer: Scope[T] | None = None
+    ) -> None:
+        self.tensors: list[T | Absent] = [*tensors, *[ABSENT] * (len(plan.places) - len(tensors))]
+        self.told: dict[int, Belongs] = {} if outer is None else outer.told.copy()
+        self._plan = plan
+        self._lacking: list[int] = (plan.lacking if outer is None else outer._lacking).copy()  # noqa: SLF001 - of its class
+        self._lineage = lineage
+        self._depth = len(lineage)
+        self.outer = outer
+        self._inner: list[Scope[T]] = []
+        self._left = plan.within[lineage]  # steps and responses that are not due yet,
+        self._running = 0  # and those that are, and not over
 
-        Raises:
-            MmeError: EXECUTION_FAILED when not.
+    def reached(self, step: PlannedStep) -> list[Scope[T]]:
+        """Where a response of one of its steps belongs: in a new scope, or in it and in those inside."""
+        if step.decoupled:
+            self._inner.append(Scope(self._plan, self.tensors, (*self._lineage, step.index), self))
+            return self._inner[-1:]
+        if not self._inner:
+            return [self]
+        found = [self]
+        for scope in found:  # which grows
+            found += scope._inner  # noqa: SLF001 - of its class
+        return found
+
+    def came(self, step: PlannedStep, outputs: Sequence[T]) -> list[PlannedStep]:
+        """A step has answered: the steps that can run now, without what it did not return, and responses that are due.
+
+        Each output begins with the name that its model has for it.
         """
-        if not self._answered and () in self._groups:  # whoever is decoupled may have nothing to say
-            raise deadlock(self._graph)
+        ready: list[PlannedStep] = []
+        tensors, lacking = self.tensors, self._lacking
+        for tensor in outputs:
+            target = step.outputs.get(tensor[0])
+            if target is not None:
+                tensors[target[0]] = tensor
+        for _, waiting in step.outputs.values():
+            for consumer in waiting:
+                index = consumer.index
+                lacking[index] -= 1
+                if not lacking[index] and consumer.depth == self._depth:  # else it ran in a scope around this one
+                    ready.append(consumer)
+        if ready:
+            self._left -= len(ready)
+            self._running += len(ready)
+        return ready
 
-    def _advance(self, scopes: Sequence[Scope[T]]) -> Progress[T]:
-        progress: Progress[T] = Progress([], [])
-        for scope in scopes:
-            for index in self._needed - scope.started:
-                if self._graph.lineages[index] == scope.lineage:
-                    inputs = self._inputs(index, scope)
-                    if inputs is not None:
-                        scope.started.add(index)
-                        _count(scope, 1)
-                        progress.ready.append(Ready(index, inputs, scope))
-            self._respond(scope, progress)
-        return progress
-
-    def _done(self, scope: Scope[T]) -> bool:
-        """Whether nothing more will happen in a scope: it can be forgotten, with its tensors."""
-        if scope.running or scope.parent is None or not (scope.responded or scope.lineage not in self._groups):
-            return False
-        return all(self._graph.lineages[index] != scope.lineage for index in self._needed - scope.started)
-
-    def _inputs(self, index: int, scope: Scope[T]) -> dict[str, T] | None:
-        """The inputs of a step, None while one of them does not exist."""
-        inputs: dict[str, T] = {}
-        for name, tensor in self._graph.steps[index].inputs.items():
-            found = scope.find(tensor)
-            if found is None:
-                return None
-            if not isinstance(found, Absent):
-                inputs[name] = found
-        return inputs
-
-    def _respond(self, scope: Scope[T], progress: Progress[T]) -> None:
-        names = self._groups.get(scope.lineage)
-        if names is None or scope.responded:
-            return
-        found = {name: scope.find(name) for name in names}
-        if any(tensor is None for tensor in found.values()):
-            return
-        scope.responded = True
-        self._answered = True
-        present = {name: tensor for name, tensor in found.items() if tensor is not None}
-        progress.responses.append({name: tensor for name, tensor in present.items() if not isinstance(tensor, Absent)})
-
-
-def deadlock(graph: Graph) -> MmeError:
-    """An output never came, though nothing runs."""
-    return MmeError(
-        Kind.EXECUTION_FAILED,
-        f"in ensemble '{graph.name}', unexpected deadlock, at least one output is not set while no more ensemble steps "
-        "can be made",
-    )
+    def ended(self) -> None:
+        """One of its steps or responses is over. Scopes in which nothing will happen any more are forgotten."""
+        self._running -= 1
+        scope = self
+        while scope.outer is not None and not (scope._left or scope._running or scope._inner):
+            scope.outer._inner.remove(scope)  # noqa: SLF001
+            scope = scope.outer
 
 
 def _is_prefix(one: Lineage, other: Lineage) -> bool:
     return len(one) < len(other) and other[: len(one)] == one
-
-
-def _count(scope: Scope[T], change: int) -> None:
-    at: Scope[T] | None = scope
-    while at is not None:
-        at.running += change
-        at = at.parent
-
-
-def _inside(scope: Scope[T], outer: Scope[T]) -> bool:
-    """Whether a scope is `outer` or lies in it."""
-    at: Scope[T] | None = scope
-    while at is not None:
-        if at is outer:
-            return True
-        at = at.parent
-    return False

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from model_handlers.config import EnsembleStep
 from model_handlers.errors import MmeError
-from serve.scheduling.ensemble import Graph, Run
+from serve.scheduling.ensemble import ABSENT, Graph, Plan, Scope
 
 
 def step(name, inputs, outputs):
@@ -22,43 +22,68 @@ def graph(*steps, decoupled=()):
 
 
 class Follow:
-    """Runs steps by hand and remembers what came out."""
+    """Runs steps by hand and remembers what came out; a tensor is (the name that its maker has for it, a value)."""
 
-    def __init__(self, graph, wanted, absent="", **tensors):
+    def __init__(self, graph, wanted, **tensors):
         self.graph = graph
-        self.run = Run(graph, tensors or {"IN": "in"}, absent.split(), wanted.split())
-        self.waiting = []
+        given = tensors or {"IN": "in"}
+        self.plan = Plan(graph, list(given), wanted.split())
+        self.root = Scope(self.plan, [ABSENT if value is None else (name, value) for name, value in given.items()])
+        self.waiting = [(self.root, planned) for planned in self.plan.first]
         self.responses = []
-        self.take(self.run.begin())
 
-    def take(self, progress):
-        """What follows from a step."""
-        self.waiting += progress.ready
-        self.responses += progress.responses
+    def name(self, running):
+        """The model of a step that can run."""
+        return self.graph.steps[running[1].index].model
 
     @property
     def running(self):
         """The models of the steps that run."""
-        return [self.graph.steps[ready.step].model for ready in self.waiting]
+        return [self.name(each) for each in self.waiting]
 
-    def pick(self, model):
-        """The first running step of a model."""
-        return next(ready for ready in self.waiting if self.graph.steps[ready.step].model == model)
+    @property
+    def inputs(self):
+        """What each of them is given, by the names of its model."""
+        return [self.held(scope, planned.inputs) for scope, planned in self.waiting]
 
-    def answer(self, model, **outputs):
+    @property
+    def outputs(self):
+        """Those of the one response, once nothing runs."""
+        assert self.plan.responds_once
+        assert not self.waiting
+        return self.held(self.root, self.plan.wanted)
+
+    def held(self, scope, places):
+        """The tensors in some places."""
+        tensors = {name: scope.tensors[place] for name, place in places}
+        return {name: tensor[1] for name, tensor in tensors.items() if tensor is not ABSENT}
+
+    def pick(self, model, inputs=None):
+        """The first running step of a model, or the one that is given that."""
+        among = zip(self.waiting, self.inputs, strict=True)
+        return next(each for each, given in among if self.name(each) == model and inputs in (None, given))
+
+    def answer(self, running, **outputs):
         """One response of a step."""
-        self.take(self.run.came(self.pick(model), outputs))
+        scope, planned = running
+        for each in scope.reached(planned):
+            for ready in each.came(planned, list(outputs.items())):
+                if ready.responds:
+                    self.responses.append(self.held(each, ready.inputs))
+                    each.ended()
+                else:
+                    self.waiting.append((each, ready))
 
-    def end(self, model):
+    def end(self, running):
         """A step answers no more."""
-        ready = self.pick(model)
-        self.waiting.remove(ready)
-        self.run.ended(ready)
+        self.waiting.remove(running)
+        running[0].ended()
 
-    def finish(self, model, **outputs):
+    def finish(self, model, inputs=None, **outputs):
         """Its one response."""
-        self.answer(model, **outputs)
-        self.end(model)
+        running = self.pick(model, inputs)
+        self.answer(running, **outputs)
+        self.end(running)
 
 
 def test_a_chain_runs_step_by_step():
@@ -66,127 +91,144 @@ def test_a_chain_runs_step_by_step():
     follow = Follow(graph(step("a", "IN", "x"), step("b", "x", "OUT")), "OUT")
     assert follow.running == ["a"]
     follow.finish("a", x=1)
-    assert [ready.inputs for ready in follow.waiting] == [{"x": 1}]
+    assert follow.inputs == [{"x": 1}]
     follow.finish("b", OUT=2)
 
-    assert follow.responses == [{"OUT": 2}]
-    assert follow.run.over
-    follow.run.check_answered()
+    assert follow.outputs == {"OUT": 2}
 
 
-def test_independent_steps_run_at_once_and_a_join_waits_for_both():
-    """A step runs as soon as all its tensors exist, and once."""
-    follow = Follow(graph(step("a", "IN", "x"), step("b", "IN", "y"), step("c", "x y IN", "OUT")), "OUT")
+def test_a_join_waits_for_all_that_it_needs():
+    """A step runs when its last tensor comes, whichever that is, and once."""
+    steps = step("a", "IN", "x w"), step("b", "IN", "y"), step("c", "x y w IN", "OUT")
+    follow = Follow(graph(*steps), "OUT")
     assert sorted(follow.running) == ["a", "b"]
-    follow.finish("b", y=2)
-    assert follow.running == ["a"]
-    follow.finish("a", x=1)
-    assert [ready.inputs for ready in follow.waiting] == [{"x": 1, "y": 2, "IN": "in"}]
-
-
-def test_steps_that_nobody_asked_for_do_not_run():
-    """Only those that a wanted output comes from."""
-    one = graph(step("a", "IN", "x"), step("b", "x", "B"), step("c", "x", "C"), step("d", "IN", "D"))
-    follow = Follow(one, "B")
-    follow.finish("a", x=1)
-
+    follow.finish("a", x=1, w=2)
     assert follow.running == ["b"]
+    follow.finish("b", y=3)
+    assert follow.inputs == [{"x": 1, "y": 3, "w": 2, "IN": "in"}]
+
+
+def test_only_what_is_wanted_runs():
+    """And an output that is an input as well needs no step at all."""
+    steps = graph(step("a", "IN", "x"), step("b", "x", "B"), step("c", "x", "C"), step("d", "IN", "D"))
+    follow = Follow(steps, "B")
+    follow.finish("a", x=1)
+    assert follow.running == ["b"]
+
+    assert Follow(steps, "IN").outputs == {"IN": "in"}
 
 
 def test_names_are_mapped():
     """A model's own names on one side, the ensemble's on the other."""
     steps = [EnsembleStep("a", None, {"model_in": "IN"}, {"model_out": "OUT"})]
     follow = Follow(Graph("e", steps, [False]), "OUT")
-    assert follow.waiting[0].inputs == {"model_in": "in"}
+    assert follow.inputs == [{"model_in": "in"}]
     follow.finish("a", model_out=7)
 
-    assert follow.responses == [{"OUT": 7}]
+    assert follow.outputs == {"OUT": 7}
 
 
 def test_what_is_absent_is_left_out():
-    """An optional input that the request lacks, and an output that a step did not return."""
-    follow = Follow(graph(step("a", "IN OPT", "x y"), step("b", "x y", "OUT")), "OUT", absent="OPT")
-    assert follow.waiting[0].inputs == {"IN": "in"}
-    follow.finish("a", x=1)
+    """An input that the request lacks, and an output that a step did not return: whoever wants it runs without it."""
+    follow = Follow(graph(step("a", "IN OPT", "x y"), step("b", "x y", "OUT z")), "OUT z", IN="in", OPT=None)
+    assert follow.inputs == [{"IN": "in"}]
+    follow.finish("a", x=1, unasked=9)
+    assert follow.inputs == [{"x": 1}]
+    follow.finish("b", OUT=2)
 
-    assert follow.waiting[0].inputs == {"x": 1}
+    assert follow.outputs == {"OUT": 2}
 
 
 def test_each_response_of_a_decoupled_step_goes_its_own_way():
     """The steps behind it run once a response; each ends in a response of the ensemble."""
     follow = Follow(graph(step("a", "IN", "x"), step("b", "x", "OUT"), decoupled="a"), "OUT")
+    first = follow.pick("a")
     for x in range(3):
-        follow.answer("a", x=x)
-    assert [ready.inputs["x"] for ready in follow.waiting if "x" in ready.inputs] == [0, 1, 2]
+        follow.answer(first, x=x)
+    assert follow.inputs == [{"IN": "in"}, {"x": 0}, {"x": 1}, {"x": 2}]
     for x in (2, 0, 1):  # whichever is ready first
-        ready = next(r for r in follow.waiting if r.inputs.get("x") == x)
-        follow.waiting.remove(ready)
-        follow.take(follow.run.came(ready, {"OUT": x * 10}))
-        follow.run.ended(ready)
-    assert not follow.run.over
-    follow.end("a")
+        follow.finish("b", {"x": x}, OUT=x * 10)
+    follow.end(first)
 
     assert follow.responses == [{"OUT": 20}, {"OUT": 0}, {"OUT": 10}]
-    assert follow.run.over
-    follow.run.check_answered()
+    assert follow.waiting == []
 
 
-def test_scopes_wait_for_steps_beside_the_decoupled_one():
-    """A join of a decoupled step and a plain one runs for each response once the plain one is done."""
-    follow = Follow(graph(step("a", "IN", "x"), step("b", "IN", "y"), step("c", "x y", "OUT"), decoupled="a"), "OUT")
-    follow.answer("a", x=1)
-    follow.answer("a", x=2)
-    assert sorted(follow.running) == ["a", "b"]
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_scopes_wait_for_steps_beside_the_decoupled_one(late):
+    """A join of a decoupled step and a plain one runs for each response once the plain one is done, and so once each."""
+    steps = step("a", "IN", "x"), step("b", "IN", "y"), step("p", "y", "q"), step("c", "x y", "z")
+    follow = Follow(graph(*steps, decoupled="a"), "q z")
+    first = follow.pick("a")
+    for x in range(late):
+        follow.answer(first, x=x)
+    assert follow.running == ["a", "b"]
     follow.finish("b", y="y")
+    for x in range(late, 2):
+        follow.answer(first, x=x)
+    assert sorted(follow.running) == ["a", "c", "c", "p"]
+    follow.finish("c", {"x": 0, "y": "y"}, z="z0")
+    assert follow.responses == []
+    follow.finish("p", q="q")
+    follow.finish("c", {"x": 1, "y": "y"}, z="z1")
 
-    assert [ready.inputs for ready in follow.waiting if "y" in ready.inputs] == [{"x": 1, "y": "y"}, {"x": 2, "y": "y"}]
+    assert follow.responses == [{"q": "q", "z": "z0"}, {"q": "q", "z": "z1"}]
+    follow.end(first)
+    assert follow.root._inner == follow.waiting == []
 
 
 def test_decoupled_steps_behind_one_another_multiply():
     """Two responses of the one, three of the other to each: six of the ensemble."""
     follow = Follow(graph(step("a", "IN", "x"), step("b", "x", "OUT"), decoupled="ab"), "OUT")
-    follow.answer("a", x=1)
-    follow.answer("a", x=2)
-    follow.end("a")
+    first = follow.pick("a")
+    follow.answer(first, x=1)
+    follow.answer(first, x=2)
+    follow.end(first)
     for x in (1, 2):
-        ready = next(r for r in follow.waiting if r.inputs.get("x") == x)
+        second = follow.pick("b", {"x": x})
         for i in range(3):
-            follow.take(follow.run.came(ready, {"OUT": (x, i)}))
-        follow.waiting.remove(ready)
-        follow.run.ended(ready)
+            follow.answer(second, OUT=(x, i))
+        follow.end(second)
 
     assert [r["OUT"] for r in follow.responses] == [(x, i) for x in (1, 2) for i in range(3)]
-    assert follow.run.over
+    assert follow.root._inner == follow.waiting == []
+
+
+def test_decoupled_steps_beside_one_another_respond_by_themselves():
+    """Each response has what belongs to it, and what is around it."""
+    steps = step("a", "IN", "A"), step("b", "IN", "B"), step("c", "IN", "C")
+    follow = Follow(graph(*steps, decoupled="ab"), "A B C")
+    follow.answer(follow.pick("a"), A=1)
+    assert follow.responses == []
+    follow.finish("c", C=0)
+    follow.answer(follow.pick("b"), B=2)
+    follow.answer(follow.pick("a"), A=3)
+
+    assert follow.responses == [{"A": 1, "C": 0}, {"B": 2, "C": 0}, {"A": 3, "C": 0}]
 
 
 def test_a_decoupled_step_may_have_nothing_to_say():
-    """Then so has the ensemble, which is no error."""
+    """Then so has the ensemble."""
     follow = Follow(graph(step("a", "IN", "OUT"), decoupled="a"), "OUT")
-    follow.end("a")
+    follow.end(follow.pick("a"))
 
-    assert follow.run.over
-    assert follow.responses == []
-    follow.run.check_answered()
+    assert not follow.plan.responds_once
+    assert follow.responses == follow.waiting == []
 
 
-def test_scopes_are_forgotten_when_they_are_done():
+@pytest.mark.parametrize("steps", [1, 2])
+def test_scopes_are_forgotten_when_they_are_done(steps):
     """A thousand responses hold no more than those on their way."""
-    follow = Follow(graph(step("a", "IN", "x"), step("b", "x", "OUT"), decoupled="a"), "OUT")
+    both = step("a", "IN", "x"), step("b", "x", "OUT")
+    follow = Follow(graph(*both[:steps], decoupled="a"), "OUT" if steps == 2 else "x")
+    first = follow.pick("a")
     for i in range(1000):
-        follow.answer("a", x=i)
-        follow.finish("b", OUT=i)
+        follow.answer(first, x=i)
+        if steps == 2:
+            follow.finish("b", OUT=i)
+        assert follow.root._inner == []
 
     assert len(follow.responses) == 1000
-    assert len(follow.run._scopes) == 1
-
-
-def test_an_output_that_never_comes_is_a_deadlock():
-    """Over without a response: with Triton's words."""
-    follow = Follow(graph(step("a", "IN", "x"), step("b", "x", "OUT")), "OUT")
-    follow.end("a")
-    assert follow.run.over
-    with pytest.raises(MmeError, match="unexpected deadlock"):
-        follow.run.check_answered()
 
 
 def test_circles_are_refused():
@@ -204,26 +246,28 @@ def test_a_step_behind_two_decoupled_ones_is_refused():
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**9), st.integers(1, 9))
 def test_every_graph_runs_each_needed_step_once(seed, count):
-    """Random graphs without decoupled steps, finished in random order: one response, nothing left running."""
+    """Random graphs without decoupled steps, finished in random order: each step is given all that was made for it."""
     dice = random.Random(seed)
-    tensors, steps = ["IN"], []
+    tensors, steps = ["IN", "OPT"], []
     for i in range(count):
         reads = dice.sample(tensors, dice.randint(1, len(tensors)))
-        steps.append(EnsembleStep(f"m{i}", None, {t: t for t in reads}, {f"t{i}": f"t{i}"}))
-        tensors.append(f"t{i}")
+        writes = [f"t{i}", f"tt{i}"][: dice.randint(1, 2)]
+        steps.append(EnsembleStep(f"m{i}", None, {f"in_{t}": t for t in reads}, {f"o_{t}": t for t in writes}))
+        tensors += writes
     dice.shuffle(steps)
-    wanted = dice.sample(tensors[1:], dice.randint(1, count))
-    follow = Follow(Graph("e", steps, [False] * count), " ".join(wanted))
-    ran = []
+    wanted = dice.sample(tensors, dice.randint(1, len(tensors)))
+    follow = Follow(Graph("e", steps, [False] * count), " ".join(wanted), IN="in", OPT=None)
+    ran, made = [], {"IN": "in"}
     while follow.waiting:
-        ready = dice.choice(follow.waiting)
-        model = follow.graph.steps[ready.step]
-        ran.append(model.model)
-        assert set(ready.inputs) == set(model.inputs)
-        follow.waiting.remove(ready)
-        follow.take(follow.run.came(ready, dict.fromkeys(model.outputs, model.model)))
-        follow.run.ended(ready)
+        running = dice.choice(follow.waiting)
+        planned = follow.graph.steps[running[1].index]
+        ran.append(planned.model)
+        given_to_it = follow.held(running[0], running[1].inputs)
+        assert given_to_it == {name: made[tensor] for name, tensor in planned.inputs.items() if tensor in made}
+        returned = {name: (planned.model, name) for name in planned.outputs if dice.random() < 0.8}
+        made |= {planned.outputs[name]: value for name, value in returned.items()}
+        follow.answer(running, **returned)
+        follow.end(running)
 
     assert sorted(ran) == sorted(steps[i].model for i in follow.graph.needed(wanted))
-    assert [sorted(response) for response in follow.responses] == [sorted(wanted)]
-    assert follow.run.over
+    assert follow.outputs == {name: made[name] for name in wanted if name in made}
