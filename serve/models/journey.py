@@ -11,7 +11,6 @@ import time
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import MmeError
-from serve.models.batch_dimension import fitted
 from serve.models.execution import failure
 from serve.models.layout_check import KNOWN_LAYOUTS
 from serve.request import InferenceRequest, InferenceResponse, Step, Timings, layout_of
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from model_handlers.config import ModelConfig
-    from model_handlers.tensor import Array, DataType
+    from model_handlers.tensor import Array, DataType, TensorSpec
     from serve.models.ensemble import EnsembleModel, Part
     from serve.request import Layout
     from serve.scheduling.ensemble import Plan, PlannedStep
@@ -261,3 +260,21 @@ class Journey:
             if result is not None:
                 ensemble.stats.began_to_answer(total)
         request.resolve(result)
+
+
+def fitted(spec: TensorSpec | None, array: Array, *, batches: bool) -> Array:
+    """A tensor as its reader takes it, who knows it as `spec`, and `batches` or does not: a batch of 1 comes or goes.
+
+    A model without batching may as well read or write what is a batch to another one: of a tensor that has as many
+    dimensions as its reader takes, the first is the batch.
+    One that the reader does not know, or that fits neither way, is left as it is: its reader tells what is wrong.
+    """
+    if spec is None:
+        return array
+    dims = len(spec.dims)
+    if batches and array.ndim == dims:
+        return array[None]
+    if not batches and array.ndim == dims + 1 and array.shape[0] == 1:
+        row: Array = array[0]
+        return row
+    return array

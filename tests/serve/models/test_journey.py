@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from model_handlers.tensor import FP32, TensorSpec
-from serve.models.batch_dimension import fitted
+from serve.models.journey import fitted
 
 
 @pytest.mark.parametrize(
