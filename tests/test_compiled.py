@@ -8,6 +8,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+WORDS_OF_C = {
+    "_alignof",
+    "_asm",
+    "_attribute",
+    "_const",
+    "_inline",
+    "_int128",
+    "_label",
+    "_signed",
+    "_thread",
+    "_typeof",
+}
 
 
 def compiled_files() -> list[str]:
@@ -40,6 +52,14 @@ def test_no_bound_of_a_slice_does_something(file):
     found = [ast.unparse(bound) for bound in bounds(ast.parse((ROOT / file).read_text())) if does_something(bound)]
 
     assert found == []
+
+
+@pytest.mark.parametrize("file", compiled_files())
+def test_no_attribute_is_a_word_of_c(file):
+    """An underscore comes before it in what mypyc makes: the compiler would refuse `__thread`."""
+    found = {node.attr for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.Attribute)}
+
+    assert not found & WORDS_OF_C
 
 
 def test_a_bound_that_does_something_is_seen():
