@@ -288,7 +288,7 @@ BROKEN = {
         400,
         "ValueError: no weights",
     ),
-    "killed": ("import os\nos.kill(os.getpid(), 9)\n", 400, "SIGKILL"),
+    "killed": ("import os\nos.kill(os.getpid(), 9)\n", 500, "SIGKILL"),
     "requirements": ("", 400, "requirements.txt can't be installed: ERROR: "),
 }
 
