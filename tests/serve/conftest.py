@@ -21,7 +21,7 @@ from model_handlers.config import ModelConfig
 from model_handlers.tensor import FP32, TensorSpec
 from serve.request import InferenceRequest, InferenceResponse, Layout
 from tests.aws import moto_server
-from tests.event_loop import idle, run_on_loop
+from tests.event_loop import idle
 from tests.waiting import PATIENCE, ends
 
 _OWN_THREADS = ("inflate ", "download ")
@@ -132,12 +132,6 @@ def _tar_bytes():
 @pytest.fixture(name="targz_bytes")
 def _targz_bytes():
     return targz_bytes
-
-
-@pytest.fixture
-def run():
-    """Runs a coroutine on an event loop of its own."""
-    return run_on_loop
 
 
 @pytest.fixture(name="idle")
@@ -276,7 +270,6 @@ class Toolbox:
     Inline = Inline
     Call = Call
     config = staticmethod(scripted_config)
-    run = staticmethod(run_on_loop)
 
 
 @pytest.fixture(scope="session")
