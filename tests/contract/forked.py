@@ -94,6 +94,7 @@ def _guard(channel: socket.socket, command: list[str], environ: dict[str, str], 
     """Fork the server; tell its number, and its exit code by a file."""
     server = os.fork()
     if not server:
+        channel.detach()  # else whoever unwinds to it at the server's end closes its number, which is another's by then
         _serve(command, environ, log, directory)
     channel.sendall(b"%d\n" % server)
     code = os.waitstatus_to_exitcode(os.waitpid(server, 0)[1])
