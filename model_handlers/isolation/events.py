@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _PASSING = {errno.ETOOMANYREFS, errno.ENOBUFS}  # no more descriptors may be under way, until the other side reads
 _PAUSE = 0.001  # seconds
+_TURN_NS = 500_000  # of a process that sends and computes: a yield for each frame would have each read alone
 _MOST_UNDER_WAY = 64 << 20  # bytes of memory that was sent and not received: of such frames a socket holds hundreds
 
 
@@ -61,6 +62,7 @@ class Events:
         self._busy = False
         self._unsent: deque[Frame] = deque()
         self._under_way = 0  # bytes of memory
+        self._gave_way = 0  # when
         self._lock = threading.RLock()
         self._listens = False
         self._asked = False  # to be told of clients that leave
@@ -89,6 +91,14 @@ class Events:
                     self._put(self._unsent.popleft())
                 finally:
                     self._busy = False
+        self._give_way()
+
+    def _give_way(self) -> None:
+        """Let the serving process, which a frame has woken, run where it was put: behind us, if we go on computing."""
+        now = time.perf_counter_ns()
+        if now - self._gave_way > _TURN_NS:
+            self._gave_way = now
+            os.sched_yield()
 
     def _put(self, frame: Frame) -> None:
         if frame.size:
