@@ -206,10 +206,10 @@ class Server:
 
     @property
     def worker(self) -> psutil.Process:
-        """The process that serves."""
-        workers = children(self.process.pid)
+        """The process that serves; one before it that has ended may wait to be buried."""
+        workers = [each for each in map(psutil.Process, children(self.process.pid)) if not is_over(each)]
         assert len(workers) == 1, workers
-        return psutil.Process(workers[0])
+        return workers[0]
 
     @property
     def processes(self) -> dict[psutil.Process, str]:
