@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from container.settings.kinds import SettingsError, Share, to_text
 from model_handlers import devices
-from model_handlers.base import Footprint
+from model_handlers.base import Footprint, by_device
 
 if TYPE_CHECKING:
     from container.settings import MemoryBudget, Settings
@@ -27,7 +27,7 @@ def memory_budget(settings: Settings) -> Footprint:
         gpu.index: _bytes("MME_GPU_MEMORY_BUDGET", settings.gpu_memory_budget, gpu.total, _DEVICE_SHARE)
         for gpu in devices.gpus()
     }
-    return Footprint(host, tuple(each.get(number, 0) for number in range(max(each, default=-1) + 1)))
+    return Footprint(host, by_device(each))
 
 
 def disk_budget(settings: Settings) -> int | None:

@@ -125,6 +125,11 @@ def total(footprints: Iterable[Footprint], first: Footprint | None = None) -> Fo
     return Footprint(host, tuple(devices))
 
 
+def by_device(sizes: Mapping[int, int]) -> tuple[int, ...]:
+    """Bytes by the number of a device, as a footprint has them: numbers may have gaps."""
+    return tuple(sizes.get(number, 0) for number in range(max(sizes, default=-1) + 1))
+
+
 def _each(work: Callable[[int, int], R], these: tuple[int, ...], those: tuple[int, ...]) -> tuple[R, ...]:
     """Device by device. Most machines have none, or one."""
     if not these and not those:

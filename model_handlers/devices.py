@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from model_handlers import control_groups
-from model_handlers.base import CPU, Device, Footprint
+from model_handlers.base import CPU, Device, Footprint, by_device
 from model_handlers.config import InstanceKind
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.gpus import Gpu, complaint, gpu_uuids, gpus
@@ -56,8 +56,7 @@ def processor_share() -> float:
 
 def device_memory_used() -> tuple[int, ...]:
     """Bytes in use on each GPU by its number, by anybody."""
-    used = {gpu.index: gpu.used for gpu in gpus()} if gpu_uuids() else {}
-    return tuple(used.get(number, 0) for number in range(max(used, default=-1) + 1))
+    return by_device({gpu.index: gpu.used for gpu in gpus()}) if gpu_uuids() else ()
 
 
 def private_memory(process: int | str = "self") -> int:
@@ -131,7 +130,7 @@ def size_on(groups: Sequence[InstanceGroup], lanes: Sequence[tuple[str, Device]]
     if numbers and any(group.kind is InstanceKind.MODEL for group in groups):
         size //= len(gpu_uuids())
         numbers = set(gpu_uuids())
-    return Footprint(host, tuple(size if number in numbers else 0 for number in range(max(numbers, default=-1) + 1)))
+    return Footprint(host, by_device(dict.fromkeys(numbers, size)))
 
 
 def _settled(group: InstanceGroup, devices: Sequence[Device]) -> InstanceGroup:

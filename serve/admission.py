@@ -295,9 +295,8 @@ class Admission:
         wholes = self._without(name)
         await self._unload_in_time(entry)
         for whole in wholes:
-            if (
-                whole in self._register.dormant and whole in self._cache.entries
-            ):  # nobody loaded or unloaded it meanwhile
+            stays_down = whole in self._register.dormant  # nobody loaded or unloaded it meanwhile
+            if stays_down and whole in self._cache.entries:
                 await self._unload_in_time(self._cache.entries[whole])
         for part in parts:
             stays = part in self._by_name or wholes_of(part, self._cache.entries)  # one may have come meanwhile

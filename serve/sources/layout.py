@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from model_handlers.config import ModelConfig
 from model_handlers.disk import disk_errors
 from model_handlers.errors import invalid_argument, invalid_model
+from model_handlers.parameters import warn_once
 from model_handlers.pbtxt import parse_config
 from model_handlers.python.script.no_script import script_for
 from model_handlers.registry import detect_backend
@@ -196,7 +197,8 @@ def read_config(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -
                 f"model '{name}' has no {CONFIG_NAME}, and nothing is taken from model files here "
                 "(MME_DISABLE_AUTO_COMPLETE_CONFIG): write one"
             )
-        _warn_of_config(name, misnamed_config(path))
+        if misnamed := misnamed_config(path):
+            warn_once("mme.load", f"model '{name}': {misnamed} is not read: rename it to {CONFIG_NAME}", name)
         return ModelConfig(name=name)
     return parse_config(config_text(file, name), model=name, strict_name=strict_name)
 
@@ -206,13 +208,6 @@ def misnamed_config(path: Path) -> str:
     names = {child.name.lower(): child.name for child in path.iterdir() if child.is_file()}
     nearest = difflib.get_close_matches(CONFIG_NAME, names, 1, _MEANT)
     return names[nearest[0]] if nearest else ""
-
-
-@functools.lru_cache(maxsize=256)
-def _warn_of_config(model: str, found: str) -> None:
-    """Once, however often the model is looked at."""
-    if found:
-        _log.warning("model '%s': %s is not read: rename it to %s", model, found, CONFIG_NAME)
 
 
 def files_in(folder: Path) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
