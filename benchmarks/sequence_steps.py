@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_handlers.base import FLAG_SEQUENCE_START, Handler
+from model_handlers.base import Handler
 from model_handlers.config import ModelConfig
 from model_handlers.config_checks import normalise
+from model_handlers.requests import FLAG_SEQUENCE_START
 from model_handlers.sequence_config import (
     Control,
     ControlInput,

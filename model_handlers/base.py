@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import starmap, zip_longest
 from operator import add, sub
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from model_handlers.outside import offered
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from model_handlers.environments.wanted import Wanted
     from model_handlers.errors import MmeError
     from model_handlers.outside import Outside
-    from model_handlers.tensor import Array, DataType
+    from model_handlers.requests import ModelRequest, ModelResponse
+    from model_handlers.tensor import Array
 
     # Looks after descriptors that a handler will hear on. The same tuple, by identity, means the same descriptors.
     Watch = Callable[[tuple[int, ...]], None]
@@ -148,76 +149,6 @@ class Placement(Enum):
 
     INLINE = "inline"
     PROCESS = "process"
-
-
-@dataclass(slots=True)
-class ModelResponse:
-    """One response of a handler that sees requests.
-
-    Attributes:
-        outputs: output name → array of the full shape.
-        parameters: what the model sends beside tensors: strings, numbers and booleans.
-        data_types: those of outputs whose arrays do not tell: BF16, whose bits numpy carries as UINT16.
-    """
-
-    outputs: dict[str, Array]
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    data_types: Mapping[str, DataType] = field(default_factory=dict)
-
-
-class PutBack(ModelResponse):
-    """Stands for the response to a request that the model puts back, to be executed once more. There is one of it."""
-
-
-PUT_BACK = PutBack({})
-
-
-class Responder(Protocol):
-    """Takes the responses to one request that come of the model's own accord: any number of them, from any thread."""
-
-    def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
-        """One response, or none but the news that it was the last. Others may follow an error of a decoupled model."""
-
-    def is_cancelled(self) -> bool:
-        """Whether nobody waits for responses any more."""
-
-    def when_cancelled(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called, once and on any thread, when that happens; at once if it has."""
-
-
-FLAG_SEQUENCE_START = 1
-FLAG_SEQUENCE_END = 2
-FLAGS_TOLD = FLAG_SEQUENCE_START | FLAG_SEQUENCE_END  # what models are told, and may say
-FLAG_SEQUENCE_KEPT = 4  # the server's own: somebody else sees to the end of the sequence, however long it is idle
-
-
-@dataclass(slots=True)
-class ModelRequest:
-    """One request as a handler that wants to see requests gets it.
-
-    Attributes:
-        inputs: input name → array of the full shape, batch dimension included.
-        outputs: names of the outputs that the client asked for, in the model's order; never empty.
-        id: the client's request id, or "".
-        parameters: what the client sent beside tensors: strings, numbers and booleans.
-        timeout_us: the client's own queue timeout in microseconds, 0 for none.
-        correlation_id: the sequence that it belongs to, 0 or "" for none.
-        flags: FLAG_SEQUENCE_START and FLAG_SEQUENCE_END together.
-        callers: the models that wait for its answer, the outermost first: those that called one another up to it.
-        responder: takes what the model answers of its own accord; None where nobody would take it.
-        trace: the trace that it belongs to, as a JSON object of headers that hand it on; "" for none.
-    """
-
-    inputs: dict[str, Array]
-    outputs: tuple[str, ...]
-    id: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    timeout_us: int = 0
-    correlation_id: int | str = 0
-    flags: int = 0
-    callers: tuple[str, ...] = ()
-    responder: Responder | None = None
-    trace: str = ""
 
 
 class Handler(ABC):

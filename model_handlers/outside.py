@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from model_handlers.base import Responder
     from model_handlers.errors import MmeError
+    from model_handlers.requests import Responder
     from model_handlers.tensor import Array, DataType
 
     Done = Callable[["bool | MmeError"], None]

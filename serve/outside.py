@@ -16,8 +16,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.base import FLAGS_TOLD, ModelResponse
 from model_handlers.errors import Kind, MmeError
+from model_handlers.requests import FLAGS_TOLD, ModelResponse
 from model_handlers.tensor import BF16
 from serve.decoupled_error import DecoupledError
 from serve.models.open_request import OpenRequest
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Coroutine, Iterator
 
-    from model_handlers.base import Responder
     from model_handlers.outside import Done, ModelCall, Override
+    from model_handlers.requests import Responder
     from serve.engine import Engine
     from serve.load_waits import LoadWaits
     from serve.request import LoadReport, Timings

@@ -205,7 +205,6 @@ class InferenceResponse:
         self.final = False
 
 
-@dataclass(slots=True)  # not frozen: one is made for every batch, and freezing triples what that costs
 class Timings:
     """Where the time of one execution went, in nanoseconds; `start` is a reading of `time.perf_counter_ns()`.
 
@@ -214,18 +213,34 @@ class Timings:
     meanwhile.
     """
 
-    start: int
-    compute_input: int
-    compute_infer: int
-    compute_output: int
-    size: int = 0
-    steps: list[Step] | None = None
-    calls: Sequence[Called] | None = None
+    def __init__(
+        self,
+        start: int,
+        compute_input: int,
+        compute_infer: int,
+        compute_output: int,
+        size: int = 0,
+        steps: list[Step] | None = None,
+        calls: Sequence[Called] | None = None,
+    ) -> None:
+        self.start = start
+        self.compute_input = compute_input
+        self.compute_infer = compute_infer
+        self.compute_output = compute_output
+        self.size = size
+        self.steps = steps
+        self.calls = calls
 
     @classmethod
     def of_steps(cls, start: int) -> Timings:
         """None of any step yet."""
         return cls(start, 0, 0, 0, steps=[])
+
+    def calling(self, calls: Sequence[Called]) -> Timings:
+        """The same for a request on whose behalf these calls were made."""
+        return Timings(
+            self.start, self.compute_input, self.compute_infer, self.compute_output, self.size, self.steps, calls
+        )
 
     def add(self, step: Step) -> int:
         """Count a step; returns how long it waited in its queue."""

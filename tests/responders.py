@@ -6,7 +6,7 @@ from tests.waiting import PATIENCE
 
 
 class Responses:
-    """Takes the responses to one request. See `model_handlers.base.Responder`.
+    """Takes the responses to one request. See `model_handlers.requests.Responder`.
 
     Attributes:
         got: what came: responses, errors, and None where the news of the last one came by itself.

@@ -11,8 +11,8 @@ import orjson
 
 from container.codec.described import NoInputsError, check_number
 from container.codec.framing import BINARY_TYPE
-from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from serve.request import InferenceRequest
 
 if TYPE_CHECKING:

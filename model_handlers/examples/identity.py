@@ -11,20 +11,21 @@ import re
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-from model_handlers.base import ModelResponse
 from model_handlers.errors import MmeError, invalid_model
 from model_handlers.examples.parts import FilelessHandler
 from model_handlers.metric_checks import MetricKind
 from model_handlers.metrics import METRICS
 from model_handlers.parameters import number, warn_of_unknown
+from model_handlers.requests import ModelResponse
 from model_handlers.tensor import BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from model_handlers.base import Device, ModelRequest
+    from model_handlers.base import Device
     from model_handlers.config import ModelConfig
+    from model_handlers.requests import ModelRequest
     from model_handlers.tensor import Array, TensorSpec
 
 _KNOWN = ("execute_delay_ms", "instance_wise_delay_multiplier", "creation_delay_sec")

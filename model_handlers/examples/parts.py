@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from model_handlers.base import Device, ModelRequest, ModelResponse, Responder
+    from model_handlers.base import Device
     from model_handlers.config import ModelConfig
+    from model_handlers.requests import ModelRequest, ModelResponse, Responder
 
 
 class FilelessHandler(Handler):

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from model_handlers.base import ModelResponse
 from model_handlers.errors import invalid_argument
 from model_handlers.examples.parts import StreamingHandler
+from model_handlers.requests import ModelResponse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from model_handlers.base import ModelRequest
+    from model_handlers.requests import ModelRequest
 
 
 class RepeatHandler(StreamingHandler):

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.examples.parts import StreamingHandler
 from model_handlers.parameters import integer, warn_of_unknown
+from model_handlers.requests import ModelResponse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from model_handlers.base import ModelRequest
     from model_handlers.config import ModelConfig
+    from model_handlers.requests import ModelRequest
 
 _INFER, _OUTPUT, _FAIL, _EMPTY = (
     "CUSTOM_INFER_DELAY_NS",

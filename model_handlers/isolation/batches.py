@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.base import PUT_BACK, ModelRequest, ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.framing import (
     ProtocolError,
@@ -28,6 +27,7 @@ from model_handlers.isolation.framing import (
     error_from,
     unpack,
 )
+from model_handlers.requests import PUT_BACK, ModelRequest, ModelResponse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from model_handlers import heap
-from model_handlers.base import PUT_BACK, Device, ModelResponse
+from model_handlers.base import Device
 from model_handlers.busy_poll import BusyPoll
 from model_handlers.errors import Kind, LostProcessError, MmeError, out_of_memory
 from model_handlers.isolation.batches import pack_answers, unpack_requests
@@ -48,14 +48,16 @@ from model_handlers.isolation.segments import SIZES, Segment
 from model_handlers.metrics import METRICS
 from model_handlers.outside import offering
 from model_handlers.priority import standing_back
+from model_handlers.requests import PUT_BACK, ModelResponse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from model_handlers.base import Handler, ModelRequest
+    from model_handlers.base import Handler
     from model_handlers.isolation.batches import Answer
     from model_handlers.isolation.events import ResponderInChild
     from model_handlers.isolation.framing import Message
+    from model_handlers.requests import ModelRequest
     from model_handlers.tensor import Array
 
 _CHUNK = 64 << 10

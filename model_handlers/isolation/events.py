@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from model_handlers.base import ModelResponse
     from model_handlers.isolation.framing import Message
+    from model_handlers.requests import ModelResponse
     from model_handlers.tensor import Array
 
     Take = Callable[[Message, Array], None]
@@ -257,7 +257,7 @@ def _unread(end: socket.socket) -> int:
 
 
 class ResponderInChild:
-    """See `base.Responder`.
+    """See `requests.Responder`.
 
     Attributes:
         number: what both sides call the request.

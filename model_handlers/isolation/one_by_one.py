@@ -24,14 +24,14 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from model_handlers.base import PUT_BACK
+from model_handlers.requests import PUT_BACK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from model_handlers.base import ModelRequest
     from model_handlers.isolation.batches import Answer
     from model_handlers.isolation.events import ResponderInChild
+    from model_handlers.requests import ModelRequest
     from model_handlers.tensor import Array
 
     # Executes one request, and never raises. The flag says that the answer, None where the responder has got it or

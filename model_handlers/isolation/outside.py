@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_handlers.base import ModelResponse
 from model_handlers.errors import MmeError
 from model_handlers.isolation.framing import Packing, error_from, unpack
+from model_handlers.requests import ModelResponse
 from model_handlers.tensor import BY_NAME
 
 if TYPE_CHECKING:
-    from model_handlers.base import Responder
     from model_handlers.isolation.events import Events
     from model_handlers.isolation.framing import Message
     from model_handlers.outside import Done, ModelCall, Override
+    from model_handlers.requests import Responder
     from model_handlers.tensor import Array
 
 

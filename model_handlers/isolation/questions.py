@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.channel import Frame
 from model_handlers.isolation.framing import Packing, ProtocolError, error_fields, unpack
 from model_handlers.outside import Caller, ModelCall, Override
 from model_handlers.priority import usual_priority
+from model_handlers.requests import ModelResponse
 from model_handlers.tensor import BY_NAME
 
 if TYPE_CHECKING:
-    from model_handlers.base import Responder
     from model_handlers.isolation.framing import Message
     from model_handlers.isolation.listener import Channel
     from model_handlers.outside import Outside
+    from model_handlers.requests import Responder
     from model_handlers.tensor import Array, DataType
 
 _log = logging.getLogger("mme.isolation")
@@ -91,7 +91,7 @@ class Questions:
 
 
 class _Replier(Caller):
-    """See `model_handlers.base.Responder`: sends what a called model answers to the child that called it.
+    """See `model_handlers.requests.Responder`: sends what a called model answers to the child that called it.
 
     Called by one thread at a time. A large answer is written by a thread of its own, and so is what comes behind it:
     the caller is an event loop.

@@ -17,7 +17,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-from model_handlers.base import PUT_BACK, ModelResponse
 from model_handlers.errors import GivenBackError, Kind, MmeError, NotBegunError
 from model_handlers.isolation.batches import answer_from, pack_requests, unpack_answers
 from model_handlers.isolation.channel import INLINE, Frame
@@ -30,18 +29,20 @@ from model_handlers.isolation.one_by_one import PROGRESS
 from model_handlers.isolation.pace import Pace
 from model_handlers.isolation.questions import Questions
 from model_handlers.metrics import METRICS
+from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.sequence_config import all_outputs
 from model_handlers.tensor import BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from model_handlers.base import ModelRequest, Responder, Watch
+    from model_handlers.base import Watch
     from model_handlers.config import ModelConfig
     from model_handlers.isolation.framing import Message
     from model_handlers.isolation.process import Child
     from model_handlers.isolation.program import Program
     from model_handlers.isolation.segments import Segment
+    from model_handlers.requests import ModelRequest, Responder
     from model_handlers.tensor import Array
 
 _RESPONDING = "while it had requests to answer"

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.base import PUT_BACK, ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.failures import failed_batch, failed_execution, printable
 from model_handlers.python.pb_responses import KINDS, InferenceResponse, TritonError
+from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.sequence_config import hidden_outputs
 from model_handlers.tensor import BF16, BYTES, UINT16, shape_matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from model_handlers.base import ModelRequest
     from model_handlers.config import ModelConfig
     from model_handlers.python.pb_tensor import Tensor
     from model_handlers.python.responses import Responses
+    from model_handlers.requests import ModelRequest
     from model_handlers.tensor import Array, DataType, TensorSpec
 
 _log = logging.getLogger("mme.model")

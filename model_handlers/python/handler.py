@@ -24,9 +24,10 @@ from model_handlers.python.module import ModelFile, check_class
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from model_handlers.base import Device, ModelRequest, ModelResponse
+    from model_handlers.base import Device
     from model_handlers.config import ModelConfig
     from model_handlers.environments.wanted import Wanted
+    from model_handlers.requests import ModelRequest, ModelResponse
 
 
 class PythonHandler(Handler):

@@ -15,7 +15,6 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.base import PUT_BACK
 from model_handlers.config import InstanceKind
 from model_handlers.config_json import config_json
 from model_handlers.errors import Kind, MmeError
@@ -24,21 +23,23 @@ from model_handlers.python.answers import answers, inside
 from model_handlers.python.completion import complete
 from model_handlers.python.coroutines import LoopThread
 from model_handlers.python.failures import failed_execution, failed_load, told
-from model_handlers.python.hosted import Hosted, running
+from model_handlers.python.hosted import Hosted, Running
 from model_handlers.python.module import ModelModule
 from model_handlers.python.pb_messages import ReceivedRequest
 from model_handlers.python.pb_tensor import ReceivedTensor
 from model_handlers.python.responses import Responses
+from model_handlers.requests import PUT_BACK
 from model_handlers.sequence_config import all_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from model_handlers.base import Device, ModelRequest, ModelResponse
+    from model_handlers.base import Device
     from model_handlers.config import ModelConfig
     from model_handlers.outside import Outside
     from model_handlers.python.module import ModelFile
     from model_handlers.python.pb_tensor import Tensor
+    from model_handlers.requests import ModelRequest, ModelResponse
 
 _log = logging.getLogger("mme.model")
 
@@ -71,7 +72,7 @@ class Host:
         self._one_at_a_time = threading.Lock()
         self._loop: LoopThread | None = None
         self._loop_lock = threading.Lock()  # both `execute` and `is_ready` may be the first to need it
-        with running(self._hosted):
+        with Running(self._hosted):
             self._module = ModelModule(config.name, file)
             try:
                 self.config = complete(config, self._module.author_class)
@@ -93,7 +94,7 @@ class Host:
     ) -> list[ModelResponse | MmeError | None]:
         """Have the author's `execute` answer the requests. See `Handler.execute_requests`."""
         responses = [Responses(self.config, self._lane, request) for request in requests]
-        with self._one_at_a_time, running(self._hosted):
+        with self._one_at_a_time, Running(self._hosted):
             self._hosted.outside = outside
             callers = dict.fromkeys(caller for request in requests for caller in request.callers)
             self._hosted.callers = (*callers, self.config.name)
@@ -113,7 +114,7 @@ class Host:
     def is_ready(self) -> bool:
         """What the author's `is_ready` says, or its coroutine; False where it fails, or says neither True nor False."""
         try:
-            with running(self._hosted):
+            with Running(self._hosted):
                 said = self._author.is_ready()
                 if inspect.iscoroutine(said):
                     said = self._event_loop().run(said)
@@ -128,7 +129,7 @@ class Host:
 
     def close(self) -> None:
         """Call `finalize`, if there is one, and forget the model. What `finalize` raises is logged."""
-        with self._one_at_a_time, running(self._hosted):
+        with self._one_at_a_time, Running(self._hosted):
             self._hosted.outside = None
             try:
                 if hasattr(self._author, "finalize"):

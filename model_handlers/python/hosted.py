@@ -6,20 +6,17 @@ for one of the model that ran last, which is the only one where models have proc
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextvars import Token
     from pathlib import Path
 
-    from model_handlers.base import Responder
     from model_handlers.outside import Outside
+    from model_handlers.requests import Responder
 
 
-@dataclass(slots=True, eq=False)
 class Hosted:
     """A model as its own code may ask about it.
 
@@ -31,27 +28,33 @@ class Hosted:
         waiting: see `ModelCall`.
     """
 
-    name: str
-    directory: Path
-    outside: Outside | None = None
-    initialized: bool = False
-    callers: tuple[str, ...] = ()
-    waiting: tuple[Responder, ...] = ()
+    def __init__(self, name: str, directory: Path, callers: tuple[str, ...] = ()) -> None:
+        self.name = name
+        self.directory = directory
+        self.outside: Outside | None = None
+        self.initialized = False
+        self.callers = callers
+        self.waiting: tuple[Responder, ...] = ()
 
 
 _current: ContextVar[Hosted] = ContextVar("hosted model")
 _last: list[Hosted] = []
 
 
-@contextmanager
-def running(model: Hosted) -> Iterator[None]:
+class Running:
     """Everything inside belongs to this model."""
-    token = _current.set(model)
-    _last[:] = [model]
-    try:
-        yield
-    finally:
-        _current.reset(token)
+
+    def __init__(self, model: Hosted) -> None:
+        self._model = model
+        self._token: Token[Hosted] | None = None
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._model)
+        _last[:] = [self._model]
+
+    def __exit__(self, *_: object) -> None:
+        if self._token is not None:
+            _current.reset(self._token)
 
 
 def hosted() -> Hosted | None:

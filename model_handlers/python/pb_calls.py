@@ -23,9 +23,9 @@ from model_handlers.tensor import BY_DTYPE
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterator
 
-    from model_handlers.base import ModelResponse, Responder
     from model_handlers.outside import Done, Outside
     from model_handlers.python.pb_messages import InferenceRequest
+    from model_handlers.requests import ModelResponse, Responder
 
 _CODES = {
     Kind.UNKNOWN_MODEL: TritonError.NOT_FOUND,

@@ -16,9 +16,9 @@ from model_handlers.python.pb_text import text
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Mapping
 
-    from model_handlers.base import ModelRequest
     from model_handlers.python.pb_responses import InferenceResponse
     from model_handlers.python.responses import Responses
+    from model_handlers.requests import ModelRequest
 
 MEMORY_CPU, MEMORY_GPU = 0, 2  # as TRITONSERVER_MemoryType numbers them
 RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from model_handlers.base import ModelResponse
+    from model_handlers.requests import ModelResponse
     from serve.models.execution import Execution
     from serve.models.open_request import OpenRequest, Post
     from serve.models.signature import Signature

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, NotBegunError, out_of_memory
@@ -19,7 +18,8 @@ from serve.request import InferenceResponse, Timings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from model_handlers.base import Handler, ModelRequest
+    from model_handlers.base import Handler
+    from model_handlers.requests import ModelRequest
     from model_handlers.tensor import Array
     from serve.models.open_request import Post
     from serve.models.signature import Batch, Signature
@@ -204,7 +204,7 @@ def stamp(
     if apart and requests:
         for request, result in zip(requests, results, strict=True):
             if isinstance(result, InferenceResponse) and (calls := _calls_of([request])):
-                result.timings = replace(timings, calls=calls)
+                result.timings = timings.calling(calls)
 
 
 def _calls_of(requests: Sequence[ModelRequest]) -> Sequence[Called] | None:

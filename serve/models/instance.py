@@ -26,8 +26,9 @@ from serve.threads import STARTER
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from model_handlers.base import Handler, ModelRequest, ModelResponse, Watch
+    from model_handlers.base import Handler, Watch
     from model_handlers.errors import MmeError
+    from model_handlers.requests import ModelRequest, ModelResponse
     from serve.models.open_request import Post
     from serve.models.signature import Batch, Signature
     from serve.request import InferenceResponse

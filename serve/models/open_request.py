@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from model_handlers.base import ModelResponse
     from model_handlers.errors import MmeError
+    from model_handlers.requests import ModelResponse
     from serve.request import Called, InferenceRequest
 
     Post = Callable[["OpenRequest", ModelResponse | MmeError | None, bool], None]
@@ -28,7 +28,7 @@ _AT_ONCE = 256  # responses in one turn of the loop
 
 
 class OpenRequest:
-    """One request from the start of its execution on. See `model_handlers.base.Responder`.
+    """One request from the start of its execution on. See `model_handlers.requests.Responder`.
 
     Attributes:
         request: the request.

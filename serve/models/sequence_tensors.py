@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, PUT_BACK, ModelRequest, ModelResponse
 from model_handlers.errors import Kind, MmeError
+from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, PUT_BACK, ModelRequest, ModelResponse
 from model_handlers.sequence_config import ControlKind
 from model_handlers.tensor import BYTES
 from serve.models.signature import Signature
@@ -225,7 +225,7 @@ class SequenceSignature(Signature):
 
 
 class _Unheard:
-    """Takes the responses to a request that is nobody's. See `model_handlers.base.Responder`."""
+    """Takes the responses to a request that is nobody's. See `model_handlers.requests.Responder`."""
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
         """Nobody waits for it."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from model_handlers.base import FLAGS_TOLD, ModelRequest, ModelResponse
 from model_handlers.errors import Kind, MmeError
+from model_handlers.requests import FLAGS_TOLD, ModelRequest, ModelResponse
 from model_handlers.tensor import BY_DTYPE
 from serve.models import ragged
 from serve.models.open_request import OpenRequest

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from model_handlers.base import Handler, ModelResponse
+    from model_handlers.base import Handler
     from model_handlers.config import ModelConfig, WarmupInput, WarmupSample
+    from model_handlers.requests import ModelResponse
     from model_handlers.tensor import Array, DataType
     from serve.models.open_request import OpenRequest
 

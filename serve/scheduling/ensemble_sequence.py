@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from model_handlers.errors import Kind, MmeError
+from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from model_handlers.base import FLAG_SEQUENCE_START
+from model_handlers.requests import FLAG_SEQUENCE_START
 from serve.scheduling.queue_level import Queued
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, ClassVar, Generic
 
-from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_KEPT, FLAG_SEQUENCE_START
 from model_handlers.errors import invalid_argument
+from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_KEPT, FLAG_SEQUENCE_START
 from model_handlers.sequence_config import ControlKind, OldestStrategy
 from model_handlers.tensor import BYTES
 from serve.scheduling.batch_queue import Take

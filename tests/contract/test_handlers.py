@@ -31,7 +31,8 @@ FLOWERS = [[5.1, 3.5, 1.4, 0.2], [6.7, 3.0, 5.2, 2.3], [5.9, 2.8, 4.3, 1.3]]
 SPECIES = ["setosa", "virginica", "versicolor"]
 # A handler that answers each request by itself, with what it was called.
 ECHO = """
-from model_handlers.base import Handler, ModelResponse
+from model_handlers.base import Handler
+from model_handlers.requests import ModelResponse
 from model_handlers.config_checks import normalise
 
 

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from model_handlers.base import Device, ModelRequest, ModelResponse
+    from model_handlers.base import Device
     from model_handlers.config import ModelConfig
     from model_handlers.environments.wanted import Wanted
     from model_handlers.errors import MmeError
+    from model_handlers.requests import ModelRequest, ModelResponse
 
 _IMPORTS = {PIPELINE: "transformers", BOOSTER: "xgboost", SAVED_MODEL: frameworks.SAVED_MODEL}
 

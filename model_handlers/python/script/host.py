@@ -39,9 +39,10 @@ from model_handlers.python.script.serving_handlers import ServingHandlers, handl
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from model_handlers.base import Device, ModelRequest, ModelResponse, Responder
+    from model_handlers.base import Device
     from model_handlers.config import ModelConfig
     from model_handlers.python.script.script_file import ScriptFile
+    from model_handlers.requests import ModelRequest, ModelResponse, Responder
 
 _LONGEST_WORD = 8192  # characters of a content type, an accept header or custom attributes
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.base import ModelResponse
 from model_handlers.body import BODY, CONTENT_TYPE
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.script.accept import presumed
 from model_handlers.python.script.failures import with_status
 from model_handlers.python.script.formats import JSON, encode
+from model_handlers.requests import ModelResponse
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -11,9 +11,9 @@ import pytest
 from container.codec import decode as module
 from container.codec import layouts as layouts_module
 from container.codec.decode import Decoder
-from model_handlers.base import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
+from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from model_handlers.tensor import BY_NAME, TensorSpec, encode_bytes_elements
 
 F4 = np.array([1.5, -2], dtype="<f4")

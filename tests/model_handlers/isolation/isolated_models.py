@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from model_handlers.base import Footprint, Handler, ModelResponse, Placement
+from model_handlers.base import Footprint, Handler, Placement
 from model_handlers.errors import Kind, LostProcessError, MmeError
 from model_handlers.isolation import one_by_one
+from model_handlers.requests import ModelResponse
 from model_handlers.tensor import BYTES, FP32, TensorSpec
 
 

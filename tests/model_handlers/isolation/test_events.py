@@ -6,11 +6,11 @@ import threading
 import numpy as np
 import pytest
 
-from model_handlers.base import ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation import events as events_module
 from model_handlers.isolation.channel import Frame, FrameReader
 from model_handlers.isolation.events import Events
+from model_handlers.requests import ModelResponse
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("nothing_held")

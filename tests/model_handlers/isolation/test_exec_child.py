@@ -14,13 +14,14 @@ import numpy as np
 import psutil
 import pytest
 
-from model_handlers.base import CPU, ModelRequest
+from model_handlers.base import CPU
 from model_handlers.config import ModelConfig
 from model_handlers.environments.environment import Environment
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import parse_config
 from model_handlers.python.handler import PythonHandler
 from model_handlers.python.script.handler import ScriptHandler
+from model_handlers.requests import ModelRequest
 from tests.environments import another_interpreter, facts_of, too_old, venv, version_of, write_model
 from tests.processes import ends_with_all_it_started
 from tests.waiting import eventually
@@ -149,7 +150,7 @@ def test_another_version_of_python_serves(load, tmp_path, which):
 
 
 class Answers:
-    """Takes the responses to one request. See `base.Responder`."""
+    """Takes the responses to one request. See `requests.Responder`."""
 
     def __init__(self):
         self.got = []
@@ -340,7 +341,8 @@ PARENT = """
 import signal, sys, threading
 from pathlib import Path
 import numpy as np
-from model_handlers.base import CPU, ModelRequest
+from model_handlers.base import CPU
+from model_handlers.requests import ModelRequest
 from model_handlers.environments.environment import Environment
 from model_handlers.isolation.start import start_isolated
 from model_handlers.pbtxt import parse_config

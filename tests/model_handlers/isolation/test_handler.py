@@ -10,12 +10,13 @@ import psutil
 import pytest
 from isolated_models import Echo, HoldsMemory, LoadsAside, Misbehaves, Requests
 
-from model_handlers.base import CPU, ModelRequest, Placement
+from model_handlers.base import CPU, Placement
 from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.start import start_isolated
 from model_handlers.onnx import OnnxHandler
 from model_handlers.python.handler import PythonHandler
+from model_handlers.requests import ModelRequest
 from model_handlers.tensor import BYTES, DATA_TYPES, FP32, TensorSpec
 
 MIB = 1 << 20

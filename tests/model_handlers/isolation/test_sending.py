@@ -10,10 +10,10 @@ import psutil
 import pytest
 from isolated_models import Misbehaves, RequestsMisbehave, Texts
 
-from model_handlers.base import ModelRequest
 from model_handlers.config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.segments import Segment
+from model_handlers.requests import ModelRequest
 from tests.waiting import eventually
 
 X = np.arange(4, dtype="f4")

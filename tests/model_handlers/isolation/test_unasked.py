@@ -11,12 +11,12 @@ import psutil
 import pytest
 from unasked_models import Once, Unasked
 
-from model_handlers.base import ModelRequest, ModelResponse
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.restarts import LIMIT
 from model_handlers.metrics import METRICS
 from model_handlers.outside import Override
+from model_handlers.requests import ModelRequest, ModelResponse
 from model_handlers.tensor import FP32
 from tests.responders import Responses
 from tests.waiting import PATIENCE, eventually

@@ -5,10 +5,11 @@ import textwrap
 import numpy as np
 import pytest
 
-from model_handlers.base import CPU, ModelRequest
+from model_handlers.base import CPU
 from model_handlers.errors import MmeError
 from model_handlers.pbtxt import parse_config
 from model_handlers.python.handler import PythonHandler
+from model_handlers.requests import ModelRequest
 
 VECTORS = """
 max_batch_size: 8

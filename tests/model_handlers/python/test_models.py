@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 import model_handlers
-from model_handlers.base import Device, ModelResponse
+from model_handlers.base import Device
 from model_handlers.python.handler import PythonHandler
+from model_handlers.requests import ModelResponse
 
 ADD_SUB = """
 import numpy as np
@@ -499,7 +500,8 @@ def test_a_model_works_in_a_process_of_its_own(models, kit):
     program = f"""
 import numpy as np
 from pathlib import Path
-from model_handlers.base import CPU, ModelRequest, ModelResponse
+from model_handlers.base import CPU
+from model_handlers.requests import ModelRequest, ModelResponse
 from model_handlers.pbtxt import parse_config
 from model_handlers.python.handler import PythonHandler
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from model_handlers.base import Handler, ModelResponse
+from model_handlers.base import Handler
 from model_handlers.config import DynamicBatching
 from model_handlers.errors import Kind, MmeError
+from model_handlers.requests import ModelResponse
 from serve.models.model import Model
 from serve.models.open_request import Posts
 from serve.request import InferenceResponse

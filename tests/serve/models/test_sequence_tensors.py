@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_handlers.base import FLAG_SEQUENCE_END as END
-from model_handlers.base import FLAG_SEQUENCE_KEPT as KEPT
-from model_handlers.base import FLAG_SEQUENCE_START as START
-from model_handlers.base import PUT_BACK, ModelResponse
 from model_handlers.config import ModelConfig
 from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError
+from model_handlers.requests import FLAG_SEQUENCE_END as END
+from model_handlers.requests import FLAG_SEQUENCE_KEPT as KEPT
+from model_handlers.requests import FLAG_SEQUENCE_START as START
+from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.sequence_config import (
     Control,
     ControlInput,

@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_handlers.base import CPU, ModelRequest
+from model_handlers.base import CPU
 from model_handlers.environments import met
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import parse_config
 from model_handlers.python.handler import PythonHandler
+from model_handlers.requests import ModelRequest
 from serve.sources.source import InRepository
 from serve.targets.target_loader import ModelLoader
 from tests.environments import another_interpreter, facts_of, pack, too_old, venv, version_of, write_model, write_wheel

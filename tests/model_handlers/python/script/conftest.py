@@ -6,10 +6,11 @@ import textwrap
 import numpy as np
 import pytest
 
-from model_handlers.base import CPU, ModelRequest
+from model_handlers.base import CPU
 from model_handlers.config import ModelConfig
 from model_handlers.errors import MmeError
 from model_handlers.python.script.handler import ScriptHandler
+from model_handlers.requests import ModelRequest
 
 JSON = "application/json"
 HEAD = "def model_fn(model_dir): return 'the model'\n"

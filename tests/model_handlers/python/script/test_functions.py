@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from model_handlers.base import CPU, Device, ModelRequest
+from model_handlers.base import CPU, Device
 from model_handlers.errors import Kind
+from model_handlers.requests import ModelRequest
 
 
 def test_each_function_gets_what_the_one_before_returned(scripts):

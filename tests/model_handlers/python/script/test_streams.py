@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from model_handlers.base import ModelRequest
 from model_handlers.errors import Kind, MmeError
+from model_handlers.requests import ModelRequest
 
 STREAM = """
 def model_fn(model_dir): return []
