@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 _MAX_PLANS = 1024  # headers remembered; then all are forgotten, which costs each one parse
 _MAX_PLAN_BYTES = 8 << 10
 _ID = b'{"id":"'  # as tritonclient and perf_analyzer write it
+_BACKSLASH = 0x5C
 
 
 class _Tensor:
@@ -239,7 +240,7 @@ def _without_id(header: bytes) -> tuple[bytes, str]:
         return header, ""
     end = header.find(b'"', len(_ID))
     text = header[len(_ID) : end]
-    if end < 0 or not text.isascii() or b"\\" in text or not (request_id := text.decode("ascii")).isprintable():
+    if end < 0 or not text.isascii() or _BACKSLASH in text or not (request_id := text.decode("ascii")).isprintable():
         return header, ""
     return header[end:], request_id
 

@@ -32,6 +32,7 @@ message, or a tensor that lies outside its segment, is a `ProtocolError`, after 
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,6 +55,7 @@ _ALIGNMENT = 64
 _HEAD = 4
 _INDEX_BITS = 20  # requests of a batch
 _MAX_RANK = 64  # numpy's own limit
+_LITTLE = sys.byteorder == "little"
 
 
 class ProtocolError(Exception):
@@ -235,7 +237,7 @@ class Packing:
         offset = -(-self.end // _ALIGNMENT) * _ALIGNMENT
         self.end = offset + nbytes
         if nbytes:
-            self._arrays.append((offset, nbytes, arrays[0].dtype.newbyteorder("<"), arrays))
+            self._arrays.append((offset, nbytes, _little(arrays[0].dtype), arrays))
         return [data_type.name, offset, nbytes, shape]
 
     def contents(self) -> Iterator[tuple[int, memoryview]]:
@@ -268,6 +270,10 @@ def _data_type(array: Array, subject: str) -> DataType:
     if data_type is None:
         raise MmeError(Kind.EXECUTION_FAILED, f"{subject} has dtype {array.dtype}, which the protocol has no name for")
     return data_type
+
+
+def _little(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype if dtype.isnative and _LITTLE else dtype.newbyteorder("<")
 
 
 def _plain(array: Array) -> bool:
