@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -52,3 +54,33 @@ def test_a_wait_that_brings_nothing_ends_asleep(
     side = _Side(theirs)
     side._wait_awake(1000)
     assert side._poll.begin() == 0
+
+
+def test_it_sleeps_on_while_its_last_answer_is_read(ends: tuple[socket.socket, socket.socket]) -> None:
+    """Room on the socket is nothing that it waits for."""
+    ours, theirs = ends
+    side = _Side(theirs)
+    waiting = threading.Thread(target=side.receive)
+    waiting.start()
+    sleeps = _sleeps(waiting)
+    for _ in range(50):
+        theirs.sendall(b"an answer")
+        assert ours.recv(100) == b"an answer"
+        time.sleep(0.001)  # for who was woken to go to sleep again
+    assert _sleeps(waiting) == sleeps
+    ours.close()
+    waiting.join(60)
+
+
+def _sleeps(thread: threading.Thread) -> int:
+    """How often a thread went to sleep, once it sleeps."""
+    status = Path(f"/proc/self/task/{thread.native_id}/status")
+    while "State:\tS" not in (text := status.read_text()) or _waits_elsewhere(thread):
+        time.sleep(0.01)
+    return int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+
+
+def _waits_elsewhere(thread: threading.Thread) -> bool:
+    """Whether what it waits for is Python's lock."""
+    wchan = Path(f"/proc/self/task/{thread.native_id}/wchan").read_text()
+    return "futex" in wchan
